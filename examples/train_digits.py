@@ -1,0 +1,112 @@
+"""Train a small convolutional network on scikit-learn's digits with DistributedDataParallel.
+
+The 1,797 images of handwritten digits come with scikit-learn. A fifth of them is held out. With
+--checkpoint the run writes its state after every epoch, and continues from it when it starts again.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from tqdm import tqdm
+
+GLOBAL_BATCH = 60
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--checkpoint", type=Path, help="file on a file system that all nodes share")
+    return parser.parse_args()
+
+
+def load_data():
+    """Return the training and the held-out images, 1 x 8 x 8 in [0, 1], with their digits."""
+    images, digits = load_digits(return_X_y=True)
+    parts = train_test_split(images / 16, digits, test_size=0.2, stratify=digits, random_state=0)
+    train_x, test_x, train_y, test_y = map(torch.as_tensor, parts)
+    shape = (-1, 1, 8, 8)
+    return (
+        TensorDataset(train_x.float().reshape(shape), train_y),
+        TensorDataset(test_x.float().reshape(shape), test_y),
+    )
+
+
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
+    )
+
+
+def train_epoch(model, optimizer, loader, device):
+    model.train()
+    for images, digits in loader:
+        loss = nn.functional.cross_entropy(model(images.to(device)), digits.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+@torch.no_grad()
+def accuracy(model, data, device):
+    """Return the share of right answers; each rank looks at its part of the data."""
+    model.eval()
+    part = range(dist.get_rank(), len(data), dist.get_world_size())
+    images, digits = data[list(part)]
+    right = (model(images.to(device)).argmax(1) == digits.to(device)).sum()
+    dist.all_reduce(right)
+    return right.item() / len(data)
+
+
+def save(path, epoch, model, optimizer):
+    """Write a checkpoint so that a run that is ended meanwhile leaves the old one whole."""
+    state = {"epoch": epoch, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+    temporary = path.with_suffix(".new")
+    torch.save(state, temporary)
+    temporary.replace(path)
+
+
+def main():
+    options = parse_arguments()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+    torch.manual_seed(0)
+    train_data, test_data = load_data()
+    sampler = DistributedSampler(train_data, seed=0)
+    loader = DataLoader(train_data, batch_size=max(1, GLOBAL_BATCH // world_size), sampler=sampler)
+    model = make_model().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    first = 0
+    if options.checkpoint and options.checkpoint.exists():
+        state = torch.load(options.checkpoint, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["epoch"] + 1
+        if rank == 0:
+            print(f"resumed after epoch {state['epoch']}", flush=True)
+    model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+
+    epochs = tqdm(range(first, options.epochs), desc="epochs", disable=rank != 0)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        epochs.set_postfix(loss=f"{train_epoch(model, optimizer, loader, device):.3f}")
+        if options.checkpoint and rank == 0:
+            save(options.checkpoint, epoch, model, optimizer)
+
+    share = accuracy(model, test_data, device)
+    if rank == 0:
+        print(f"held-out accuracy {share:.4f} with {world_size} ranks", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Make it so: apply one rank's plan."""

@@ -1,0 +1,81 @@
+"""A rank's part in a running job: what it holds, and how it leaves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ..environment import Environment
+from ..plan.problems import listed
+from . import variables
+from .process_group import GroupMaker
+from .rollcall import RollCall
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Membership:
+    """Holds the ranks' communicator, the store (on rank 0 its server too) and the process group."""
+
+    def __init__(
+        self, environment: Environment, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
+        replaced: Mapping[str, str | None],
+    ) -> None:
+        self.environment = environment
+        self.groups = groups
+        self._roll = roll
+        self._server = server
+        self._replaced = replaced
+
+    def leave(self, exit_timeout_s: float | None) -> None:
+        """Leave the job once every rank wants to; raise TimeoutError with names after `exit_timeout_s`.
+
+        Until then rank 0's store stays up: a rank that ends early takes nothing from the others.
+        """
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.groups.keys.job.set(left_key(self._roll.rank), "")
+        self._roll.await_end(exit_timeout_s, self._missing, self._tell)
+        self._drop_store()
+        self._roll.close()
+
+    def give_up(self) -> None:
+        """Leave the job without a word to the other ranks."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._drop_store()
+        self.restore_environment()
+
+    def restore_environment(self) -> None:
+        """Give the variables that the job set their former values."""
+        variables.restore(self._replaced)
+
+    def spans(self, comm: MPI.Comm) -> bool:
+        """Tell whether a communicator has the ranks of the job in the same order."""
+        from mpi4py import MPI
+
+        return MPI.Comm.Compare(self._roll.comm, comm) in (MPI.IDENT, MPI.CONGRUENT)
+
+    def _drop_store(self) -> None:
+        del self.groups
+        self._server = None
+
+    def _missing(self) -> str:
+        """Return in words which ranks have not left."""
+        store = self.groups.keys.job
+        ranks = [rank for rank in range(self._roll.size) if not store.check([left_key(rank)])]
+        return listed([self._roll.name(rank) for rank in ranks])
+
+    def _tell(self, line: str) -> None:
+        """Print a line, once per job: by the first rank that has something to say."""
+        if self.groups.keys.job.add("told", 1) == 1:
+            print(f"mpiddp: {line}", file=sys.stderr, flush=True)
+
+
+def left_key(rank: int) -> str:
+    """Return the store's key that says that a rank wants to leave."""
+    return f"left/{rank}"

@@ -1,0 +1,152 @@
+"""The process group: made for the script, and made again as the script asks for it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..environment import Environment
+from .rendezvous import KeySpaces
+
+
+class GroupMaker:
+    """Makes default process groups over the job's own store.
+
+    `unclaimed` tells that the group that is alive was made before the script ran and that the script
+    has not called init_process_group() for it yet.
+    """
+
+    def __init__(self, environment: Environment, keys: KeySpaces) -> None:
+        self.environment = environment
+        self.keys = keys
+        self.unclaimed = False
+        self._timeout: timedelta | None = None
+        self._create: Callable[..., None] = dist.init_process_group
+        self._signature = inspect.signature(self._create)
+
+    def create(self, timeout: timedelta | None = None) -> None:
+        """Initialise the default process group with the job's ranks; `timeout` None is torch's own.
+
+        With NCCL and its like the group is bound to its device, so that it connects now and a broken
+        fabric does not wait for the first step (torch.distributed.init_process_group, `device_id`).
+        """
+        env = self.environment
+        self._timeout = timeout
+        self._create(
+            env.backend, timeout=timeout, store=self.keys.fresh(env.world_size),
+            rank=env.rank, world_size=env.world_size,
+            device_id=None if serves_cpu(env.backend) else env.device,
+        )
+
+    def adopt_calls(self) -> None:
+        """Let the script's own init_process_group() find the group that is there, or make another.
+
+        torch.distributed binds the function in several of its modules; each gets ours.
+        """
+        self.unclaimed = dist.is_initialized()
+        original = self._create
+
+        @functools.wraps(original)
+        def init_process_group(*arguments: Any, **keywords: Any) -> None:
+            if not self.claim(*arguments, **keywords):
+                self._create_as_asked(self._request(*arguments, **keywords))
+
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.distributed") and getattr(module, "init_process_group", None) is original:
+                module.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+    def claim(self, *arguments: Any, **keywords: Any) -> bool:
+        """Return whether the unclaimed group serves a first request for one; destroy it where not.
+
+        The arguments are those of torch.distributed.init_process_group().
+        """
+        if self.unclaimed and dist.is_initialized() and self._is_as_asked(self._request(*arguments, **keywords)):
+            self.unclaimed = False
+            return True
+        self.discard()
+        return False
+
+    def discard(self) -> None:
+        """Destroy the group if it is unclaimed."""
+        if self.unclaimed and dist.is_initialized():
+            dist.destroy_process_group()
+        self.unclaimed = False
+
+    def _request(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:
+        """Return all arguments of an init_process_group() call by name."""
+        call = self._signature.bind(*arguments, **keywords)
+        call.apply_defaults()
+        return call.arguments
+
+    def _create_as_asked(self, request: dict[str, Any]) -> None:
+        if not dist.is_initialized() and self._uses_our_store(request):
+            rank, world_size = ranks_of(request)
+            request = {**request, "init_method": None, "rank": rank, "world_size": world_size,
+                       "store": self.keys.fresh(world_size)}
+        self._create(**request)
+
+    def _is_as_asked(self, request: dict[str, Any]) -> bool:
+        """Tell whether the group that is there is what a script asks for."""
+        env = self.environment
+        special = {"backend", "init_method", "store", "rank", "world_size", "timeout", "device_id", "group_name"}
+        parameters = self._signature.parameters
+        return (
+            covers(env.backend, request["backend"], env.device)
+            and request["timeout"] in (None, self._timeout)
+            and request["device_id"] in (None, env.device)
+            and self._uses_our_store(request)
+            and ranks_of(request) == (env.rank, env.world_size)
+            and all(value == parameters[name].default for name, value in request.items() if name not in special)
+        )
+
+    def _uses_our_store(self, request: dict[str, Any]) -> bool:
+        """Tell whether a script's request means the job's own meeting point.
+
+        That is env:// with our address, and env:// with any other for all our ranks: the address
+        that a script writes over ours (localhost, say) can at best be as good.
+        """
+        env = self.environment
+        ours = f"{env.master_addr}:{env.master_port}"
+        if request["store"] is not None or str(request["backend"]).lower() in ("mpi", "fake"):
+            return False
+        if request["init_method"] in (None, "env://"):
+            whole = ranks_of(request) == (env.rank, env.world_size)
+            return whole or ours == f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        return bool(request["init_method"] == f"tcp://{ours}")
+
+
+def serves_cpu(backend: str) -> bool:
+    """Tell whether a backend needs no device of its own: only those that don't are bound to one."""
+    return all("cpu" in dist.Backend.backend_capability.get(part.rpartition(":")[2], ["cpu"])
+               for part in backend.split(","))
+
+
+def covers(ours: str, asked: str | None, device: torch.device) -> bool:
+    """Tell whether a group of our backend does all that one of the backend asked for does."""
+    if asked is None and device.type == "cpu":
+        return True
+    have, want = (backends_by_device(name) for name in (ours, asked))
+    return all(have.get(kind) == backend for kind, backend in want.items())
+
+
+def backends_by_device(backend: str | None) -> dict[str, str]:
+    """Return which backend serves which device type, as torch reads its `backend` argument."""
+    config = dist.distributed_c10d.BackendConfig(dist.Backend(backend or "undefined"))
+    return {kind: str(name) for kind, name in config.get_device_backend_map().items()}
+
+
+def ranks_of(request: dict[str, Any]) -> tuple[int, int]:
+    """Return the rank and world size that a request gives, or else the environment, as torch reads them."""
+    rank, world_size = request["rank"], request["world_size"]
+    return (
+        int(os.environ.get("RANK", -1)) if rank == -1 else rank,
+        int(os.environ.get("WORLD_SIZE", -1)) if world_size == -1 else world_size,
+    )

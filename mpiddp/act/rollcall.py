@@ -1,0 +1,124 @@
+"""Bring all ranks' facts to rank 0 and its plan back, with a deadline and with names."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import LaunchError, StartupTimeoutError
+from ..plan.problems import listed
+from .waiting import wait_for
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Facts = TypeVar("Facts")
+Plan = TypeVar("Plan")
+
+TAG = 1
+TURNS = 10  # at the deadline rank 0 speaks first, then rank 1 a second later, and so on
+
+
+class RollCall:
+    """The ranks of a communicator, on their way to a start `timeout_s` seconds from now at the latest.
+
+    `hosts` are the ranks' hostnames on rank 0 once it knows them, empty elsewhere.
+    """
+
+    def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
+        self.comm = comm.Dup()  # keeps our messages apart from the caller's
+        self.rank, self.size = comm.rank, comm.size
+        self.timeout_s = timeout_s
+        self.hosts: Sequence[str] = ()
+        self._deadline = time.monotonic() + timeout_s
+        self._sent: list[MPI.Request] = []
+
+    @property
+    def remaining_s(self) -> float:
+        """The seconds left until the deadline, at least one."""
+        return max(1.0, self._deadline - time.monotonic())
+
+    def name(self, rank: int) -> str:
+        """Return what to call a rank in a message."""
+        return f"rank {rank} on {self.hosts[rank]}" if self.hosts else f"rank {rank}"
+
+    def agree(self, stage: str, facts: Facts, plan: Callable[[Sequence[Facts]], Sequence[Plan]]) -> Plan:
+        """Return this rank's part of what `plan` makes on rank 0 from the facts of all ranks.
+
+        `stage` says what a rank that is late is doing. A LaunchError of `plan` is raised on every
+        rank; at the deadline, StartupTimeoutError on each rank that still waits.
+        """
+        if self.rank == 0:
+            return self._decide(self._collect(stage, facts), plan)
+        self._send(facts, 0)
+        answer = wait_for(
+            lambda: self._receive(0), self._deadline + min(self.rank, TURNS),
+            lambda: self._late("rank 0 has not answered"),
+        )[1]
+        if isinstance(answer, LaunchError):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    def await_end(self, timeout_s: float | None, name_missing: Callable[[], str], tell: Callable[[str], None]) -> None:
+        """Return when all ranks have called this; raise TimeoutError `timeout_s` after this one did.
+
+        After a minute, and in the error, `name_missing` says who is not there yet.
+        """
+        barrier = self.comm.Ibarrier()
+        wait_for(
+            lambda: barrier.Test() or None,
+            math.inf if timeout_s is None else time.monotonic() + timeout_s,
+            lambda: TimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
+            remind=lambda: tell(f"waiting for the end of {name_missing()}"),
+        )
+
+    def close(self) -> None:
+        """Free the communicator; every rank must have been awaited."""
+        for request in self._sent:
+            request.wait()
+        self.comm.Free()
+
+    def _decide(self, facts: Sequence[Facts], plan: Callable[[Sequence[Facts]], Sequence[Plan]]) -> Plan:
+        try:
+            answers = plan(facts)
+        except LaunchError as error:
+            for rank in range(1, self.size):
+                self._send(error, rank)
+            raise
+        for rank in range(1, self.size):
+            self._send(answers[rank], rank)
+        return answers[0]
+
+    def _collect(self, stage: str, own: Facts) -> list[Facts]:
+        found = {0: own}
+
+        def late() -> StartupTimeoutError:
+            missing = [rank for rank in range(self.size) if rank not in found]
+            named = listed([self.name(rank) for rank in missing])
+            return self._late(f"{len(missing)} of {self.size} ranks are still {stage}: {named}")
+
+        for _ in range(1, self.size):
+            source, facts = wait_for(self._receive, self._deadline, late)
+            found[source] = facts
+        return [found[rank] for rank in range(self.size)]
+
+    def _send(self, what: object, rank: int) -> None:
+        self._sent.append(self.comm.isend(what, dest=rank, tag=TAG))
+
+    def _receive(self, source: int | None = None) -> tuple[int, Any] | None:
+        """Return the sender and content of a message that is there, None where none is."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        message = self.comm.improbe(MPI.ANY_SOURCE if source is None else source, TAG, status)
+        return None if message is None else (status.source, message.recv())
+
+    def _late(self, found: str) -> StartupTimeoutError:
+        return StartupTimeoutError(
+            "startup-timeout",
+            found=f"{found} after {self.timeout_s:g} s",
+            needed="every rank at the start in time",
+            do="look at those hosts (a slow file system, a broken node); more time: --startup-timeout SECONDS",
+        )

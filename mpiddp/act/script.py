@@ -1,0 +1,66 @@
+"""Run the user's script in this process as `python script.py` or `python -m module` would."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+from ..config import Script
+from ..facts.script import find_module
+
+
+def set_path(script: Script) -> None:
+    """Put on sys.path what Python itself would put there for the script, in place of our own entry.
+
+    That is the script's folder, links resolved, or the working directory for a module; nothing under
+    -P, -I or PYTHONSAFEPATH (Python manual, sys.path).
+    """
+    if getattr(sys.flags, "safe_path", sys.flags.isolated):
+        return
+    sys.path[0] = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target))
+
+
+def run(script: Script) -> None:
+    """Run the script as the module `__main__`, which it stays after this returns.
+
+    What the script raises passes through. Threads, atexit functions and the workers that
+    multiprocessing spawns find the script as `__main__`, by its file or by its module's name.
+    """
+    main, code = module_main(script.target) if script.is_module else file_main(script.target)
+    sys.argv = [script.target if main.__spec__ is None else str(main.__file__), *script.arguments]
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+def file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Return an empty `__main__` for a script file, and its code."""
+    main = types.ModuleType("__main__")
+    main.__file__ = os.path.abspath(path)
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
+    main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
+    with open(path, "rb") as file:
+        return main, compile(file.read(), main.__file__, "exec", dont_inherit=True)
+
+
+def module_main(name: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Return an empty `__main__` for a module or a package's `__main__`, and its code.
+
+    Its parents are imported, so that its relative imports work.
+    """
+    parent = name.rpartition(".")[0]
+    if parent:
+        importlib.import_module(parent)
+    spec = find_module(name)
+    if spec.submodule_search_locations is not None:
+        return module_main(f"{name}.__main__")
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __builtins__=builtins, __annotations__={}, __spec__=spec, __file__=spec.origin, __cached__=spec.cached,
+        __loader__=spec.loader, __package__=spec.parent,
+    )
+    code = spec.loader.get_code(name)  # type: ignore[union-attr]
+    return main, code

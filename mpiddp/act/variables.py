@@ -1,0 +1,27 @@
+"""Set variables of this process, and remember what they were."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def set_all(new: Mapping[str, str]) -> dict[str, str | None]:
+    """Set variables and return their former values, None for those that were not set."""
+    former = {name: os.environ.get(name) for name in new}
+    os.environ.update(new)
+    return former
+
+
+def set_missing(new: Mapping[str, str]) -> dict[str, str | None]:
+    """Set those variables that are not set yet and return their former values."""
+    return set_all({name: value for name, value in new.items() if name not in os.environ})
+
+
+def restore(former: Mapping[str, str | None]) -> None:
+    """Give variables the values that they had."""
+    for name, value in former.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,29 @@
+"""Why a job cannot start, and the exit statuses that are ours."""
+
+from __future__ import annotations
+
+EXIT_USAGE = 2
+EXIT_CANNOT_START = 3
+
+
+class LaunchError(Exception):
+    """A named reason why the job cannot start.
+
+    Attributes: `name`, short and in kebab-case, as the README lists it; `found`, what is there, with
+    values; `needed`, what must be there; `do`, what the user can do about it. Pickles, so that rank 0
+    can send it to every rank.
+    """
+
+    def __init__(self, name: str, found: str, needed: str, do: str) -> None:
+        super().__init__(name, found, needed, do)
+        self.name, self.found, self.needed, self.do = name, found, needed, do
+
+    def __str__(self) -> str:
+        lines = [f"mpiddp: cannot start: {self.name}"]
+        for label, text in (("found", self.found), ("needed", self.needed), ("do", self.do)):
+            lines.append(f"  {label:<8} " + text.replace("\n", "\n" + " " * 11))
+        return "\n".join(lines)
+
+
+class StartupTimeoutError(LaunchError):
+    """A rank did not reach a stage of the start in time, so that the ranks cannot agree on anything."""

@@ -1,0 +1,60 @@
+"""What torch finds for a rank: the kind of accelerator, how many, and the backends that can serve it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The devices a rank sees; `error` says why torch could not be imported, None where it could.
+
+    `kind` is a device type of torch, "cpu" where there is no accelerator, and `count` the number of
+    accelerators. `default_backends` maps a device type to torch's default backend for it. `backends`
+    maps each backend of this torch to the device types that it serves.
+    """
+
+    torch_version: str = ""
+    kind: str = "cpu"
+    count: int = 0
+    default_backends: dict[str, str] = field(default_factory=dict)
+    backends: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    error: str | None = None
+
+
+def device_facts() -> DeviceFacts:
+    """Import torch and return what it finds."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError) as error:
+        return DeviceFacts(error=f"{type(error).__name__}: {error}")
+    if not dist.is_available():
+        return DeviceFacts(torch.__version__, error=f"torch {torch.__version__} was built without torch.distributed")
+    kind, count = accelerator(torch)
+    return DeviceFacts(
+        torch_version=torch.__version__,
+        kind=kind,
+        count=count,
+        default_backends=dict(dist.Backend.default_device_backend_map),
+        backends={
+            name: tuple(devices) for name, devices in dist.Backend.backend_capability.items()
+            if dist.is_backend_available(name)
+        },
+    )
+
+
+def accelerator(torch: Any) -> tuple[str, int]:
+    """Return the type and number of the accelerators that torch can use, ("cpu", 0) without one.
+
+    `torch.accelerator` came with torch 2.6; before it, the modules of the two types are asked.
+    """
+    if hasattr(torch, "accelerator"):
+        if not torch.accelerator.is_available():
+            return "cpu", 0
+        return torch.accelerator.current_accelerator().type, torch.accelerator.device_count()
+    for module in (torch.cuda, torch.xpu):
+        if module.is_available():
+            return module.__name__.rpartition(".")[2], module.device_count()
+    return "cpu", 0

@@ -1,0 +1,77 @@
+"""What a rank sees of its host: name, cores, network interfaces."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .script import ScriptFacts
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An address of a network interface that is up; `network` is its subnet in CIDR form.
+
+    `speed_mbps` is in Mbit/s, 0 where the system does not know it (psutil.net_if_stats).
+    """
+
+    name: str
+    address: str
+    network: str
+    loopback: bool
+    speed_mbps: int
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """One rank's host.
+
+    `node` is the lowest rank on the same node. `cores` is the set that this rank may run on.
+    `cpus_per_task` is what Slurm was asked for. `interfaces` is empty where one node has all ranks. `script` is None where the
+    caller keeps its own main().
+    """
+
+    hostname: str
+    node: int
+    cores: frozenset[int]
+    cpus_per_task: int | None
+    interfaces: tuple[Interface, ...]
+    script: ScriptFacts | None
+
+
+def host_facts(environ: Mapping[str, str], node: int, whole: bool, script: ScriptFacts | None) -> HostFacts:
+    """Return the facts of this rank's host; `whole` tells that the job needs no network."""
+    cpus = environ.get("SLURM_CPUS_PER_TASK", "")
+    return HostFacts(
+        hostname=socket.gethostname(),
+        node=node,
+        cores=frozenset(os.sched_getaffinity(0)),
+        cpus_per_task=int(cpus) if cpus.isdigit() else None,
+        interfaces=() if whole else interfaces(),
+        script=script,
+    )
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Return the IPv4 and IPv6 addresses of the interfaces that are up, link-local ones left out."""
+    import ipaddress
+
+    import psutil
+
+    stats = psutil.net_if_stats()
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        if name not in stats or not stats[name].isup:
+            continue
+        for entry in addresses:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6) or entry.netmask is None:
+                continue
+            address = ipaddress.ip_address(entry.address)
+            if address.is_link_local:
+                continue
+            bits = int(ipaddress.ip_address(entry.netmask)).bit_count()
+            network = ipaddress.ip_network((entry.address, bits), strict=False)
+            found.append(Interface(name, entry.address, str(network), address.is_loopback, stats[name].speed))
+    return tuple(found)

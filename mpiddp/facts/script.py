@@ -1,0 +1,85 @@
+"""What a rank sees of the script: whether it is there and can be compiled, without running it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+
+from ..config import Script
+
+
+@dataclass(frozen=True)
+class ScriptFacts:
+    """The script on this rank; `error` says why it cannot be run, None where it can.
+
+    `missing` tells apart what is not there from what is there and cannot be compiled.
+    """
+
+    target: str
+    missing: bool = False
+    error: str | None = None
+
+
+def script_facts(script: Script) -> ScriptFacts:
+    """Return what this rank sees of the script."""
+    return module_facts(script.target) if script.is_module else file_facts(script.target)
+
+
+def file_facts(path: str) -> ScriptFacts:
+    """Return the facts of a script file."""
+    if os.path.isdir(path):
+        return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)} is a directory")
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)}: {error.strerror}")
+    return ScriptFacts(path, error=compile_error(source, path))
+
+
+def compile_error(source: bytes, path: str) -> str | None:
+    """Return why a source does not compile, as Python would say it, or None."""
+    try:
+        compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        where = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+        return f"{where}\n    {error.text.strip()}" if error.text else where
+    except ValueError as error:  # null bytes
+        return f"{path}: {error}"
+    return None
+
+
+def module_facts(name: str) -> ScriptFacts:
+    """Return the facts of a module that shall run as a script."""
+    try:
+        spec = find_module(name)
+    except ImportError as error:
+        return ScriptFacts(name, missing=True, error=str(error))
+    if spec.submodule_search_locations is not None:
+        return module_facts(f"{name}.__main__")
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return ScriptFacts(name)
+    return ScriptFacts(name, error=file_facts(spec.origin).error)
+
+
+def find_module(name: str) -> ModuleSpec:
+    """Return where a module lies, parents not imported unless they must be; raise ImportError."""
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        path = spec.submodule_search_locations if spec else None
+        if spec and path is None:
+            raise ImportError(f"{spec.name} is not a package")
+        full = ".".join(parts[:depth])
+        found = (finder.find_spec(full, path) for finder in sys.meta_path)
+        spec = next((one for one in found if one is not None), None)
+        if spec is None:
+            break
+    if spec is None:  # a package may extend its path only when it is imported
+        spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ImportError(f"No module named {name}")
+    return spec

@@ -1,0 +1,154 @@
+"""The program: from a process that MPI started to a running script, and out again."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .act import failure, script, variables
+from .act.rollcall import RollCall
+from .config import LaunchConfig
+from .environment import Environment
+from .errors import EXIT_CANNOT_START, LaunchError, StartupTimeoutError
+from .facts import mpi
+from .facts.devices import device_facts
+from .facts.host import HostFacts, host_facts
+from .facts.script import script_facts
+from .plan.job import HostPlan, plan_devices, plan_hosts
+from .plan.network import check_reached
+from .version import __version__
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from mpi4py import MPI
+
+    from .act.membership import Membership
+    from .plan.environment import Endpoint
+
+membership: Membership | None = None  # of the job that `launch` started in this process
+
+
+def launch(config: LaunchConfig) -> int:
+    """Start this rank, run the script in it, and return the exit status.
+
+    The rank leaves the job when the interpreter exits, after the script's threads and atexit
+    functions. A script that fails ends the job on all ranks.
+    """
+    global membership
+    assert config.script is not None
+    script.set_path(config.script)
+    try:
+        MPI = mpi.initialise()
+    except LaunchError as error:
+        return failure.refuse(str(error), EXIT_CANNOT_START)
+    try:
+        membership = join(MPI.COMM_WORLD, config)
+    except StartupTimeoutError as error:
+        print(error, file=sys.stderr)
+        failure.abort(MPI, EXIT_CANNOT_START)
+    except LaunchError as error:
+        if MPI.COMM_WORLD.rank == 0:
+            print(error, file=sys.stderr, flush=True)
+        MPI.Finalize()
+        return EXIT_CANNOT_START
+    except BaseException as error:
+        failure.abort(MPI, failure.report(error) or 1)
+    if membership.environment.rank == 0 and not config.quiet:
+        announce(membership.environment)
+    membership.groups.adopt_calls()
+    atexit.register(leave, MPI, config, os.getpid())
+    try:
+        script.run(config.script)
+    except BaseException as error:
+        if status := failure.report(error):
+            failure.abort(MPI, status)
+    return 0
+
+
+def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
+    """Bring the ranks of a communicator together as a job and return this rank's part in it.
+
+    Collective. Raises LaunchError, the same on every rank, and StartupTimeoutError.
+    """
+    roll = RollCall(comm, config.startup_timeout_s)
+    host = roll.agree("starting", look_at_host(comm, config), lambda facts: plan_named(roll, facts))
+    replaced = variables.set_missing(host.defaults)
+
+    found = device_facts()  # imports torch
+    server, endpoint = None, None
+    if roll.rank == 0 and not found.error:
+        from .act import rendezvous
+
+        server, endpoint = rendezvous.serve(host.master_addr, config.startup_timeout_s)
+    plan = roll.agree("importing torch", (host.place, found, endpoint),
+                      lambda facts: plan_devices(facts, roll.hosts, config.backend))
+    replaced |= variables.set_all(plan.exports)
+
+    import torch
+
+    from .act.membership import Membership
+    from .act.process_group import GroupMaker
+    from .act.rendezvous import KeySpaces
+
+    device = torch.device(plan.device)
+    if device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
+    environment = Environment(**asdict(host.place), master_addr=plan.endpoint.address,
+                              master_port=plan.endpoint.port, backend=plan.backend, device=device)
+    store = connect(roll, host, plan.endpoint)
+    groups = GroupMaker(environment, KeySpaces(store, plan.endpoint.token))
+    if config.init:
+        groups.create(config.group_timeout)
+    return Membership(environment, roll, groups, server, replaced)
+
+
+def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
+    """Return the facts of this rank before torch. Collective."""
+    node, whole = mpi.node_key(comm)
+    return host_facts(os.environ, node, whole, script_facts(config.script) if config.script else None)
+
+
+def plan_named(roll: RollCall, facts: Sequence[HostFacts]) -> list[HostPlan]:
+    """Return the plan for all ranks and let the roll call know them by their hosts from now on."""
+    roll.hosts = [one.hostname for one in facts]
+    return plan_hosts(facts)
+
+
+def connect(roll: RollCall, host: HostPlan, endpoint: Endpoint) -> dist.Store:
+    """Connect to rank 0's store; raise LaunchError `address-unreachable` on all ranks where one can't.
+
+    On one node there is no network that could fail, and no round is spent on it.
+    """
+    from .act import rendezvous
+
+    store, error = rendezvous.connect(endpoint, roll.remaining_s)
+    if host.place.num_nodes > 1 or error:
+        roll.agree("connecting to rank 0", error, lambda errors: check_reached(errors, roll.hosts, endpoint))
+    assert store is not None
+    return store
+
+
+def announce(env: Environment) -> None:
+    """Print the start line."""
+    nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
+    ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
+    print(f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
+          f"tcp://{env.master_addr}:{env.master_port}", file=sys.stderr, flush=True)
+
+
+def leave(MPI: Any, config: LaunchConfig, pid: int) -> None:
+    """Leave the job and finalise MPI, in the process `pid` and in none that it forked."""
+    global membership
+    if os.getpid() != pid or MPI.Is_finalized() or membership is None:
+        return
+    try:
+        membership.leave(config.exit_timeout_s)
+    except TimeoutError as error:
+        print(f"mpiddp: {error}", file=sys.stderr)
+        failure.abort(MPI, 1)
+    membership = None
+    MPI.Finalize()

@@ -1,0 +1,74 @@
+"""Each rank's device, and the job's backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import LaunchError
+from ..facts.devices import DeviceFacts
+from .problems import listed
+from .topology import Place
+
+
+def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
+    """Raise LaunchError `torch-unusable` where a rank could not import torch."""
+    failed = [rank for rank, one in enumerate(facts) if one.error]
+    if failed:
+        raise LaunchError(
+            "torch-unusable",
+            found=f"{facts[failed[0]].error} (on {listed(list(dict.fromkeys(hosts[rank] for rank in failed)))})",
+            needed="a torch that every rank can import",
+            do="run `python -c 'import torch.distributed'` there, in the same environment",
+        )
+
+
+def devices(facts: Sequence[DeviceFacts], places: Sequence[Place], hosts: Sequence[str]) -> list[str]:
+    """Return each rank's device, as torch writes it: "cuda:1", or "cpu" without an accelerator.
+
+    A rank that sees at least as many as its node has ranks takes the one of its local rank; a rank
+    that sees exactly one (Slurm gave each task its own) takes that. Raises LaunchError `too-few-gpus`.
+    """
+    found = []
+    for one, place, host in zip(facts, places, hosts, strict=True):
+        if one.kind == "cpu":
+            found.append("cpu")
+        elif one.count == 1 or one.count >= place.local_world_size:
+            found.append(f"{one.kind}:{0 if one.count == 1 else place.local_rank}")
+        else:
+            raise LaunchError(
+                "too-few-gpus",
+                found=f"{place.local_world_size} ranks on {host}, but rank {place.rank} sees {one.count} GPUs",
+                needed="one GPU for each rank of a node",
+                do=f"start {one.count} ranks a node (--ntasks-per-node={one.count}), "
+                f"or ask for more GPUs (--gpus-per-node={place.local_world_size})",
+            )
+    return found
+
+
+def backend(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> str:
+    """Return the job's backend: what was asked for, or torch's own for the devices.
+
+    `asked` is a name such as "nccl", or torch's form "cpu:gloo,cuda:nccl" for one a device type.
+    Raises LaunchError `backend-unavailable`.
+    """
+    if asked is None:
+        return facts[0].default_backends.get(facts[0].kind, "gloo")
+    for rank, one in enumerate(facts):
+        for part in asked.lower().split(","):
+            name = part.rpartition(":")[2]
+            if not set(one.backends.get(name, ())) & {one.kind, "cpu"}:
+                raise LaunchError(
+                    "backend-unavailable",
+                    found=f"backend {asked}, but rank {rank} on {hosts[rank]} has {usable(one)}",
+                    needed="a backend that this torch has, for a device that every rank sees",
+                    do="leave --backend away to get the devices' own, or ask for GPUs (srun --gpus-per-task=1)"
+                    if name in one.backends else "leave --backend away to get the devices' own, "
+                    "or install a torch with that backend",
+                )
+    return asked.lower()
+
+
+def usable(facts: DeviceFacts) -> str:
+    """Return a rank's devices and backends in words."""
+    devices = f"{facts.count} {facts.kind} devices" if facts.count else "no GPU"
+    return f"{devices} and torch {facts.torch_version} with {', '.join(sorted(facts.backends))}"

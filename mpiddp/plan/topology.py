@@ -1,0 +1,35 @@
+"""Which ranks share a node, and each rank's place in the job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in the job, in torchrun's terms; `node_rank` is its GROUP_RANK."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+
+
+def places(nodes: Sequence[Hashable]) -> list[Place]:
+    """Return each rank's place from the key of the node it is on, in rank order.
+
+    Local ranks follow the order of ranks on a node, node ranks that of each node's lowest rank, so
+    uneven, cyclic and arbitrary placements all come out right.
+    """
+    local_world_sizes = Counter(nodes)
+    node_ranks = {node: i for i, node in enumerate(local_world_sizes)}
+    seen: Counter[Hashable] = Counter()
+    found = []
+    for rank, node in enumerate(nodes):
+        found.append(Place(rank, len(nodes), seen[node], local_world_sizes[node], node_ranks[node], len(node_ranks)))
+        seen[node] += 1
+    return found
