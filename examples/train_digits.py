@@ -21,7 +21,7 @@ GLOBAL_BATCH = 60
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--checkpoint", type=Path, help="file on a file system that all nodes share")
     return parser.parse_args()
 

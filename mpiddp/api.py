@@ -33,9 +33,9 @@ def init_process_group(
     the process has a default group already.
     """
     global _own
-    if _adopts(comm, backend, timeout):
-        assert _launched() is not None
-        return _launched().environment  # type: ignore[union-attr]
+    launched = _launched()
+    if launched is not None and _adopts(launched, comm, backend, timeout):
+        return launched.environment
     if _is_initialized():
         raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
     from mpi4py import MPI
@@ -93,11 +93,10 @@ def _launched() -> Membership | None:
     return launch.membership if launch is not None else None
 
 
-def _adopts(comm: MPI.Comm | None, backend: str | None, timeout: timedelta | None) -> bool:
-    """Tell whether the launcher's group is taken for a call; it is destroyed where another is asked for."""
-    launched = _launched()
-    if launched is None:
-        return False
+def _adopts(
+    launched: Membership, comm: MPI.Comm | None, backend: str | None, timeout: timedelta | None
+) -> bool:
+    """Take the launcher's group for a call and tell so; destroy it where another one is asked for."""
     if comm is not None and not launched.spans(comm):
         launched.groups.discard()
         return False

@@ -6,17 +6,19 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .config import DEFAULT_STARTUP_TIMEOUT_S, LaunchConfig, Script
 from .errors import EXIT_USAGE
 from .version import __version__
 
 USAGE = """\
-mpirun python -m mpiddp [options] script.py [script arguments]
+mpirun python -m mpiddp [options] script.py [arguments]
        srun --mpi=pmix python -m mpiddp [options] -m package.module [arguments]"""
 
-DESCRIPTION = "Start PyTorch distributed training in the processes that MPI started, one per GPU."
+DESCRIPTION = """\
+Start PyTorch distributed training in the processes that MPI started, one per GPU, and run a script
+in each, or with -m a module, as python itself would."""
 
 EPILOG = """\
 Options come before the script; everything after it is the script's. Each option can also be given
@@ -26,10 +28,42 @@ Exit status: the script's own; 2 wrong usage; 3 the job could not be started."""
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
+def seconds(text: str) -> float:
+    """Return a positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be greater than 0 and finite, got {text}")
+    return value
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "backend": {
+        "default": None,
+        "help": "backend of the process group (default: the accelerator's own, gloo without one)",
+    },
+    "startup-timeout": {
+        "default": str(DEFAULT_STARTUP_TIMEOUT_S), "type": seconds, "metavar": "SECONDS",
+        "help": "give up when not all ranks are ready by then (default: %(default)s)",
+    },
+    "exit-timeout": {
+        "default": None, "type": seconds, "metavar": "SECONDS",
+        "help": "give up when a rank has not ended this long after another did (default: wait for it)",
+    },
+}
+FLAGS = {
+    "no-init": "leave init_process_group() to the script; the environment is set all the same",
+    "quiet": "print no start line",
+}
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise what read_config() raises."""
         raise argparse.ArgumentTypeError(f"mpiddp: {message} (see python -m mpiddp --help)")
 
 
@@ -51,14 +85,15 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
 
     Raises argparse.ArgumentTypeError with one line for the user where they are wrong.
     """
-    options = build_parser(environ).parse_args(list(arguments))
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    words = command if options.module is None else options.module
+    parser = build_parser(environ)
+    ours, command = split(arguments)
+    options = parser.parse_args(ours)
+    is_module = command[:1] == ["-m"]
+    words = command[1:] if command[:1] in (["-m"], ["--"]) else command
     if not words:
-        missing = "a script or -m module" if options.module is None else "a module after -m"
-        raise argparse.ArgumentTypeError(f"mpiddp: {missing} is needed (see python -m mpiddp --help)")
+        parser.error("a module is needed after -m" if is_module else "a script is needed, or -m and a module")
     return LaunchConfig(
-        script=Script(words[0], tuple(words[1:]), is_module=options.module is not None),
+        script=Script(words[0], tuple(words[1:]), is_module),
         backend=options.backend,
         init=not options.no_init,
         startup_timeout_s=options.startup_timeout,
@@ -67,45 +102,36 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     )
 
 
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return our own options, and the command after them: a script or -m, with all that follows.
+
+    argparse has no option that takes every argument after it, a "--" among them, as it is.
+    """
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("-m", "--"):
+        at += 2 if arguments[at].removeprefix("--") in OPTIONS else 1
+    return list(arguments[:at]), list(arguments[at:])
+
+
 def build_parser(environ: Mapping[str, str]) -> Parser:
-    """Return the parser, with the ``MPIDDP_…`` variables of `environ` as its defaults."""
+    """Return the parser of our own options, with the ``MPIDDP_…`` variables of `environ` as defaults."""
     parser = Parser(
         prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-
-    def option(name: str, default: str | None, **details: object) -> None:
-        value = environ.get("MPIDDP_" + name.upper().replace("-", "_"), default)
-        parser.add_argument(f"--{name}", default=value, **details)  # type: ignore[arg-type]
-
-    def flag(name: str, text: str) -> None:
-        variable = "MPIDDP_" + name.upper().replace("-", "_")
-        parser.add_argument(f"--{name}", action="store_true", help=text,
-                            default=read_flag(parser, variable, environ.get(variable, "")))
-
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module",
-                        help="run a library module as the script, as python -m does")
-    option("backend", None, help="backend of the process group (default: the accelerator's own; gloo without one)")
-    flag("no-init", "leave init_process_group() to the script; the environment is set all the same")
-    option("startup-timeout", str(DEFAULT_STARTUP_TIMEOUT_S), type=seconds, metavar="SECONDS",
-           help="give up when not all ranks are ready by then (default: %(default)s)")
-    option("exit-timeout", None, type=seconds, metavar="SECONDS",
-           help="give up when a rank has not ended this long after another did (default: wait for it)")
-    flag("quiet", "print no start line")
+    for name, details in OPTIONS.items():
+        default = environ.get(variable(name), details["default"])
+        parser.add_argument(f"--{name}", **{**details, "default": default})
+    for name, text in FLAGS.items():
+        default = read_flag(parser, variable(name), environ.get(variable(name), ""))
+        parser.add_argument(f"--{name}", action="store_true", default=default, help=text)
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
-def seconds(text: str) -> float:
-    """Return a positive number of seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be greater than 0 and finite, got {text}")
-    return value
+def variable(option: str) -> str:
+    """Return the variable that gives an option a default."""
+    return "MPIDDP_" + option.upper().replace("-", "_")
 
 
 def read_flag(parser: Parser, variable: str, text: str) -> bool:

@@ -25,5 +25,5 @@ class LaunchError(Exception):
         return "\n".join(lines)
 
 
-class StartupTimeoutError(LaunchError):
-    """A rank did not reach a stage of the start in time, so that the ranks cannot agree on anything."""
+class LonelyLaunchError(LaunchError):
+    """A reason that a rank could not share with the others: it speaks for itself and ends the job."""

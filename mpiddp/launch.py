@@ -13,7 +13,7 @@ from .act import failure, script, variables
 from .act.rollcall import RollCall
 from .config import LaunchConfig
 from .environment import Environment
-from .errors import EXIT_CANNOT_START, LaunchError, StartupTimeoutError
+from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from .facts import mpi
 from .facts.devices import device_facts
 from .facts.host import HostFacts, host_facts
@@ -47,7 +47,7 @@ def launch(config: LaunchConfig) -> int:
         return failure.refuse(str(error), EXIT_CANNOT_START)
     try:
         membership = join(MPI.COMM_WORLD, config)
-    except StartupTimeoutError as error:
+    except LonelyLaunchError as error:
         print(error, file=sys.stderr)
         failure.abort(MPI, EXIT_CANNOT_START)
     except LaunchError as error:
@@ -55,8 +55,10 @@ def launch(config: LaunchConfig) -> int:
             print(error, file=sys.stderr, flush=True)
         MPI.Finalize()
         return EXIT_CANNOT_START
-    except BaseException as error:
-        failure.abort(MPI, failure.report(error) or 1)
+    except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
+        failure.abort(MPI, failure.INTERRUPTED)
+    except Exception as error:
+        failure.abort(MPI, failure.report(error))
     if membership.environment.rank == 0 and not config.quiet:
         announce(membership.environment)
     membership.groups.adopt_calls()
@@ -72,7 +74,7 @@ def launch(config: LaunchConfig) -> int:
 def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
     """Bring the ranks of a communicator together as a job and return this rank's part in it.
 
-    Collective. Raises LaunchError, the same on every rank, and StartupTimeoutError.
+    Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s)
     host = roll.agree("starting", look_at_host(comm, config), lambda facts: plan_named(roll, facts))
@@ -119,16 +121,18 @@ def plan_named(roll: RollCall, facts: Sequence[HostFacts]) -> list[HostPlan]:
 
 
 def connect(roll: RollCall, host: HostPlan, endpoint: Endpoint) -> dist.Store:
-    """Connect to rank 0's store; raise LaunchError `address-unreachable` on all ranks where one can't.
+    """Connect to rank 0's store; raise LaunchError `address-unreachable` where some rank can't.
 
     On one node there is no network that could fail, and no round is spent on it.
     """
     from .act import rendezvous
 
     store, error = rendezvous.connect(endpoint, roll.remaining_s)
-    if host.place.num_nodes > 1 or error:
+    if host.place.num_nodes > 1:
         roll.agree("connecting to rank 0", error, lambda errors: check_reached(errors, roll.hosts, endpoint))
-    assert store is not None
+    if store is None:
+        raise LonelyLaunchError("address-unreachable", found=f"no connection to rank 0's store: {error}",
+                                needed="a loopback interface that works", do="look at `ip address show lo`")
     return store
 
 

@@ -39,7 +39,7 @@ def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, st
     """
     patience = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
     try:
-        store = dist.TCPStore(endpoint.address, endpoint.port, is_master=False, wait_for_workers=False, timeout=patience)
+        store = dist.TCPStore(endpoint.address, endpoint.port, wait_for_workers=False, timeout=patience)
     except RuntimeError as error:  # dist.DistNetworkError among them
         return None, str(error).splitlines()[0]
     store.set_timeout(dist.distributed_c10d.default_pg_timeout)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import LaunchError, StartupTimeoutError
+from ..errors import LaunchError, LonelyLaunchError
 from ..plan.problems import listed
 from .waiting import wait_for
 
@@ -48,7 +48,7 @@ class RollCall:
         """Return this rank's part of what `plan` makes on rank 0 from the facts of all ranks.
 
         `stage` says what a rank that is late is doing. A LaunchError of `plan` is raised on every
-        rank; at the deadline, StartupTimeoutError on each rank that still waits.
+        rank; at the deadline, LonelyLaunchError on each rank that still waits.
         """
         if self.rank == 0:
             return self._decide(self._collect(stage, facts), plan)
@@ -94,7 +94,7 @@ class RollCall:
     def _collect(self, stage: str, own: Facts) -> list[Facts]:
         found = {0: own}
 
-        def late() -> StartupTimeoutError:
+        def late() -> LonelyLaunchError:
             missing = [rank for rank in range(self.size) if rank not in found]
             named = listed([self.name(rank) for rank in missing])
             return self._late(f"{len(missing)} of {self.size} ranks are still {stage}: {named}")
@@ -115,8 +115,8 @@ class RollCall:
         message = self.comm.improbe(MPI.ANY_SOURCE if source is None else source, TAG, status)
         return None if message is None else (status.source, message.recv())
 
-    def _late(self, found: str) -> StartupTimeoutError:
-        return StartupTimeoutError(
+    def _late(self, found: str) -> LonelyLaunchError:
+        return LonelyLaunchError(
             "startup-timeout",
             found=f"{found} after {self.timeout_s:g} s",
             needed="every rank at the start in time",

@@ -33,7 +33,7 @@ def run(script: Script) -> None:
     main, code = module_main(script.target) if script.is_module else file_main(script.target)
     sys.argv = [script.target if main.__spec__ is None else str(main.__file__), *script.arguments]
     sys.modules["__main__"] = main
-    exec(code, main.__dict__)
+    exec(code, main.__dict__)  # noqa: S102 (running the user's code is the purpose)
 
 
 def file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:

@@ -29,8 +29,8 @@ class HostFacts:
     """One rank's host.
 
     `node` is the lowest rank on the same node. `cores` is the set that this rank may run on.
-    `cpus_per_task` is what Slurm was asked for. `interfaces` is empty where one node has all ranks. `script` is None where the
-    caller keeps its own main().
+    `cpus_per_task` is what Slurm was asked for. `interfaces` is empty where one node has all ranks.
+    `script` is None where the caller keeps its own main().
     """
 
     hostname: str

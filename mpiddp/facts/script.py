@@ -66,7 +66,24 @@ def module_facts(name: str) -> ScriptFacts:
 
 
 def find_module(name: str) -> ModuleSpec:
-    """Return where a module lies, parents not imported unless they must be; raise ImportError."""
+    """Return where a module lies; raise ImportError.
+
+    Its parents are imported only where that cannot be told otherwise: they may import torch, before
+    torch's variables are set.
+    """
+    try:
+        spec = search_module(name)
+    except KeyError:  # a namespace package inside a package knows its path only after the import
+        spec = None
+    if spec is None:
+        spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ImportError(f"No module named {name}")
+    return spec
+
+
+def search_module(name: str) -> ModuleSpec | None:
+    """Return where a module lies, without an import, None where it does not seem to be."""
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -77,9 +94,5 @@ def find_module(name: str) -> ModuleSpec:
         found = (finder.find_spec(full, path) for finder in sys.meta_path)
         spec = next((one for one in found if one is not None), None)
         if spec is None:
-            break
-    if spec is None:  # a package may extend its path only when it is imported
-        spec = importlib.util.find_spec(name)
-    if spec is None:
-        raise ImportError(f"No module named {name}")
+            return None
     return spec

@@ -30,7 +30,7 @@ NODES = ("node1", "node2", "node3")
 ADDRESSES = {LOGIN: "10.77.0.1", "node1": "10.77.0.11", "node2": "10.77.0.12", "node3": "10.77.0.13"}
 CPUS_PER_NODE = 8  # as far as Slurm knows
 START_TIMEOUT_S = 60
-COMMANDS = "slurmctld slurmd srun sbatch munged ip nsenter unshare mount hostname".split()
+COMMANDS = ("slurmctld", "slurmd", "srun", "sbatch", "munged", "ip", "nsenter", "unshare", "mount", "hostname")
 
 SLURM_CONF = f"""\
 ClusterName=mpiddp
@@ -90,7 +90,7 @@ class Cluster:
     def __init__(self, visible: Sequence[Path]) -> None:
         self.visible = [path for path in visible if path.is_relative_to("/tmp")]
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Cluster:  # noqa: PYI034 (Self needs Python 3.11)
         self._lock = LOCK.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:

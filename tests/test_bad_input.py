@@ -1,0 +1,120 @@
+"""Wrong input: one clear error a job, the right status, no hang, no traceback of ours."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.support import EXAMPLES, MPIS, ROOT, Done, Mpi, alone, mpiexec, need, srun
+
+HELLO = EXAMPLES / "hello_world.py"
+
+
+def check_refused(done: Done, status: int, words: str) -> None:
+    """Fail unless a job ended with a status and one error of ours that says the words."""
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count(words) == 1, done.stderr
+    assert len(re.findall("^mpiddp:", done.stderr, re.MULTILINE)) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    script = tmp_path / "broken.py"
+    script.write_text("import os\nif True print('x')\n")
+    return script
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize(("arguments", "status", "words"), [
+    (["no_such_script.py"], 3, "cannot start: script-missing"),
+    (["--frobnicate", HELLO], 2, "unrecognized arguments: --frobnicate"),
+], ids=["missing-script", "unknown-option"])
+def test_once_per_job_under_every_launcher(mpi: Mpi, arguments: list[object], status: int, words: str) -> None:
+    check_refused(mpiexec(mpi, 4, *arguments), status, words)
+
+
+@pytest.mark.parametrize(("arguments", "status", "words"), [
+    ([EXAMPLES], 3, "examples is a directory"),
+    (["-m", "no_such_module"], 3, "No module named no_such_module"),
+    (["-m", "tests.no_such_module"], 3, "No module named tests.no_such_module"),
+    (["-m", "os.path.x"], 3, "script-missing"),
+    (["--backend", "nonsense", HELLO], 3, "backend nonsense"),
+    (["--startup-timeout", "-3", HELLO], 2, "must be greater than 0 and finite, got -3"),
+    ([], 2, "a script is needed"),
+], ids=["directory", "module", "submodule", "submodule-of-module", "backend", "negative-timeout", "nothing"])
+def test_wrong_arguments(quick: Mpi, arguments: list[object], status: int, words: str) -> None:
+    check_refused(mpiexec(quick, 2, *arguments), status, words)
+
+
+def test_nccl_without_a_gpu(quick: Mpi) -> None:
+    done = mpiexec(quick, 2, "--backend", "nccl", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
+    check_refused(done, 3, "backend-unavailable")
+    assert "has no GPU" in done.stderr
+
+
+def test_a_syntax_error(quick: Mpi, broken: Path) -> None:
+    done = mpiexec(quick, 2, broken)
+    check_refused(done, 3, "cannot start: script-error")
+    assert "broken.py, line 2: SyntaxError: " in done.stderr
+    assert "if True print('x')" in done.stderr
+
+
+def test_a_refusal_comes_within_three_seconds(quick: Mpi) -> None:
+    """The best of several runs, since the machine may be busy."""
+    for arguments, status in ((["no_such_script.py"], 3), (["--frobnicate", HELLO], 2)):
+        times = []
+        for _ in range(3):
+            start = time.monotonic()
+            assert mpiexec(quick, 2, *arguments).returncode == status
+            times.append(time.monotonic() - start)
+        assert min(times) < 3
+
+
+@pytest.mark.parametrize("arguments", [["no_such_script.py"], ["--frobnicate", HELLO]], ids=["script", "option"])
+def test_once_per_job_on_three_nodes(cluster: Cluster, arguments: list[object]) -> None:
+    done = srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", *arguments)
+    check_refused(done, 2 if "--frobnicate" in arguments else 3,
+                  "unrecognized arguments" if "--frobnicate" in arguments else "(every rank)")
+
+
+def test_a_script_that_one_node_cannot_see_names_that_node(cluster: Cluster) -> None:
+    mpi = MPIS["openmpi4"]
+    need(mpi.missing())
+    command = f'[ "$SLURMD_NODENAME" = node2 ] || cp {HELLO} /tmp/t.py; exec {mpi.python} -m mpiddp /tmp/t.py'
+    done = cluster.run("srun", "--mpi=pmix", "-N3", "-n3", "sh", "-c", command, timeout=60, env=mpi.environ(), cwd=ROOT)
+    check_refused(done, 3, "/tmp/t.py: No such file or directory (on node2)")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_no_mpi_library(tmp_path: Path, ranks: int) -> None:
+    """Hide every libmpi from mpi4py, as where it was installed alone; Hydra still starts the ranks."""
+    mpi = MPIS["mpich"]
+    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
+    done = mpiexec(mpi, ranks, HELLO, env=env) if ranks > 1 else alone(mpi, "-m", "mpiddp", HELLO, env=env)
+    check_refused(done, 3, "cannot start: no-mpi-library")
+    assert str(tmp_path / "libmpi.so") in done.stderr
+    assert "pip install mpich" in done.stderr
+
+
+def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
+    check_refused(mpiexec(quick, 2, HELLO, env={"PYTHONPATH": str(tmp_path)}), 3, "cannot start: torch-unusable")
+
+
+def test_a_rank_that_is_late_is_named_at_the_deadline(quick: Mpi, tmp_path: Path) -> None:
+    """Rank 1 blocks in `import torch`: the rest give up at the deadline and take it with them."""
+    (tmp_path / "torch.py").write_text(
+        "import os, time\n"
+        "if os.environ.get('PMI_RANK') == '1':\n    time.sleep(600)\n"
+        "import sys\nsys.path.remove(os.path.dirname(__file__))\ndel sys.modules['torch']\nimport torch\n")
+    start = time.monotonic()
+    done = mpiexec(quick, 2, "--startup-timeout", "10", HELLO, env={"PYTHONPATH": str(tmp_path)})
+    check_refused(done, 3, "cannot start: startup-timeout")
+    assert "1 of 2 ranks are still importing torch: rank 1 on" in done.stderr
+    assert time.monotonic() - start < 30

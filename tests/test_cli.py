@@ -1,0 +1,74 @@
+"""The command line and its variables."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import pytest
+
+from mpiddp import __version__
+from mpiddp.cli import read_config
+from mpiddp.config import LaunchConfig, Script
+from tests.support import Mpi, alone, check
+
+
+@pytest.mark.parametrize(("arguments", "config"), [
+    (["t.py"], LaunchConfig(Script("t.py"))),
+    (["t.py", "--backend", "x", "-m", "--"], LaunchConfig(Script("t.py", ("--backend", "x", "-m", "--")))),
+    (["--", "-t.py", "--"], LaunchConfig(Script("-t.py", ("--",)))),
+    (["-m", "a.b", "--", "--quiet"], LaunchConfig(Script("a.b", ("--", "--quiet"), is_module=True))),
+    (["--quiet", "-m", "a"], LaunchConfig(Script("a", is_module=True), quiet=True)),
+    (["--backend", "gloo", "--no-init", "t.py"], LaunchConfig(Script("t.py"), backend="gloo", init=False)),
+    (["--startup-timeout=5", "--exit-timeout", "1.5", "t.py"],
+     LaunchConfig(Script("t.py"), startup_timeout_s=5, exit_timeout_s=1.5)),
+])
+def test_arguments(arguments: list[str], config: LaunchConfig) -> None:
+    assert read_config(arguments, {}) == config
+
+
+def test_variables_are_defaults_and_the_command_line_wins() -> None:
+    environ = {"MPIDDP_BACKEND": "nccl", "MPIDDP_NO_INIT": "1", "MPIDDP_STARTUP_TIMEOUT": "7", "MPIDDP_QUIET": "yes",
+               "MPIDDP_EXIT_TIMEOUT": "9"}
+    assert read_config(["t.py"], environ) == LaunchConfig(
+        Script("t.py"), backend="nccl", init=False, startup_timeout_s=7, exit_timeout_s=9, quiet=True)
+    config = read_config(["--backend", "gloo", "--startup-timeout", "8", "t.py"], environ)
+    assert (config.backend, config.startup_timeout_s) == ("gloo", 8)
+    assert not read_config(["t.py"], {"MPIDDP_QUIET": "0"}).quiet
+
+
+@pytest.mark.parametrize(("arguments", "environ", "words"), [
+    ([], {}, "a script is needed"),
+    (["-m"], {}, "a module is needed after -m"),
+    (["--frobnicate", "t.py"], {}, "unrecognized arguments: --frobnicate"),
+    (["--back", "gloo", "t.py"], {}, "unrecognized arguments: --back"),
+    (["--startup-timeout", "-5", "t.py"], {}, "must be greater than 0 and finite, got -5"),
+    (["--startup-timeout", "nan", "t.py"], {}, "must be greater than 0 and finite, got nan"),
+    (["--startup-timeout", "soon", "t.py"], {}, "must be a number of seconds, got 'soon'"),
+    (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "must be greater than 0 and finite, got 0"),
+    (["t.py"], {"MPIDDP_QUIET": "perhaps"}, "MPIDDP_QUIET must be one of"),
+])
+def test_wrong_usage_is_one_line(arguments: list[str], environ: dict[str, str], words: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        read_config(arguments, environ)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_need_neither_mpi_nor_torch(option: str, quick: Mpi) -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['mpi4py', 'torch', 'psutil'])); "
+    done = check(alone(quick, "-c", blocked + f"sys.argv[1:] = ['{option}']; import runpy; "
+                                              "runpy.run_module('mpiddp', run_name='__main__', alter_sys=True)"))
+    assert ("usage:" if option == "--help" else f"mpiddp {__version__}\n") in done.stdout
+    assert done.stderr == ""
+
+
+def test_help_takes_less_than_a_fifth_of_a_second(quick: Mpi) -> None:
+    """The best of several runs, since the machine may be busy."""
+    times = []
+    for _ in range(5):
+        start = time.monotonic()
+        check(alone(quick, "-m", "mpiddp", "--help"))
+        times.append(time.monotonic() - start)
+    assert min(times) < 0.2

@@ -1,0 +1,190 @@
+"""The plan: pure functions on facts."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpiddp.errors import LaunchError
+from mpiddp.facts.devices import DeviceFacts
+from mpiddp.facts.host import HostFacts, Interface
+from mpiddp.facts.script import ScriptFacts
+from mpiddp.plan import cores, devices, network, problems, topology
+from mpiddp.plan.environment import Endpoint
+
+TORCH = DeviceFacts(
+    torch_version="2.13.0", kind="cuda", count=4, default_backends={"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"},
+    backends={"gloo": ("cpu", "cuda"), "nccl": ("cuda",)},
+)
+CPU_TORCH = DeviceFacts(torch_version="2.13.0+cpu", default_backends=TORCH.default_backends,
+                        backends={"gloo": ("cpu", "cuda")})
+
+
+def host(node: int = 0, name: str = "", *interfaces: Interface, cores: frozenset[int] = frozenset(range(8)),
+         cpus_per_task: int | None = None, script: ScriptFacts | None = None) -> HostFacts:
+    return HostFacts(name or f"n{node}", node, cores, cpus_per_task, interfaces, script)
+
+
+def nic(name: str, address: str, network: str, speed: int = 1000, loopback: bool = False) -> Interface:
+    return Interface(name, address, network, loopback, speed)
+
+
+LO = nic("lo", "127.0.0.1", "127.0.0.0/8", loopback=True)
+
+
+@pytest.mark.parametrize(("nodes", "local_ranks", "local_sizes", "node_ranks"), [
+    ([0, 0, 0, 0], [0, 1, 2, 3], [4, 4, 4, 4], [0, 0, 0, 0]),
+    ([0, 0, 2, 2], [0, 1, 0, 1], [2, 2, 2, 2], [0, 0, 1, 1]),
+    ([0, 1, 2, 0, 1], [0, 0, 0, 1, 1], [2, 2, 1, 2, 2], [0, 1, 2, 0, 1]),  # cyclic and uneven
+    ([0, 1, 0, 3], [0, 0, 1, 0], [2, 1, 2, 1], [0, 1, 0, 2]),  # arbitrary
+    ([0], [0], [1], [0]),
+])
+def test_places(nodes: list[int], local_ranks: list[int], local_sizes: list[int], node_ranks: list[int]) -> None:
+    found = topology.places(nodes)
+    assert [one.rank for one in found] == list(range(len(nodes)))
+    assert {one.world_size for one in found} == {len(nodes)}
+    assert [one.local_rank for one in found] == local_ranks
+    assert [one.local_world_size for one in found] == local_sizes
+    assert [one.node_rank for one in found] == node_ranks
+    assert {one.num_nodes for one in found} == {len(set(nodes))}
+
+
+def test_threads_share_the_same_cores_and_keep_own_ones() -> None:
+    assert cores.threads([host(), host()]) == [4, 4]
+    assert cores.threads([host(0), host(1)]) == [8, 8]
+    own = [host(cores=frozenset({0, 1})), host(cores=frozenset({2, 3, 4}))]
+    assert cores.threads(own) == [2, 3]
+
+
+def test_threads_are_at_least_one_and_slurms_count_wins() -> None:
+    assert cores.threads([host(cores=frozenset({0}))] * 4) == [1] * 4
+    assert cores.threads([host(cpus_per_task=3), host(cpus_per_task=3)]) == [3, 3]
+
+
+def test_one_node_meets_on_loopback() -> None:
+    assert network.meeting_point([host(), host()]) == ("127.0.0.1", ["lo", "lo"])
+
+
+def test_nodes_meet_on_the_fastest_common_subnet() -> None:
+    facts = [
+        host(0, "a", LO, nic("eth0", "10.0.0.1", "10.0.0.0/24"), nic("ib0", "10.1.0.1", "10.1.0.0/16", 200_000)),
+        host(1, "b", LO, nic("ens1", "10.0.0.2", "10.0.0.0/24"), nic("ib1", "10.1.0.2", "10.1.0.0/16", 200_000)),
+    ]
+    assert network.meeting_point(facts) == ("10.1.0.1", ["ib0", "ib1"])
+
+
+def test_a_network_that_one_node_lacks_is_left_out() -> None:
+    facts = [
+        host(0, "a", nic("ib0", "10.1.0.1", "10.1.0.0/16", 200_000), nic("eth0", "10.0.0.1", "10.0.0.0/24")),
+        host(1, "b", nic("eth0", "10.0.0.2", "10.0.0.0/24")),
+    ]
+    assert network.meeting_point(facts) == ("10.0.0.1", ["eth0", "eth0"])
+
+
+def test_a_bridge_that_every_node_has_with_one_address_is_no_way() -> None:
+    docker = nic("docker0", "172.17.0.1", "172.17.0.0/16", 100_000)
+    facts = [host(0, "a", docker, nic("eth0", "10.0.0.1", "10.0.0.0/24")),
+             host(1, "b", docker, nic("eth0", "10.0.0.2", "10.0.0.0/24"))]
+    assert network.meeting_point(facts) == ("10.0.0.1", ["eth0", "eth0"])
+
+
+def test_ipv4_goes_before_ipv6_and_ipv6_serves_alone() -> None:
+    six = [nic("eth0", f"fd00::{i}", "fd00::/64") for i in (1, 2)]
+    four = [nic("eth0", f"10.0.0.{i}", "10.0.0.0/24") for i in (1, 2)]
+    assert network.meeting_point([host(0, "a", six[0]), host(1, "b", six[1])]) == ("fd00::1", ["eth0", "eth0"])
+    both = [host(0, "a", six[0], four[0]), host(1, "b", six[1], four[1])]
+    assert network.meeting_point(both)[0] == "10.0.0.1"
+
+
+def test_routed_networks_use_the_masters_own_address() -> None:
+    facts = [host(0, "a", nic("eth0", "10.0.0.1", "10.0.0.1/32")), host(1, "b", nic("eth0", "10.0.1.1", "10.0.1.1/32"))]
+    assert network.meeting_point(facts) == ("10.0.0.1", ["eth0", None])
+
+
+def test_no_network_is_a_problem() -> None:
+    with pytest.raises(LaunchError) as caught:
+        network.meeting_point([host(0, "a", LO), host(1, "b", LO)])
+    assert caught.value.name == "no-network"
+    assert "a" in caught.value.found
+
+
+def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
+    endpoint = Endpoint("10.0.0.1", 4000, "token", "run")
+    assert network.check_reached([None, None], ["a", "b"], endpoint) == [None, None]
+    with pytest.raises(LaunchError) as caught:
+        network.check_reached([None, "timed out"], ["a", "b"], endpoint)
+    assert caught.value.name == "address-unreachable"
+    assert "from b to rank 0 on a at 10.0.0.1 port 4000: timed out" in caught.value.found
+
+
+def places(*nodes: int) -> list[topology.Place]:
+    return topology.places(nodes)
+
+
+def test_devices_follow_the_local_rank() -> None:
+    assert devices.devices([TORCH] * 4, places(0, 0, 1, 1), ["a", "a", "b", "b"]) == [
+        "cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+
+
+def test_a_device_of_ones_own_is_the_first() -> None:
+    own = DeviceFacts(kind="cuda", count=1)
+    assert devices.devices([own] * 2, places(0, 0), ["a", "a"]) == ["cuda:0", "cuda:0"]
+
+
+def test_no_accelerator_is_the_cpu() -> None:
+    assert devices.devices([CPU_TORCH] * 2, places(0, 0), ["a", "a"]) == ["cpu", "cpu"]
+
+
+def test_too_few_gpus() -> None:
+    with pytest.raises(LaunchError) as caught:
+        devices.devices([DeviceFacts(kind="cuda", count=2)] * 3, places(0, 0, 0), ["a"] * 3)
+    assert caught.value.name == "too-few-gpus"
+    assert "3 ranks on a" in caught.value.found
+    assert "--ntasks-per-node=2" in caught.value.do
+
+
+@pytest.mark.parametrize(("asked", "facts", "backend"), [
+    (None, TORCH, "nccl"), (None, CPU_TORCH, "gloo"), ("gloo", TORCH, "gloo"), ("NCCL", TORCH, "nccl"),
+    ("cpu:gloo,cuda:nccl", TORCH, "cpu:gloo,cuda:nccl"),
+    (None, DeviceFacts(kind="xpu", count=1, default_backends=TORCH.default_backends), "xccl"),
+])
+def test_backend(asked: str | None, facts: DeviceFacts, backend: str) -> None:
+    assert devices.backend(asked, [facts], ["a"]) == backend
+
+
+@pytest.mark.parametrize(("asked", "facts", "words"), [
+    ("nccl", CPU_TORCH, "no GPU and torch 2.13.0+cpu with gloo"),
+    ("nonsense", TORCH, "backend nonsense"),
+    ("nccl", DeviceFacts(torch_version="2.13.0", backends=TORCH.backends), "rank 1 on b has no GPU"),
+    ("cpu:gloo,cuda:nccl", CPU_TORCH, "rank 1 on b"),
+])
+def test_backend_unavailable(asked: str, facts: DeviceFacts, words: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        devices.backend(asked, [TORCH, facts] if asked != "nonsense" else [facts], ["a", "b"])
+    assert caught.value.name == "backend-unavailable"
+    assert words in caught.value.found
+
+
+def test_a_torch_that_cannot_be_imported_is_named_by_its_host() -> None:
+    with pytest.raises(LaunchError) as caught:
+        devices.check_torch([TORCH, DeviceFacts(error="ImportError: libcudart.so.12")], ["a", "b"])
+    assert caught.value.name == "torch-unusable"
+    assert caught.value.found == "ImportError: libcudart.so.12 (on b)"
+
+
+def test_a_script_that_some_hosts_cannot_see_is_named_by_them() -> None:
+    there, gone = ScriptFacts("t.py"), ScriptFacts("t.py", missing=True, error="/x/t.py: No such file or directory")
+    problems.check_script([host(script=there)])
+    with pytest.raises(LaunchError) as caught:
+        problems.check_script([host(script=there), *(host(i, script=gone) for i in range(1, 9))])
+    assert caught.value.name == "script-missing"
+    assert caught.value.found == "/x/t.py: No such file or directory (on n1, n2, n3, n4, n5 and 3 more)"
+
+
+def test_a_problem_reads_as_found_needed_do() -> None:
+    assert str(LaunchError("a-name", "one\ntwo", "three", "four")).splitlines() == [
+        "mpiddp: cannot start: a-name",
+        "  found    one",
+        "           two",
+        "  needed   three",
+        "  do       four",
+    ]

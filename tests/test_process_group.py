@@ -1,0 +1,64 @@
+"""Scripts that make their own process group find the one that is there, or get one as they ask."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.cluster import Cluster
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, VENVS, Mpi, check, check_hello, mpiexec, noise, srun
+
+
+def free_port() -> str:
+    """Return a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("how", ["plain", "same", "ours", "timeout", "backend", "address", "mesh", "twice"])
+def test_init_process_group_called_so(quick: Mpi, how: str) -> None:
+    done = check(mpiexec(quick, 2, PROGRAMS / "groups.py", how))
+    assert done.stdout == f"{how} 2 of 2\n" * 2
+    assert noise(done) == []
+
+
+@pytest.mark.parametrize("how", ["file", "store", "tcp"])
+def test_a_meeting_point_of_the_scripts_own(quick: Mpi, how: str, tmp_path: Path) -> None:
+    point = free_port() if how == "tcp" else tmp_path / "store"
+    assert check(mpiexec(quick, 2, PROGRAMS / "groups.py", how, point)).stdout == f"{how} 2 of 2\n" * 2
+
+
+def test_two_worlds_with_a_port_each(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 4, PROGRAMS / "groups.py", "halves", free_port(), free_port()))
+    assert done.stdout == "halves 2 of 2\n" * 4
+
+
+def test_a_world_without_the_last_rank(quick: Mpi) -> None:
+    assert check(mpiexec(quick, 3, PROGRAMS / "groups.py", "first")).stdout == "first 2 of 2\n" * 2
+
+
+def test_no_init_leaves_it_to_the_script(quick: Mpi) -> None:
+    assert check(mpiexec(quick, 2, "--no-init", PROGRAMS / "groups.py", "bare")).stdout == "bare 2 of 2\n" * 2
+
+
+@pytest.mark.parametrize("options", [[], ["--no-init"]], ids=["init", "no-init"])
+def test_twenty_groups_one_after_another(quick: Mpi, options: list[str]) -> None:
+    done = check(mpiexec(quick, 2, *options, PROGRAMS / "recreate.py", 20))
+    assert done.stdout == "20 groups\n" * 2
+    assert noise(done) == []
+
+
+def test_twenty_groups_one_after_another_on_three_nodes(cluster: Cluster) -> None:
+    done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", PROGRAMS / "recreate.py", 20))
+    assert done.stdout == "20 groups\n" * 6
+
+
+def test_a_script_for_torchrun_runs_under_both(quick: Mpi) -> None:
+    script = EXAMPLES / "hello_torchrun.py"
+    check_hello(mpiexec(quick, 2, script), 2)
+    done = processes.run(str(VENVS / "base/bin/torchrun"), "--nproc-per-node=2", f"--master-port={free_port()}",
+                         str(script), timeout=100, cwd=ROOT)
+    check_hello(done, 2)

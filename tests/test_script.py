@@ -1,0 +1,91 @@
+"""A script finds what it finds under plain `python`, and its workers too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.support import PROGRAMS, ROOT, Mpi, alone, check, mpiexec, mpiexec_command, noise, single_node_environ
+
+ARGUMENTS = ["--epochs", "3", "--", "-m", "--backend", "a b"]
+
+
+def observe(mpi: Mpi, *command: object, cwd: Path = ROOT, env: dict[str, str] | None = None) -> tuple[dict, list[str]]:
+    """Return what observe.py sees when it is started so, and the lines it prints after."""
+    first, *rest = check(alone(mpi, *command, cwd=cwd, env=env)).stdout.splitlines()
+    return json.loads(first), rest
+
+
+def same(mpi: Mpi, *script: object, cwd: Path, env: dict[str, str] | None = None) -> dict:
+    """Fail unless a script sees the same under `python` and under `python -m mpiddp`; return what."""
+    plain, plain_end = observe(mpi, *script, cwd=cwd, env=env)
+    ours, ours_end = observe(mpi, "-m", "mpiddp", *script, cwd=cwd, env=env)
+    assert ours == plain
+    assert ours_end == plain_end == ["thread True", "atexit True"]
+    return ours
+
+
+def test_a_script_sees_what_python_shows_it(quick: Mpi) -> None:
+    seen = same(quick, "programs/observe.py", *ARGUMENTS, cwd=ROOT / "tests")
+    assert seen["argv"] == ["programs/observe.py", *ARGUMENTS]
+    assert [seen[method][1] for method in ("fork", "spawn", "forkserver")] == [True] * 3
+
+
+def test_a_linked_script_finds_its_folder(quick: Mpi, tmp_path: Path) -> None:
+    link = tmp_path / "link.py"
+    link.symlink_to(PROGRAMS / "observe.py")
+    assert same(quick, link, cwd=tmp_path)["path0"] == str(PROGRAMS)
+
+
+def test_a_module_sees_what_python_shows_it(quick: Mpi) -> None:
+    same(quick, "-m", "tests.programs.observe", *ARGUMENTS, cwd=ROOT)
+
+
+def test_safe_path_is_respected(quick: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "observe.py"
+    shutil.copy(PROGRAMS / "observe.py", script)
+    same(quick, script, cwd=tmp_path, env={"PYTHONSAFEPATH": "1"})
+
+
+@pytest.mark.parametrize(("module", "line"), [
+    ("package", "relative package package.__main__ ['-x']"),
+    ("package.inner.program", "relative package.inner package.inner.program ['-x']"),
+])
+def test_relative_imports_under_m(quick: Mpi, module: str, line: str) -> None:
+    for launcher in ([], ["-m", "mpiddp"]):
+        assert check(alone(quick, *launcher, "-m", module, "-x", cwd=PROGRAMS)).stdout == line + "\n"
+
+
+def test_the_console_script_is_the_module(quick: Mpi) -> None:
+    command = Path(ROOT / ".venvs/base/bin/mpiddp")
+    done = check(alone(quick, command, "--quiet", "-m", "package", "-x", cwd=PROGRAMS))
+    assert done.stdout == "relative package package.__main__ ['-x']\n"
+
+
+def test_workers_of_every_kind_beside_mpi(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 2, PROGRAMS / "loader_workers.py"))
+    assert done.stdout == "2 2\n" * 2
+    assert noise(done) == []
+
+
+def test_a_forked_child_that_exits_leaves_the_job_alone(quick: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text("import os, sys\nimport torch.distributed as dist\n"
+                      "if os.fork() == 0:\n    sys.exit(0)\n"  # torch's gloo group, if alive, hangs in such a child
+                      "assert os.wait()[1] == 0\ndist.init_process_group()\ndist.barrier()\nprint('done')\n")
+    assert check(mpiexec(quick, 2, "--no-init", script)).stdout == "done\n" * 2
+
+
+def test_standard_input_reaches_rank_0(quick: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "reads.py"
+    script.write_text("import os, sys\nif os.environ['RANK'] == '0':\n    print(sys.stdin.read().strip())\n")
+    (tmp_path / "input").write_text("hello\n")
+    shell = tmp_path / "start.sh"
+    shell.write_text(f'exec "$@" < {tmp_path}/input\n')
+    done = processes.run("sh", str(shell), *mpiexec_command(quick, 2, "-m", "mpiddp", script), timeout=60,
+                         env=single_node_environ(quick), cwd=ROOT)
+    assert check(done).stdout == "hello\n"

@@ -1,0 +1,94 @@
+"""Rank 0's store: where it listens, and for how long."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.support import (
+    EXAMPLES,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    Done,
+    Mpi,
+    check,
+    check_hello,
+    mpiexec,
+    mpiexec_command,
+    need,
+    noise,
+    single_node_environ,
+    srun,
+)
+
+
+def listeners(done: Done) -> dict[int, dict[str, Any]]:
+    """Return what store_ports.py printed, by rank."""
+    ranks = map(json.loads, check(done).stdout.splitlines())
+    return {one["rank"]: one for one in ranks}
+
+
+def test_ss_shows_the_store_on_loopback_only(quick: Mpi) -> None:
+    """Ask `ss -ltn` while the job runs, as a site's security staff would."""
+    need(quick.missing())
+    command = mpiexec_command(quick, 2, "-m", "mpiddp", "--quiet", PROGRAMS / "store_ports.py")
+    with subprocess.Popen(command, env={**single_node_environ(quick), "LINGER_S": "3"}, cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        address, port = json.loads(job.stdout.readline())["meeting"]
+        table = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=True, timeout=20).stdout
+        job.communicate(timeout=60)
+    assert job.returncode == 0
+    local = [line.split()[3] for line in table.splitlines()]
+    assert [one for one in local if one.endswith(f":{port}")] == [f"127.0.0.1:{port}"]
+    assert address == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "mpich"])
+def test_a_job_on_one_node_listens_for_torch_on_loopback_only(name: str) -> None:
+    """The store and gloo; what the MPI library itself opens is its own affair."""
+    ranks = listeners(mpiexec(MPIS[name], 2, PROGRAMS / "store_ports.py"))
+    assert ranks[0]["meeting"] in ranks[0]["listening"]
+
+
+def test_across_nodes_the_store_listens_on_the_chosen_interface_only(cluster: Cluster) -> None:
+    ranks = listeners(srun(cluster, MPIS["openmpi4"], "-N3 -n3", PROGRAMS / "store_ports.py"))
+    address, port = ranks[0]["meeting"]
+    assert address == "10.77.0.11"
+    assert [one[0] for one in ranks[0]["listening"] if one[1] == port] == [address]
+
+
+def test_a_rank_that_ends_early_takes_nothing_from_the_others(cluster: Cluster) -> None:
+    done = check(srun(cluster, MPIS["openmpi4"], "-N3 -n3", PROGRAMS / "ends_early.py"))
+    assert done.stdout == "2 went on\n" * 2
+
+
+def test_twenty_starts_in_a_row_beside_a_job_that_holds_ports(quick: Mpi) -> None:
+    """Hold a thousand ports, torchrun's default among them, and start twenty times."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(1000)]
+    try:
+        held.append(socket.create_server(("127.0.0.1", 29500)))
+        for _ in range(20):
+            done = mpiexec(quick, 4, EXAMPLES / "hello_world.py")
+            check_hello(done, 4)
+            assert noise(done) == []
+    finally:
+        for one in held:
+            one.close()
+
+
+def test_jobs_that_start_together_stay_apart(quick: Mpi) -> None:
+    command = mpiexec_command(quick, 2, "-m", "mpiddp", EXAMPLES / "hello_world.py")
+    jobs = [subprocess.Popen(command, env=single_node_environ(quick), cwd=ROOT, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    deadline = time.monotonic() + 120
+    for job in jobs:
+        out, err = job.communicate(timeout=deadline - time.monotonic())
+        check_hello(Done(command, job.returncode, out, err), 2)
