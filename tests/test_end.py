@@ -11,7 +11,6 @@ import pytest
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, PROGRAMS, Mpi, check, mpiexec, noise, srun
 
-
 Script = Callable[..., Path]
 
 

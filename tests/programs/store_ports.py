@@ -3,16 +3,22 @@
 import json
 import os
 import socket
+import sys
 import time
 
 import psutil
 import torch.distributed as dist
 
-dist.barrier()
+with_group = "--no-group" not in sys.argv
+if with_group and not dist.is_initialized():  # under torchrun and the plain recipe
+    dist.init_process_group("gloo")
+if with_group:
+    dist.barrier()
 listening = [c.laddr[:2] for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
 print(json.dumps({
-    "rank": dist.get_rank(), "listening": listening,
+    "rank": int(os.environ["RANK"]), "listening": listening,
     "meeting": [os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])], "host": socket.gethostname(),
 }) + "\n", end="", flush=True)
 time.sleep(float(os.environ.get("LINGER_S", "0")))
-dist.barrier()
+if with_group:
+    dist.barrier()

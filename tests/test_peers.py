@@ -1,0 +1,73 @@
+"""What the README says of mpiddp beside torchrun, the plain mpirun recipe and Accelerate."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+
+import pytest
+
+from tests import processes
+from tests.support import (
+    DEADLINE_S,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    VENVS,
+    Mpi,
+    check,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
+
+QUICK = MPIS["mpich"]
+ENVIRON = single_node_environ(QUICK)
+
+
+def torchrun(*arguments: object) -> list[str]:
+    """Return the command that starts two ranks under torchrun, on a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return [str(VENVS / "base/bin/torchrun"), "--nproc-per-node=2", f"--master-port={port}", *map(str, arguments)]
+
+
+STARTS = {
+    "mpiddp": (lambda script: mpiexec_command(QUICK, 2, "-m", "mpiddp", script), {"127.0.0.1"}),
+    "torchrun": (torchrun, {"*", "0.0.0.0", "[::]"}),
+    "plain recipe": (lambda script: mpiexec_command(QUICK, 2, PROGRAMS / "plain_recipe.py", script),
+                     {"*", "0.0.0.0", "[::]"}),
+}
+
+
+@pytest.mark.parametrize("peer", STARTS)
+def test_where_the_store_listens_on_one_node(peer: str) -> None:
+    """Ask `ss -ltn` while the job runs, as a site's security staff would."""
+    need(QUICK.missing())
+    command, allowed = STARTS[peer]
+    with subprocess.Popen(command(PROGRAMS / "store_ports.py"), env={**ENVIRON, "LINGER_S": "3"}, cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as job:
+        assert job.stdout is not None
+        try:
+            port = json.loads(job.stdout.readline())["meeting"][1]
+            table = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=True, timeout=20).stdout
+            job.communicate(timeout=DEADLINE_S)
+        finally:
+            processes.end_tree(job.pid)
+    assert job.returncode == 0
+    local = [line.split()[3].rpartition(":") for line in table.splitlines()]
+    found = {address for address, _, one in local if one == str(port)}
+    assert found
+    assert found <= allowed
+
+
+def test_the_status_of_a_script_that_fails(quick: Mpi) -> None:
+    check(mpiexec(quick, 2, PROGRAMS / "fails.py", 1, 7), 7)
+    check(processes.run(*torchrun(PROGRAMS / "fails.py", 1, 7), timeout=DEADLINE_S, env=ENVIRON, cwd=ROOT), 1)
+
+
+def test_an_accelerate_script_runs_unchanged(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 2, PROGRAMS / "accelerated.py"))
+    assert sorted(done.stdout.splitlines()) == [f"{rank}/2 DistributedDataParallel True" for rank in range(2)]
