@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .act import failure, script, variables
 from .act.rollcall import RollCall
@@ -45,20 +45,10 @@ def launch(config: LaunchConfig) -> int:
         MPI = mpi.initialise()
     except LaunchError as error:
         return failure.refuse(str(error), EXIT_CANNOT_START)
-    try:
-        membership = join(MPI.COMM_WORLD, config)
-    except LonelyLaunchError as error:
-        print(error, file=sys.stderr)
-        failure.abort(MPI, EXIT_CANNOT_START)
-    except LaunchError as error:
-        if MPI.COMM_WORLD.rank == 0:
-            print(error, file=sys.stderr, flush=True)
+    membership = start(MPI, config)
+    if membership is None:
         MPI.Finalize()
         return EXIT_CANNOT_START
-    except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
-        failure.abort(MPI, failure.INTERRUPTED)
-    except Exception as error:
-        failure.abort(MPI, failure.report(error))
     if membership.environment.rank == 0 and not config.quiet:
         announce(membership.environment)
     membership.groups.adopt_calls()
@@ -71,6 +61,30 @@ def launch(config: LaunchConfig) -> int:
     return 0
 
 
+def start(MPI: Any, config: LaunchConfig) -> Membership | None:
+    """Join the job of all MPI ranks; say why and return None where it cannot start, on every rank."""
+    try:
+        return join(MPI.COMM_WORLD, config)
+    except LonelyLaunchError as error:
+        give_up(error)
+    except LaunchError as error:
+        if MPI.COMM_WORLD.rank == 0:
+            print(error, file=sys.stderr, flush=True)
+        return None
+    except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
+        failure.abort(MPI, failure.INTERRUPTED)
+    except Exception as error:
+        failure.abort(MPI, failure.report(error))
+
+
+def give_up(error: LonelyLaunchError) -> NoReturn:
+    """End the job on all ranks for a reason that only this one knows."""
+    from mpi4py import MPI
+
+    print(error, file=sys.stderr)
+    failure.abort(MPI, EXIT_CANNOT_START)
+
+
 def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
     """Bring the ranks of a communicator together as a job and return this rank's part in it.
 
@@ -81,30 +95,25 @@ def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
     replaced = variables.set_missing(host.defaults)
 
     found = device_facts()  # imports torch
-    server, endpoint = None, None
-    if roll.rank == 0 and not found.error:
-        from .act import rendezvous
-
-        server, endpoint = rendezvous.serve(host.master_addr, config.startup_timeout_s)
+    server, endpoint = serve(host.master_addr, config) if roll.rank == 0 and not found.error else (None, None)
     plan = roll.agree("importing torch", (host.place, found, endpoint),
                       lambda facts: plan_devices(facts, roll.hosts, config.backend))
     replaced |= variables.set_all(plan.exports)
 
-    import torch
-
+    from .act import device
     from .act.membership import Membership
     from .act.process_group import GroupMaker
     from .act.rendezvous import KeySpaces
 
-    device = torch.device(plan.device)
-    if device.type != "cpu":
-        getattr(torch, device.type).set_device(device)
-    environment = Environment(**asdict(host.place), master_addr=plan.endpoint.address,
-                              master_port=plan.endpoint.port, backend=plan.backend, device=device)
     store = connect(roll, host, plan.endpoint)
+    environment = Environment(
+        **asdict(host.place), master_addr=plan.endpoint.address, master_port=plan.endpoint.port,
+        backend=plan.backend, device=device.use(plan.device),
+    )
     groups = GroupMaker(environment, KeySpaces(store, plan.endpoint.token))
     if config.init:
-        groups.create(config.group_timeout)
+        with roll.watch("making the process group", give_up):
+            groups.create(config.group_timeout)
     return Membership(environment, roll, groups, server, replaced)
 
 
@@ -118,6 +127,13 @@ def plan_named(roll: RollCall, facts: Sequence[HostFacts]) -> list[HostPlan]:
     """Return the plan for all ranks and let the roll call know them by their hosts from now on."""
     roll.hosts = [one.hostname for one in facts]
     return plan_hosts(facts)
+
+
+def serve(address: str, config: LaunchConfig) -> tuple[dist.Store, Endpoint]:
+    """Start the job's store on rank 0."""
+    from .act import rendezvous
+
+    return rendezvous.serve(address, config.startup_timeout_s)
 
 
 def connect(roll: RollCall, host: HostPlan, endpoint: Endpoint) -> dist.Store:
@@ -151,8 +167,8 @@ def leave(MPI: Any, config: LaunchConfig, pid: int) -> None:
         return
     try:
         membership.leave(config.exit_timeout_s)
-    except TimeoutError as error:
-        print(f"mpiddp: {error}", file=sys.stderr)
+    except Exception as error:
+        print(f"mpiddp: cannot leave the job: {error}", file=sys.stderr)
         failure.abort(MPI, 1)
     membership = None
     MPI.Finalize()

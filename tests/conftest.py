@@ -43,5 +43,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the rows of the matrix that ran."""
     if rows_run:
         terminalreporter.section("rows of the matrix that ran")
-        for row in rows_run:
+        for row in dict.fromkeys(rows_run):
             terminalreporter.line(row)

@@ -93,4 +93,4 @@ def test_the_last_rank_is_waited_for_and_named_at_the_deadline(quick: Mpi, scrip
     done = mpiexec(quick, 2, "--exit-timeout", "3", path)
     assert time.monotonic() - start < 60
     assert done.returncode == 1
-    assert "mpiddp: waited 3 s for the end of rank 1 on " in done.stderr
+    assert "mpiddp: cannot leave the job: waited 3 s for the end of rank 1 on " in done.stderr

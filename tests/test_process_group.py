@@ -9,7 +9,20 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, VENVS, Mpi, check, check_hello, mpiexec, noise, srun
+from tests.support import (
+    EXAMPLES,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    VENVS,
+    Mpi,
+    alone,
+    check,
+    check_hello,
+    mpiexec,
+    noise,
+    srun,
+)
 
 
 def free_port() -> str:
@@ -62,3 +75,8 @@ def test_a_script_for_torchrun_runs_under_both(quick: Mpi) -> None:
     done = processes.run(str(VENVS / "base/bin/torchrun"), "--nproc-per-node=2", f"--master-port={free_port()}",
                          str(script), timeout=100, cwd=ROOT)
     check_hello(done, 2)
+
+
+def test_a_script_that_spawns_its_own_ranks(quick: Mpi) -> None:
+    done = check(alone(quick, "-m", "mpiddp", PROGRAMS / "spawn_tutorial.py"))
+    assert sorted(done.stdout.splitlines()) == ["spawned 0 of 2", "spawned 1 of 2"]

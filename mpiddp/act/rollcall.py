@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LaunchError, LonelyLaunchError
@@ -48,18 +50,33 @@ class RollCall:
         """Return this rank's part of what `plan` makes on rank 0 from the facts of all ranks.
 
         `stage` says what a rank that is late is doing. A LaunchError of `plan` is raised on every
-        rank; at the deadline, LonelyLaunchError on each rank that still waits.
+        rank and ends the roll call; at the deadline, LonelyLaunchError on each rank that still waits.
         """
         if self.rank == 0:
-            return self._decide(self._collect(stage, facts), plan)
-        self._send(facts, 0)
-        answer = wait_for(
-            lambda: self._receive(0), self._deadline + min(self.rank, TURNS),
-            lambda: self._late("rank 0 has not answered"),
-        )[1]
+            answer = self._decide(self._collect(stage, facts), plan)
+        else:
+            self._send(facts, 0)
+            answer = self._await_answer()
         if isinstance(answer, LaunchError):
+            self.close()
             raise answer
-        return answer  # type: ignore[no-any-return]
+        return answer
+
+    @contextmanager
+    def watch(self, stage: str, give_up: Callable[[LonelyLaunchError], object]) -> Iterator[None]:
+        """Hold a stage in which this rank waits inside a library, and call `give_up` at the deadline.
+
+        It is called in a thread of its own, with what to say, while the library still waits.
+        """
+        late = f"{self.name(self.rank)} is still {stage}"
+        seconds = self.remaining_s + min(self.rank, TURNS)
+        timer = threading.Timer(seconds, lambda: give_up(self._late(late)))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def await_end(self, timeout_s: float | None, name_missing: Callable[[], str], tell: Callable[[str], None]) -> None:
         """Return when all ranks have called this; raise TimeoutError `timeout_s` after this one did.
@@ -75,18 +92,23 @@ class RollCall:
         )
 
     def close(self) -> None:
-        """Free the communicator; every rank must have been awaited."""
+        """Free the communicator. Collective, once every rank has what was sent to it."""
         for request in self._sent:
             request.wait()
         self.comm.Free()
 
-    def _decide(self, facts: Sequence[Facts], plan: Callable[[Sequence[Facts]], Sequence[Plan]]) -> Plan:
+    def _await_answer(self) -> Any:
+        late = self._deadline + min(self.rank, TURNS)
+        return wait_for(lambda: self._receive(0), late, lambda: self._late("rank 0 has not answered"))[1]
+
+    def _decide(
+        self, facts: Sequence[Facts], plan: Callable[[Sequence[Facts]], Sequence[Plan]]
+    ) -> Plan | LaunchError:
+        answers: Sequence[Plan | LaunchError]
         try:
             answers = plan(facts)
         except LaunchError as error:
-            for rank in range(1, self.size):
-                self._send(error, rank)
-            raise
+            answers = [error] * self.size
         for rank in range(1, self.size):
             self._send(answers[rank], rank)
         return answers[0]

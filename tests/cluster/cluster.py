@@ -23,7 +23,6 @@ import psutil
 from tests.processes import end_processes, run
 
 RUN = Path("/var/tmp/mpiddp-cluster")  # not under /tmp, which every node hides behind its own
-LOCK = Path("/var/tmp/mpiddp-cluster.lock")
 BRIDGE = "mpiddp0"
 LOGIN = "login"
 NODES = ("node1", "node2", "node3")
@@ -91,8 +90,7 @@ class Cluster:
         self.visible = [path for path in visible if path.is_relative_to("/tmp")]
 
     def __enter__(self) -> Cluster:  # noqa: PYI034 (Self needs Python 3.11)
-        self._lock = LOCK.open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = lock()
         try:
             remove_remains()
             self._start()
@@ -103,8 +101,7 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         remove_remains()
-        LOCK.unlink()
-        self._lock.close()
+        os.close(self._lock)
 
     def run(self, *command: str, timeout: float, env: Mapping[str, str] | None = None,
             cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -144,6 +141,24 @@ class Cluster:
                 logs = "\n".join(f"{log}: {log.read_text()[-2000:]}" for log in RUN.glob("*.log"))
                 raise TimeoutError(f"nodes not idle after {START_TIMEOUT_S} s: {seen.stdout}{seen.stderr}\n{logs}")
             time.sleep(0.2)
+
+
+def lock() -> int:
+    """Return a descriptor that only one cluster on this machine holds; raise TimeoutError where it stays taken.
+
+    It locks the folder that RUN is made in, so that no lock file is left behind.
+    """
+    folder = os.open(RUN.parent, os.O_RDONLY)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another cluster runs on this machine: {RUN.parent} stays locked") from None
+            time.sleep(0.5)
+        else:
+            return folder
 
 
 def start_munged() -> None:
