@@ -1,4 +1,4 @@
-"""What a rank knows of itself once the job has started."""
+"""A rank's place in the job, and what it knows of itself once the job has started."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Environment:
-    """A rank's place in the job, where the job meets, and what this rank computes on.
+class Place:
+    """A rank's place in the job.
 
-    `rank` counts over the job, `local_rank` over the ranks of this node, `node_rank` over the nodes.
-    `master_addr` and `master_port` are the address of rank 0's store. `backend` is the process group's.
+    `rank` counts over the job, `local_rank` over the ranks of the node, `node_rank`, which torchrun
+    calls GROUP_RANK, over the nodes; each from 0.
     """
 
     rank: int
@@ -23,6 +23,15 @@ class Environment:
     local_world_size: int
     node_rank: int
     num_nodes: int
+
+
+@dataclass(frozen=True)
+class Environment(Place):
+    """A rank's place, where the job meets, and what the rank computes on.
+
+    `master_addr` and `master_port` are the address of rank 0's store. `backend` is the process group's.
+    """
+
     master_addr: str
     master_port: int
     backend: str

@@ -22,6 +22,7 @@ from tests.support import (
     check_hello,
     mpiexec,
     need,
+    noise,
     srun,
 )
 
@@ -34,7 +35,9 @@ NOTHING = [pytest.param(mpi, id=mpi.name, marks=pytest.mark.row("nothing", mpi.t
 
 @pytest.mark.parametrize("mpi", MPIRUN)
 def test_mpirun_says_hello(mpi: Mpi) -> None:
-    lines = check_hello(mpiexec(mpi, 3, EXAMPLES / "hello_world.py"), 3)
+    done = mpiexec(mpi, 3, EXAMPLES / "hello_world.py")
+    lines = check_hello(done, 3)
+    assert noise(done) == []
     assert {(one["address"], one["backend"]) for one in lines} == {("127.0.0.1", "gloo")}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpiddp.environment import Place
 from mpiddp.errors import LaunchError
 from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.host import HostFacts, Interface
@@ -116,7 +117,7 @@ def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
     assert "from b to rank 0 on a at 10.0.0.1 port 4000: timed out" in caught.value.found
 
 
-def places(*nodes: int) -> list[topology.Place]:
+def places(*nodes: int) -> list[Place]:
     return topology.places(nodes)
 
 

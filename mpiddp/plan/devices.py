@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..environment import Place
 from ..errors import LaunchError
 from ..facts.devices import DeviceFacts
 from .problems import listed
-from .topology import Place
 
 
 def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:

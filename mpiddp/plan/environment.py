@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .topology import Place
+from ..environment import Place
 
 
 @dataclass(frozen=True)

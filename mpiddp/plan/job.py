@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..environment import Place
 from ..facts.devices import DeviceFacts
 from ..facts.host import HostFacts
 from . import cores, devices, environment, network, problems, topology
@@ -14,7 +15,7 @@ from . import cores, devices, environment, network, problems, topology
 class HostPlan:
     """A rank's plan before torch: its place, rank 0's address for the job, variables to default."""
 
-    place: topology.Place
+    place: Place
     master_addr: str
     defaults: dict[str, str]
 
@@ -41,7 +42,7 @@ def plan_hosts(facts: Sequence[HostFacts]) -> list[HostPlan]:
 
 
 def plan_devices(
-    facts: Sequence[tuple[topology.Place, DeviceFacts, environment.Endpoint | None]],
+    facts: Sequence[tuple[Place, DeviceFacts, environment.Endpoint | None]],
     hosts: Sequence[str],
     asked: str | None,
 ) -> list[DevicePlan]:

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Place:
-    """A rank's place in the job, in torchrun's terms; `node_rank` is its GROUP_RANK."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    num_nodes: int
+from ..environment import Place
 
 
 def places(nodes: Sequence[Hashable]) -> list[Place]:
