@@ -14,10 +14,12 @@ from .act.rollcall import RollCall
 from .config import LaunchConfig
 from .environment import Environment
 from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
-from .facts import mpi
+from .facts import mpi, runtime
 from .facts.devices import device_facts
 from .facts.host import HostFacts, host_facts
+from .facts.library import library
 from .facts.script import script_facts
+from .plan.fit import check_fit, check_whole
 from .plan.job import HostPlan, plan_devices, plan_hosts
 from .plan.network import check_reached
 from .version import __version__
@@ -42,7 +44,7 @@ def launch(config: LaunchConfig) -> int:
     assert config.script is not None
     script.set_path(config.script)
     try:
-        MPI = mpi.initialise()
+        MPI = initialise_mpi()
     except LaunchError as error:
         return failure.refuse(str(error), EXIT_CANNOT_START)
     membership = start(MPI, config)
@@ -59,6 +61,24 @@ def launch(config: LaunchConfig) -> int:
         if status := failure.report(error):
             failure.abort(MPI, status)
     return 0
+
+
+def initialise_mpi() -> Any:
+    """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, where it can't be whole.
+
+    Where launcher and library don't fit, MPI_Init ends the process or makes each a world of its own:
+    so the fit is checked before, and the number of ranks after.
+    """
+    MPI = mpi.load()
+    started_by, loaded = runtime.detect(os.environ), library(MPI)
+    check_fit(started_by, loaded)
+    mpi.initialise(MPI)
+    try:
+        check_whole(started_by, MPI.COMM_WORLD.size, loaded)
+    except LaunchError:
+        MPI.Finalize()
+        raise
+    return MPI
 
 
 def start(MPI: Any, config: LaunchConfig) -> Membership | None:

@@ -1,4 +1,4 @@
-"""The MPI library that mpi4py loads, initialised once, and which ranks share this node."""
+"""MPI itself: loaded, initialised once, and asked which ranks share this node."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ if TYPE_CHECKING:
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")  # in the order of MPI's constants
 
 
-def initialise() -> Any:
-    """Initialise MPI at the level of threads that mpi4py is configured for; return `mpi4py.MPI`.
-
-    Finalising it is the caller's. Raises LaunchError `no-mpi-library`.
-    """
+def initialise(mpi: Any) -> None:
+    """Initialise MPI at the level of threads that mpi4py is configured for; finalising is the caller's."""
     import mpi4py
 
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False
-    mpi = load()
+    levels = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
     if not mpi.Is_initialized():
-        mpi.Init_thread((mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)[
-            THREAD_LEVELS.index(level)])
-    return mpi
+        mpi.Init_thread(levels[THREAD_LEVELS.index(level)])
 
 
 def load() -> Any:
-    """Load the MPI library and return `mpi4py.MPI`; raise LaunchError `no-mpi-library`."""
+    """Load the MPI library, without MPI_Init, and return `mpi4py.MPI`; raise LaunchError `no-mpi-library`."""
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
     try:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:

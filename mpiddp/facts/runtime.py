@@ -1,9 +1,11 @@
-"""Which launcher started this process, as its variables tell before MPI is there."""
+"""Which launcher started this process and what it offers, as its variables tell before MPI is there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from .library import PMI, PMIX
 
 
 @dataclass(frozen=True)
@@ -15,33 +17,47 @@ class Launcher:
     size: str | None
 
 
-# The first whose variable is set counts: an mpirun inside a Slurm step sets its own beside Slurm's.
-LAUNCHERS = (
-    Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+OPEN_MPI = Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+# A batch script has SLURM_PROCID too; only a step, which srun started, has a numeric SLURM_STEP_ID.
+SRUN = Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+HYDRA = Launcher("MPICH's or Intel MPI's mpiexec", "PMI_RANK", "PMI_SIZE")
+OTHERS = (
     Launcher("PALS", "PALS_RANKID", None),
     Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    Launcher("a PMI launcher", "PMI_RANK", "PMI_SIZE"),
-    Launcher("a PMIx launcher", "PMIX_RANK", None),
 )
-# A batch script has SLURM_PROCID too; only a step, which srun started, has a numeric SLURM_STEP_ID.
-SRUN = Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+PMIX_LAUNCHER = Launcher("a PMIx launcher", "PMIX_RANK", None)
+OFFERS = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",)}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A launcher that was found: its name, this process's rank, the number of ranks if it says."""
+    """What was found: the launcher, this process's rank, the number of ranks if the launcher says it.
 
-    name: str
+    `offers` are the interfaces that a library may use to meet the launcher. `has_pmi_library` tells
+    whether Intel MPI was shown Slurm's PMI library (I_MPI_PMI_LIBRARY).
+    """
+
+    launcher: Launcher
     rank: int
     size: int | None
+    offers: frozenset[str]
+    has_pmi_library: bool
 
 
 def detect(environ: Mapping[str, str]) -> Runtime | None:
-    """Return the launcher that started this process, or None where nothing did."""
-    candidates = [*LAUNCHERS, SRUN] if environ.get("SLURM_STEP_ID", "").isdigit() else LAUNCHERS
-    for launcher in candidates:
+    """Return what started this process, or None where nothing did.
+
+    An mpirun or mpiexec inside a Slurm step sets its own variables beside Slurm's and counts, but
+    srun --mpi=pmi2 sets PMI_RANK as Hydra does, and SLURM_MPI_TYPE tells it.
+    """
+    in_step = environ.get("SLURM_STEP_ID", "").isdigit()
+    by_srun = in_step and environ.get("SLURM_MPI_TYPE", "none") != "none"
+    order = [OPEN_MPI, *OTHERS, *([SRUN, HYDRA] if by_srun else [HYDRA, *([SRUN] if in_step else [])]), PMIX_LAUNCHER]
+    for launcher in order:
         if (rank := environ.get(launcher.rank, "")).isdigit():
             size = environ.get(launcher.size or "", "")
-            return Runtime(launcher.name, int(rank), int(size) if size.isdigit() else None)
+            offers = frozenset(kind for kind, names in OFFERS.items() if any(name in environ for name in names))
+            return Runtime(launcher, int(rank), int(size) if size.isdigit() else None, offers,
+                           "I_MPI_PMI_LIBRARY" in environ)
     return None

@@ -1,0 +1,64 @@
+"""Which MPI library mpi4py has loaded, and by which interface it can meet a launcher; no MPI_Init needed."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from typing import Any
+
+PMI, PMIX = "pmi", "pmix"
+ALL_INTERFACES = frozenset({PMI, PMIX})
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library: its name and version, the file it lies in, and the interfaces it speaks.
+
+    The interfaces are PMI (versions 1 and 2, as MPICH's mpiexec and srun --mpi=pmi2 offer it) and
+    PMIx (Open MPI's mpirun and srun --mpi=pmix). A library that is not known speaks both.
+    """
+
+    name: str
+    version: tuple[int, ...]
+    path: str
+    interfaces: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))} ({self.path})"
+
+
+def library(mpi: Any) -> Library:
+    """Return the facts of the library behind a loaded `mpi4py.MPI` module."""
+    name, version = mpi.get_vendor()
+    path = library_path(mpi.__file__)
+    return Library(name, version, path, interfaces(name, version, path, mpi.Get_library_version()))
+
+
+def interfaces(name: str, version: tuple[int, ...], path: str, description: str) -> frozenset[str]:
+    """Return the interfaces that a library speaks.
+
+    Intel MPI speaks PMI, or what I_MPI_PMI asks for. MPICH prints how it was configured. Open MPI 5
+    speaks PMIx alone; up to 4 a site may have built components for Slurm's PMI, which are files.
+    """
+    if name == "Intel MPI":
+        return ALL_INTERFACES if os.environ.get("I_MPI_PMI") else frozenset({PMI})
+    if name == "MPICH":
+        return ALL_INTERFACES if "pmix" in description.lower() else frozenset({PMI})
+    if name == "Open MPI" and version >= (5,):
+        return frozenset({PMIX})
+    if name == "Open MPI":
+        folder = os.path.dirname(path)
+        components = [os.path.basename(file) for pattern in ("openmpi*", "openmpi/lib/openmpi*")
+                      for file in glob.glob(f"{folder}/{pattern}/mca_pmix_*.so")]
+        if components and not {"mca_pmix_s1.so", "mca_pmix_s2.so"} & set(components):
+            return frozenset({PMIX})
+    return ALL_INTERFACES
+
+
+def library_path(extension: str) -> str:
+    """Return the file of the libmpi in this process; the extension module's where libmpi is part of it."""
+    with open("/proc/self/maps") as maps:
+        paths = [line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line]
+    named = [path for path in paths if os.path.basename(path).startswith(("libmpi.", "libmpich.", "libmpi_cray"))]
+    return named[0] if named else extension

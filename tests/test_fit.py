@@ -1,0 +1,125 @@
+"""Launcher and library: each pair trains, or is refused by name before MPI_Init."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpiddp.errors import LaunchError
+from mpiddp.facts import runtime
+from mpiddp.facts.library import ALL_INTERFACES, Library, interfaces
+from mpiddp.plan.fit import check_fit, check_whole
+from tests import processes
+from tests.cluster import Cluster
+from tests.support import (
+    DEADLINE_S,
+    EXAMPLES,
+    MPIS,
+    ROOT,
+    Done,
+    Mpi,
+    check_hello,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
+
+HELLO = EXAMPLES / "hello_world.py"
+FAMILY = {"openmpi4": "pmix", "openmpi5": "pmix", "mpich": "pmi", "impi": "pmi"}  # as the pairs were seen to work
+OPEN_MPI_5 = Library("Open MPI", (5, 0, 11), "/lib/libmpi.so.40", frozenset({"pmix"}))
+MPICH = Library("MPICH", (5, 0, 2), "/lib/libmpi.so.12", frozenset({"pmi"}))
+INTEL = Library("Intel MPI", (2021, 19, 0), "/lib/libmpi.so", frozenset({"pmi"}))
+UNKNOWN = Library("Cray MPICH", (8, 1), "/lib/libmpi_cray.so", ALL_INTERFACES)
+
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "x", "PMIX_RANK": "1"}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+STEP_PMIX = {**STEP, "SLURM_MPI_TYPE": "pmix", "PMIX_NAMESPACE": "slurm.pmix.1.0", "PMIX_RANK": "1"}
+STEP_PMI2 = {**STEP, "SLURM_MPI_TYPE": "pmi2", "PMI_FD": "10", "PMI_RANK": "1", "PMI_SIZE": "4"}
+SLURM_PMI = {"I_MPI_PMI_LIBRARY": "/usr/lib64/libpmi2.so"}
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "6"}
+
+
+@pytest.mark.parametrize(("environ", "library"), [
+    ({}, OPEN_MPI_5), ({}, MPICH), (BATCH, OPEN_MPI_5), (BATCH, INTEL),
+    (MPIRUN, OPEN_MPI_5), ({**STEP, **MPIRUN}, OPEN_MPI_5), ({**BATCH, **MPIRUN}, OPEN_MPI_5),
+    (HYDRA, MPICH), (HYDRA, INTEL), ({**STEP, **HYDRA}, MPICH),
+    (STEP_PMIX, OPEN_MPI_5), (STEP_PMI2, MPICH), ({**STEP_PMI2, **SLURM_PMI}, INTEL),
+    ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, MPICH), (STEP_PMIX, UNKNOWN), (HYDRA, UNKNOWN),
+])
+def test_what_fits(environ: dict[str, str], library: Library) -> None:
+    check_fit(runtime.detect(environ), library)
+
+
+@pytest.mark.parametrize(("environ", "library", "name", "words"), [
+    (MPIRUN, MPICH, "launcher-mismatch", "4 processes started by Open MPI's mpirun, but mpi4py loaded MPICH 5.0.2"),
+    (MPIRUN, INTEL, "launcher-mismatch", "start with Intel MPI's mpiexec"),
+    (HYDRA, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
+    ({**STEP, **HYDRA}, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
+    (STEP, OPEN_MPI_5, "no-pmix", "add --mpi=pmix to srun"),
+    (STEP, MPICH, "no-pmix", "add --mpi=pmi2 to srun"),
+    (STEP, UNKNOWN, "no-pmix", "add --mpi=pmix or --mpi=pmi2 to srun"),
+    (STEP_PMIX, MPICH, "pmi-unsupported", "use --mpi=pmi2"),
+    (STEP_PMI2, OPEN_MPI_5, "pmi-unsupported", "use --mpi=pmix"),
+    (STEP_PMI2, INTEL, "pmi-unsupported", "I_MPI_PMI_LIBRARY"),
+])
+def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str, words: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        check_fit(runtime.detect(environ), library)
+    assert caught.value.name == name
+    assert words in str(caught.value)
+
+
+def test_a_world_that_is_split() -> None:
+    check_whole(runtime.detect(MPIRUN), 4, OPEN_MPI_5)
+    check_whole(runtime.detect({}), 1, OPEN_MPI_5)
+    with pytest.raises(LaunchError, match="split-world") as caught:
+        check_whole(runtime.detect(MPIRUN), 1, UNKNOWN)
+    assert "4 processes started by Open MPI's mpirun, but MPI has 1 in one world" in caught.value.found
+
+
+@pytest.mark.parametrize(("name", "version", "description", "spoken"), [
+    ("MPICH", (5, 0, 2), "MPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra", {"pmi"}),
+    ("MPICH", (4, 1), "MPICH configure: --with-pmix=/usr/lib/pmix", {"pmi", "pmix"}),
+    ("Open MPI", (5, 0, 11), "", {"pmix"}),
+    ("Open MPI", (4, 1, 6), "", {"pmi", "pmix"}),  # no component files are found: a static build
+    ("Intel MPI", (2021, 19), "", {"pmi"}),
+    ("Fujitsu MPI", (4,), "", {"pmi", "pmix"}),
+])
+def test_what_a_library_speaks(name: str, version: tuple[int, ...], description: str, spoken: set[str]) -> None:
+    assert interfaces(name, version, "/nowhere/libmpi.so", description) == spoken
+
+
+def check_refused(done: Done, name: str) -> None:
+    """Fail unless a job was refused with one message, and MPI itself did not come to speak."""
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("mpiddp: cannot start:") == 1, done.stderr
+    assert f"mpiddp: cannot start: {name}\n" in done.stderr, done.stderr
+    for word in ("MPI_Init", "PMI version", "SLURM's PMI support", "suspicious MPI"):
+        assert word not in done.stderr
+
+
+@pytest.mark.parametrize("library", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("launcher", MPIS.values(), ids=MPIS)
+def test_every_mpiexec_with_every_library(launcher: Mpi, library: Mpi) -> None:
+    need([*launcher.missing(), *library.missing()])
+    command = mpiexec_command(launcher, 2, "-m", "mpiddp", HELLO)
+    command[command.index(str(launcher.python))] = str(library.python)
+    done = processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(launcher), cwd=ROOT)
+    if FAMILY[launcher.name] == FAMILY[library.name]:
+        check_hello(done, 2)
+    else:
+        check_refused(done, "launcher-mismatch")
+
+
+@pytest.mark.parametrize(("option", "name", "problem"), [
+    ("none", "openmpi4", "no-pmix"), ("none", "openmpi5", "no-pmix"), ("none", "mpich", "no-pmix"),
+    ("none", "impi", "no-pmix"), ("pmix", "mpich", "pmi-unsupported"), ("pmi2", "openmpi4", "pmi-unsupported"),
+    ("pmi2", "impi", "pmi-unsupported"),
+])
+def test_srun_that_offers_nothing_fitting(option: str, name: str, problem: str, cluster: Cluster) -> None:
+    mpi = MPIS[name]
+    need(mpi.missing()[:1])
+    done = cluster.run("srun", f"--mpi={option}", "-N3", "-n3", str(mpi.python), "-m", "mpiddp", str(HELLO),
+                       timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
+    check_refused(done, problem)
