@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .act import failure, script, variables
 from .act.rollcall import RollCall
+from .act.sentinel import Sentinel
 from .config import LaunchConfig
 from .environment import Environment
 from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
@@ -19,8 +21,9 @@ from .facts.devices import device_facts
 from .facts.host import HostFacts, host_facts
 from .facts.library import library
 from .facts.script import script_facts
-from .plan.fit import check_fit, check_whole
-from .plan.job import HostPlan, plan_devices, plan_hosts
+from .plan.environment import SET_BY_HAND
+from .plan.fit import check_fit, check_nested, check_whole
+from .plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
 from .plan.network import check_reached
 from .version import __version__
 
@@ -43,11 +46,15 @@ def launch(config: LaunchConfig) -> int:
     global membership
     assert config.script is not None
     script.set_path(config.script)
+    started_by = runtime.detect(os.environ)
+    watched = Sentinel(f"rank {started_by.rank if started_by else 0} on {socket.gethostname()}",
+                       runtime.is_first_on_node(os.environ), runtime.slurm_step(os.environ), config.startup_timeout_s)
     try:
-        MPI = initialise_mpi()
+        MPI = initialise_mpi(config, started_by, watched)
     except LaunchError as error:
         return failure.refuse(str(error), EXIT_CANNOT_START)
     membership = start(MPI, config)
+    watched.dismiss()
     if membership is None:
         MPI.Finalize()
         return EXIT_CANNOT_START
@@ -63,16 +70,19 @@ def launch(config: LaunchConfig) -> int:
     return 0
 
 
-def initialise_mpi() -> Any:
+def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, watched: Sentinel) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, where it can't be whole.
 
     Where launcher and library don't fit, MPI_Init ends the process or makes each a world of its own:
     so the fit is checked before, and the number of ranks after.
     """
+    check_nested(runtime.outer_launcher(os.environ), config.script)
     MPI = mpi.load()
-    started_by, loaded = runtime.detect(os.environ), library(MPI)
+    loaded = library()
     check_fit(started_by, loaded)
+    watched.stage("MPI_Init")
     mpi.initialise(MPI)
+    watched.stage("the start after MPI_Init")
     try:
         check_whole(started_by, MPI.COMM_WORLD.size, loaded)
     except LaunchError:
@@ -112,12 +122,15 @@ def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
     """
     roll = RollCall(comm, config.startup_timeout_s)
     host = roll.agree("starting", look_at_host(comm, config), lambda facts: plan_named(roll, facts))
+    warn(host.warnings)
     replaced = variables.set_missing(host.defaults)
 
     found = device_facts()  # imports torch
     server, endpoint = serve(host.master_addr, config) if roll.rank == 0 and not found.error else (None, None)
-    plan = roll.agree("importing torch", (host.place, found, endpoint),
+    former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
+    plan = roll.agree("importing torch", ReadyFacts(host.place, found, endpoint, former),
                       lambda facts: plan_devices(facts, roll.hosts, config.backend))
+    warn(plan.warnings)
     replaced |= variables.set_all(plan.exports)
 
     from .act import device
@@ -140,7 +153,8 @@ def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
 def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
     """Return the facts of this rank before torch. Collective."""
     node, whole = mpi.node_key(comm)
-    return host_facts(os.environ, node, whole, script_facts(config.script) if config.script else None)
+    found = script_facts(config.script) if config.script else None
+    return host_facts(os.environ, node, whole, found, library().title)
 
 
 def plan_named(roll: RollCall, facts: Sequence[HostFacts]) -> list[HostPlan]:
@@ -170,6 +184,12 @@ def connect(roll: RollCall, host: HostPlan, endpoint: Endpoint) -> dist.Store:
         raise LonelyLaunchError("address-unreachable", found=f"no connection to rank 0's store: {error}",
                                 needed="a loopback interface that works", do="look at `ip address show lo`")
     return store
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Print warnings, which only rank 0's plan has."""
+    for warning in warnings:
+        print(f"mpiddp: warning: {warning}", file=sys.stderr, flush=True)
 
 
 def announce(env: Environment) -> None:

@@ -37,7 +37,8 @@ def own_main(mpi: Mpi, ranks: int, *arguments: object) -> Done:
 def test_a_with_block_holds_a_group_and_restores_the_environment(mpi: Mpi) -> None:
     done = check(own_main(mpi, 2, PROGRAM, "with"))
     assert done.stdout == "with 2\n" * 2
-    assert done.stderr == ""
+    assert done.stderr.splitlines() == [
+        "mpiddp: warning: stale-environment: already set, and set anew from MPI: RANK=stale on rank 0"]
 
 
 def test_one_group_after_another(quick: Mpi) -> None:

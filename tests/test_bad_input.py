@@ -108,7 +108,7 @@ def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lines", "words"), [
-    ("time.sleep(600)", "1 of 2 ranks are still importing torch: rank 1 on "),
+    ("time.sleep(600)", "waited for 1 of 2 ranks: rank 1 on "),
     ("import torch.distributed as dist; dist.init_process_group = lambda *_, **__: time.sleep(600)",
      " is still making the process group after 10 s"),
 ], ids=["import", "group"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mpiddp.config import Script
 from mpiddp.errors import LaunchError
 from mpiddp.facts import runtime
 from mpiddp.facts.library import ALL_INTERFACES, Library, interfaces
-from mpiddp.plan.fit import check_fit, check_whole
+from mpiddp.plan.fit import check_fit, check_nested, check_whole
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
@@ -15,6 +16,7 @@ from tests.support import (
     EXAMPLES,
     MPIS,
     ROOT,
+    VENVS,
     Done,
     Mpi,
     check_hello,
@@ -67,6 +69,28 @@ def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str,
         check_fit(runtime.detect(environ), library)
     assert caught.value.name == name
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("environ", "script", "words"), [
+    ({"TORCHELASTIC_RUN_ID": "none"}, "t.py", "a rank of torchrun already"),
+    ({"TORCHELASTIC_RUN_ID": "none", "ACCELERATE_MIXED_PRECISION": "no"}, "t.py", "a rank of accelerate launch"),
+    ({"TORCHELASTIC_RUN_ID": "mpiddp-1234"}, "t.py", "a rank of mpiddp already"),
+    ({}, "/usr/bin/torchrun", "torchrun as the script"),
+    ({}, "torch.distributed.run", "torch.distributed.run as the script"),
+])
+def test_one_launcher_in_another(environ: dict[str, str], script: str, words: str) -> None:
+    with pytest.raises(LaunchError, match="nested-launcher") as caught:
+        check_nested(runtime.outer_launcher(environ), Script(script))
+    assert words in caught.value.found
+    check_nested(runtime.outer_launcher({}), Script("t.py"))
+
+
+def test_torchrun_around_mpiddp_is_refused_once() -> None:
+    need(MPIS["mpich"].missing())
+    done = processes.run(str(VENVS / "base/bin/torchrun"), "--standalone", "--nproc-per-node=2", "-m", "mpiddp",
+                         str(HELLO), timeout=DEADLINE_S, env=single_node_environ(MPIS["mpich"]), cwd=ROOT)
+    assert done.returncode != 0
+    assert done.stderr.count("mpiddp: cannot start: nested-launcher") == 1
 
 
 def test_a_world_that_is_split() -> None:

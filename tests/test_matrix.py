@@ -100,6 +100,7 @@ def test_nodes_with_one_hostname(cluster: Cluster) -> None:
                        timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     assert places(done) == ["node1", "node2", "node3"]
     assert {one["host"] for one in whoamis(done)} == {"same"}
+    assert "mpiddp: warning: same-hostname: 3 nodes call themselves same" in done.stderr
 
 
 def whoamis(done: Done) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mpiddp.environment import Place
@@ -9,7 +11,7 @@ from mpiddp.errors import LaunchError
 from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
-from mpiddp.plan import cores, devices, network, problems, topology
+from mpiddp.plan import cores, devices, network, problems, topology, words
 from mpiddp.plan.environment import Endpoint
 
 TORCH = DeviceFacts(
@@ -22,7 +24,8 @@ CPU_TORCH = DeviceFacts(torch_version="2.13.0+cpu", default_backends=TORCH.defau
 
 def host(node: int = 0, name: str = "", *interfaces: Interface, cores: frozenset[int] = frozenset(range(8)),
          cpus_per_task: int | None = None, script: ScriptFacts | None = None) -> HostFacts:
-    return HostFacts(name or f"n{node}", node, cores, cpus_per_task, interfaces, script)
+    return HostFacts(name or f"n{node}", node, cores, cpus_per_task, interfaces, script,
+                     versions={"Python": "3.11.7"}, prefix="/env", shm_bytes=2**34, open_files=4096)
 
 
 def nic(name: str, address: str, network: str, speed: int = 1000, loopback: bool = False) -> Interface:
@@ -178,7 +181,54 @@ def test_a_script_that_some_hosts_cannot_see_is_named_by_them() -> None:
     with pytest.raises(LaunchError) as caught:
         problems.check_script([host(script=there), *(host(i, script=gone) for i in range(1, 9))])
     assert caught.value.name == "script-missing"
-    assert caught.value.found == "/x/t.py: No such file or directory (on n1, n2, n3, n4, n5 and 3 more)"
+    assert caught.value.found == "/x/t.py: No such file or directory (on n[1-8])"
+
+
+def test_a_script_that_differs_names_the_minority() -> None:
+    facts = [host(i, script=ScriptFacts("t.py", digest="beef" if i == 2 else "cafe")) for i in range(5)]
+    with pytest.raises(LaunchError) as caught:
+        problems.check_script(facts)
+    assert caught.value.name == "script-differs"
+    assert caught.value.found == "t.py has the hash cafe on most nodes, but beef on n2"
+
+
+def test_other_software_names_the_minority() -> None:
+    facts = [replace(host(i), versions={"Python": "3.12.1" if i in (3, 4) else "3.11.7"}) for i in range(7)]
+    with pytest.raises(LaunchError) as caught:
+        problems.check_software(facts)
+    assert (caught.value.name, caught.value.found) == (
+        "version-skew", "Python is 3.11.7 on most nodes, but 3.12.1 on n[3-4]")
+    with pytest.raises(LaunchError) as caught:
+        problems.check_software([host(0), host(1), replace(host(2), prefix="/other")])
+    assert (caught.value.name, caught.value.found) == (
+        "python-differs", "Python's environment is /env on most nodes, but /other on n2")
+    with pytest.raises(LaunchError) as caught:
+        devices.check_torch([TORCH, TORCH, replace(TORCH, nccl_version="2.20")], ["a", "b", "c"])
+    assert (caught.value.name, caught.value.found) == ("version-skew", "NCCL is missing on most nodes, but 2.20 on c")
+
+
+def test_warnings_are_a_line_each() -> None:
+    assert problems.warnings([host(0), host(1)]) == []
+    poor = [replace(host(i), shm_bytes=2**24, open_files=256) for i in (2, 3)]
+    found = problems.warnings([host(0), *poor, host(4, "n0")])
+    assert [line.split(":")[0] for line in found] == ["shm-small", "low-nofile", "same-hostname"]
+    assert "16 MiB on n[2-3]" in found[0]
+    assert "256 open files allowed on n[2-3]" in found[1]
+    assert found[2] == "same-hostname: 2 nodes call themselves n0"
+
+
+def test_stale_variables_are_shown_with_their_old_values() -> None:
+    new = [{"RANK": "0", "MASTER_ADDR": "a"}, {"RANK": "1", "MASTER_ADDR": "a"}]
+    assert problems.stale_variables([{}, {"RANK": "1"}], new) == []
+    assert problems.stale_variables([{"MASTER_ADDR": "b"}, {"MASTER_ADDR": "b", "RANK": "7"}], new) == [
+        "stale-environment: already set, and set anew from MPI: MASTER_ADDR=b on rank 0, RANK=7 on rank 1"]
+
+
+def test_hosts_are_folded_and_ranks_counted() -> None:
+    assert words.folded(f"n{i:03}" for i in range(1, 65)) == "n[001-064]"
+    assert words.folded(["gpu-b2", "gpu-a10", "gpu-a11", "gpu-a11"]) == "gpu-a[10-11],gpu-b2"
+    assert words.listed([str(i) for i in range(1024)]) == "0, 1, 2, 3, 4 and 1,019 more"
+    assert words.folded(f"host{i**3}" for i in range(100)).endswith(" more")
 
 
 def test_a_problem_reads_as_found_needed_do() -> None:

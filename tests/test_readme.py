@@ -80,5 +80,6 @@ def test_the_names_of_problems_are_told_of() -> None:
     """The README's table and the code name the same ones."""
     sources = "\n".join(path.read_text() for path in (ROOT / "mpiddp").rglob("*.py"))
     raised = set(re.findall(r'LaunchError\(\s*"([a-z-]+)"', sources))
+    raised |= {line.split(":")[0] for line in re.findall(r'f?"([a-z]+-[a-z]+: )', sources)}
     table = README.split("## When it does not start")[1].split("## ")[0]
     assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == raised

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from ..environment import Environment
-from ..plan.problems import listed
+from ..plan.words import listed
 from . import variables
 from .process_group import GroupMaker
-from .rollcall import RollCall
+from .rollcall import RollCall, tell
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,7 +38,7 @@ class Membership:
         if dist.is_initialized():
             dist.destroy_process_group()
         self.groups.keys.job.set(left_key(self._roll.rank), "")
-        self._roll.await_end(exit_timeout_s, self._missing, self._tell)
+        self._roll.await_end(exit_timeout_s, self._missing, self._remind)
         self._drop_store()
         self._roll.close()
 
@@ -70,10 +69,10 @@ class Membership:
         ranks = [rank for rank in range(self._roll.size) if not store.check([left_key(rank)])]
         return listed([self._roll.name(rank) for rank in ranks])
 
-    def _tell(self, line: str) -> None:
-        """Print a line, once per job: by the first rank that has something to say."""
-        if self.groups.keys.job.add("told", 1) == 1:
-            print(f"mpiddp: {line}", file=sys.stderr, flush=True)
+    def _remind(self, waited_s: float) -> None:
+        """Say whom the job waits for, once per job: by the rank that has waited longest."""
+        if self._roll.rank == self.groups.keys.first("reminds", self._roll.rank):
+            tell(f"waiting {waited_s:.0f} s for the end of {self._missing()}")
 
 
 def left_key(rank: int) -> str:

@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from ..facts.runtime import RUN_PREFIX
 from ..plan.environment import Endpoint
 
 CONNECT_TIMEOUT_S = 30.0
@@ -29,7 +30,7 @@ def serve(address: str, timeout_s: float) -> tuple[dist.Store, Endpoint]:
             timeout=timedelta(seconds=timeout_s), master_listen_fd=listener.detach(),
             use_libuv=torch.__version__ >= "2.8",  # before, libuv's server took no socket (pytorch#150215)
         )
-    return store, Endpoint(address, port, token=secrets.token_hex(16), run_id=f"mpiddp-{secrets.token_hex(4)}")
+    return store, Endpoint(address, port, token=secrets.token_hex(16), run_id=RUN_PREFIX + secrets.token_hex(4))
 
 
 def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, str | None]:
@@ -56,6 +57,10 @@ class KeySpaces:
     def __init__(self, store: dist.Store, token: str) -> None:
         self.job = dist.PrefixStore(token, store)
         self._uses: Counter[int] = Counter()
+
+    def first(self, key: str, rank: int) -> int:
+        """Return the first rank that has asked this of a key."""
+        return int(self.job.compare_set(key, "", str(rank)))
 
     def fresh(self, world_size: int) -> dist.Store:
         """Return an unused part of the store for a group of `world_size` ranks."""

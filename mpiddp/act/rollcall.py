@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LaunchError, LonelyLaunchError
-from ..plan.problems import listed
+from ..plan.words import listed
 from .waiting import wait_for
 
 if TYPE_CHECKING:
@@ -20,7 +21,13 @@ Facts = TypeVar("Facts")
 Plan = TypeVar("Plan")
 
 TAG = 1
+REMIND_AFTER_S, REMIND_OF_END_AFTER_S = 10.0, 60.0
 TURNS = 10  # at the deadline rank 0 speaks first, then rank 1 a second later, and so on
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr."""
+    print(f"mpiddp: {line}", file=sys.stderr, flush=True)
 
 
 class RollCall:
@@ -78,17 +85,19 @@ class RollCall:
         finally:
             timer.cancel()
 
-    def await_end(self, timeout_s: float | None, name_missing: Callable[[], str], tell: Callable[[str], None]) -> None:
+    def await_end(
+        self, timeout_s: float | None, name_missing: Callable[[], str], remind: Callable[[float], None]
+    ) -> None:
         """Return when all ranks have called this; raise TimeoutError `timeout_s` after this one did.
 
-        After a minute, and in the error, `name_missing` says who is not there yet.
+        The error says who is missing. `remind` is called with the seconds waited, first after a minute.
         """
         barrier = self.comm.Ibarrier()
         wait_for(
             lambda: barrier.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,
             lambda: TimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
-            remind=lambda: tell(f"waiting for the end of {name_missing()}"),
+            remind, REMIND_OF_END_AFTER_S,
         )
 
     def close(self) -> None:
@@ -99,7 +108,8 @@ class RollCall:
 
     def _await_answer(self) -> Any:
         late = self._deadline + min(self.rank, TURNS)
-        return wait_for(lambda: self._receive(0), late, lambda: self._late("rank 0 has not answered"))[1]
+        return wait_for(lambda: self._receive(0), late, lambda: self._late("rank 0 has not answered"),
+                        lambda _: None, math.inf)[1]
 
     def _decide(
         self, facts: Sequence[Facts], plan: Callable[[Sequence[Facts]], Sequence[Plan]]
@@ -116,14 +126,19 @@ class RollCall:
     def _collect(self, stage: str, own: Facts) -> list[Facts]:
         found = {0: own}
 
-        def late() -> LonelyLaunchError:
-            missing = [rank for rank in range(self.size) if rank not in found]
-            named = listed([self.name(rank) for rank in missing])
-            return self._late(f"{len(missing)} of {self.size} ranks are still {stage}: {named}")
+        def everyone() -> dict[int, Facts] | None:
+            while len(found) < self.size:
+                if (message := self._receive()) is None:
+                    return None
+                found[message[0]] = message[1]
+            return found
 
-        for _ in range(1, self.size):
-            source, facts = wait_for(self._receive, self._deadline, late)
-            found[source] = facts
+        def missing() -> str:
+            ranks = [rank for rank in range(self.size) if rank not in found]
+            return f"{len(ranks)} of {self.size} ranks: {listed([f'{self.name(rank)} ({stage})' for rank in ranks])}"
+
+        wait_for(everyone, self._deadline, lambda: self._late(f"waited for {missing()}"),
+                 lambda waited_s: tell(f"waiting {waited_s:.0f} s for {missing()}"), REMIND_AFTER_S)
         return [found[rank] for rank in range(self.size)]
 
     def _send(self, what: object, rank: int) -> None:

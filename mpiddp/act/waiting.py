@@ -18,21 +18,21 @@ def wait_for(
     look: Callable[[], Found | None],
     deadline: float,
     late: Callable[[], Exception],
-    remind: Callable[[], None] | None = None,
-    remind_after_s: float = 60.0,
+    remind: Callable[[float], None],
+    remind_after_s: float,
 ) -> Found:
     """Return what `look` finds as soon as it is not None; raise `late()` once `deadline` has passed.
 
-    `deadline` is on time.monotonic()'s clock and may be infinite. `remind` is called once, when the
-    wait has lasted `remind_after_s` seconds.
+    `deadline` is on time.monotonic()'s clock and may be infinite. `remind` is called with the seconds
+    waited after `remind_after_s`, and again whenever they have doubled.
     """
     start = time.monotonic()
     while (found := look()) is None:
         now = time.monotonic()
         if now > deadline:
             raise late()
-        if remind is not None and now - start > remind_after_s:
-            remind()
-            remind = None
+        if now - start > remind_after_s:
+            remind(now - start)
+            remind_after_s *= 2
         time.sleep(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, (now - start) / 10)))
     return found

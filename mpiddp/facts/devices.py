@@ -12,10 +12,12 @@ class DeviceFacts:
 
     `kind` is a device type of torch, "cpu" where there is no accelerator, and `count` the number of
     accelerators. `default_backends` maps a device type to torch's default backend for it. `backends`
-    maps each backend of this torch to the device types that it serves.
+    maps each backend of this torch to the device types that it serves. `nccl_version` is empty where
+    this torch has no NCCL.
     """
 
     torch_version: str = ""
+    nccl_version: str = ""
     kind: str = "cpu"
     count: int = 0
     default_backends: dict[str, str] = field(default_factory=dict)
@@ -31,10 +33,11 @@ def device_facts() -> DeviceFacts:
     except (ImportError, OSError) as error:
         return DeviceFacts(error=f"{type(error).__name__}: {error}")
     if not dist.is_available():
-        return DeviceFacts(torch.__version__, error=f"torch {torch.__version__} was built without torch.distributed")
+        return DeviceFacts(error=f"torch {torch.__version__} was built without torch.distributed")
     kind, count = accelerator(torch)
     return DeviceFacts(
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
+        nccl_version=".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else "",
         kind=kind,
         count=count,
         default_backends=dict(dist.Backend.default_device_backend_map),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from . import software
 from .script import ScriptFacts
 
 
@@ -30,7 +32,8 @@ class HostFacts:
 
     `node` is the lowest rank on the same node. `cores` is the set that this rank may run on.
     `cpus_per_task` is what Slurm was asked for. `interfaces` is empty where one node has all ranks.
-    `script` is None where the caller keeps its own main().
+    `script` is None where the caller keeps its own main(). `prefix` is the folder of Python's
+    environment. `shm_bytes` is the size of /dev/shm, `open_files` how many a process may have.
     """
 
     hostname: str
@@ -39,11 +42,18 @@ class HostFacts:
     cpus_per_task: int | None
     interfaces: tuple[Interface, ...]
     script: ScriptFacts | None
+    versions: dict[str, str]
+    prefix: str
+    shm_bytes: int
+    open_files: int
 
 
-def host_facts(environ: Mapping[str, str], node: int, whole: bool, script: ScriptFacts | None) -> HostFacts:
+def host_facts(
+    environ: Mapping[str, str], node: int, whole: bool, script: ScriptFacts | None, mpi_library: str
+) -> HostFacts:
     """Return the facts of this rank's host; `whole` tells that the job needs no network."""
     cpus = environ.get("SLURM_CPUS_PER_TASK", "")
+    shm = os.statvfs("/dev/shm")  # noqa: S108 (it is looked at, not written to)
     return HostFacts(
         hostname=socket.gethostname(),
         node=node,
@@ -51,6 +61,10 @@ def host_facts(environ: Mapping[str, str], node: int, whole: bool, script: Scrip
         cpus_per_task=int(cpus) if cpus.isdigit() else None,
         interfaces=() if whole else interfaces(),
         script=script,
+        versions=software.versions(mpi_library),
+        prefix=software.prefix(),
+        shm_bytes=shm.f_frsize * shm.f_blocks,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
 
 

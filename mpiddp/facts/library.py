@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 from dataclasses import dataclass
-from typing import Any
 
 PMI, PMIX = "pmi", "pmix"
 ALL_INTERFACES = frozenset({PMI, PMIX})
@@ -24,15 +24,23 @@ class Library:
     path: str
     interfaces: frozenset[str]
 
+    @property
+    def title(self) -> str:
+        """The name and version in words."""
+        return f"{self.name} {'.'.join(map(str, self.version))}"
+
     def __str__(self) -> str:
-        return f"{self.name} {'.'.join(map(str, self.version))} ({self.path})"
+        return f"{self.title} ({self.path})"
 
 
-def library(mpi: Any) -> Library:
-    """Return the facts of the library behind a loaded `mpi4py.MPI` module."""
-    name, version = mpi.get_vendor()
-    path = library_path(mpi.__file__)
-    return Library(name, version, path, interfaces(name, version, path, mpi.Get_library_version()))
+@functools.cache
+def library() -> Library:
+    """Return the facts of the library behind `mpi4py.MPI`, which must be loaded."""
+    from mpi4py import MPI
+
+    name, version = MPI.get_vendor()
+    path = library_path(MPI.__file__)
+    return Library(name, version, path, interfaces(name, version, path, MPI.Get_library_version()))
 
 
 def interfaces(name: str, version: tuple[int, ...], path: str, description: str) -> frozenset[str]:

@@ -27,7 +27,13 @@ OTHERS = (
     Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
 )
 PMIX_LAUNCHER = Launcher("a PMIx launcher", "PMIX_RANK", None)
+TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE")
 OFFERS = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",)}
+
+
+LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID",
+               "JSM_NAMESPACE_LOCAL_RANK", "SLURM_LOCALID")
+RUN_PREFIX = "mpiddp-"  # of the run ids of our own jobs
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,28 @@ class Runtime:
     has_pmi_library: bool
 
 
+def outer_launcher(environ: Mapping[str, str]) -> str | None:
+    """Return which launcher of torch's kind this process is already a rank of, None where of none."""
+    run = environ.get("TORCHELASTIC_RUN_ID")
+    if run is None:
+        return None
+    if run.startswith(RUN_PREFIX):
+        return "mpiddp"
+    return "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
+
+
+def is_first_on_node(environ: Mapping[str, str]) -> bool:
+    """Tell whether this process is the first of the job on its node, or no launcher says which it is."""
+    found = [environ[name] for name in LOCAL_RANKS if name in environ]
+    return not found or found[0] == "0"
+
+
+def slurm_step(environ: Mapping[str, str]) -> str | None:
+    """Return the Slurm step that this process is a task of, as scancel takes it, None outside of one."""
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    return f"{job}.{step}" if job.isdigit() and step.isdigit() else None
+
+
 def detect(environ: Mapping[str, str]) -> Runtime | None:
     """Return what started this process, or None where nothing did.
 
@@ -54,6 +82,8 @@ def detect(environ: Mapping[str, str]) -> Runtime | None:
     in_step = environ.get("SLURM_STEP_ID", "").isdigit()
     by_srun = in_step and environ.get("SLURM_MPI_TYPE", "none") != "none"
     order = [OPEN_MPI, *OTHERS, *([SRUN, HYDRA] if by_srun else [HYDRA, *([SRUN] if in_step else [])]), PMIX_LAUNCHER]
+    if "TORCHELASTIC_RUN_ID" in environ:
+        order.append(TORCHRUN)
     for launcher in order:
         if (rank := environ.get(launcher.rank, "")).isdigit():
             size = environ.get(launcher.size or "", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import sys
@@ -15,10 +16,12 @@ from ..config import Script
 class ScriptFacts:
     """The script on this rank; `error` says why it cannot be run, None where it can.
 
-    `missing` tells apart what is not there from what is there and cannot be compiled.
+    `digest` is a hash of its source. `missing` tells apart what is not there from what is there and
+    cannot be compiled.
     """
 
     target: str
+    digest: str = ""
     missing: bool = False
     error: str | None = None
 
@@ -37,7 +40,7 @@ def file_facts(path: str) -> ScriptFacts:
             source = file.read()
     except OSError as error:
         return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)}: {error.strerror}")
-    return ScriptFacts(path, error=compile_error(source, path))
+    return ScriptFacts(path, hashlib.sha256(source).hexdigest()[:12], error=compile_error(source, path))
 
 
 def compile_error(source: bytes, path: str) -> str | None:
@@ -62,7 +65,8 @@ def module_facts(name: str) -> ScriptFacts:
         return module_facts(f"{name}.__main__")
     if spec.origin is None or not spec.origin.endswith(".py"):
         return ScriptFacts(name)
-    return ScriptFacts(name, error=file_facts(spec.origin).error)
+    found = file_facts(spec.origin)
+    return ScriptFacts(name, found.digest, error=found.error)
 
 
 def find_module(name: str) -> ModuleSpec:

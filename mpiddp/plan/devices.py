@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from ..environment import Place
 from ..errors import LaunchError
 from ..facts.devices import DeviceFacts
-from .problems import listed
+from .problems import check_version
+from .words import folded
 
 
 def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
-    """Raise LaunchError `torch-unusable` where a rank could not import torch."""
+    """Raise LaunchError `torch-unusable` where a rank has no torch, `version-skew` where it is another."""
     failed = [rank for rank, one in enumerate(facts) if one.error]
     if failed:
         raise LaunchError(
             "torch-unusable",
-            found=f"{facts[failed[0]].error} (on {listed(list(dict.fromkeys(hosts[rank] for rank in failed)))})",
+            found=f"{facts[failed[0]].error} (on {folded(hosts[rank] for rank in failed)})",
             needed="a torch that every rank can import",
             do="run `python -c 'import torch.distributed'` there, in the same environment",
         )
+    check_version("torch", [one.torch_version for one in facts], hosts)
+    check_version("NCCL", [one.nccl_version for one in facts], hosts)
 
 
 def devices(facts: Sequence[DeviceFacts], places: Sequence[Place], hosts: Sequence[str]) -> list[str]:

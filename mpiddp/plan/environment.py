@@ -21,6 +21,10 @@ class Endpoint:
     run_id: str
 
 
+# What scripts and recipes set by hand: MPI wins over it, but the user should know.
+SET_BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
 def exports(place: Place, endpoint: Endpoint) -> dict[str, str]:
     """Return the variables that mpiddp sets whatever they were: MPI is the source of truth.
 

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from ..config import Script
 from ..errors import LaunchError
 from ..facts.library import PMI, PMIX, Library
 from ..facts.runtime import HYDRA, OPEN_MPI, SRUN, Runtime
 
 LAUNCHER_OF = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
+INNER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
+                   "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner")
 SRUN_OPTION = {PMI: "--mpi=pmi2", PMIX: "--mpi=pmix"}
+
+
+def check_nested(outer: str | None, script: Script | None) -> None:
+    """Raise LaunchError `nested-launcher` where one launcher would start another in each of its ranks."""
+    target = script.target.rpartition("/")[2] if script is not None else ""
+    if outer is not None:
+        raise LaunchError(
+            "nested-launcher",
+            found=f"this process is a rank of {outer} already, and would start mpiddp in each of them",
+            needed="one launcher",
+            do=f"start with mpirun or srun in the place of {outer}" if outer != "mpiddp"
+            else "run the script itself, or take mpiddp's variables (TORCHELASTIC_RUN_ID) out of its environment",
+        )
+    if target in INNER_LAUNCHERS:
+        raise LaunchError(
+            "nested-launcher",
+            found=f"{target} as the script: it would start ranks of its own in each rank of mpiddp",
+            needed="one launcher",
+            do="name the training script itself after python -m mpiddp",
+        )
 
 
 def check_fit(runtime: Runtime | None, library: Library) -> None:

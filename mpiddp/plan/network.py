@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..errors import LaunchError
 from ..facts.host import HostFacts, Interface
 from .environment import Endpoint
-from .problems import listed
+from .words import folded
 
 LOOPBACK_ADDRESS, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 
@@ -50,7 +50,7 @@ def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: 
     if failed:
         raise LaunchError(
             "address-unreachable",
-            found=f"no connection from {listed(list(dict.fromkeys(hosts[rank] for rank in failed)))} "
+            found=f"no connection from {folded(hosts[rank] for rank in failed)} "
             f"to rank 0 on {hosts[0]} at {endpoint.address} port {endpoint.port}: {errors[failed[0]]}",
             needed="a network on which every node reaches rank 0's",
             do="look at firewalls and at `ip address` on both nodes",

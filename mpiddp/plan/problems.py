@@ -1,17 +1,19 @@
-"""What keeps a job from starting, found in the facts of all its ranks."""
+"""What keeps a job from starting, or is worth a warning, found in the facts of all its ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..errors import LaunchError
 from ..facts.host import HostFacts
+from .words import folded, listed, minority
 
-LISTED = 5
+SMALL_SHM_BYTES = 2**30
+FEW_FILES = 1024
 
 
 def check_script(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `script-missing` or `script-error` where some rank cannot run the script."""
+    """Raise LaunchError `script-missing`, `script-differs` or `script-error` where the job can't run one script."""
     missing = [one for one in facts if one.script and one.script.missing]
     if missing:
         raise LaunchError(
@@ -19,6 +21,16 @@ def check_script(facts: Sequence[HostFacts]) -> None:
             found=f"{error_of(missing[0])} ({where(missing, facts)})",
             needed="a script file, or -m with a module, that every node can see",
             do="check the name and the working directory, and keep scripts on a file system that all nodes share",
+        )
+    digests = [one.script.digest if one.script else "" for one in facts]
+    common, others = minority(digests)
+    if others:
+        target = facts[0].script.target if facts[0].script else ""
+        raise LaunchError(
+            "script-differs",
+            found=f"{target} has the hash {common} on most nodes, but {among(others, hostnames(facts))}",
+            needed="the same script on every node",
+            do="keep scripts on a file system that all nodes share, or copy them to all nodes again",
         )
     broken = [one for one in facts if error_of(one)]
     if broken:
@@ -30,19 +42,86 @@ def check_script(facts: Sequence[HostFacts]) -> None:
         )
 
 
+def check_software(facts: Sequence[HostFacts]) -> None:
+    """Raise LaunchError `python-differs` or `version-skew` where nodes run different software."""
+    common, others = minority([one.prefix for one in facts])
+    if others:
+        raise LaunchError(
+            "python-differs",
+            found=f"Python's environment is {common} on most nodes, but {among(others, hostnames(facts))}",
+            needed="the same Python environment on every node",
+            do="activate the environment before mpirun or srun, or name its python by its whole path",
+        )
+    for name in facts[0].versions:
+        check_version(name, [one.versions[name] for one in facts], hostnames(facts))
+
+
+def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> None:
+    """Raise LaunchError `version-skew` where ranks have different versions of a piece of software."""
+    common, others = minority(versions)
+    if others:
+        raise LaunchError(
+            "version-skew",
+            found=f"{name} is {common or 'missing'} on most nodes, but {among(others, hosts)}",
+            needed=f"the same {name} on every node",
+            do="use one environment on a shared file system, or bring all nodes' copies to the same state",
+        )
+
+
+def warnings(facts: Sequence[HostFacts]) -> list[str]:
+    """Return what does not stop the job but is worth a line each."""
+    found = []
+    small = [one for one in facts if one.shm_bytes < SMALL_SHM_BYTES]
+    if small:
+        least = min(one.shm_bytes for one in small) // 2**20
+        found.append(f"shm-small: /dev/shm has {least} MiB on {hosts_of(small)}; DataLoader workers and MPI need more "
+                     "(in a container: --shm-size, or bind the host's)")
+    few = [one for one in facts if one.open_files < FEW_FILES]
+    if few:
+        found.append(f"low-nofile: {min(one.open_files for one in few)} open files allowed on {hosts_of(few)}; "
+                     "raise it with ulimit -n")
+    nodes_of: dict[str, set[int]] = {}
+    for one in facts:
+        nodes_of.setdefault(one.hostname, set()).add(one.node)
+    shared = [(host, len(nodes)) for host, nodes in nodes_of.items() if len(nodes) > 1]
+    if shared:
+        found.append("same-hostname: " + listed([f"{count} nodes call themselves {host}" for host, count in shared]))
+    return found
+
+
+def stale_variables(former: Sequence[dict[str, str]], new: Sequence[dict[str, str]]) -> list[str]:
+    """Return the warning `stale-environment` where variables were set to something else before, in rank order."""
+    found: dict[str, str] = {}
+    for rank, (old, exports) in enumerate(zip(former, new, strict=True)):
+        for name, value in old.items():
+            if value != exports[name]:
+                found.setdefault(name, f"{name}={value} on rank {rank}")
+    return [f"stale-environment: already set, and set anew from MPI: {', '.join(found.values())}"] if found else []
+
+
+def among(others: dict[str, list[int]], hosts: Sequence[str]) -> str:
+    """Return in words which hosts have which of the rarer values."""
+    return listed([f"{value or 'missing'} on {folded(hosts[rank] for rank in ranks)}"
+                   for value, ranks in others.items()])
+
+
 def error_of(one: HostFacts) -> str:
     """Return why a rank cannot run the script, empty where it can."""
     return (one.script.error if one.script else None) or ""
 
 
 def where(some: Sequence[HostFacts], facts: Sequence[HostFacts]) -> str:
-    """Return the hosts of some ranks in words, at most a handful by name."""
+    """Return the hosts of some ranks in words."""
     if len(some) == len(facts):
         return "every rank" if len(facts) > 1 else "the one rank"
-    return "on " + listed(list(dict.fromkeys(one.hostname for one in some)))
+    return f"on {hosts_of(some)}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return names joined by commas, those after a handful only counted."""
-    shown = ", ".join(names[:LISTED])
-    return f"{shown} and {len(names) - LISTED:,} more" if len(names) > LISTED else shown
+def hosts_of(facts: Iterable[HostFacts]) -> str:
+    """Return the hosts of some ranks, folded."""
+    return folded(one.hostname for one in facts)
+
+
+def hostnames(facts: Iterable[HostFacts]) -> list[str]:
+    """Return each rank's hostname."""
+    return [one.hostname for one in facts]

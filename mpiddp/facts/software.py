@@ -1,0 +1,21 @@
+"""The versions of what runs on a rank, and where its Python lives."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+from ..version import __version__
+
+
+def versions(mpi_library: str) -> dict[str, str]:
+    """Return what must be the same on all ranks, by its name; torch is not asked yet."""
+    import mpi4py
+
+    return {"Python": platform.python_version(), "mpi4py": mpi4py.__version__, "mpiddp": __version__,
+            "MPI library": mpi_library}
+
+
+def prefix() -> str:
+    """Return the folder of this Python's environment."""
+    return sys.prefix

@@ -1,0 +1,33 @@
+"""Ranks and hosts in words: a handful by name, the rest counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+LISTED = 5
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names joined by commas, those after a handful only counted."""
+    shown = ", ".join(names[:LISTED])
+    return f"{shown} and {len(names) - LISTED:,} more" if len(names) > LISTED else shown
+
+
+def folded(hosts: Iterable[str]) -> str:
+    """Return hostnames as Slurm writes them, n[001-064]; what does not fold is listed."""
+    from ClusterShell.NodeSet import NodeSet  # heavy, and needed only for a message
+
+    nodes = NodeSet.fromlist(sorted(set(hosts)))
+    groups = [str(group) for group in nodes.contiguous()] if len(str(nodes)) > 100 else [str(nodes)]
+    return listed(groups)
+
+
+def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
+    """Return the commonest of the ranks' values, and the ranks that have each other one."""
+    common = Counter(values).most_common(1)[0][0]
+    others: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        if value != common:
+            others.setdefault(value, []).append(rank)
+    return common, others

@@ -1,0 +1,168 @@
+"""What keeps a job on three nodes from starting is named, with its node, and the job ends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster import Cluster
+from tests.cluster.cluster import RUN
+from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, Mpi, need
+
+HELLO = EXAMPLES / "hello_world.py"
+HANGING_TORCH = "import time\ntime.sleep(600)\n"
+OTHER_TORCH = """\
+import os, sys
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["torch"]
+import torch
+torch.__version__ = type(torch.__version__)("2.12.0")
+"""
+
+
+def on_nodes(cluster: Cluster, mpi: Mpi, first: str, *arguments: object, prefix: str = "") -> Done:
+    """Run mpiddp on three nodes, one rank each, after a shell command `first` on each node."""
+    need(mpi.missing()[:1])
+    start = " ".join(["exec", prefix, *map(shlex.quote, [str(mpi.python), "-m", "mpiddp", *map(str, arguments)])])
+    return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", "-n3", "sh", "-c", f"{first}; {start}",
+                       timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+
+
+def on(node: str, command: str) -> str:
+    """Return a shell command that does something on one node alone."""
+    return f'if [ "$SLURMD_NODENAME" = {node} ]; then {command}; fi'
+
+
+def check_refused(done: Done, *words: str) -> None:
+    """Fail unless the job was refused once, with the words."""
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("mpiddp: cannot start:") == 1, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: Cluster) -> Iterator[None]:
+    """Fail where a process of the job outlives it on a node."""
+    yield
+    deadline = time.monotonic() + 5
+    while (left := ranks()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+
+
+def ranks() -> list[psutil.Process]:
+    """Return the processes on this machine that run mpiddp inside the cluster."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if "mpiddp" in words and "python" in Path(words[0]).name and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.fixture
+def mpi() -> Mpi:
+    """Return the MPI for tests in which it makes no difference."""
+    return MPIS["openmpi4"]
+
+
+def test_a_script_that_differs_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
+    copy = f"cp {HELLO} /tmp/t.py; {on('node2', 'echo >> /tmp/t.py')}"
+    check_refused(on_nodes(cluster, mpi, copy, "/tmp/t.py"), "script-differs", " on node2\n")
+
+
+def test_another_torch_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
+    shim = f"mkdir -p /tmp/other; printf %s {shlex.quote(OTHER_TORCH)} > /tmp/other/torch.py"
+    done = on_nodes(cluster, mpi, on("node3", f"{shim}; export PYTHONPATH=/tmp/other"), HELLO)
+    check_refused(done, "version-skew", "torch is 2.13.0", "but 2.12.0 on node3")
+
+
+def test_another_python_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
+    """Open MPI 5's environment on node1, with Debian's library in it: another prefix, and all else the same."""
+    other = MPIS["openmpi5"].python
+    need([str(other)] if not other.exists() else [])
+    command = f'python={mpi.python}; {on("node1", f"python={other}; export MPI4PY_LIBMPI=libmpi.so.40")}'
+    done = cluster.run("srun", "--mpi=pmix", "-N3", "-n3", "sh", "-c", f"{command}; exec $python -m mpiddp {HELLO}",
+                       timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+    check_refused(done, "python-differs", " on node1\n")
+
+
+def test_a_small_shared_memory_on_a_node_is_a_warning(cluster: Cluster, mpi: Mpi) -> None:
+    small = "unshare --mount sh -c 'mount -t tmpfs -o size=16m tmpfs /dev/shm; exec \"$@\"' sh"
+    done = on_nodes(cluster, mpi, f"small=; {on('node2', f'set -- {small}')}", HELLO, prefix='"$@"')
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("mpiddp: warning: shm-small: /dev/shm has 16 MiB on node2;") == 1, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "mpich"])
+def test_a_rank_that_hangs_in_an_import(cluster: Cluster, name: str) -> None:
+    shim = f"mkdir -p /tmp/hang; printf %s {shlex.quote(HANGING_TORCH)} > /tmp/hang/torch.py"
+    start = time.monotonic()
+    done = on_nodes(cluster, MPIS[name], on("node2", f"{shim}; export PYTHONPATH=/tmp/hang"),
+                    "--startup-timeout", 15, HELLO)
+    assert time.monotonic() - start < 25
+    assert "mpiddp: waiting 10 s for 1 of 3 ranks: rank 1 on node2 (importing torch)\n" in done.stderr
+    words = "waited for 1 of 3 ranks: rank 1 on node2 (importing torch) after 15 s"
+    if MPIS[name].pmi == "pmix":
+        check_refused(done, "startup-timeout", words)
+    else:  # Slurm's pmi2 kills the ranks before their status is known
+        assert done.returncode == 137
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "mpich"])
+def test_a_rank_that_never_reaches_mpiddp(cluster: Cluster, name: str) -> None:
+    start = time.monotonic()
+    done = on_nodes(cluster, MPIS[name], on("node2", "sleep 600"), "--startup-timeout", 12, HELLO)
+    assert time.monotonic() - start < 30
+    assert done.returncode != 0
+    for node, rank in (("node1", 0), ("node3", 2)):
+        assert done.stderr.count(f"mpiddp: rank {rank} on {node} has waited 3 s in MPI_Init") == 1, done.stderr
+        assert done.stderr.count(f"mpiddp: ending rank {rank} on {node}: still in MPI_Init") == 1, done.stderr
+
+
+def test_a_rank_that_is_stopped(cluster: Cluster, mpi: Mpi) -> None:
+    """Stop rank 1 with SIGSTOP as soon as it imports torch."""
+    stopper = threading.Thread(target=stop_rank, args=(lambda process: in_node(process, "node2"),))
+    stopper.start()
+    done = on_nodes(cluster, mpi, ":", "--startup-timeout", 20, HELLO)
+    stopper.join()
+    check_refused(done, "startup-timeout", "rank 1 on node2 (")
+
+
+def stop_rank(wanted: Callable[[psutil.Process], bool]) -> None:
+    """Stop the first rank that fits, once it has loaded MPI and begins with torch."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for process in ranks():
+            try:
+                if wanted(process) and "/torch/" in Path(f"/proc/{process.pid}/maps").read_text():
+                    os.kill(process.pid, signal.SIGSTOP)
+                    return
+            except (psutil.Error, OSError):
+                continue
+        time.sleep(0.02)
+
+
+def in_node(process: psutil.Process, node: str) -> bool:
+    """Tell whether a process runs on a node of the cluster."""
+    daemon = int((RUN / "pids" / node).read_text().split()[0])
+    return Path(f"/proc/{process.pid}/ns/net").stat().st_ino == Path(f"/proc/{daemon}/ns/net").stat().st_ino
+
+
+def test_no_sentinel_outlives_the_start(cluster: Cluster, mpi: Mpi) -> None:
+    """While a script runs, each rank is one process without children."""
+    need(mpi.missing())
+    code = "import psutil, sys; print(len(psutil.Process().children()), flush=True)"
+    done = on_nodes(cluster, mpi, f"echo {shlex.quote(code)} > /tmp/children.py", "/tmp/children.py")
+    assert done.stdout == "0\n" * 3
