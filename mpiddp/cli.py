@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from .config import DEFAULT_STARTUP_TIMEOUT_S, LaunchConfig, Script
+from .config import DEFAULT_STARTUP_TIMEOUT_S, LaunchConfig, Script, Shape
 from .errors import EXIT_USAGE
 from .version import __version__
 
@@ -39,6 +39,20 @@ def seconds(text: str) -> float:
     return value
 
 
+def whole(text: str) -> int:
+    """Return a number that is not negative."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a rank, got {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Return a number greater than 0."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
+    return int(text)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "backend": {
         "default": None,
@@ -52,8 +66,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": None, "type": seconds, "metavar": "SECONDS",
         "help": "give up when a rank has not ended this long after another did (default: wait for it)",
     },
+    "explain": {
+        "default": None, "type": whole, "nargs": "?", "const": 0, "metavar": "RANK",
+        "help": "start the job, print where each variable of RANK (default: 0) comes from, and end",
+    },
+    "nodes": {"default": None, "type": positive, "metavar": "N", "help": "number of nodes, for --dry-run"},
+    "ranks-per-node": {"default": None, "type": positive, "metavar": "M", "help": "ranks on each, for --dry-run"},
 }
 FLAGS = {
+    "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get; start nothing",
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
     "quiet": "print no start line",
 }
@@ -70,35 +91,46 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of a job from the command line and return its exit status."""
     try:
-        config = read_config(sys.argv[1:] if arguments is None else arguments, os.environ)
+        job = read_config(sys.argv[1:] if arguments is None else arguments, os.environ)
     except argparse.ArgumentTypeError as error:
         from .act.failure import refuse
 
         return refuse(str(error), EXIT_USAGE)
+    if isinstance(job, Shape):
+        from .facts.runtime import slurm_hosts
+        from .plan.dry_run import describe
+
+        print(describe(job, slurm_hosts(os.environ)))
+        return 0
     from .launch import launch
 
-    return launch(config)
+    return launch(job)
 
 
-def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
-    """Return the configuration of a job.
+def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | Shape:
+    """Return the configuration of a job, or the shape of the one that --dry-run asks about.
 
     Raises argparse.ArgumentTypeError with one line for the user where they are wrong.
     """
     parser = build_parser(environ)
     ours, command = split(arguments)
     options = parser.parse_args(ours)
+    if options.dry_run:
+        if options.nodes is None or options.ranks_per_node is None:
+            parser.error("--dry-run needs --nodes and --ranks-per-node")
+        return Shape(options.nodes, options.ranks_per_node)
     is_module = command[:1] == ["-m"]
     words = command[1:] if command[:1] in (["-m"], ["--"]) else command
-    if not words:
+    if not words and (is_module or options.explain is None):
         parser.error("a module is needed after -m" if is_module else "a script is needed, or -m and a module")
     return LaunchConfig(
-        script=Script(words[0], tuple(words[1:]), is_module),
+        script=Script(words[0], tuple(words[1:]), is_module) if words else None,
         backend=options.backend,
         init=not options.no_init,
         startup_timeout_s=options.startup_timeout,
         exit_timeout_s=options.exit_timeout,
         quiet=options.quiet,
+        explain=options.explain,
     )
 
 
@@ -109,7 +141,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("-m", "--"):
-        at += 2 if arguments[at].removeprefix("--") in OPTIONS else 1
+        details = OPTIONS.get(arguments[at].removeprefix("--"), {"nargs": "?"})
+        at += 1 if "nargs" in details else 2
     return list(arguments[:at]), list(arguments[at:])
 
 

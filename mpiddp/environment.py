@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # slots: rank 0 makes one for each rank of the job
 class Place:
     """A rank's place in the job.
 
@@ -25,7 +25,7 @@ class Place:
     num_nodes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Environment(Place):
     """A rank's place, where the job meets, and what the rank computes on.
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .act import failure, script, variables
 from .act.rollcall import RollCall
 from .act.sentinel import Sentinel
-from .config import LaunchConfig
+from .config import LaunchConfig, Script
 from .environment import Environment
-from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
+from .errors import EXIT_CANNOT_START, EXIT_USAGE, LaunchError, LonelyLaunchError
 from .facts import mpi, runtime
 from .facts.devices import device_facts
 from .facts.host import HostFacts, host_facts
 from .facts.library import library
 from .facts.script import script_facts
-from .plan.environment import SET_BY_HAND
+from .plan.environment import SET_BY_HAND, exports
 from .plan.fit import check_fit, check_nested, check_whole
 from .plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
 from .plan.network import check_reached
@@ -44,8 +44,8 @@ def launch(config: LaunchConfig) -> int:
     functions. A script that fails ends the job on all ranks.
     """
     global membership
-    assert config.script is not None
-    script.set_path(config.script)
+    if config.script is not None:
+        script.set_path(config.script)
     started_by = runtime.detect(os.environ)
     watched = Sentinel(f"rank {started_by.rank if started_by else 0} on {socket.gethostname()}",
                        runtime.is_first_on_node(os.environ), runtime.slurm_step(os.environ), config.startup_timeout_s)
@@ -58,12 +58,32 @@ def launch(config: LaunchConfig) -> int:
     if membership is None:
         MPI.Finalize()
         return EXIT_CANNOT_START
+    atexit.register(leave, MPI, config, os.getpid())
     if membership.environment.rank == 0 and not config.quiet:
         announce(membership.environment)
-    membership.groups.adopt_calls()
-    atexit.register(leave, MPI, config, os.getpid())
+    if config.explain is not None:
+        return explain(membership, config.explain)
+    assert config.script is not None
+    return run(MPI, membership, config.script)
+
+
+def explain(member: Membership, rank: int) -> int:
+    """Print on one rank where its variables come from, and return the exit status."""
+    env = member.environment
+    if rank >= env.world_size:
+        if env.rank == 0:
+            print(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}", file=sys.stderr)
+        return EXIT_USAGE
+    if env.rank == rank:
+        print(member.explain(), flush=True)
+    return 0
+
+
+def run(MPI: Any, member: Membership, program: Script) -> int:
+    """Run the script and return its exit status, or end the job on all ranks where it fails."""
+    member.groups.adopt_calls()
     try:
-        script.run(config.script)
+        script.run(program)
     except BaseException as error:
         if status := failure.report(error):
             failure.abort(MPI, status)
@@ -79,7 +99,10 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
     check_nested(runtime.outer_launcher(os.environ), config.script)
     MPI = mpi.load()
     loaded = library()
-    check_fit(started_by, loaded)
+    try:
+        check_fit(started_by, loaded)
+    except LaunchError:  # only now, and on the rank that speaks, is the time well spent to ask srun
+        check_fit(started_by, loaded, runtime.srun_mpi_types() if started_by and started_by.rank == 0 else ())
     watched.stage("MPI_Init")
     mpi.initialise(MPI)
     watched.stage("the start after MPI_Init")
@@ -131,7 +154,7 @@ def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
     plan = roll.agree("importing torch", ReadyFacts(host.place, found, endpoint, former),
                       lambda facts: plan_devices(facts, roll.hosts, config.backend))
     warn(plan.warnings)
-    replaced |= variables.set_all(plan.exports)
+    replaced |= variables.set_all(exports(host.place, plan.endpoint))
 
     from .act import device
     from .act.membership import Membership

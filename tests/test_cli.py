@@ -9,8 +9,8 @@ import pytest
 
 from mpiddp import __version__
 from mpiddp.cli import read_config
-from mpiddp.config import LaunchConfig, Script
-from tests.support import Mpi, alone, check
+from mpiddp.config import LaunchConfig, Script, Shape
+from tests.support import EXAMPLES, Mpi, alone, check, mpiexec
 
 
 @pytest.mark.parametrize(("arguments", "config"), [
@@ -20,10 +20,13 @@ from tests.support import Mpi, alone, check
     (["-m", "a.b", "--", "--quiet"], LaunchConfig(Script("a.b", ("--", "--quiet"), is_module=True))),
     (["--quiet", "-m", "a"], LaunchConfig(Script("a", is_module=True), quiet=True)),
     (["--backend", "gloo", "--no-init", "t.py"], LaunchConfig(Script("t.py"), backend="gloo", init=False)),
+    (["--explain", "t.py"], LaunchConfig(Script("t.py"), explain=0)),
+    (["--explain=3"], LaunchConfig(explain=3)),
+    (["--dry-run", "--nodes", "2", "--ranks-per-node=4", "t.py"], Shape(2, 4)),
     (["--startup-timeout=5", "--exit-timeout", "1.5", "t.py"],
      LaunchConfig(Script("t.py"), startup_timeout_s=5, exit_timeout_s=1.5)),
 ])
-def test_arguments(arguments: list[str], config: LaunchConfig) -> None:
+def test_arguments(arguments: list[str], config: LaunchConfig | Shape) -> None:
     assert read_config(arguments, {}) == config
 
 
@@ -33,8 +36,9 @@ def test_variables_are_defaults_and_the_command_line_wins() -> None:
     assert read_config(["t.py"], environ) == LaunchConfig(
         Script("t.py"), backend="nccl", init=False, startup_timeout_s=7, exit_timeout_s=9, quiet=True)
     config = read_config(["--backend", "gloo", "--startup-timeout", "8", "t.py"], environ)
+    assert isinstance(config, LaunchConfig)
     assert (config.backend, config.startup_timeout_s) == ("gloo", 8)
-    assert not read_config(["t.py"], {"MPIDDP_QUIET": "0"}).quiet
+    assert read_config(["t.py"], {"MPIDDP_QUIET": "0"}) == LaunchConfig(Script("t.py"))
 
 
 @pytest.mark.parametrize(("arguments", "environ", "words"), [
@@ -45,6 +49,9 @@ def test_variables_are_defaults_and_the_command_line_wins() -> None:
     (["--startup-timeout", "-5", "t.py"], {}, "must be greater than 0 and finite, got -5"),
     (["--startup-timeout", "nan", "t.py"], {}, "must be greater than 0 and finite, got nan"),
     (["--startup-timeout", "soon", "t.py"], {}, "must be a number of seconds, got 'soon'"),
+    (["--dry-run", "--nodes", "2"], {}, "--dry-run needs --nodes and --ranks-per-node"),
+    (["--dry-run", "--nodes", "0", "--ranks-per-node", "1"], {}, "must be a number greater than 0, got '0'"),
+    (["--explain=x", "t.py"], {}, "must be a rank, got 'x'"),
     (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "must be greater than 0 and finite, got 0"),
     (["t.py"], {"MPIDDP_QUIET": "perhaps"}, "MPIDDP_QUIET must be one of"),
 ])
@@ -72,3 +79,42 @@ def test_help_takes_less_than_a_fifth_of_a_second(quick: Mpi) -> None:
         check(alone(quick, "-m", "mpiddp", "--help"))
         times.append(time.monotonic() - start)
     assert min(times) < 0.2
+
+
+def test_dry_run_needs_neither_mpi_nor_torch(quick: Mpi) -> None:
+    arguments = ["--dry-run", "--nodes", "2", "--ranks-per-node", "4", "train.py"]
+    blocked = ("import sys; sys.modules.update(dict.fromkeys(['mpi4py', 'torch', 'psutil'])); "
+               f"sys.argv[1:] = {arguments}; import runpy; "
+               "runpy.run_module('mpiddp', run_name='__main__', alter_sys=True)")
+    done = check(alone(quick, "-c", blocked, env={"SLURM_JOB_NODELIST": "n[07-08]"}))
+    assert "  n07: ranks 0 to 3" in done.stdout
+    assert "  n08: ranks 4 to 7" in done.stdout
+    last = done.stdout.split("rank 7:\n")[1]
+    for line in ("RANK=7", "WORLD_SIZE=8", "LOCAL_RANK=3", "NODE_RANK=1", "MASTER_ADDR=<address of n07>"):
+        assert f"  {line}\n" in last
+
+
+def test_dry_run_answers_within_three_tenths_of_a_second(quick: Mpi) -> None:
+    """The best of several runs, since the machine may be busy."""
+    times = []
+    for _ in range(5):
+        start = time.monotonic()
+        check(alone(quick, "-m", "mpiddp", "--dry-run", "--nodes", 2, "--ranks-per-node", 4, "train.py"))
+        times.append(time.monotonic() - start)
+    assert min(times) < 0.3
+
+
+def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 2, "--explain=1", EXAMPLES / "hello_world.py",
+                         env={"MASTER_PORT": "29500", "OMP_NUM_THREADS": "3"}))
+    lines = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert lines["RANK"] == "1  from MPI, rank in the job; the same as PMI_RANK"
+    assert lines["MASTER_PORT"].endswith("lost: MASTER_PORT=29500 in the environment")
+    assert lines["OMP_NUM_THREADS"] == "3  from the environment, as the user set it"
+    assert "hello" not in done.stdout
+    assert "MASTER_PORT=29500 on rank 0" in done.stderr
+
+
+def test_explain_of_a_rank_that_is_not_there(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 2, "--explain=2"), 2)
+    assert done.stderr.count("mpiddp: --explain 2: the job has ranks 0 to 1\n") == 1

@@ -93,6 +93,12 @@ def test_torchrun_around_mpiddp_is_refused_once() -> None:
     assert done.stderr.count("mpiddp: cannot start: nested-launcher") == 1
 
 
+def test_a_value_that_this_slurm_lacks_is_not_named() -> None:
+    with pytest.raises(LaunchError) as caught:
+        check_fit(runtime.detect(STEP), UNKNOWN, ["none", "pmi2"])
+    assert caught.value.do == "add --mpi=pmi2 to srun; this Slurm has --mpi=none, pmi2"
+
+
 def test_a_world_that_is_split() -> None:
     check_whole(runtime.detect(MPIRUN), 4, OPEN_MPI_5)
     check_whole(runtime.detect({}), 1, OPEN_MPI_5)
@@ -147,3 +153,7 @@ def test_srun_that_offers_nothing_fitting(option: str, name: str, problem: str, 
     done = cluster.run("srun", f"--mpi={option}", "-N3", "-n3", str(mpi.python), "-m", "mpiddp", str(HELLO),
                        timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
     check_refused(done, problem)
+    if (option, name) != ("pmi2", "impi"):
+        fitting = "--mpi=pmix" if FAMILY[name] == "pmix" else "--mpi=pmi2"
+        assert f" {fitting}" in done.stderr.split("  do ")[1]
+        assert "this Slurm has --mpi=pmix, none, cray_shasta, pmi2" in done.stderr

@@ -219,8 +219,9 @@ def test_warnings_are_a_line_each() -> None:
 
 def test_stale_variables_are_shown_with_their_old_values() -> None:
     new = [{"RANK": "0", "MASTER_ADDR": "a"}, {"RANK": "1", "MASTER_ADDR": "a"}]
-    assert problems.stale_variables([{}, {"RANK": "1"}], new) == []
-    assert problems.stale_variables([{"MASTER_ADDR": "b"}, {"MASTER_ADDR": "b", "RANK": "7"}], new) == [
+    assert problems.stale_variables([(1, {"RANK": "1"}, new[1])]) == []
+    old = [{"MASTER_ADDR": "b"}, {"MASTER_ADDR": "b", "RANK": "7"}]
+    assert problems.stale_variables([(0, old[0], new[0]), (1, old[1], new[1])]) == [
         "stale-environment: already set, and set anew from MPI: MASTER_ADDR=b on rank 0, RANK=7 on rank 1"]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from ..environment import Environment
+from ..plan.environment import explain
 from ..plan.words import listed
 from . import variables
 from .process_group import GroupMaker
@@ -52,6 +54,10 @@ class Membership:
     def restore_environment(self) -> None:
         """Give the variables that the job set their former values."""
         variables.restore(self._replaced)
+
+    def explain(self) -> str:
+        """Return where each variable that the script finds comes from."""
+        return explain(os.environ, self._replaced, os.environ)
 
     def spans(self, comm: MPI.Comm) -> bool:
         """Tell whether a communicator has the ranks of the job in the same order."""

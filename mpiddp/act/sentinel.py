@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 
@@ -87,6 +86,8 @@ def close_all_but(kept: int) -> None:
 
 def end_step(step: str | None) -> None:
     """Cancel a Slurm step: srun waits on for the other ranks where it has no PMIx to tell it of one."""
+    import subprocess  # needed by few sentinels, and started by every rank
+
     if step is not None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(["scancel", step], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=HARD_GRACE_S)

@@ -37,7 +37,7 @@ def device_facts() -> DeviceFacts:
     kind, count = accelerator(torch)
     return DeviceFacts(
         torch_version=str(torch.__version__),
-        nccl_version=".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else "",
+        nccl_version=nccl_version(),
         kind=kind,
         count=count,
         default_backends=dict(dist.Backend.default_device_backend_map),
@@ -46,6 +46,16 @@ def device_facts() -> DeviceFacts:
             if dist.is_backend_available(name)
         },
     )
+
+
+def nccl_version() -> str:
+    """Return the version of torch's NCCL, empty where this torch has none."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available():
+        return ""
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def accelerator(torch: Any) -> tuple[str, int]:

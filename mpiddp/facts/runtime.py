@@ -28,6 +28,7 @@ OTHERS = (
 )
 PMIX_LAUNCHER = Launcher("a PMIx launcher", "PMIX_RANK", None)
 TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE")
+SRUN_ANSWERS_S = 2.0
 OFFERS = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",)}
 
 
@@ -71,6 +72,28 @@ def slurm_step(environ: Mapping[str, str]) -> str | None:
     """Return the Slurm step that this process is a task of, as scancel takes it, None outside of one."""
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     return f"{job}.{step}" if job.isdigit() and step.isdigit() else None
+
+
+def slurm_hosts(environ: Mapping[str, str]) -> list[str]:
+    """Return the nodes of the Slurm allocation that this process is in, none outside of one."""
+    nodes = environ.get("SLURM_JOB_NODELIST")
+    if nodes is None:
+        return []
+    from ClusterShell.NodeSet import NodeSet
+
+    return list(NodeSet(nodes))
+
+
+def srun_mpi_types() -> list[str]:
+    """Return the values of --mpi that this Slurm's srun lists, none where srun cannot be asked."""
+    import subprocess
+
+    try:
+        done = subprocess.run(["srun", "--mpi=list"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=SRUN_ANSWERS_S)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.startswith("\t")]
 
 
 def detect(environ: Mapping[str, str]) -> Runtime | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 
 from ..version import __version__
@@ -12,7 +11,7 @@ def versions(mpi_library: str) -> dict[str, str]:
     """Return what must be the same on all ranks, by its name; torch is not asked yet."""
     import mpi4py
 
-    return {"Python": platform.python_version(), "mpi4py": mpi4py.__version__, "mpiddp": __version__,
+    return {"Python": sys.version.split()[0], "mpi4py": mpi4py.__version__, "mpiddp": __version__,
             "MPI library": mpi_library}
 
 

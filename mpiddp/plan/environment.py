@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..environment import Place
@@ -50,6 +51,50 @@ def exports(place: Place, endpoint: Endpoint) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "MPI4PY_RC_INITIALIZE": "0",  # a worker process that imports mpi4py must not start MPI again
     }
+
+
+MPI_SPLIT = "MPI, ranks that share a node's memory"
+SOURCES = {
+    "RANK": "MPI, rank in the job", "WORLD_SIZE": "MPI, size of the job",
+    "LOCAL_RANK": MPI_SPLIT, "LOCAL_WORLD_SIZE": MPI_SPLIT, "GROUP_RANK": MPI_SPLIT, "NODE_RANK": MPI_SPLIT,
+    "GROUP_WORLD_SIZE": MPI_SPLIT, "ROLE_NAME": "constant", "ROLE_RANK": "RANK", "ROLE_WORLD_SIZE": "WORLD_SIZE",
+    "MASTER_ADDR": "psutil, rank 0's interface for the job", "MASTER_PORT": "the kernel, a free port of rank 0's",
+    "TORCHELASTIC_RUN_ID": "random, from rank 0", "TORCHELASTIC_RESTART_COUNT": "constant",
+    "TORCHELASTIC_MAX_RESTARTS": "constant", "MPI4PY_RC_INITIALIZE": "constant, MPI is initialised already",
+    "OMP_NUM_THREADS": "this rank's cores, shared with the ranks that have the same",
+    "GLOO_SOCKET_IFNAME": "psutil, the interface towards MASTER_ADDR",
+}
+# What else names the same thing, in the words of launchers.
+ON_OFFER = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
+    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"),
+    "NODE_RANK": ("SLURM_NODEID",),
+    "GROUP_WORLD_SIZE": ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+}
+
+
+def explain(values: Mapping[str, str], former: Mapping[str, str | None], offers: Mapping[str, str]) -> str:
+    """Return a line for each variable that a job sets or would have set.
+
+    `values` are the variables now, `former` those that mpiddp has set, with what they were before,
+    and `offers` the environment, in which other names for the same thing are looked up.
+    """
+    lines = []
+    for name, source in SOURCES.items():
+        if name not in values:
+            continue
+        if name == "OMP_NUM_THREADS" and "SLURM_CPUS_PER_TASK" in offers:
+            source = "Slurm's --cpus-per-task"
+        line = f"{name}={values[name]}  from {source if name in former else 'the environment, as the user set it'}"
+        lost = [f"{name}={former[name]} in the environment"] if former.get(name) not in (None, values[name]) else []
+        lost += [f"{other}={offers[other]}" for other in ON_OFFER.get(name, ())
+                 if other in offers and offers[other] != values[name]]
+        agree = [other for other in ON_OFFER.get(name, ()) if offers.get(other) == values[name]]
+        line += f"; the same as {', '.join(agree)}" if agree else ""
+        lines.append(line + (f"; lost: {', '.join(lost)}" if lost else ""))
+    return "\n".join(lines)
 
 
 def defaults(threads: int, interface: str | None) -> dict[str, str]:

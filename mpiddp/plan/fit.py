@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..config import Script
 from ..errors import LaunchError
 from ..facts.library import PMI, PMIX, Library
@@ -33,22 +35,26 @@ def check_nested(outer: str | None, script: Script | None) -> None:
         )
 
 
-def check_fit(runtime: Runtime | None, library: Library) -> None:
+def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str] = ()) -> None:
     """Raise LaunchError `launcher-mismatch`, `no-pmix` or `pmi-unsupported` where MPI could not start.
 
-    A launcher that is not known, or a library that is not, is given the benefit of the doubt.
+    `mpi_types` are the values that srun has for --mpi, empty where they are not known. A launcher or
+    a library that is not known is given the benefit of the doubt.
     """
     if runtime is None:
         return
     if runtime.launcher in (OPEN_MPI, HYDRA) and not runtime.offers & library.interfaces:
         raise mismatch(runtime, library)
     if runtime.launcher == SRUN:
-        check_srun(runtime, library)
+        check_srun(runtime, library, mpi_types)
 
 
-def check_srun(runtime: Runtime, library: Library) -> None:
+def check_srun(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> None:
     """Raise LaunchError `no-pmix` or `pmi-unsupported` where a step offers the library nothing it can use."""
-    fitting = " or ".join(SRUN_OPTION[kind] for kind in sorted(library.interfaces, reverse=True))
+    options = [SRUN_OPTION[kind] for kind in sorted(library.interfaces, reverse=True)]
+    here = [option for option in options if option.removeprefix("--mpi=") in mpi_types]
+    fitting = " or ".join(here or options)
+    has = f"this Slurm has --mpi={', '.join(mpi_types)}" if mpi_types else "`srun --mpi=list` shows what this Slurm has"
     needs_library = library.name == "Intel MPI" and not runtime.has_pmi_library
     hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if needs_library else ""
     if not runtime.offers and runtime.size != 1:
@@ -56,7 +62,7 @@ def check_srun(runtime: Runtime, library: Library) -> None:
             "no-pmix",
             found=f"{tasks(runtime)} started by srun without --mpi; {library} would make each a job of its own",
             needed=f"srun {fitting}{hint}",
-            do=f"add {fitting} to srun; `srun --mpi=list` shows what this Slurm has",
+            do=f"add {fitting} to srun; {has}",
         )
     if runtime.offers and not runtime.offers & library.interfaces:
         offered = " and ".join(sorted(runtime.offers))
@@ -64,7 +70,7 @@ def check_srun(runtime: Runtime, library: Library) -> None:
             "pmi-unsupported",
             found=f"srun offers {offered}, which {library} was not built to use",
             needed=f"srun {fitting}{hint}",
-            do=f"use {fitting}; `srun --mpi=list` shows what this Slurm has",
+            do=f"use {fitting}; {has}",
         )
     if PMI in runtime.offers and needs_library:
         raise LaunchError(

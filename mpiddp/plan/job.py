@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..environment import Place
 from ..facts.devices import DeviceFacts
@@ -11,7 +11,7 @@ from ..facts.host import HostFacts
 from . import cores, devices, environment, network, problems, topology
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HostPlan:
     """A rank's plan before torch: its place, rank 0's address for the job, variables to default.
 
@@ -24,7 +24,7 @@ class HostPlan:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReadyFacts:
     """What is known of a rank after torch: its place, its devices, from rank 0 its store's endpoint.
 
@@ -39,12 +39,11 @@ class ReadyFacts:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """A rank's plan after torch: device, backend, where the store is, variables to set, warnings to print."""
+    """A rank's plan after torch: device, backend, where the store is, warnings for rank 0 to print."""
 
     device: str
     backend: str
     endpoint: environment.Endpoint
-    exports: dict[str, str]
     warnings: tuple[str, ...] = ()
 
 
@@ -53,12 +52,11 @@ def plan_hosts(facts: Sequence[HostFacts]) -> list[HostPlan]:
     problems.check_software(facts)
     problems.check_script(facts)
     address, ways = network.meeting_point(facts)
-    warnings = tuple(problems.warnings(facts))
-    return [
-        HostPlan(place, address, environment.defaults(threads, way), () if place.rank else warnings)
-        for place, threads, way in zip(
-            topology.places([one.node for one in facts]), cores.threads(facts), ways, strict=True)
-    ]
+    places = topology.places([one.node for one in facts])
+    needs = list(zip(cores.threads(facts), ways, strict=True))
+    defaults = {need: environment.defaults(*need) for need in set(needs)}
+    plans = [HostPlan(place, address, defaults[need]) for place, need in zip(places, needs, strict=True)]
+    return [replace(plans[0], warnings=tuple(problems.warnings(facts))), *plans[1:]]
 
 
 def plan_devices(
@@ -72,9 +70,8 @@ def plan_devices(
     devices.check_torch(found, hosts)
     backend, endpoint = devices.backend(asked, found, hosts), facts[0].endpoint
     assert endpoint is not None
-    exports = [environment.exports(place, endpoint) for place in places]
-    stale = tuple(problems.stale_variables([one.former for one in facts], exports))
-    return [
-        DevicePlan(device, backend, endpoint, variables, () if place.rank else stale)
-        for device, place, variables in zip(devices.devices(found, places, hosts), places, exports, strict=True)
-    ]
+    stale = tuple(problems.stale_variables(
+        (one.place.rank, one.former, environment.exports(one.place, endpoint)) for one in facts if one.former))
+    chosen = devices.devices(found, places, hosts)
+    alike = {device: DevicePlan(device, backend, endpoint) for device in set(chosen)}
+    return [DevicePlan(chosen[0], backend, endpoint, stale), *(alike[device] for device in chosen[1:])]

@@ -89,10 +89,13 @@ def warnings(facts: Sequence[HostFacts]) -> list[str]:
     return found
 
 
-def stale_variables(former: Sequence[dict[str, str]], new: Sequence[dict[str, str]]) -> list[str]:
-    """Return the warning `stale-environment` where variables were set to something else before, in rank order."""
+def stale_variables(ranks: Iterable[tuple[int, dict[str, str], dict[str, str]]]) -> list[str]:
+    """Return the warning `stale-environment` where variables were set to something else before.
+
+    `ranks` are those that had any set, each with its former and its new variables.
+    """
     found: dict[str, str] = {}
-    for rank, (old, exports) in enumerate(zip(former, new, strict=True)):
+    for rank, old, exports in ranks:
         for name, value in old.items():
             if value != exports[name]:
                 found.setdefault(name, f"{name}={value} on rank {rank}")

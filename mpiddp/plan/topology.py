@@ -16,9 +16,11 @@ def places(nodes: Sequence[Hashable]) -> list[Place]:
     """
     local_world_sizes = Counter(nodes)
     node_ranks = {node: i for i, node in enumerate(local_world_sizes)}
-    seen: Counter[Hashable] = Counter()
+    world_size, num_nodes = len(nodes), len(node_ranks)
+    seen = dict.fromkeys(node_ranks, 0)
     found = []
     for rank, node in enumerate(nodes):
-        found.append(Place(rank, len(nodes), seen[node], local_world_sizes[node], node_ranks[node], len(node_ranks)))
-        seen[node] += 1
+        local_rank = seen[node]
+        seen[node] = local_rank + 1
+        found.append(Place(rank, world_size, local_rank, local_world_sizes[node], node_ranks[node], num_nodes))
     return found

@@ -25,6 +25,8 @@ def folded(hosts: Iterable[str]) -> str:
 
 def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
     """Return the commonest of the ranks' values, and the ranks that have each other one."""
+    if len(set(values)) == 1:
+        return values[0], {}
     common = Counter(values).most_common(1)[0][0]
     others: dict[str, list[int]] = {}
     for rank, value in enumerate(values):

@@ -1,0 +1,93 @@
+"""Time and memory of the plan on rank 0, and time of a rank's own look at its host.
+
+    python -m tests.benchmarks.planning [--quick]
+
+The facts are generated: alike nodes of eight ranks, as a real job has them. Memory is what the plan
+and its answers add to the process at their peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+from mpiddp.facts.devices import DeviceFacts
+from mpiddp.facts.host import HostFacts, Interface
+from mpiddp.facts.script import ScriptFacts
+from mpiddp.plan.environment import Endpoint
+from mpiddp.plan.job import ReadyFacts, plan_devices, plan_hosts
+
+RANKS_PER_NODE = 8
+VERSIONS = {"Python": "3.11.7", "mpi4py": "4.1.2", "mpiddp": "0.1.0", "MPI library": "MPICH 5.0.2"}
+TORCH = DeviceFacts("2.13.0", "2.27.3", "cuda", RANKS_PER_NODE, {"cpu": "gloo", "cuda": "nccl"},
+                    {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)})
+
+
+def host(rank: int) -> HostFacts:
+    """Return the facts of a rank on its node."""
+    node = rank // RANKS_PER_NODE
+    address = f"10.{node // 65536}.{node // 256 % 256}.{node % 256}"
+    return HostFacts(
+        hostname=f"n{node:05}", node=node * RANKS_PER_NODE, cores=frozenset(range(64)), cpus_per_task=None,
+        interfaces=(Interface("ib0", address, "10.0.0.0/8", False, 200_000),), script=ScriptFacts("train.py", "cafe"),
+        versions=dict(VERSIONS), prefix="/env", shm_bytes=2**38, open_files=65536,
+    )
+
+
+def plan(ranks: int) -> tuple[float, float]:
+    """Return the seconds and the MiB that planning a job takes."""
+    facts = [host(rank) for rank in range(ranks)]
+    before = peak_mib()
+    start = time.perf_counter()
+    plans = plan_hosts(facts)
+    hosts_s = time.perf_counter() - start
+    ready = [ReadyFacts(one.place, TORCH, Endpoint("10.0.0.0", 40000, "token", "run"), {}) for one in plans]
+    start = time.perf_counter()
+    answers = plan_devices(ready, [one.hostname for one in facts], None)
+    devices_s = time.perf_counter() - start
+    assert len(answers) == ranks
+    return hosts_s + devices_s, peak_mib() - before
+
+
+def peak_mib() -> float:
+    """Return the largest memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def checks_ms(times: int) -> float:
+    """Return the milliseconds of the checks that a rank makes before torch, median of fresh processes.
+
+    They are: which launcher, which library, do they fit, which versions, the script's hash and
+    syntax; what they import is counted, what a start without them would import too is not.
+    """
+    code = ("import time, os, socket, mpi4py.MPI, mpiddp.config; start = time.perf_counter(); "
+            "from mpiddp.facts import library, runtime, script, software; from mpiddp.plan import fit, problems; "
+            "found = library.library(); fit.check_nested(runtime.outer_launcher(os.environ), None); "
+            "fit.check_fit(runtime.detect(os.environ), found); software.versions(found.title); "
+            f"script.script_facts(mpiddp.config.Script({__file__!r})); "
+            "print(time.perf_counter() - start)")
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    taken = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                                  env=environ).stdout) for _ in range(times + 1)]
+    return statistics.median(taken[1:]) * 1000
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="only show that it works")
+    quick = parser.parse_args().quick
+    print("   ranks  plan (s)  memory (MiB)")
+    for ranks in (10, 1000) if quick else (10, 1000, 100_000):
+        seconds, mib = plan(ranks)
+        print(f"{ranks:8,}  {seconds:8.4f}  {mib:12.1f}")
+    print(f"a rank's checks before torch: {checks_ms(1 if quick else 15):.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""Each benchmark runs; its figures are for people."""
+
+from __future__ import annotations
+
+import re
+
+from tests.support import Mpi, alone, check
+
+
+def test_planning(quick: Mpi) -> None:
+    table = check(alone(quick, "-m", "tests.benchmarks.planning", "--quick")).stdout
+    assert re.search(r"^ +1,000 +\d+\.\d+ +\d+\.\d+$", table, re.MULTILINE)
+    assert re.search(r"checks before torch: \d+\.\d ms", table)
