@@ -144,7 +144,7 @@ def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s)
-    host = roll.agree("starting", look_at_host(comm, config), lambda facts: plan_named(roll, facts))
+    host = roll.agree("MPI ready", look_at_host(comm, config), lambda facts: plan_named(roll, facts))
     warn(host.warnings)
     replaced = variables.set_missing(host.defaults)
 
@@ -161,14 +161,13 @@ def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
     from .act.process_group import GroupMaker
     from .act.rendezvous import KeySpaces
 
-    store = connect(roll, host, plan.endpoint)
     environment = Environment(
         **asdict(host.place), master_addr=plan.endpoint.address, master_port=plan.endpoint.port,
         backend=plan.backend, device=device.use(plan.device),
     )
-    groups = GroupMaker(environment, KeySpaces(store, plan.endpoint.token))
+    groups = GroupMaker(environment, KeySpaces(connect(roll, plan.endpoint), plan.endpoint.token))
     if config.init:
-        with roll.watch("making the process group", give_up):
+        with roll.watch("process group", give_up):
             groups.create(config.group_timeout)
     return Membership(environment, roll, groups, server, replaced)
 
@@ -193,19 +192,16 @@ def serve(address: str, config: LaunchConfig) -> tuple[dist.Store, Endpoint]:
     return rendezvous.serve(address, config.startup_timeout_s)
 
 
-def connect(roll: RollCall, host: HostPlan, endpoint: Endpoint) -> dist.Store:
+def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:
     """Connect to rank 0's store; raise LaunchError `address-unreachable` where some rank can't.
 
-    On one node there is no network that could fail, and no round is spent on it.
+    This is the last point at which rank 0 can name a rank that is late: what follows waits in torch.
     """
     from .act import rendezvous
 
     store, error = rendezvous.connect(endpoint, roll.remaining_s)
-    if host.place.num_nodes > 1:
-        roll.agree("connecting to rank 0", error, lambda errors: check_reached(errors, roll.hosts, endpoint))
-    if store is None:
-        raise LonelyLaunchError("address-unreachable", found=f"no connection to rank 0's store: {error}",
-                                needed="a loopback interface that works", do="look at `ip address show lo`")
+    roll.agree("devices and store", error, lambda errors: check_reached(errors, roll.hosts, endpoint))
+    assert store is not None
     return store
 
 

@@ -26,9 +26,9 @@ def test_training_learns(quick: Mpi, ranks: int) -> None:
     assert accuracy(mpiexec(quick, ranks, TRAIN), ranks) >= 0.95
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "mpich"])
-def test_training_learns_with_six_ranks_on_three_nodes(name: str, cluster: Cluster) -> None:
-    assert accuracy(srun(cluster, MPIS[name], "-N3 --ntasks-per-node=2", TRAIN), 6) >= 0.95
+def test_training_learns_with_six_ranks_on_three_nodes(cluster: Cluster) -> None:
+    """Under MPICH; the README's commands, which have their own test, do so under Open MPI."""
+    assert accuracy(srun(cluster, MPIS["mpich"], "-N3 --ntasks-per-node=2", TRAIN), 6) >= 0.95
 
 
 def test_progress_is_shown_by_one_rank(quick: Mpi) -> None:

@@ -75,7 +75,7 @@ class RollCall:
 
         It is called in a thread of its own, with what to say, while the library still waits.
         """
-        late = f"{self.name(self.rank)} is still {stage}"
+        late = f"{self.name(self.rank)} waits for the others ({stage})"
         seconds = self.remaining_s + min(self.rank, TURNS)
         timer = threading.Timer(seconds, lambda: give_up(self._late(late)))
         timer.daemon = True

@@ -33,8 +33,9 @@ class Sentinel:
         os.close(reading)
 
     def stage(self, name: str) -> None:
-        """Tell the stage that begins."""
-        os.write(self._writing, name.encode() + b"\n")
+        """Tell the stage that begins; a sentinel that was ended from outside is not missed."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._writing, name.encode() + b"\n")
 
     def dismiss(self) -> None:
         """End the sentinel and wait for it, so that the script finds no child that it did not start."""
