@@ -43,9 +43,9 @@ def test_mpirun_says_hello(mpi: Mpi) -> None:
 
 @pytest.mark.parametrize("mpi", SRUN)
 def test_srun_says_hello(mpi: Mpi, cluster: Cluster) -> None:
-    done = srun(cluster, mpi, "-N3 --ntasks-per-node=2", EXAMPLES / "hello_world.py")
-    lines = check_hello(done, 6)
-    assert [one["host"] for one in lines] == ["node1", "node1", "node2", "node2", "node3", "node3"]
+    done = srun(cluster, mpi, "-N3 -n4", EXAMPLES / "hello_world.py")
+    lines = check_hello(done, 4)
+    assert [one["host"] for one in lines] == ["node1", "node1", "node2", "node3"]
     assert {one["address"] for one in lines} == {"10.77.0.11"}
 
 
