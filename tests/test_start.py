@@ -28,11 +28,11 @@ torch.__version__ = type(torch.__version__)("2.12.0")
 """
 
 
-def on_nodes(cluster: Cluster, mpi: Mpi, first: str, *arguments: object, prefix: str = "", ranks: int = 3) -> Done:
+def on_nodes(cluster: Cluster, mpi: Mpi, first: str, *arguments: object, prefix: str = "", per_node: int = 1) -> Done:
     """Run mpiddp on three nodes after a shell command `first` in each rank."""
     need(mpi.missing()[:1])
     start = " ".join(["exec", prefix, *map(shlex.quote, [str(mpi.python), "-m", "mpiddp", *map(str, arguments)])])
-    return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", f"-n{ranks}", "sh", "-c", f"{first}; {start}",
+    return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", f"--ntasks-per-node={per_node}", "sh", "-c", f"{first}; {start}",
                        timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
 
 
@@ -124,7 +124,7 @@ def test_a_rank_that_hangs_in_an_import(cluster: Cluster, name: str) -> None:
 def test_a_rank_that_never_reaches_mpiddp(cluster: Cluster, name: str) -> None:
     """Two ranks a node: the first of each node that waits speaks, and the job ends on all."""
     start = time.monotonic()
-    done = on_nodes(cluster, MPIS[name], on("node2", "sleep 600"), "--startup-timeout", 12, HELLO, ranks=6)
+    done = on_nodes(cluster, MPIS[name], on("node2", "sleep 600"), "--startup-timeout", 12, HELLO, per_node=2)
     assert time.monotonic() - start < 30
     assert done.returncode != 0
     assert done.stderr.count("in MPI_Init, which returns") == 2
