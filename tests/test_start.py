@@ -32,8 +32,8 @@ def on_nodes(cluster: Cluster, mpi: Mpi, first: str, *arguments: object, prefix:
     """Run mpiddp on three nodes after a shell command `first` in each rank."""
     need(mpi.missing()[:1])
     start = " ".join(["exec", prefix, *map(shlex.quote, [str(mpi.python), "-m", "mpiddp", *map(str, arguments)])])
-    return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", f"--ntasks-per-node={per_node}", "sh", "-c", f"{first}; {start}",
-                       timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+    return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", f"--ntasks-per-node={per_node}", "sh", "-c",
+                       f"{first}; {start}", timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
 
 
 def on(node: str, command: str) -> str:
