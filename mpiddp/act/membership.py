@@ -57,7 +57,7 @@ class Membership:
 
     def explain(self) -> str:
         """Return where each variable that the script finds comes from."""
-        return explain(os.environ, self._replaced, os.environ)
+        return explain(os.environ, self._replaced)
 
     def spans(self, comm: MPI.Comm) -> bool:
         """Tell whether a communicator has the ranks of the job in the same order."""

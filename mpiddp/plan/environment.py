@@ -75,23 +75,23 @@ ON_OFFER = {
 }
 
 
-def explain(values: Mapping[str, str], former: Mapping[str, str | None], offers: Mapping[str, str]) -> str:
+def explain(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
     """Return a line for each variable that a job sets or would have set.
 
-    `values` are the variables now, `former` those that mpiddp has set, with what they were before,
-    and `offers` the environment, in which other names for the same thing are looked up.
+    `values` is the environment now, in which launchers' names for the same thing are looked up too;
+    `former` are the variables that mpiddp has set, with what they were before.
     """
     lines = []
     for name, source in SOURCES.items():
         if name not in values:
             continue
-        if name == "OMP_NUM_THREADS" and "SLURM_CPUS_PER_TASK" in offers:
+        if name == "OMP_NUM_THREADS" and "SLURM_CPUS_PER_TASK" in values:
             source = "Slurm's --cpus-per-task"
         line = f"{name}={values[name]}  from {source if name in former else 'the environment, as the user set it'}"
         lost = [f"{name}={former[name]} in the environment"] if former.get(name) not in (None, values[name]) else []
-        lost += [f"{other}={offers[other]}" for other in ON_OFFER.get(name, ())
-                 if other in offers and offers[other] != values[name]]
-        agree = [other for other in ON_OFFER.get(name, ()) if offers.get(other) == values[name]]
+        lost += [f"{other}={values[other]}" for other in ON_OFFER.get(name, ())
+                 if other in values and values[other] != values[name]]
+        agree = [other for other in ON_OFFER.get(name, ()) if values.get(other) == values[name]]
         line += f"; the same as {', '.join(agree)}" if agree else ""
         lines.append(line + (f"; lost: {', '.join(lost)}" if lost else ""))
     return "\n".join(lines)
