@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from .config import DEFAULT_STARTUP_TIMEOUT_S, LaunchConfig, Script, Shape
+from .config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, LaunchConfig, Script, Shape, Shown
 from .errors import EXIT_USAGE
 from .version import __version__
 
@@ -53,6 +53,25 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def ranks(text: str) -> Shown:
+    """Return the ranks that are shown."""
+    words = text.split(",")
+    if text in ("all", "none"):
+        return Shown(everyone=text == "all")
+    local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
+    found = [word for word in words if not word.startswith("local-")]
+    if not all(word.isdigit() for word in (*local, *found)):
+        raise argparse.ArgumentTypeError(f"must be all, none, or ranks as in 0,4,local-0, got {text!r}")
+    return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
+
+
+def way_out(text: str) -> bool:
+    """Return whether the interpreter's own exit is asked for."""
+    if text not in ("quick", "python"):
+        raise argparse.ArgumentTypeError(f"must be quick or python, got {text!r}")
+    return text == "python"
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "backend": {
         "default": None,
@@ -66,6 +85,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": None, "type": seconds, "metavar": "SECONDS",
         "help": "give up when a rank has not ended this long after another did (default: wait for it)",
     },
+    "abort-grace": {
+        "default": str(DEFAULT_ABORT_GRACE_S), "type": seconds, "metavar": "SECONDS",
+        "help": "when a rank fails, kill the others that have not ended by then (default: %(default)s)",
+    },
+    "error-file": {
+        "default": None, "metavar": "FILE",
+        "help": "write why the job failed to FILE, as torchelastic does (default: TORCHELASTIC_ERROR_FILE)",
+    },
+    "log-dir": {"default": "", "metavar": "DIR", "help": "write each rank's output to a file in DIR/JOB/, too"},
+    "show": {
+        "default": "all", "type": ranks, "metavar": "RANKS",
+        "help": "whose output to show: all, none, or ranks as in 0,4,local-0 (default: %(default)s)",
+    },
+    "exit": {
+        "default": "quick", "type": way_out, "metavar": "quick|python",
+        "help": "python tears the interpreter down at the end, for module-level destructors (default: %(default)s)",
+    },
     "explain": {
         "default": None, "type": whole, "nargs": "?", "const": 0, "metavar": "RANK",
         "help": "start the job, print where each variable of RANK (default: 0) comes from, and end",
@@ -76,6 +112,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FLAGS = {
     "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get; start nothing",
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
+    "prefix": "put rank and host before each line of output",
     "quiet": "print no start line",
 }
 
@@ -131,7 +168,18 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         exit_timeout_s=options.exit_timeout,
         quiet=options.quiet,
         explain=options.explain,
+        abort_grace_s=options.abort_grace,
+        error_file=absolute(options.error_file or environ.get("TORCHELASTIC_ERROR_FILE", "")),
+        log_dir=absolute(options.log_dir),
+        shown=options.show,
+        prefix=options.prefix,
+        python_exit=options.exit,
     )
+
+
+def absolute(path: str) -> str:
+    """Return a path that is the same from every working directory, empty for none."""
+    return os.path.abspath(path) if path else ""
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

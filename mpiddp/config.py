@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 DEFAULT_STARTUP_TIMEOUT_S = 300.0
+DEFAULT_ABORT_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,29 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """The ranks whose output is shown: all, or those named by rank or by local rank."""
+
+    everyone: bool = True
+    ranks: frozenset[int] = frozenset()
+    local_ranks: frozenset[int] = frozenset()
+
+    def has(self, rank: int, local_rank: int) -> bool:
+        """Tell whether a rank's output is shown."""
+        return self.everyone or rank in self.ranks or local_rank in self.local_ranks
+
+
+@dataclass(frozen=True)
 class LaunchConfig:
     """The options of a job; the same on every rank.
 
     `script` is None where the caller keeps its own main(). `backend` None asks torch for the device's
     own. `group_timeout` is for the process group's collectives, None for torch's default.
     `exit_timeout_s` None waits for the last rank as long as it runs. `explain` is a rank whose
-    environment shall be explained, in the place of running the script.
+    environment shall be explained, in the place of running the script. `abort_grace_s` is the time
+    that the ranks of a failed job have to end. `error_file` is where the reason is written as JSON,
+    `log_dir` where each rank's output is, both empty for nowhere. `prefix` puts rank and host before
+    each line. `python_exit` leaves the process by the interpreter's own exit.
     """
 
     script: Script | None = None
@@ -43,3 +60,9 @@ class LaunchConfig:
     group_timeout: timedelta | None = None
     quiet: bool = False
     explain: int | None = None
+    abort_grace_s: float = DEFAULT_ABORT_GRACE_S
+    error_file: str = ""
+    log_dir: str = ""
+    shown: Shown = Shown()
+    prefix: bool = False
+    python_exit: bool = False

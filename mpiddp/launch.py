@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .act import failure, script, variables
+from .act.ending import Ending, abort, let_through
+from .act.output import Output
 from .act.rollcall import RollCall
 from .act.sentinel import Sentinel
-from .config import LaunchConfig, Script
+from .config import LaunchConfig, Shown
 from .environment import Environment
 from .errors import EXIT_CANNOT_START, EXIT_USAGE, LaunchError, LonelyLaunchError
 from .facts import mpi, runtime
@@ -25,6 +28,7 @@ from .plan.environment import SET_BY_HAND, exports
 from .plan.fit import check_fit, check_nested, check_whole
 from .plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
 from .plan.network import check_reached
+from .plan.problems import check_logs
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -40,31 +44,39 @@ membership: Membership | None = None  # of the job that `launch` started in this
 def launch(config: LaunchConfig) -> int:
     """Start this rank, run the script in it, and return the exit status.
 
-    The rank leaves the job when the interpreter exits, after the script's threads and atexit
-    functions. A script that fails ends the job on all ranks.
+    The rank leaves the job after the script's threads and atexit functions. A script that fails ends
+    the job on all ranks.
     """
     global membership
     if config.script is not None:
         script.set_path(config.script)
     started_by = runtime.detect(os.environ)
+    output = Output(relayed=config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False)))
     watched = Sentinel(f"rank {started_by.rank if started_by else 0} on {socket.gethostname()}",
                        runtime.is_first_on_node(os.environ), runtime.slurm_step(os.environ), config.startup_timeout_s)
     try:
         MPI = initialise_mpi(config, started_by, watched)
     except LaunchError as error:
         return failure.refuse(str(error), EXIT_CANNOT_START)
-    membership = start(MPI, config)
-    watched.dismiss()
+    membership = start(MPI, config, watched)
     if membership is None:
         MPI.Finalize()
+        watched.dismiss()
         return EXIT_CANNOT_START
-    atexit.register(leave, MPI, config, os.getpid())
     if membership.environment.rank == 0 and not config.quiet:
         announce(membership.environment)
+    member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
+    watched.join(member, membership.endpoint)
+    ending = Ending(MPI, watched, member, output)
+    leaving = functools.partial(leave, MPI, config, ending)
+    atexit.register(leaving)
     if config.explain is not None:
         return explain(membership, config.explain)
     assert config.script is not None
-    return run(MPI, membership, config.script)
+    output.begin(config.shown.has(member.rank, member.local_rank), member.log,
+                 f"[{member.rank} {member.host}] " if config.prefix else "")
+    ending.watch_script(leaving)
+    return run(membership, config, ending)
 
 
 def explain(member: Membership, rank: int) -> int:
@@ -79,14 +91,20 @@ def explain(member: Membership, rank: int) -> int:
     return 0
 
 
-def run(MPI: Any, member: Membership, program: Script) -> int:
+def run(member: Membership, config: LaunchConfig, ending: Ending) -> int:
     """Run the script and return its exit status, or end the job on all ranks where it fails."""
+    assert config.script is not None
     member.groups.adopt_calls()
     try:
-        script.run(program)
+        try:
+            script.run(config.script)
+        except SystemExit as error:
+            if failure.status_of(error):
+                raise
+        if not config.python_exit:
+            ending.finish()
     except BaseException as error:
-        if status := failure.report(error):
-            failure.abort(MPI, status)
+        ending.fail_by(error)
     return 0
 
 
@@ -114,10 +132,10 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
     return MPI
 
 
-def start(MPI: Any, config: LaunchConfig) -> Membership | None:
+def start(MPI: Any, config: LaunchConfig, watched: Sentinel) -> Membership | None:
     """Join the job of all MPI ranks; say why and return None where it cannot start, on every rank."""
     try:
-        return join(MPI.COMM_WORLD, config)
+        return join(MPI.COMM_WORLD, config, watched.serve)
     except LonelyLaunchError as error:
         give_up(error)
     except LaunchError as error:
@@ -125,22 +143,28 @@ def start(MPI: Any, config: LaunchConfig) -> Membership | None:
             print(error, file=sys.stderr, flush=True)
         return None
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
-        failure.abort(MPI, failure.INTERRUPTED)
+        abort(MPI, failure.INTERRUPTED)
     except Exception as error:
-        failure.abort(MPI, failure.report(error))
+        failure.show(error)
+        let_through()
+        abort(MPI, failure.status_of(error))
 
 
 def give_up(error: LonelyLaunchError) -> NoReturn:
     """End the job on all ranks for a reason that only this one knows."""
     from mpi4py import MPI
 
-    print(error, file=sys.stderr)
-    failure.abort(MPI, EXIT_CANNOT_START)
+    print(error, file=sys.stderr, flush=True)
+    let_through()
+    abort(MPI, EXIT_CANNOT_START)
 
 
-def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
+def join(
+    comm: MPI.Comm, config: LaunchConfig, serve_sentinels: Callable[[str, str], int] = lambda *_: 0
+) -> Membership:
     """Bring the ranks of a communicator together as a job and return this rank's part in it.
 
+    `serve_sentinels` lets the ranks' sentinels meet, and returns where: as Sentinel.serve() does.
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s)
@@ -149,7 +173,8 @@ def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
     replaced = variables.set_missing(host.defaults)
 
     found = device_facts()  # imports torch
-    server, endpoint = serve(host.master_addr, config) if roll.rank == 0 and not found.error else (None, None)
+    server, endpoint = (
+        serve(host.master_addr, config, serve_sentinels) if roll.rank == 0 and not found.error else (None, None))
     former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
     plan = roll.agree("importing torch", ReadyFacts(host.place, found, endpoint, former),
                       lambda facts: plan_devices(facts, roll.hosts, config.backend))
@@ -165,11 +190,12 @@ def join(comm: MPI.Comm, config: LaunchConfig) -> Membership:
         **asdict(host.place), master_addr=plan.endpoint.address, master_port=plan.endpoint.port,
         backend=plan.backend, device=device.use(plan.device),
     )
+    log = open_logs(roll, config, plan.endpoint)
     groups = GroupMaker(environment, KeySpaces(connect(roll, plan.endpoint), plan.endpoint.token))
     if config.init:
         with roll.watch("process group", give_up):
             groups.create(config.group_timeout)
-    return Membership(environment, roll, groups, server, replaced)
+    return Membership(environment, roll, groups, server, replaced, plan.endpoint, log)
 
 
 def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
@@ -185,11 +211,26 @@ def plan_named(roll: RollCall, facts: Sequence[HostFacts]) -> list[HostPlan]:
     return plan_hosts(facts)
 
 
-def serve(address: str, config: LaunchConfig) -> tuple[dist.Store, Endpoint]:
-    """Start the job's store on rank 0."""
+def serve(
+    address: str, config: LaunchConfig, serve_sentinels: Callable[[str, str], int]
+) -> tuple[dist.Store, Endpoint]:
+    """Start the job's store on rank 0, and let its sentinel listen."""
     from .act import rendezvous
 
-    return rendezvous.serve(address, config.startup_timeout_s)
+    store, endpoint = rendezvous.serve(address, config.startup_timeout_s)
+    return store, replace(endpoint, watch_port=serve_sentinels(address, endpoint.token))
+
+
+def open_logs(roll: RollCall, config: LaunchConfig, endpoint: Endpoint) -> str:
+    """Return this rank's log, empty where none is wanted; raise LaunchError `log-unwritable` on every rank."""
+    if not config.log_dir:
+        return ""
+    from .act.output import create
+
+    job = runtime.slurm_job(os.environ) or endpoint.run_id
+    log = f"{config.log_dir}/{job}/rank-{roll.rank:05d}.{socket.gethostname().split('.')[0]}.log"
+    roll.agree("opening logs", create(log), lambda errors: check_logs(errors, roll.hosts))
+    return log
 
 
 def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:
@@ -219,15 +260,19 @@ def announce(env: Environment) -> None:
           f"tcp://{env.master_addr}:{env.master_port}", file=sys.stderr, flush=True)
 
 
-def leave(MPI: Any, config: LaunchConfig, pid: int) -> None:
-    """Leave the job and finalise MPI, in the process `pid` and in none that it forked."""
+def leave(MPI: Any, config: LaunchConfig, ending: Ending) -> None:
+    """Leave the job and finalise MPI, in the rank's own process and in none that it forked."""
     global membership
-    if os.getpid() != pid or MPI.Is_finalized() or membership is None:
+    if not ending.is_ours() or membership is None:
         return
-    try:
-        membership.leave(config.exit_timeout_s)
-    except Exception as error:
-        print(f"mpiddp: cannot leave the job: {error}", file=sys.stderr)
-        failure.abort(MPI, 1)
+    if not MPI.Is_finalized():
+        ending.left()
+        try:
+            membership.leave(config.exit_timeout_s)
+        except TimeoutError as error:
+            ending.fail_waiting(str(error))
+        except Exception as error:
+            ending.fail_by(error)
+        MPI.Finalize()
     membership = None
-    MPI.Finalize()
+    ending.close()

@@ -9,7 +9,7 @@ import pytest
 
 from mpiddp import __version__
 from mpiddp.cli import read_config
-from mpiddp.config import LaunchConfig, Script, Shape
+from mpiddp.config import LaunchConfig, Script, Shape, Shown
 from tests.support import EXAMPLES, Mpi, alone, check, mpiexec
 
 
@@ -25,6 +25,12 @@ from tests.support import EXAMPLES, Mpi, alone, check, mpiexec
     (["--dry-run", "--nodes", "2", "--ranks-per-node=4", "t.py"], Shape(2, 4)),
     (["--startup-timeout=5", "--exit-timeout", "1.5", "t.py"],
      LaunchConfig(Script("t.py"), startup_timeout_s=5, exit_timeout_s=1.5)),
+    (["--abort-grace", "2", "--exit", "python", "--prefix", "t.py"],
+     LaunchConfig(Script("t.py"), abort_grace_s=2, python_exit=True, prefix=True)),
+    (["--error-file", "/e.json", "--log-dir", "/logs", "--show", "0,4,local-1", "t.py"],
+     LaunchConfig(Script("t.py"), error_file="/e.json", log_dir="/logs",
+                  shown=Shown(False, frozenset({0, 4}), frozenset({1})))),
+    (["--show", "none", "t.py"], LaunchConfig(Script("t.py"), shown=Shown(everyone=False))),
 ])
 def test_arguments(arguments: list[str], config: LaunchConfig | Shape) -> None:
     assert read_config(arguments, {}) == config
@@ -52,6 +58,9 @@ def test_variables_are_defaults_and_the_command_line_wins() -> None:
     (["--dry-run", "--nodes", "2"], {}, "--dry-run needs --nodes and --ranks-per-node"),
     (["--dry-run", "--nodes", "0", "--ranks-per-node", "1"], {}, "must be a number greater than 0, got '0'"),
     (["--explain=x", "t.py"], {}, "must be a rank, got 'x'"),
+    (["--show", "first", "t.py"], {}, "must be all, none, or ranks as in 0,4,local-0, got 'first'"),
+    (["--exit", "slow", "t.py"], {}, "must be quick or python, got 'slow'"),
+    (["--abort-grace", "0", "t.py"], {}, "must be greater than 0 and finite, got 0"),
     (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "must be greater than 0 and finite, got 0"),
     (["t.py"], {"MPIDDP_QUIET": "perhaps"}, "MPIDDP_QUIET must be one of"),
 ])

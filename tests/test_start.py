@@ -162,8 +162,8 @@ def in_node(process: psutil.Process, node: str) -> bool:
     return Path(f"/proc/{process.pid}/ns/net").stat().st_ino == Path(f"/proc/{daemon}/ns/net").stat().st_ino
 
 
-def test_no_sentinel_outlives_the_start(cluster: Cluster, mpi: Mpi) -> None:
-    """While a script runs, each rank is one process without children."""
+def test_a_script_finds_no_child_of_ours(cluster: Cluster, mpi: Mpi) -> None:
+    """The sentinel is no child of the rank."""
     need(mpi.missing())
     code = "import psutil, sys; print(len(psutil.Process().children()), flush=True)"
     done = on_nodes(cluster, mpi, f"echo {shlex.quote(code)} > /tmp/children.py", "/tmp/children.py")

@@ -1,17 +1,18 @@
-"""Say what went wrong, once per job, and end the job on every rank."""
+"""Say what went wrong, once per job."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from types import TracebackType
-from typing import Any, NoReturn
+from types import FrameType, TracebackType
 
 from ..facts import runtime
+from ..plan.report import Member, block, error_record
+from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, Verdict, is_consequence
 
 PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
-FORWARDING_S = 0.1  # for the launcher to pass on our last words: MPICH's drops what it has not read yet
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
@@ -28,16 +29,47 @@ def refuse(message: str, status: int) -> int:
     return status
 
 
-def report(error: BaseException) -> int:
-    """Tell what a script raised as Python would, without our own frames; return its exit status."""
+def status_of(error: BaseException) -> int:
+    """Return the exit status that Python gives a script that raised this."""
     if isinstance(error, SystemExit):
-        if error.code is None or isinstance(error.code, int):
-            return (error.code or 0) & 0xFF
-        print(error.code, file=sys.stderr, flush=True)
-        return 1
+        return (error.code or 0) & 0xFF if error.code is None or isinstance(error.code, int) else 1
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def describe(error: BaseException, rank: int, host: str) -> Report:
+    """Return the report on a script that raised."""
+    status, where = status_of(error), line_of(error.__traceback__)
+    if isinstance(error, KeyboardInterrupt):
+        return Report(rank, host, ENDED, "KeyboardInterrupt (SIGINT)", status, where, signal="SIGINT")
+    if isinstance(error, SystemExit):
+        return Report(rank, host, OWN, f"sys.exit({error.code!r})", status, where)
+    cause = f"{type(error).__name__}: {error}".rstrip(": \n")
+    return Report(rank, host, CONSEQUENCE if is_consequence(cause) else OWN, cause.split("\n")[0], status, where)
+
+
+def line_of(traceback: TracebackType | None) -> str:
+    """Return the innermost line of the script in a traceback, or else its innermost line."""
+    script, found = getattr(sys.modules["__main__"], "__file__", None), ""
+    while traceback is not None:
+        in_script = traceback.tb_frame.f_code.co_filename == script
+        if in_script or not found.startswith(f"{script}, "):
+            found = line_at(traceback.tb_frame, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def line_at(frame: FrameType, line: int | None = None) -> str:
+    """Return where a frame is, or where it was at a line."""
+    return f"{frame.f_code.co_filename}, line {line or frame.f_lineno}, in {frame.f_code.co_name}"
+
+
+def show(error: BaseException) -> None:
+    """Print what a script raised as Python would, without our own frames."""
+    if isinstance(error, SystemExit):
+        print(callstack(error), end="", file=sys.stderr, flush=True)
+        return
     traceback = without_our_frames(error.__traceback__)
     sys.excepthook(type(error), error.with_traceback(traceback), traceback)
-    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -48,10 +80,35 @@ def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def abort(mpi: Any, status: int) -> NoReturn:
-    """End the job on every rank with a status (MPI 4.1, MPI_Abort); MPICH's may return before it has."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    time.sleep(FORWARDING_S)
-    mpi.COMM_WORLD.Abort(status)
-    os._exit(status)
+def callstack(error: BaseException) -> str:
+    """Return what show() prints, as text."""
+    import traceback
+
+    if isinstance(error, SystemExit):
+        return "" if isinstance(error.code, int) else f"{error.code}\n"
+
+    return "".join(traceback.format_exception(type(error), error, without_our_frames(error.__traceback__)))
+
+
+def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "") -> str:
+    """Print the last words of the job, in one piece, write them as JSON where that is wanted, return them.
+
+    `who` failed `after_s` after its start, None where no more is known than the verdict says.
+    """
+    words = block(verdict, who, after_s)
+    with contextlib.suppress(OSError):
+        os.write(2, words.encode(errors="replace"))
+    if error_file:
+        write_error_file(error_file, error_record(verdict, who, stack, int(time.time())))
+    return words
+
+
+def write_error_file(path: str, record: dict[str, object]) -> None:
+    """Write the reason where tools look for it."""
+    import json
+
+    try:
+        with open(path, "w") as file:
+            json.dump(record, file)
+    except OSError as error:
+        print(f"mpiddp: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from ..environment import Environment
-from ..plan.environment import explain
+from ..plan.environment import Endpoint, explain
+from ..plan.report import Member
 from ..plan.words import listed
 from . import variables
 from .process_group import GroupMaker
@@ -18,19 +22,29 @@ from .rollcall import RollCall, tell
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+ANSWER_S = 2.0  # for rank 0's store
+
 
 class Membership:
     """Holds the ranks' communicator, the store (on rank 0 its server too) and the process group."""
 
     def __init__(
         self, environment: Environment, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
-        replaced: Mapping[str, str | None],
+        replaced: Mapping[str, str | None], endpoint: Endpoint, log: str,
     ) -> None:
         self.environment = environment
         self.groups = groups
         self._roll = roll
         self._server = server
         self._replaced = replaced
+        self.endpoint = endpoint
+        self._log = log
+
+    def describe(self, grace_s: float, exits: bool, error_file: str) -> Member:
+        """Return what is told of this rank where it fails; for the options see `Member`."""
+        env = self.environment
+        return Member(env.rank, env.world_size, env.local_rank, socket.gethostname(), str(env.device), os.getpid(),
+                      self.endpoint.run_id, grace_s, exits, self._log, error_file)
 
     def leave(self, exit_timeout_s: float | None) -> None:
         """Leave the job once every rank wants to; raise TimeoutError with names after `exit_timeout_s`.
@@ -70,10 +84,18 @@ class Membership:
         self._server = None
 
     def _missing(self) -> str:
-        """Return in words which ranks have not left."""
+        """Return in words which ranks have not left; rank 0, if its store does not answer."""
         store = self.groups.keys.job
-        ranks = [rank for rank in range(self._roll.size) if not store.check([left_key(rank)])]
-        return listed([self._roll.name(rank) for rank in ranks])
+        found: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):  # dist.DistNetworkError among them
+                found.extend(rank for rank in range(self._roll.size) if not store.check([left_key(rank)]))
+
+        asking = threading.Thread(target=ask, daemon=True)  # a store that does not answer holds whoever asks
+        asking.start()
+        asking.join(ANSWER_S)
+        return listed([self._roll.name(rank) for rank in ([0] if asking.is_alive() else found)])
 
     def _remind(self, waited_s: float) -> None:
         """Say whom the job waits for, once per job: by the rank that has waited longest."""

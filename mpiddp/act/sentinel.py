@@ -1,104 +1,126 @@
-"""A small process that watches a rank start, for as long as the rank may be unable to speak for itself.
+"""A rank's end of its sentinel: a small process that speaks for the rank where it cannot itself.
 
-MPI_Init holds the interpreter while it waits for the other ranks, so that no thread of the rank can
-tell that it waits. The sentinel is forked before MPI and torch are there, learns the rank's stages
-from a pipe, and is gone before the script runs. It knows neither MPI nor torch.
+MPI_Init holds the interpreter, a rank may be stuck in native code or killed: no thread of it can tell
+then. The sentinel is forked before MPI and torch are there, learns from the rank what it does, and is
+gone when the rank leaves the job in order (`watcher.py` is the process itself).
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
-import select
 import signal
+import socket
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
-HARD_GRACE_S = 15.0  # after the deadline, in which ranks that can speak end the job themselves
+from ..plan.environment import Endpoint
+from ..plan.report import Member
+from ..plan.verdict import Report, Verdict
+from . import watcher
+from .coordinator import read_verdict
+from .detached import fork_detached
+from .wire import Message, Wire
+
+RULING_S = 4.0  # the coordinator needs SEARCHING_S, and a way to it
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a rank that failed has to do: `verdict` is for it to print, None where another was first.
+
+    `status` is the job's exit status. `abort` tells that the rank has to end the others.
+    """
+
+    verdict: Verdict | None
+    status: int
+    abort: bool
 
 
 class Sentinel:
-    """The rank's end: it tells the stages, and dismisses the sentinel before the script."""
+    """Forks the sentinel of this process and talks to it; a sentinel that is gone is not missed."""
 
     def __init__(self, who: str, speaks: bool, step: str | None, timeout_s: float) -> None:
         """Fork the sentinel of rank `who`; it speaks of what a whole node waits for only where `speaks`.
 
         `step` is the Slurm step of the rank, which is cancelled if it comes to the worst.
         """
-        reading, self._writing = os.pipe()
-        self._child = os.fork()
-        if self._child == 0:
-            os.close(self._writing)
-            watch(reading, os.getppid(), who, speaks, step, timeout_s)
-        os.close(reading)
+        self.start = time.monotonic()
+        ours, its = socket.socketpair()
+        rank = os.getpid()
+        fork_detached(lambda: watcher.watch(Wire(its), rank, who, speaks, step, timeout_s), kept=(its.fileno(),))
+        its.close()
+        self._wire = Wire(ours)
+        self._inbox: dict[str, Message] = {}
 
     def stage(self, name: str) -> None:
-        """Tell the stage that begins; a sentinel that was ended from outside is not missed."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._writing, name.encode() + b"\n")
+        """Tell the stage that begins."""
+        self._wire.send(stage=name)
+
+    def serve(self, address: str, token: str) -> int:
+        """Let this sentinel coordinate the job's, and return the port of `address` on which it listens.
+
+        Returns 0 where it cannot.
+        """
+        self._wire.send(serve=address, token=token)
+        return int(self._await("port").get("port", 0))
+
+    def join(self, member: Member, endpoint: Endpoint) -> None:
+        """Tell the sentinel who its rank is and where the coordinator listens."""
+        self._wire.send(join=asdict(member), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
+
+    def watch_script(self, end: Callable[[int], object]) -> None:
+        """Begin with the script: let crashes and forks be told, and call `end(status)` when the job ends."""
+        self._wire.send(stage="")
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.enable(file=self._wire.fileno())
+        os.register_at_fork(after_in_child=self._in_child)
+        signal.signal(watcher.END, lambda *_: end(int(self._await("end").get("end", 1))))
+
+    def ask(self, report: Report) -> Ruling:
+        """Return what follows from the failure of this rank."""
+        self._wire.send(failed=asdict(report))
+        answer = self._await("ruling")
+        if not answer:
+            return Ruling(Verdict(report), report.status, True)
+        verdict = read_verdict(answer["ruling"]) if answer["ruling"] else None
+        return Ruling(verdict, verdict.first.status if verdict else answer["status"], answer["abort"])
+
+    def spoken(self) -> None:
+        """Tell that the reason is on the screen: the other ranks may be ended."""
+        self._wire.send(spoken=True)
+
+    def left(self) -> None:
+        """Tell that the script has come to its end."""
+        self._wire.send(left=True)
 
     def dismiss(self) -> None:
-        """End the sentinel and wait for it, so that the script finds no child that it did not start."""
-        os.close(self._writing)
-        os.waitpid(self._child, 0)
+        """End the sentinel, and return when it is gone."""
+        self._wire.send(bye=True)
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._wire.receive()
+        self._wire.close()
 
+    def _await(self, key: str) -> Message:
+        """Return the next message that has a key, an empty one where none comes; others wait for their turn.
 
-def watch(reading: int, rank: int, who: str, speaks: bool, step: str | None, timeout_s: float) -> None:
-    """Be the sentinel of process `rank` until its end of the pipe is closed; never return.
+        A signal's handler may ask for one while the script's thread waits for another.
+        """
+        deadline = time.monotonic() + RULING_S
+        with contextlib.suppress(EOFError, OSError):
+            while key not in self._inbox and (left_s := deadline - time.monotonic()) > 0:
+                for message in self._wire.receive(left_s):
+                    self._inbox.update(dict.fromkeys(message, message))
+        return self._inbox.pop(key, {})
 
-    While it waits in MPI_Init a line is printed after a quarter of the time. At the deadline there,
-    and a grace after it anywhere else, the rank is ended.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    close_all_but(reading)
-    start, name, warned = time.monotonic(), "starting", False
-    while True:
-        in_mpi = name == "MPI_Init"
-        end = start + timeout_s + (0 if in_mpi else HARD_GRACE_S)
-        until = end if warned or not in_mpi else start + timeout_s / 4
-        if select.select([reading], [], [], max(0.0, until - time.monotonic()))[0]:
-            told = os.read(reading, 4096)
-            if not told:
-                os._exit(0)
-            name = told.decode().splitlines()[-1]
-        elif time.monotonic() < end:
-            warned = True
-            say(speaks, f"{who} has waited {time.monotonic() - start:.0f} s in MPI_Init, "
-                        "which returns when every rank of the job has reached it")
-        else:
-            say(speaks or not in_mpi, f"ending {who}: still in {name} {time.monotonic() - start:.0f} s after its start")
-            end_process(rank)
-            end_step(step)
-            os._exit(0)
-
-
-def say(speaks: bool, line: str) -> None:
-    """Print a line on stderr."""
-    if speaks:
-        os.write(sys.stderr.fileno(), f"mpiddp: {line}\n".encode())
-
-
-def close_all_but(kept: int) -> None:
-    """Close what was inherited, a launcher's connection among it: it must end with the rank."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, max(kept + 1, 1024))
-
-
-def end_step(step: str | None) -> None:
-    """Cancel a Slurm step: srun waits on for the other ranks where it has no PMIx to tell it of one."""
-    import subprocess  # needed by few sentinels, and started by every rank
-
-    if step is not None:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(["scancel", step], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=HARD_GRACE_S)
-
-
-def end_process(pid: int) -> None:
-    """End a process, in native code and when it is stopped too."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
+    def _in_child(self) -> None:
+        if self._wire.fileno() < 0:
             return
-        time.sleep(1)
+        self._wire.send(forked=os.getpid())
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            faulthandler.enable(file=sys.stderr)
+        self._wire.close()

@@ -74,6 +74,16 @@ def slurm_step(environ: Mapping[str, str]) -> str | None:
     return f"{job}.{step}" if job.isdigit() and step.isdigit() else None
 
 
+def slurm_job(environ: Mapping[str, str]) -> str | None:
+    """Return the number of the Slurm job that this process is in, None outside of one."""
+    return environ.get("SLURM_JOB_ID")
+
+
+def kills_aborted(runtime: Runtime | None) -> bool:
+    """Tell whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks then, and reports 137."""
+    return runtime is not None and runtime.launcher is SRUN and PMI in runtime.offers
+
+
 def slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     """Return the nodes of the Slurm allocation that this process is in, none outside of one."""
     nodes = environ.get("SLURM_JOB_NODELIST")

@@ -13,13 +13,14 @@ class Endpoint:
     """Where rank 0's store listens.
 
     Its keys for this job start with `token`, which is random; `run_id` is the job's name for the
-    script, random too.
+    script, random too. `watch_port` is where rank 0's sentinel listens, 0 for nowhere.
     """
 
     address: str
     port: int
     token: str
     run_id: str
+    watch_port: int = 0
 
 
 # What scripts and recipes set by hand: MPI wins over it, but the user should know.

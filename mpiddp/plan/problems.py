@@ -68,6 +68,19 @@ def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> N
         )
 
 
+def check_logs(errors: Sequence[str], hosts: Sequence[str]) -> list[None]:
+    """Raise LaunchError `log-unwritable` where a rank cannot write its log; `errors` say why, by rank."""
+    broken = [rank for rank, error in enumerate(errors) if error]
+    if broken:
+        raise LaunchError(
+            "log-unwritable",
+            found=f"{errors[broken[0]]} (on {folded(hosts[rank] for rank in broken)})",
+            needed="a --log-dir in which every node can make files",
+            do="name a folder on a file system that all nodes share, or one that is there on each",
+        )
+    return [None] * len(errors)
+
+
 def warnings(facts: Sequence[HostFacts]) -> list[str]:
     """Return what does not stop the job but is worth a line each."""
     found = []

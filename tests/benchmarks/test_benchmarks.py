@@ -11,3 +11,9 @@ def test_planning(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.planning", "--quick")).stdout
     assert re.search(r"^ +1,000 +\d+\.\d+ +\d+\.\d+$", table, re.MULTILINE)
     assert re.search(r"checks before torch: \d+\.\d ms", table)
+
+
+def test_failure(quick: Mpi) -> None:
+    table = check(alone(quick, "-m", "tests.benchmarks.failure", "--quick")).stdout
+    for name in ("mpiddp, MPICH mpiexec", "torchrun"):
+        assert re.search(rf"^{name} +\d+\.\d\d s +\d+\.\d\d of torchrun's   exit status 1$", table, re.MULTILINE), table

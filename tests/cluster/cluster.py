@@ -114,6 +114,11 @@ class Cluster:
         pid = read_pid(host)
         return ["nsenter", f"--target={pid}", "--net", "--uts", "--mount", "env", f"--chdir={cwd or Path.cwd()}"]
 
+    def restart(self, node: str) -> None:
+        """Start a node again whose slurmd was ended."""
+        self._start_host(node)
+        self._await_nodes()
+
     def _start(self) -> None:
         RUN.mkdir()
         for folder in ("pids", "munge", "state", "spool", *(f"spool/{node}" for node in NODES)):

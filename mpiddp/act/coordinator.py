@@ -1,0 +1,259 @@
+"""The sentinels' meeting point, in the sentinel of rank 0: it hears who failed and rules who was first."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from ..plan.report import Member
+from ..plan.verdict import ABSENT, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Verdict, judge
+from . import failure
+from .wire import Message, Wire
+
+CONNECTING_S = 5.0
+SPEAKING_S = 0.5  # for the rank that was first to print its reason
+PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBES + 1) is lost (man 7 tcp)
+
+
+class Loop(Protocol):
+    """What the coordinator needs of the process it lives in."""
+
+    start: float
+
+    def listen(self, wire: Wire | socket.socket, act: Callable[[], None]) -> None:
+        """Call `act` whenever something can be read."""
+
+    def set_timer(self, name: str, after_s: float, act: Callable[[], None]) -> None:
+        """Call `act` once."""
+
+    def forget(self, wire: Wire) -> None:
+        """Listen to a connection no more."""
+
+    def end_step(self) -> None:
+        """Cancel the Slurm step."""
+
+
+class Peer:
+    """The sentinel of a rank, as the coordinator knows it."""
+
+    def __init__(self, wire: Wire, rank: int, host: str) -> None:
+        self.wire, self.rank, self.host = wire, rank, host
+        self.answered = True  # when it was last asked how its rank is
+        self.left = False  # the rank has come to the end of its script
+        self.gone = False
+
+
+class Coordinator:
+    """Listens for the sentinels of all ranks; each connection's first line must hold the job's token."""
+
+    def __init__(self, loop: Loop, address: str, token: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+        self.port = int(self._listener.getsockname()[1])
+        self._loop, self._token = loop, token
+        self._own: Member | None = None
+        self._peers: dict[int, Peer] = {}
+        self._hosts: dict[int, str] = {}
+        self._reports: list[Report] = []
+        self._living_reporters: list[int] = []
+        self._since = 0.0
+        self._verdict: Verdict | None = None
+        self._ended = False
+        loop.listen(self._listener, self._accept)
+
+    def own_member(self, member: Member) -> Wire:
+        """Admit the rank of this same sentinel and return its end of the connection."""
+        self._own = member
+        ours, its = socket.socketpair()
+        self._admit(Wire(ours), member.rank, member.host)
+        self._consider()
+        return Wire(its)
+
+    def dismiss(self) -> None:
+        """Tell all that the job is over, in order."""
+        for peer in self._peers.values():
+            peer.wire.send(over=True)
+
+    def finish(self) -> None:
+        """End what has not ended, because this sentinel goes."""
+        self._end_all()
+        if any(one.kind == ABSENT for one in self._reports):
+            self._loop.end_step()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            keep_alive(connection)
+            wire = Wire(connection)
+            self._loop.listen(wire, partial(self._greet, wire))
+
+    def _greet(self, wire: Wire) -> None:
+        """Take a stranger for a rank's sentinel if it knows the token."""
+        self._loop.forget(wire)  # as a stranger
+        with contextlib.suppress(EOFError, OSError):
+            first, *others = wire.receive() or [{}]
+            if first.get("hello") == self._token:
+                peer = self._admit(wire, int(first["rank"]), str(first["host"]))
+                for message in others:
+                    self._note(peer, message)
+                self._consider()
+                return
+        wire.close()
+
+    def _admit(self, wire: Wire, rank: int, host: str) -> Peer:
+        peer = self._peers[rank] = Peer(wire, rank, host)
+        self._hosts[rank] = host
+        self._loop.listen(wire, partial(self._hear, peer))
+        if self._ended and self._verdict:
+            wire.send(end=self._verdict.first.status, abort=True)
+        return peer
+
+    def _hear(self, peer: Peer) -> None:
+        try:
+            messages = peer.wire.receive()
+        except (EOFError, OSError) as error:
+            self._lose(peer, error)
+            return
+        for message in messages:
+            self._note(peer, message)
+        self._consider()
+
+    def _note(self, peer: Peer, message: Message) -> None:
+        """Note what a sentinel says."""
+        if "failed" in message:
+            peer.gone = message["gone"]
+            self._add(Report(**message["failed"]), living=not peer.gone)
+        elif "spoken" in message:
+            self._end_all()
+        elif "stopped" in message:
+            peer.answered = True
+            if message["stopped"]:
+                self._add(Report(peer.rank, peer.host, ABSENT, "is stopped (by SIGSTOP or a debugger)", 1))
+        elif "left" in message:
+            peer.left = True
+        elif "bye" in message:
+            self._drop(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        self._peers.pop(peer.rank, None)
+        self._loop.forget(peer.wire)
+        peer.wire.close()
+
+    def _lose(self, peer: Peer, error: Exception) -> None:
+        """Take a sentinel that went without a word for a rank that is lost."""
+        self._drop(peer)
+        if isinstance(error, EOFError):
+            cause, status = "is gone, and its sentinel with it", 137
+        else:
+            cause, status = f"is out of reach, its node or its network is down ({error.strerror})", 1  # type: ignore[attr-defined]
+        if self._verdict is None:
+            self._add(Report(peer.rank, peer.host, ABSENT, cause, status))
+            self._consider()
+
+    def _add(self, report: Report, living: bool = False) -> None:
+        if living:
+            self._living_reporters.append(report.rank)
+        if self._verdict is not None:
+            self._answer_quietly(report.rank)
+            return
+        if not self._reports:
+            self._since = time.monotonic()
+        self._reports.append(report)
+        if report.kind == CONSEQUENCE and len(self._reports) == 1:
+            for peer in self._peers.values():
+                peer.answered = False
+                peer.wire.send(look=True)
+
+    def _consider(self) -> None:
+        """Rule as soon as it is clear who was first."""
+        if self._verdict is not None or not self._reports or self._own is None:
+            return
+        waited_s = time.monotonic() - self._since
+        silent = [peer.rank for peer in self._peers.values() if not peer.answered]
+        reporters = {one.rank for one in self._reports}
+        left = [peer.rank for peer in self._peers.values() if peer.left and peer.rank not in reporters]
+        self._verdict = judge(self._reports, waited_s, self._hosts, silent, left)
+        if self._verdict is not None:
+            self._announce(self._verdict)
+        else:
+            due = next(time_s for time_s in (SETTLING_S, SEARCHING_S) if time_s > waited_s)
+            self._loop.set_timer("hearing", due - waited_s, self._consider)
+
+    def _announce(self, verdict: Verdict) -> None:
+        """Let the first speak, or speak for it, and the others be quiet."""
+        assert self._own
+        first = self._peers.get(verdict.first.rank)
+        for report in self._reports:
+            if report.rank != verdict.first.rank:
+                self._answer_quietly(report.rank)
+        if first is None or verdict.first.kind == ABSENT:
+            failure.tell(verdict, None, time.monotonic() - self._loop.start, self._own.error_file)
+            self._end_all()
+        else:
+            first.wire.send(ruling=verdict_message(verdict), abort=True)
+            self._loop.set_timer("spoken", SPEAKING_S, self._end_all)
+
+    def _answer_quietly(self, rank: int) -> None:
+        """Rule that a rank was not the first."""
+        assert self._verdict
+        if rank in self._peers:
+            self._peers[rank].wire.send(ruling=None, status=self._verdict.first.status, abort=self._must_abort(rank))
+
+    def _must_abort(self, rank: int) -> bool:
+        """Tell whether a rank has to end the job: each for itself, or the first by MPI_Abort, or one that lives."""
+        assert self._verdict
+        assert self._own
+        first, living = self._verdict.first.rank, self._living_reporters
+        if self._own.exits:
+            return True
+        if first in living:
+            return rank == first
+        others = living or [one for one, peer in self._peers.items() if one != first and not peer.gone]
+        return rank == min(others, default=first)
+
+    def _end_all(self) -> None:
+        """Let every sentinel end its rank."""
+        if self._ended or self._verdict is None:
+            return
+        self._ended = True
+        for peer in list(self._peers.values()):
+            peer.wire.send(end=self._verdict.first.status, abort=self._must_abort(peer.rank))
+
+
+def dial(address: str, port: int, token: str, member: Member) -> Wire | None:
+    """Connect a member's sentinel to the coordinator, and return None where that fails."""
+    try:
+        connection = socket.create_connection((address, port), timeout=CONNECTING_S)
+    except OSError:
+        return None
+    keep_alive(connection)
+    wire = Wire(connection)
+    wire.send(hello=token, rank=member.rank, host=member.host)
+    return wire
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernels ask each other from time to time whether they are there; no process wakes for it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, PROBE_S), (socket.TCP_KEEPINTVL, PROBE_S),
+                          (socket.TCP_KEEPCNT, PROBES), (socket.TCP_USER_TIMEOUT, 1000 * PROBE_S * (PROBES + 1))):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def verdict_message(verdict: Verdict) -> Message:
+    """Return a verdict as a message."""
+    first = {name: getattr(verdict.first, name) for name in Report.__slots__}
+    return {"first": first, "others": verdict.others, "outside": verdict.outside}
+
+
+def read_verdict(message: Message) -> Verdict:
+    """Return the verdict of a message."""
+    return Verdict(Report(**message["first"]), message["others"], message["outside"])

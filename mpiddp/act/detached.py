@@ -1,0 +1,50 @@
+"""Processes of ours beside a rank: forked before MPI and torch are there, and out of the script's sight."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection
+
+FROM_TERMINALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def fork_detached(main: Callable[[], None], kept: Collection[int]) -> None:
+    """Run `main` in a process that has nothing of this one but stdin, stdout, stderr and the `kept` descriptors.
+
+    It is in a session of its own, deaf to what is sent to the rank, and no child of the rank's: a
+    script that waits for its children does not find it.
+    """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    status = 1
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            os.chdir("/")
+            for number in FROM_TERMINALS:
+                signal.signal(number, signal.SIG_IGN)
+            close_all_but(kept)
+            main()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def close_all_but(kept: Collection[int]) -> None:
+    """Close what was inherited, a launcher's connection among it: it must end with the rank."""
+    start = 3
+    for descriptor in sorted(kept):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, max(start, 1024))
+
+
+def silence(*descriptors: int) -> None:
+    """Let descriptors lead nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)

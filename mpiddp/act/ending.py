@@ -1,0 +1,153 @@
+"""How a rank ends: itself in order, or its whole job where it failed."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ..plan.report import Member
+from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
+from . import failure
+from .output import Output, flush_python
+from .sentinel import Sentinel
+
+FORWARDING_S = 0.1  # for the launcher to pass on our last words: MPICH's drops what it has not read yet
+# Libraries take these signals for their own use: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO),
+# MPICH swallows SIGUSR1, Intel MPI makes an exit(1) of a crash. A script finds them as Python leaves them.
+FOR_SCRIPTS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
+               signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+hard_exit = os._exit  # which a script's call does not reach
+
+
+class Ending:
+    """Ends the process that made it, and none that it forked."""
+
+    def __init__(self, mpi: Any, sentinel: Sentinel, member: Member, output: Output) -> None:
+        self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
+        self._pid = os.getpid()
+
+    def is_ours(self) -> bool:
+        """Tell whether this is the rank's process and no child of it."""
+        return os.getpid() == self._pid
+
+    def watch_script(self, leave: Callable[[], None]) -> None:
+        """Begin with the script: whatever ends this process from now on is noticed.
+
+        A script that calls os._exit(0) calls `leave` first, since the launcher would take that for a
+        crash; with another status it fails as by sys.exit().
+        """
+        faulthandler.disable()
+        for number in FOR_SCRIPTS:
+            signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
+        self._sentinel.watch_script(self.end_job)
+
+        @functools.wraps(hard_exit)
+        def _exit(status: int) -> NoReturn:
+            if self.is_ours():
+                if status & 0xFF:
+                    self.fail(Report(self._member.rank, self._member.host, OWN, f"os._exit({status})", status & 0xFF,
+                                     failure.line_at(sys._getframe(1))))
+                leave()
+                c_exit(0)
+            hard_exit(status)
+
+        os._exit = _exit
+
+    def finish(self, status: int = 0) -> NoReturn:
+        """End this process in order, a child that the script forked too, without the interpreter's slow tear-down.
+
+        As Python does first, threads are joined and atexit functions called, that which leaves the
+        job among them; modules are not torn down. Then C's own exit functions run: in one of them
+        MPICH tells its launcher that it is through, which takes the end for a crash otherwise.
+        """
+        import atexit
+
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        flush()
+        c_exit(status)
+
+    def left(self) -> None:
+        """Tell that the script has come to its end."""
+        self._sentinel.left()
+
+    def close(self) -> None:
+        """End what is beside this process, which has left the job."""
+        self._output.end()
+        self._sentinel.dismiss()
+
+    def fail_by(self, error: BaseException) -> NoReturn:
+        """End the job because the script raised, with the status that Python gives it; a child, only itself."""
+        if not self.is_ours():
+            failure.show(error)
+            self.finish(failure.status_of(error))
+        self.fail(failure.describe(error, self._member.rank, self._member.host), error)
+
+    def fail_waiting(self, cause: str) -> NoReturn:
+        """End the job because this rank has waited in vain for others."""
+        self.fail(Report(self._member.rank, self._member.host, CONSEQUENCE, cause, 1))
+
+    def fail(self, report: Report, error: BaseException | None = None) -> NoReturn:
+        """End the job, and say why if no other rank failed first."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to the ranks of a failed job
+        flush()
+        ruling = self._sentinel.ask(report)
+        if ruling.verdict is not None:
+            self._speak(ruling.verdict, error)
+        elif not ruling.abort:
+            time.sleep(self._member.grace_s + 1)  # until the one that aborts has ended this rank
+        self.end_job(ruling.status)
+
+    def end_job(self, status: int) -> NoReturn:
+        """End the job on every rank with a status, in which the others may help (see `Member.exits`)."""
+        if not self._member.exits:
+            abort(self._mpi, status)
+        hard_exit(status)
+
+    def _speak(self, verdict: Verdict, error: BaseException | None) -> None:
+        """Print the job's last words, and let them get through."""
+        stack = failure.callstack(error) if error is not None and not verdict.outside else ""
+        if stack and error is not None:
+            failure.show(error)
+            self._output.reveal(stack)
+        after_s = time.monotonic() - self._sentinel.start
+        self._output.reveal(failure.tell(verdict, self._member, after_s, self._member.error_file, stack))
+        self._sentinel.spoken()
+        let_through()
+
+
+def flush() -> None:
+    """Write out what Python's and C's streams hold."""
+    import ctypes
+
+    flush_python()
+    ctypes.CDLL(None).fflush(None)
+
+
+def let_through() -> None:
+    """Return when what was said has probably reached the launcher."""
+    flush()
+    time.sleep(FORWARDING_S)
+
+
+def c_exit(status: int) -> NoReturn:
+    """Leave by C's exit(), which holds the interpreter: no thread runs on in it."""
+    import ctypes
+
+    ctypes.PyDLL(None).exit(status)
+    hard_exit(status)
+
+
+def abort(mpi: Any, status: int) -> NoReturn:
+    """End the job on every rank with a status (MPI 4.1, MPI_Abort); MPICH's may return before it has."""
+    if not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(status)
+    hard_exit(status)

@@ -1,0 +1,111 @@
+"""What the kernel tells of another process: whether it is stopped, how it ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+EXITING = 0x4  # PF_EXITING (linux/sched.h)
+STATE, FLAGS, EXIT_CODE = 0, 6, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
+# struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): the status stays after the parent took it.
+PIDFD_INFO_EXIT, PIDFD_INFO_BYTES, PIDFD_EXIT_CODE_AT = 1 << 3, 64, 60
+PIDFD_GET_INFO = 3 << 30 | PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
+
+
+class Process:
+    """Another process of this user.
+
+    `ended` is a descriptor that can be read when the process is gone (man 2 pidfd_open), -1 where the
+    kernel has none (before Linux 5.3).
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            self.ended = os.pidfd_open(pid)
+        except OSError:
+            self.ended = -1
+        self._cgroup = memory_events(pid)
+        self._oom_kills = oom_kills(self._cgroup)
+
+    def wait_status(self) -> int | None:
+        """Return the process's wait status (man 2 wait), also while it is still on its way out.
+
+        None while it lives. Raises ProcessLookupError when its parent has taken the status already and
+        the kernel has forgotten it (before Linux 6.15).
+        """
+        try:
+            fields = self._fields()
+        except ProcessLookupError:
+            return exit_code(self.ended)
+        leaves = int(fields[FLAGS]) & EXITING or fields[STATE] in "ZX"
+        return int(fields[EXIT_CODE]) if leaves else None
+
+    def is_stopped(self) -> bool:
+        """Tell whether a signal or a debugger holds the process."""
+        try:
+            return self._fields()[STATE] in "Tt"
+        except ProcessLookupError:
+            return False
+
+    def handles(self, number: int) -> bool:
+        """Tell whether the process does something of its own when it gets a signal."""
+        with open(f"/proc/{self.pid}/status") as file:
+            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        return bool(int(caught, 16) >> (number - 1) & 1)
+
+    def has_children(self) -> bool:
+        """Tell whether the process has children, or the kernel does not say (without CONFIG_PROC_CHILDREN)."""
+        folder = f"/proc/{self.pid}/task"
+        try:
+            for thread in os.listdir(folder):
+                with open(f"{folder}/{thread}/children") as file:
+                    if file.read():
+                        return True
+        except OSError:
+            return True
+        return False
+
+    def was_out_of_memory(self) -> bool:
+        """Tell whether the kernel has ended a process of its cgroup for lack of memory since we know it."""
+        return oom_kills(self._cgroup) > self._oom_kills
+
+    def _fields(self) -> list[str]:
+        return os.pread(self._stat, 4096, 0).decode(errors="replace").rpartition(")")[2].split()
+
+
+def exit_code(pidfd: int) -> int:
+    """Return the wait status of a process whose parent knows it already; raise ProcessLookupError."""
+    info = bytearray(struct.pack("Q", PIDFD_INFO_EXIT) + bytes(PIDFD_INFO_BYTES - 8))
+    try:
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, info)
+    except (OSError, ValueError):
+        raise ProcessLookupError from None
+    if not struct.unpack_from("Q", info)[0] & PIDFD_INFO_EXIT:
+        raise ProcessLookupError
+    return int(struct.unpack_from("i", info, PIDFD_EXIT_CODE_AT)[0])
+
+
+def memory_events(pid: int) -> str:
+    """Return the file that counts the memory events of a process's cgroup (cgroup-v2.rst), empty for none."""
+    try:
+        with open(f"/proc/{pid}/cgroup") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return ""
+    paths = [f"/sys/fs/cgroup{path}/memory.events" for number, _, path in groups if number == "0"]
+    paths += [f"/sys/fs/cgroup/memory{path}/memory.oom_control" for _, kinds, path in groups if kinds == "memory"]
+    return next((path for path in paths if os.path.exists(path)), "")
+
+
+def oom_kills(path: str) -> int:
+    """Return how many processes of a cgroup were ended for lack of memory, 0 where that is not known."""
+    if not path:
+        return 0
+    try:
+        with open(path) as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+    except OSError:
+        return 0

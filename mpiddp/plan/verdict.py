@@ -1,0 +1,108 @@
+"""Which of several reports is the reason that a job failed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from .words import listed
+
+SETTLING_S = 0.15  # in which the ranks that a signal was sent to, or that lost a peer, report it too
+SEARCHING_S = 1.0  # in which a reason must come up for what looks like a consequence
+
+OWN, ENDED, CONSEQUENCE, ABSENT = "own", "ended", "consequence", "absent"
+FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")  # what users and schedulers send
+
+LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank is gone or late
+    "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "connection was",
+    "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
+    "socket timeout", "wait timeout", "timeout after", "failed to recv", "failed to send", "unbound_buffer",
+    "connectfullmesh", "communicator was aborted", "remote process exited", "ncclremoteerror", "ncclsystemerror",
+    "collective operation timeout", "store is closed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Why a rank ended.
+
+    `kind` is OWN for a reason of its own, ENDED for a process that is gone and could not say it,
+    CONSEQUENCE for the loss of another rank, ABSENT for a rank that does not act any more. `cause` is
+    one line; `status` the exit status that the job gets. `where` is the line of the script, `text`
+    what else is known: the stacks that faulthandler printed. `signal` is its name, empty for none.
+    """
+
+    rank: int
+    host: str
+    kind: str
+    cause: str
+    status: int
+    where: str = ""
+    text: str = ""
+    signal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The report of the rank that failed first, and in words what became of others.
+
+    `outside` tells that a signal was sent to the job as a whole: nothing of it failed.
+    """
+
+    first: Report
+    others: str = ""
+    outside: bool = False
+
+
+def is_consequence(error: str) -> bool:
+    """Tell whether an error's text is one that ranks show when another one is gone."""
+    return any(words in error.lower() for words in LOST_PEERS)
+
+
+def judge(
+    reports: Sequence[Report], waited_s: float, hosts: Mapping[int, str], silent: Collection[int], left: Collection[int]
+) -> Verdict | None:
+    """Return which of the reports, in the order of their arrival, is the reason; None to wait for more.
+
+    `waited_s` is the time since the first. `hosts` are those of all ranks. `silent` are the ranks of
+    whom nothing is heard although they were asked, `left` those whose script had come to its end.
+    """
+    lost = [one for one in reports if one.kind == CONSEQUENCE]
+    for one in reports:
+        if one.kind == OWN:
+            return Verdict(one, told(lost))
+    gone = [one for one in reports if one.kind in (ENDED, ABSENT)]
+    if gone:
+        if was_sent_to_all(gone, len(hosts)):
+            return Verdict(gone[0], outside=True)
+        return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
+    unheard = set(hosts) - {one.rank for one in lost}
+    if not reports or (waited_s < SEARCHING_S and unheard):
+        return None
+    others = [told(lost[1:])]
+    if silent:
+        others.append(f"nothing is heard of {named(silent, hosts)}")
+    if left:
+        others.append(f"{named(left, hosts)} had come to the end of the script")
+        if busy := unheard - set(silent) - set(left):
+            others.append(f"{named(busy, hosts)} had not")
+    return Verdict(lost[0], "; ".join(filter(None, others)))
+
+
+def was_sent_to_all(gone: Sequence[Report], world_size: int) -> bool:
+    """Tell whether the first rank that is gone got a signal that others got too."""
+    others = [one.signal for one in gone[1:]]
+    killed_too = gone[0].signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
+    return gone[0].signal in FROM_OUTSIDE and (world_size == 1 or gone[0].signal in others or killed_too)
+
+
+def told(lost: Sequence[Report]) -> str:
+    """Return in words how many ranks lost their connection."""
+    if not lost:
+        return ""
+    return f"{len(lost)} other rank{'s' * (len(lost) > 1)} lost the connection to it"
+
+
+def named(ranks: Collection[int], hosts: Mapping[int, str]) -> str:
+    """Return ranks and their hosts in words."""
+    return listed([f"rank {rank} on {hosts[rank]}" for rank in sorted(ranks)])

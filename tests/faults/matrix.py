@@ -1,0 +1,152 @@
+"""Run one fault under one launcher and tell what became of the job."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests import processes
+from tests.cluster import Cluster
+from tests.support import MPIS, ROOT, Mpi, mpiexec_command, single_node_environ
+
+FAULT = Path(__file__).parent / "fault.py"
+DEADLINE_S = 30
+MOMENTS = ("import", "before", "loop", "end")
+STATUSES = {
+    "raise": 1, "exit": 7, "message": 1, "thread": 7, "_exit": 7, "native-exit": 7, "interrupt": 130, "loader": 1,
+    "atexit": 0, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 138, "SIGUSR2": 140, "SIGSEGV": 139, "SIGABRT": 134,
+    "SIGBUS": 135, "SIGFPE": 136, "SIGKILL": 137, "SIGSTOP": 1,
+}
+CAUSES = {  # what the report says of the rank
+    "raise": "ValueError: seven", "exit": r"sys\.exit\(7\)", "message": "seven in words", "thread": r"sys\.exit\(7\)",
+    "_exit": r"os\._exit\(7\)", "native-exit": "left with status 7", "interrupt": "KeyboardInterrupt",
+    "loader": "ValueError: Caught ValueError in DataLoader worker process", "SIGSTOP": "is stopped",
+}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A way to start the ranks: under srun six on three nodes, else four on this machine."""
+
+    name: str
+    mpi: Mpi
+    srun: bool
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return 6 if self.srun else 4
+
+    def may_lose(self, kind: str, status: int) -> bool:
+        """Tell whether this launcher reports another status than the job's.
+
+        Hydra and srun kill the other ranks where one dies without a word, and report what came of that.
+        """
+        return kind in MUTE and (self.mpi.name == "mpich" if not self.srun else status < 137)
+
+
+MUTE = ("native-exit", *(kind for kind in STATUSES if kind.startswith("SIG") and kind != "SIGSTOP"))
+LAUNCHERS = [
+    Launcher("Open MPI 4.1 mpirun", MPIS["openmpi4"], False), Launcher("Open MPI 5 mpirun", MPIS["openmpi5"], False),
+    Launcher("MPICH mpiexec", MPIS["mpich"], False), Launcher("srun pmix", MPIS["openmpi4"], True),
+    Launcher("srun pmi2", MPIS["impi"], True),
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: seconds from the fault to its end, exit status, what was said and left."""
+
+    launcher: Launcher
+    kind: str
+    moment: str
+    rank: int | None
+    seconds: float
+    status: int
+    stderr: str
+    left: list[str]
+
+    @property
+    def expected(self) -> int:
+        """The exit status that the job should have."""
+        return STATUSES[self.kind]
+
+    @property
+    def named(self) -> bool:
+        """Tell whether the report names the rank, its host and the cause, and is the only one."""
+        if self.kind == "atexit":  # as Python does: it is shown, and the status stays 0
+            return "ValueError: seven" in self.stderr
+        cause = CAUSES.get(self.kind, self.kind)
+        rank = r"\d+" if self.rank is None else self.rank
+        return len(REPORT.findall(self.stderr)) == 1 and bool(
+            re.search(rf"mpiddp: failed: rank {rank} on {HOST}: .*{cause}", self.stderr))
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, in words."""
+        found = []
+        if self.seconds > DEADLINE_S - 5:
+            found.append("hang")
+        if self.left:
+            found.append(f"left {self.left}")
+        if self.status != self.expected and (not self.status or not self.launcher.may_lose(self.kind, self.expected)):
+            found.append(f"status {self.status}, not {self.expected}")
+        if not self.named:
+            found.append("cause not named, or not once")
+        return found
+
+
+REPORT = re.compile(r"mpiddp: (?:failed|ended): ")
+HOST = r"(?:node[123]|[\w.-]+)"
+
+
+def run(launcher: Launcher, kind: str, moment: str, rank: int | None, cluster: Cluster | None) -> Outcome:
+    """Run a job with a fault; `rank` -1 is the last one, None all."""
+    number = launcher.ranks - 1 if rank == -1 else rank
+    options = ["--exit-timeout", "4"] if kind == "SIGSTOP" else []
+    arguments = ["-m", "mpiddp", *options, str(FAULT), kind, moment, "all" if number is None else str(number)]
+    done = start(launcher, arguments, cluster)
+    ended = time.time()
+    said = re.search(r"FAULT ([\d.]+)", done.stderr)
+    return Outcome(launcher, kind, moment, number, ended - float(said[1]) if said else DEADLINE_S, done.returncode,
+                   done.stderr, leftovers())
+
+
+def start(launcher: Launcher, arguments: list[str], cluster: Cluster | None) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments under a launcher, for DEADLINE_S at most."""
+    mpi = launcher.mpi
+    try:
+        if not launcher.srun:
+            command = mpiexec_command(mpi, launcher.ranks, *arguments)
+            return processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
+        assert cluster
+        return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", f"-n{launcher.ranks}", str(mpi.python), *arguments,
+                           timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+    except subprocess.TimeoutExpired as late:
+        return subprocess.CompletedProcess(arguments, -1, str(late.stdout), str(late.stderr))
+
+
+def leftovers() -> list[str]:
+    """Return the command lines of processes of a job that are there two seconds after its end, and end them."""
+    deadline = time.monotonic() + 2
+    while (found := ranks_and_children()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    lines = [" ".join(process.info["cmdline"]) for process in found]
+    processes.end_processes(found)
+    return lines
+
+
+def ranks_and_children() -> list[psutil.Process]:
+    """Return the processes that run fault.py, and those that it starts."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        ours = (str(FAULT) in words and "python" in Path(words[0]).name) or words == ["sleep", "1000"]
+        if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found

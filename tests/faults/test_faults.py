@@ -1,0 +1,42 @@
+"""A part of the fault matrix: every way to end under one launcher or another, the common ones under all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.matrix import LAUNCHERS, STATUSES, Launcher, run
+from tests.support import need
+
+OMPI4, OMPI5, HYDRA, PMIX, PMI2 = LAUNCHERS
+CELLS = [
+    *((launcher, kind, "loop", -1) for kind in ("raise", "SIGKILL") for launcher in LAUNCHERS),
+    *((launcher, "SIGSEGV", "loop", -1) for launcher in (OMPI5, PMI2)),
+    *((launcher, "_exit", "loop", 0) for launcher in (HYDRA, PMIX)),
+    (PMI2, "SIGSTOP", "before", -1), (HYDRA, "SIGSTOP", "end", 0), (PMIX, "SIGSTOP", "loop", 0),
+    (HYDRA, "raise", "import", 0), (PMIX, "raise", "end", 0), (OMPI4, "raise", "before", 0),
+    (HYDRA, "exit", "import", -1), (HYDRA, "message", "end", -1), (HYDRA, "thread", "before", 0),
+    (OMPI5, "interrupt", "loop", -1), (HYDRA, "loader", "loop", 0), (PMI2, "atexit", "end", 0),
+    (PMI2, "native-exit", "loop", 0), (PMIX, "SIGTERM", "loop", -1), (OMPI4, "SIGHUP", "loop", -1),
+    (OMPI5, "SIGUSR1", "before", -1), (OMPI4, "SIGUSR2", "loop", 0), (OMPI5, "SIGABRT", "loop", 0),
+    (OMPI4, "SIGBUS", "before", -1), (OMPI5, "SIGFPE", "end", -1), (HYDRA, "SIGHUP", "loop", 0),
+]
+
+
+@pytest.mark.parametrize(("launcher", "kind", "moment", "rank"), CELLS,
+                         ids=[f"{one[0].name}-{one[1]}-{one[2]}-{one[3]}".replace(" ", "-") for one in CELLS])
+def test_an_end(launcher: Launcher, kind: str, moment: str, rank: int, request: pytest.FixtureRequest) -> None:
+    need(launcher.mpi.missing())
+    outcome = run(launcher, kind, moment, rank, request.getfixturevalue("cluster") if launcher.srun else None)
+    assert outcome.problems == [], outcome.stderr
+
+
+def test_every_way_to_end_is_among_them() -> None:
+    assert {kind for _, kind, _, _ in CELLS} == set(STATUSES)
+
+
+def test_all_ranks_fail_at_once() -> None:
+    """One of them is named; the others are quiet."""
+    need(HYDRA.mpi.missing())
+    outcome = run(HYDRA, "raise", "before", None, None)
+    assert outcome.problems == [], outcome.stderr
+    assert outcome.stderr.count("Traceback (most recent call last)") == 1

@@ -1,0 +1,46 @@
+"""A rank that uses more memory than its cgroup allows, as Slurm limits a job's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.faults.matrix import FAULT, leftovers
+from tests.support import DEADLINE_S, ROOT, Mpi, mpiexec_command, need, single_node_environ
+
+V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """Return a new cgroup with a limit."""
+    parent, limit = (V1, "memory.limit_in_bytes") if V1.is_dir() else (V2, "memory.max")
+    folder = parent / f"mpiddp-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        need([f"a cgroup of one's own ({error})"])
+    try:
+        if not (folder / limit).exists():
+            need([f"a memory controller that {parent} hands on"])
+        (folder / limit).write_text(str(LIMIT_BYTES))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_a_rank_that_runs_out_of_memory(quick: Mpi, group: Path) -> None:
+    need(quick.missing())
+    command = mpiexec_command(quick, 2, "-m", "mpiddp", FAULT, "memory", "loop", 1)
+    done = processes.run("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh", *command,
+                         timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT)
+    assert done.returncode != 0
+    assert done.stderr.count("mpiddp: failed: ") == 1, done.stderr
+    assert "mpiddp: failed: rank 1 on " in done.stderr
+    assert "ended by SIGKILL (Killed): out of memory, as its cgroup counts\n" in done.stderr
+    assert leftovers() == []

@@ -1,0 +1,99 @@
+"""Which of several reports is the reason of a failure: plain functions."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpiddp.plan.report import Member, block, error_record
+from mpiddp.plan.verdict import (
+    ABSENT,
+    CONSEQUENCE,
+    ENDED,
+    OWN,
+    SEARCHING_S,
+    SETTLING_S,
+    Report,
+    Verdict,
+    is_consequence,
+    judge,
+)
+
+HOSTS = {rank: f"n{rank // 2}" for rank in range(6)}
+
+
+def report(rank: int, kind: str, signal: str = "") -> Report:
+    """Return a report of a rank."""
+    return Report(rank, HOSTS[rank], kind, f"cause {rank}", 1, signal=signal)
+
+
+RAISED, LOST, OTHER_LOST = report(5, OWN), report(0, CONSEQUENCE), report(1, CONSEQUENCE)
+KILLED, STOPPED = report(4, ENDED, "SIGKILL"), report(3, ABSENT)
+
+
+@pytest.mark.parametrize(("reports", "waited_s", "verdict"), [
+    ([], 9, None),
+    ([RAISED], 0, Verdict(RAISED)),
+    ([LOST, OTHER_LOST, RAISED], 0, Verdict(RAISED, "2 other ranks lost the connection to it")),
+    ([KILLED], 0, None),
+    ([KILLED], SETTLING_S, Verdict(KILLED)),
+    ([LOST, KILLED], SETTLING_S, Verdict(KILLED, "1 other rank lost the connection to it")),
+    ([KILLED, RAISED], 0, Verdict(RAISED)),
+    ([LOST, STOPPED], SETTLING_S, Verdict(STOPPED, "1 other rank lost the connection to it")),
+    ([LOST], SETTLING_S, None),
+    ([LOST, OTHER_LOST], SEARCHING_S, Verdict(LOST, "1 other rank lost the connection to it")),
+    ([report(rank, CONSEQUENCE) for rank in range(6)], 0,
+     Verdict(LOST, "5 other ranks lost the connection to it")),
+])
+def test_the_reason(reports: list[Report], waited_s: float, verdict: Verdict | None) -> None:
+    assert judge(reports, waited_s, HOSTS, silent=[], left=[]) == verdict
+
+
+@pytest.mark.parametrize(("signals", "outside"), [
+    (["SIGTERM", "SIGTERM"], True), (["SIGINT", "SIGKILL"], True), (["SIGTERM"], False), (["SIGHUP", "SIGKILL"], False),
+    (["SIGKILL", "SIGKILL"], False), (["SIGSEGV", "SIGSEGV"], False),
+])
+def test_a_signal_to_the_whole_job(signals: list[str], outside: bool) -> None:
+    reports = [report(rank, ENDED, signal) for rank, signal in enumerate(signals)]
+    verdict = judge(reports, SETTLING_S, HOSTS, silent=[], left=[])
+    assert verdict is not None
+    assert verdict.outside == outside
+
+
+def test_a_lone_rank_that_is_interrupted() -> None:
+    verdict = judge([report(0, ENDED, "SIGINT")], 0, {0: "n0"}, silent=[], left=[])
+    assert verdict is not None
+    assert block(verdict, None, 3.21) == "mpiddp: ended by SIGINT after 3.2 s, sent to the job from outside\n"
+
+
+def test_what_is_known_of_the_others() -> None:
+    verdict = judge([LOST], SEARCHING_S, HOSTS, silent=[3], left=[1, 2])
+    assert verdict is not None
+    assert verdict.others == ("nothing is heard of rank 3 on n1; rank 1 on n0, rank 2 on n1 had come to the end of "
+                              "the script; rank 4 on n2, rank 5 on n2 had not")
+
+
+@pytest.mark.parametrize(("error", "consequence"), [
+    ("RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:29903", True),
+    ("DistBackendError: NCCL communicator was aborted on rank 1", True),
+    ("ValueError: seven", False), ("RuntimeError: CUDA out of memory", False),
+])
+def test_consequences_are_known_by_their_words(error: str, consequence: bool) -> None:
+    assert is_consequence(error) == consequence
+
+
+def test_the_block_names_all_there_is() -> None:
+    who = Member(5, 6, 1, "n2", "cuda:1", 77, "run", 5.0, log="/logs/rank-00005.n2.log")
+    crash = Report(5, "n2", ENDED, "ended by SIGSEGV (Segmentation fault)", 139, text="Fatal Python error\n  File x")
+    assert block(Verdict(crash, "2 other ranks lost the connection to it"), who, 12.34).splitlines() == [
+        "[rank 5 on n2] Fatal Python error", "[rank 5 on n2]   File x",
+        "mpiddp: failed: rank 5 on n2: ended by SIGSEGV (Segmentation fault)",
+        "  rank     5 of 6, local rank 1 on n2, cuda:1, pid 77", "  when     12.3 s after the start", "  status   139",
+        "  others   2 other ranks lost the connection to it", "  log      /logs/rank-00005.n2.log"]
+
+
+def test_the_error_record_has_torchelastics_form() -> None:
+    message = error_record(Verdict(RAISED), None, "Traceback", 1700000000)["message"]
+    assert isinstance(message, dict)
+    assert message["message"] == "cause 5"
+    assert message["extraInfo"]["py_callstack"] == "Traceback"
+    assert message["extraInfo"]["timestamp"] == "1700000000"
