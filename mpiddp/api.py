@@ -41,11 +41,13 @@ def init_process_group(
     from mpi4py import MPI
 
     from .config import LaunchConfig
-    from .launch import join
+    from .launch import give_up, meet
 
     if not MPI.Is_initialized():
         MPI.Init_thread()
-    _own = join(MPI.COMM_WORLD if comm is None else comm, LaunchConfig(backend=backend, group_timeout=timeout))
+    membership = meet(MPI.COMM_WORLD if comm is None else comm, LaunchConfig(backend=backend))
+    membership.create_group(timeout, give_up)
+    _own = membership
     return _own.environment
 
 

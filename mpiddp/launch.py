@@ -63,12 +63,17 @@ def launch(config: LaunchConfig) -> int:
         MPI.Finalize()
         watched.dismiss()
         return EXIT_CANNOT_START
+    member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
+    ending = Ending(MPI, watched, member, output)
+    ending.join(membership.endpoint)
+    leaving = functools.partial(leave, MPI, config, ending)
+    if config.init:
+        try:
+            membership.create_group(config.group_timeout, give_up)
+        except BaseException as error:
+            ending.fail_by(error)
     if membership.environment.rank == 0 and not config.quiet:
         announce(membership.environment)
-    member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
-    watched.join(member, membership.endpoint)
-    ending = Ending(MPI, watched, member, output)
-    leaving = functools.partial(leave, MPI, config, ending)
     atexit.register(leaving)
     if config.explain is not None:
         return explain(membership, config.explain)
@@ -135,7 +140,7 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
 def start(MPI: Any, config: LaunchConfig, watched: Sentinel) -> Membership | None:
     """Join the job of all MPI ranks; say why and return None where it cannot start, on every rank."""
     try:
-        return join(MPI.COMM_WORLD, config, watched.serve)
+        return meet(MPI.COMM_WORLD, config, watched.serve)
     except LonelyLaunchError as error:
         give_up(error)
     except LaunchError as error:
@@ -159,10 +164,10 @@ def give_up(error: LonelyLaunchError) -> NoReturn:
     abort(MPI, EXIT_CANNOT_START)
 
 
-def join(
+def meet(
     comm: MPI.Comm, config: LaunchConfig, serve_sentinels: Callable[[str, str], int] = lambda *_: 0
 ) -> Membership:
-    """Bring the ranks of a communicator together as a job and return this rank's part in it.
+    """Bring the ranks of a communicator together as a job, which has no process group yet; return this rank's part.
 
     `serve_sentinels` lets the ranks' sentinels meet, and returns where: as Sentinel.serve() does.
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
@@ -192,9 +197,6 @@ def join(
     )
     log = open_logs(roll, config, plan.endpoint)
     groups = GroupMaker(environment, KeySpaces(connect(roll, plan.endpoint), plan.endpoint.token))
-    if config.init:
-        with roll.watch("process group", give_up):
-            groups.create(config.group_timeout)
     return Membership(environment, roll, groups, server, replaced, plan.endpoint, log)
 
 

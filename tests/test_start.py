@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import threading
@@ -168,3 +169,12 @@ def test_a_script_finds_no_child_of_ours(cluster: Cluster, mpi: Mpi) -> None:
     code = "import psutil, sys; print(len(psutil.Process().children()), flush=True)"
     done = on_nodes(cluster, mpi, f"echo {shlex.quote(code)} > /tmp/children.py", "/tmp/children.py")
     assert done.stdout == "0\n" * 3
+
+
+def test_a_process_group_that_fails_on_one_node(cluster: Cluster) -> None:
+    """The others wait for it in gloo; the one that knows says why, once."""
+    done = on_nodes(cluster, MPIS["openmpi4"], on("node2", "export GLOO_SOCKET_IFNAME=none0"), HELLO)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert done.stderr.count("mpiddp: failed: ") == 1
+    assert re.search(r"mpiddp: failed: rank 1 on node2: .*none0", done.stderr), done.stderr

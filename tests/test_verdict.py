@@ -48,13 +48,24 @@ def test_the_reason(reports: list[Report], waited_s: float, verdict: Verdict | N
     assert judge(reports, waited_s, HOSTS, silent=[], left=[]) == verdict
 
 
+@pytest.mark.parametrize(("order", "waited_s", "first"), [
+    ([4, 1], SETTLING_S, 4), ([1, 4], SETTLING_S, 1),
+    ([1], SETTLING_S, None), ([1], SEARCHING_S, 1), ([], SETTLING_S, None), ([], SEARCHING_S, 1),
+    ([3, 4, 1], SETTLING_S, None), ([3, 4, 1], SEARCHING_S, 4),  # nobody has reported on rank 3 yet
+])
+def test_the_order_in_which_processes_ended(order: list[int], waited_s: float, first: int | None) -> None:
+    """Rank 1's report overtook rank 4's."""
+    verdict = judge([report(1, ENDED, "SIGKILL"), KILLED], waited_s, HOSTS, silent=[], left=[], order=order)
+    assert (verdict and verdict.first.rank) == first
+
+
 @pytest.mark.parametrize(("signals", "outside"), [
     (["SIGTERM", "SIGTERM"], True), (["SIGINT", "SIGKILL"], True), (["SIGTERM"], False), (["SIGHUP", "SIGKILL"], False),
     (["SIGKILL", "SIGKILL"], False), (["SIGSEGV", "SIGSEGV"], False),
 ])
 def test_a_signal_to_the_whole_job(signals: list[str], outside: bool) -> None:
     reports = [report(rank, ENDED, signal) for rank, signal in enumerate(signals)]
-    verdict = judge(reports, SETTLING_S, HOSTS, silent=[], left=[])
+    verdict = judge(reports, SETTLING_S, HOSTS, silent=[], left=[], order=[0, 1])
     assert verdict is not None
     assert verdict.outside == outside
 

@@ -8,34 +8,16 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from ..plan.report import Member
 from ..plan.verdict import ABSENT, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Verdict, judge
 from . import failure
+from .loop import Loop
 from .wire import Message, Wire
 
 CONNECTING_S = 5.0
 SPEAKING_S = 0.5  # for the rank that was first to print its reason
 PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBES + 1) is lost (man 7 tcp)
-
-
-class Loop(Protocol):
-    """What the coordinator needs of the process it lives in."""
-
-    start: float
-
-    def listen(self, wire: Wire | socket.socket, act: Callable[[], None]) -> None:
-        """Call `act` whenever something can be read."""
-
-    def set_timer(self, name: str, after_s: float, act: Callable[[], None]) -> None:
-        """Call `act` once."""
-
-    def forget(self, wire: Wire) -> None:
-        """Listen to a connection no more."""
-
-    def end_step(self) -> None:
-        """Cancel the Slurm step."""
 
 
 class Peer:
@@ -51,16 +33,20 @@ class Peer:
 class Coordinator:
     """Listens for the sentinels of all ranks; each connection's first line must hold the job's token."""
 
-    def __init__(self, loop: Loop, address: str, token: str) -> None:
+    def __init__(
+        self, loop: Loop, start: float, address: str, token: str, end_step: Callable[[], None]
+    ) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
         self.port = int(self._listener.getsockname()[1])
-        self._loop, self._token = loop, token
+        self._loop, self._start, self._token, self._end_step = loop, start, token, end_step
         self._own: Member | None = None
         self._peers: dict[int, Peer] = {}
         self._hosts: dict[int, str] = {}
+        self._elders: dict[str, Peer] = {}  # the sentinel that watches all ranks of a host
+        self._order: list[int] = []  # in which ranks ended, as the elders saw it
         self._reports: list[Report] = []
         self._living_reporters: list[int] = []
         self._since = 0.0
@@ -72,7 +58,7 @@ class Coordinator:
         """Admit the rank of this same sentinel and return its end of the connection."""
         self._own = member
         ours, its = socket.socketpair()
-        self._admit(Wire(ours), member.rank, member.host)
+        self._admit(Wire(ours), member.rank, member.host, member.pid)
         self._consider()
         return Wire(its)
 
@@ -85,7 +71,7 @@ class Coordinator:
         """End what has not ended, because this sentinel goes."""
         self._end_all()
         if any(one.kind == ABSENT for one in self._reports):
-            self._loop.end_step()
+            self._end_step()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -100,17 +86,18 @@ class Coordinator:
         with contextlib.suppress(EOFError, OSError):
             first, *others = wire.receive() or [{}]
             if first.get("hello") == self._token:
-                peer = self._admit(wire, int(first["rank"]), str(first["host"]))
+                peer = self._admit(wire, int(first["rank"]), str(first["host"]), int(first["pid"]))
                 for message in others:
                     self._note(peer, message)
                 self._consider()
                 return
         wire.close()
 
-    def _admit(self, wire: Wire, rank: int, host: str) -> Peer:
+    def _admit(self, wire: Wire, rank: int, host: str, pid: int) -> Peer:
         peer = self._peers[rank] = Peer(wire, rank, host)
         self._hosts[rank] = host
         self._loop.listen(wire, partial(self._hear, peer))
+        self._elders.setdefault(host, peer).wire.send(neighbour=rank, pid=pid)
         if self._ended and self._verdict:
             wire.send(end=self._verdict.first.status, abort=True)
         return peer
@@ -136,6 +123,8 @@ class Coordinator:
             peer.answered = True
             if message["stopped"]:
                 self._add(Report(peer.rank, peer.host, ABSENT, "is stopped (by SIGSTOP or a debugger)", 1))
+        elif "ended" in message:
+            self._order.append(message["ended"])
         elif "left" in message:
             peer.left = True
         elif "bye" in message:
@@ -179,7 +168,7 @@ class Coordinator:
         silent = [peer.rank for peer in self._peers.values() if not peer.answered]
         reporters = {one.rank for one in self._reports}
         left = [peer.rank for peer in self._peers.values() if peer.left and peer.rank not in reporters]
-        self._verdict = judge(self._reports, waited_s, self._hosts, silent, left)
+        self._verdict = judge(self._reports, waited_s, self._hosts, silent, left, self._order)
         if self._verdict is not None:
             self._announce(self._verdict)
         else:
@@ -194,7 +183,7 @@ class Coordinator:
             if report.rank != verdict.first.rank:
                 self._answer_quietly(report.rank)
         if first is None or verdict.first.kind == ABSENT:
-            failure.tell(verdict, None, time.monotonic() - self._loop.start, self._own.error_file)
+            failure.tell(verdict, None, time.monotonic() - self._start, self._own.error_file)
             self._end_all()
         else:
             first.wire.send(ruling=verdict_message(verdict), abort=True)
@@ -235,7 +224,7 @@ def dial(address: str, port: int, token: str, member: Member) -> Wire | None:
         return None
     keep_alive(connection)
     wire = Wire(connection)
-    wire.send(hello=token, rank=member.rank, host=member.host)
+    wire.send(hello=token, rank=member.rank, host=member.host, pid=member.pid)
     return wire
 
 

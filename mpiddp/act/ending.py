@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..plan.environment import Endpoint
 from ..plan.report import Member
 from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
 from . import failure
@@ -37,6 +38,10 @@ class Ending:
         """Tell whether this is the rank's process and no child of it."""
         return os.getpid() == self._pid
 
+    def join(self, endpoint: Endpoint) -> None:
+        """Let the sentinel meet the others': from now on it may ask this process to end itself."""
+        self._sentinel.join(self._member, endpoint, self.end_job)
+
     def watch_script(self, leave: Callable[[], None]) -> None:
         """Begin with the script: whatever ends this process from now on is noticed.
 
@@ -46,7 +51,7 @@ class Ending:
         faulthandler.disable()
         for number in FOR_SCRIPTS:
             signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
-        self._sentinel.watch_script(self.end_job)
+        self._sentinel.watch_script()
 
         @functools.wraps(hard_exit)
         def _exit(status: int) -> NoReturn:

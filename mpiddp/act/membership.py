@@ -6,12 +6,14 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from ..environment import Environment
+from ..errors import LonelyLaunchError
 from ..plan.environment import Endpoint, explain
 from ..plan.report import Member
 from ..plan.words import listed
@@ -45,6 +47,11 @@ class Membership:
         env = self.environment
         return Member(env.rank, env.world_size, env.local_rank, socket.gethostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, grace_s, exits, self._log, error_file)
+
+    def create_group(self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object]) -> None:
+        """Create the job's process group; `give_up` is called where it is not there at the deadline of the start."""
+        with self._roll.watch("process group", give_up):
+            self.groups.create(timeout)
 
     def leave(self, exit_timeout_s: float | None) -> None:
         """Leave the job once every rank wants to; raise TimeoutError with names after `exit_timeout_s`.

@@ -68,17 +68,17 @@ class Sentinel:
         self._wire.send(serve=address, token=token)
         return int(self._await("port").get("port", 0))
 
-    def join(self, member: Member, endpoint: Endpoint) -> None:
-        """Tell the sentinel who its rank is and where the coordinator listens."""
+    def join(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
+        """Tell the sentinel who its rank is and where the coordinator listens; when the job ends `end` is called."""
+        signal.signal(watcher.END, lambda *_: end(int(self._await("end").get("end", 1))))
         self._wire.send(join=asdict(member), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
 
-    def watch_script(self, end: Callable[[int], object]) -> None:
-        """Begin with the script: let crashes and forks be told, and call `end(status)` when the job ends."""
+    def watch_script(self) -> None:
+        """Begin with the script: let crashes and forks be told."""
         self._wire.send(stage="")
         with contextlib.suppress(OSError, ValueError):
             faulthandler.enable(file=self._wire.fileno())
         os.register_at_fork(after_in_child=self._in_child)
-        signal.signal(watcher.END, lambda *_: end(int(self._await("end").get("end", 1))))
 
     def ask(self, report: Report) -> Ruling:
         """Return what follows from the failure of this rank."""

@@ -60,12 +60,15 @@ def is_consequence(error: str) -> bool:
 
 
 def judge(
-    reports: Sequence[Report], waited_s: float, hosts: Mapping[int, str], silent: Collection[int], left: Collection[int]
+    reports: Sequence[Report], waited_s: float, hosts: Mapping[int, str], silent: Collection[int],
+    left: Collection[int], order: Sequence[int] = (),
 ) -> Verdict | None:
     """Return which of the reports, in the order of their arrival, is the reason; None to wait for more.
 
     `waited_s` is the time since the first. `hosts` are those of all ranks. `silent` are the ranks of
     whom nothing is heard although they were asked, `left` those whose script had come to its end.
+    `order` is that in which processes ended, as far as it is known: a launcher kills the other ranks
+    so soon that their reports may overtake the first one's.
     """
     lost = [one for one in reports if one.kind == CONSEQUENCE]
     for one in reports:
@@ -75,6 +78,12 @@ def judge(
     if gone:
         if was_sent_to_all(gone, len(hosts)):
             return Verdict(gone[0], outside=True)
+        if gone[0].kind == ENDED:
+            seen = [one for rank in order for one in gone if one.rank == rank]
+            unclear = len(seen) < len(gone) > 1 or set(order) - {one.rank for one in reports}
+            if unclear and waited_s < SEARCHING_S:
+                return None
+            gone = seen or gone
         return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
     unheard = set(hosts) - {one.rank for one in lost}
     if not reports or (waited_s < SEARCHING_S and unheard):

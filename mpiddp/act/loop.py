@@ -1,0 +1,51 @@
+"""What a sentinel waits for: connections, processes and the clock."""
+
+from __future__ import annotations
+
+import math
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from .wire import Wire
+
+
+class Loop:
+    """Calls what belongs to each event, in the order in which the kernel saw them."""
+
+    def __init__(self) -> None:
+        self.over = False  # set to return from run()
+        self._selector = selectors.EpollSelector()
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+
+    def run(self) -> None:
+        """Sleep and act until it is over."""
+        while not self.over:
+            due = min((at for at, _ in self._timers.values()), default=math.inf)
+            pause = None if due == math.inf else max(0.0, due - time.monotonic())
+            for key, _ in self._selector.select(pause):
+                if key.fd in self._selector.get_map():  # what came before may have ended this connection
+                    key.data()
+            now = time.monotonic()
+            for name, (at, act) in list(self._timers.items()):
+                if at <= now and name in self._timers:
+                    del self._timers[name]
+                    act()
+
+    def listen(self, source: Wire | socket.socket | int, act: Callable[[], None]) -> None:
+        """Call `act` whenever something can be read."""
+        self._selector.register(source, selectors.EVENT_READ, act)
+
+    def forget(self, source: Wire | int) -> None:
+        """Listen to a source no more."""
+        self._selector.unregister(source)
+
+    def set_timer(self, name: str, after_s: float, act: Callable[[], None]) -> None:
+        """Call `act` once, `after_s` from now; one of the same name is replaced."""
+        self._timers[name] = (time.monotonic() + after_s, act)
+
+    def drop_timers(self, *names: str) -> None:
+        """Call what was set for these names no more."""
+        for name in names:
+            self._timers.pop(name, None)

@@ -1,0 +1,49 @@
+"""What is told of a rank that is gone and could not speak for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+from ..facts.process import Process
+from ..plan.report import Member
+from ..plan.verdict import ENDED, Report
+
+LAUNCHING = (f'File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}', "<frozen runpy>")
+BY_WHOM = "by its launcher, by hand or by the kernel"
+
+
+def report_on(process: Process, member: Member, status: int | None, stacks: Sequence[str]) -> Report:
+    """Return the report on a rank's process from its wait status (man 2 wait), None for an unknown one.
+
+    `stacks` are the lines that faulthandler printed.
+    """
+    text = without_launch(stacks)
+    if status is None:
+        return Report(member.rank, member.host, ENDED, "ended; its launcher may know how", 1, text=text)
+    if number := status & 0x7F:
+        name = signal_name(number)
+        cause = f"ended by {name} ({signal.strsignal(number)})"
+        if number == signal.SIGKILL:
+            cause += f": {'out of memory, as its cgroup counts' if process.was_out_of_memory() else BY_WHOM}"
+        return Report(member.rank, member.host, ENDED, cause, 128 + number, text=text, signal=name)
+    cause = f"the process left with status {status >> 8}, past Python and past its script's end"
+    return Report(member.rank, member.host, ENDED, cause, status >> 8 or 1, text=text)
+
+
+def without_launch(stacks: Sequence[str]) -> str:
+    """Return what faulthandler printed, without the frames that lead to the script and the list of extensions."""
+    lines = [line for line in stacks if line and not line.startswith("Extension modules:")]
+    script = [line for line in lines if '  File "' in line and not any(words in line for words in LAUNCHING)]
+    while script and lines[-1] != script[-1]:
+        lines.pop()
+    return "\n".join(lines)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
