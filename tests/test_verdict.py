@@ -13,6 +13,7 @@ from mpiddp.plan.verdict import (
     SEARCHING_S,
     SETTLING_S,
     Report,
+    Scene,
     Verdict,
     is_consequence,
     judge,
@@ -45,7 +46,7 @@ KILLED, STOPPED = report(4, ENDED, "SIGKILL"), report(3, ABSENT)
      Verdict(LOST, "5 other ranks lost the connection to it")),
 ])
 def test_the_reason(reports: list[Report], waited_s: float, verdict: Verdict | None) -> None:
-    assert judge(reports, waited_s, HOSTS, silent=[], left=[]) == verdict
+    assert judge(reports, waited_s, Scene(HOSTS)) == verdict
 
 
 @pytest.mark.parametrize(("order", "waited_s", "first"), [
@@ -55,7 +56,7 @@ def test_the_reason(reports: list[Report], waited_s: float, verdict: Verdict | N
 ])
 def test_the_order_in_which_processes_ended(order: list[int], waited_s: float, first: int | None) -> None:
     """Rank 1's report overtook rank 4's."""
-    verdict = judge([report(1, ENDED, "SIGKILL"), KILLED], waited_s, HOSTS, silent=[], left=[], order=order)
+    verdict = judge([report(1, ENDED, "SIGKILL"), KILLED], waited_s, Scene(HOSTS, order=order))
     assert (verdict and verdict.first.rank) == first
 
 
@@ -65,19 +66,25 @@ def test_the_order_in_which_processes_ended(order: list[int], waited_s: float, f
 ])
 def test_a_signal_to_the_whole_job(signals: list[str], outside: bool) -> None:
     reports = [report(rank, ENDED, signal) for rank, signal in enumerate(signals)]
-    verdict = judge(reports, SETTLING_S, HOSTS, silent=[], left=[], order=[0, 1])
+    verdict = judge(reports, SETTLING_S, Scene(HOSTS, order=range(len(signals))))
     assert verdict is not None
     assert verdict.outside == outside
 
 
+def test_an_interrupt_that_other_ranks_have_not_come_to_notice() -> None:
+    interrupt = [report(0, ENDED, "SIGINT")]
+    lone, sent = (judge(interrupt, SETTLING_S, Scene(HOSTS, interrupted=ranks)) for ranks in ([0], [0, 3]))
+    assert (lone and lone.outside, sent and sent.outside) == (False, True)
+
+
 def test_a_lone_rank_that_is_interrupted() -> None:
-    verdict = judge([report(0, ENDED, "SIGINT")], 0, {0: "n0"}, silent=[], left=[])
+    verdict = judge([report(0, ENDED, "SIGINT")], 0, Scene({0: "n0"}))
     assert verdict is not None
     assert block(verdict, None, 3.21) == "mpiddp: ended by SIGINT after 3.2 s, sent to the job from outside\n"
 
 
 def test_what_is_known_of_the_others() -> None:
-    verdict = judge([LOST], SEARCHING_S, HOSTS, silent=[3], left=[1, 2])
+    verdict = judge([LOST], SEARCHING_S, Scene(HOSTS, silent=[3], left=[1, 2]))
     assert verdict is not None
     assert verdict.others == ("nothing is heard of rank 3 on n1; rank 1 on n0, rank 2 on n1 had come to the end of "
                               "the script; rank 4 on n2, rank 5 on n2 had not")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..plan.report import Member
-from ..plan.verdict import ABSENT, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Verdict, judge
+from ..plan.verdict import ABSENT, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Scene, Verdict, judge
 from . import failure
 from .loop import Loop
 from .wire import Message, Wire
@@ -47,6 +47,7 @@ class Coordinator:
         self._hosts: dict[int, str] = {}
         self._elders: dict[str, Peer] = {}  # the sentinel that watches all ranks of a host
         self._order: list[int] = []  # in which ranks ended, as the elders saw it
+        self._interrupted: list[int] = []
         self._reports: list[Report] = []
         self._living_reporters: list[int] = []
         self._since = 0.0
@@ -125,6 +126,8 @@ class Coordinator:
                 self._add(Report(peer.rank, peer.host, ABSENT, "is stopped (by SIGSTOP or a debugger)", 1))
         elif "ended" in message:
             self._order.append(message["ended"])
+        elif "interrupted" in message:
+            self._interrupted.append(peer.rank)
         elif "left" in message:
             peer.left = True
         elif "bye" in message:
@@ -168,7 +171,7 @@ class Coordinator:
         silent = [peer.rank for peer in self._peers.values() if not peer.answered]
         reporters = {one.rank for one in self._reports}
         left = [peer.rank for peer in self._peers.values() if peer.left and peer.rank not in reporters]
-        self._verdict = judge(self._reports, waited_s, self._hosts, silent, left, self._order)
+        self._verdict = judge(self._reports, waited_s, Scene(self._hosts, silent, left, self._interrupted, self._order))
         if self._verdict is not None:
             self._announce(self._verdict)
         else:

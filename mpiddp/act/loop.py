@@ -37,7 +37,7 @@ class Loop:
         """Call `act` whenever something can be read."""
         self._selector.register(source, selectors.EVENT_READ, act)
 
-    def forget(self, source: Wire | int) -> None:
+    def forget(self, source: Wire | socket.socket | int) -> None:
         """Listen to a source no more."""
         self._selector.unregister(source)
 

@@ -50,9 +50,12 @@ class Sentinel:
         """
         self.start = time.monotonic()
         ours, its = socket.socketpair()
+        self._signals, its_signals = socket.socketpair()
         rank = os.getpid()
-        fork_detached(lambda: watcher.watch(Wire(its), rank, who, speaks, step, timeout_s), kept=(its.fileno(),))
+        fork_detached(lambda: watcher.watch(Wire(its), its_signals, rank, who, speaks, step, timeout_s),
+                      kept=(its.fileno(), its_signals.fileno()))
         its.close()
+        its_signals.close()
         self._wire = Wire(ours)
         self._inbox: dict[str, Message] = {}
 
@@ -74,10 +77,12 @@ class Sentinel:
         self._wire.send(join=asdict(member), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
 
     def watch_script(self) -> None:
-        """Begin with the script: let crashes and forks be told."""
+        """Begin with the script: let crashes, forks and signals be told."""
         self._wire.send(stage="")
         with contextlib.suppress(OSError, ValueError):
             faulthandler.enable(file=self._wire.fileno())
+        self._signals.setblocking(False)
+        signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._in_child)
 
     def ask(self, report: Report) -> Ruling:
@@ -121,6 +126,9 @@ class Sentinel:
         if self._wire.fileno() < 0:
             return
         self._wire.send(forked=os.getpid())
+        with contextlib.suppress(ValueError):
+            if (descriptor := signal.set_wakeup_fd(-1)) != self._signals.fileno():  # the script's own
+                signal.set_wakeup_fd(descriptor)
         with contextlib.suppress(AttributeError, OSError, ValueError):
             faulthandler.enable(file=sys.stderr)
         self._wire.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from dataclasses import asdict
@@ -35,10 +36,14 @@ MANY_CHILDREN = 1000
 CLEANING_S = 0.7  # for what a rank left behind
 
 
-def watch(channel: Wire, rank: int, who: str, speaks: bool, step: str | None, timeout_s: float) -> None:
-    """Be the sentinel of process `rank` until it is gone."""
+def watch(
+    channel: Wire, signals: socket.socket, rank: int, who: str, speaks: bool, step: str | None, timeout_s: float
+) -> None:
+    """Be the sentinel of process `rank` until it is gone; the numbers of signals it gets come by `signals`."""
     silence(0, 1)
-    Watcher(channel, rank, who, speaks, step, timeout_s).loop.run()
+    watcher = Watcher(channel, rank, who, speaks, step, timeout_s)
+    watcher.loop.listen(signals, lambda: watcher.hear_signal(signals))
+    watcher.loop.run()
 
 
 class Watcher:
@@ -78,6 +83,14 @@ class Watcher:
             return
         for message in messages:
             self.obey(message)
+
+    def hear_signal(self, signals: socket.socket) -> None:
+        """Tell of a SIGINT, which a rank in the middle of a collective would only notice at its end."""
+        numbers = signals.recv(4096)
+        if not numbers:
+            self.loop.forget(signals)
+        elif signal.SIGINT in numbers and self.court:
+            self.court.send(interrupted=True)
 
     def obey(self, message: Message) -> None:
         """Act on one message of the rank."""

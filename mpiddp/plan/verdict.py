@@ -59,16 +59,27 @@ def is_consequence(error: str) -> bool:
     return any(words in error.lower() for words in LOST_PEERS)
 
 
-def judge(
-    reports: Sequence[Report], waited_s: float, hosts: Mapping[int, str], silent: Collection[int],
-    left: Collection[int], order: Sequence[int] = (),
-) -> Verdict | None:
-    """Return which of the reports, in the order of their arrival, is the reason; None to wait for more.
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is known of the ranks besides their reports.
 
-    `waited_s` is the time since the first. `hosts` are those of all ranks. `silent` are the ranks of
-    whom nothing is heard although they were asked, `left` those whose script had come to its end.
+    `hosts` are those of all ranks. `silent` are the ranks of whom nothing is heard although they were
+    asked, `left` those whose script had come to its end, `interrupted` those that got a SIGINT.
     `order` is that in which processes ended, as far as it is known: a launcher kills the other ranks
     so soon that their reports may overtake the first one's.
+    """
+
+    hosts: Mapping[int, str]
+    silent: Collection[int] = ()
+    left: Collection[int] = ()
+    interrupted: Collection[int] = ()
+    order: Sequence[int] = ()
+
+
+def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
+    """Return which of the reports, in the order of their arrival, is the reason; None to wait for more.
+
+    `waited_s` is the time since the first.
     """
     lost = [one for one in reports if one.kind == CONSEQUENCE]
     for one in reports:
@@ -76,33 +87,34 @@ def judge(
             return Verdict(one, told(lost))
     gone = [one for one in reports if one.kind in (ENDED, ABSENT)]
     if gone:
-        if was_sent_to_all(gone, len(hosts)):
+        if was_sent_to_all(gone, scene):
             return Verdict(gone[0], outside=True)
         if gone[0].kind == ENDED:
-            seen = [one for rank in order for one in gone if one.rank == rank]
-            unclear = len(seen) < len(gone) > 1 or set(order) - {one.rank for one in reports}
+            seen = [one for rank in scene.order for one in gone if one.rank == rank]
+            unclear = len(seen) < len(gone) > 1 or set(scene.order) - {one.rank for one in reports}
             if unclear and waited_s < SEARCHING_S:
                 return None
             gone = seen or gone
         return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
-    unheard = set(hosts) - {one.rank for one in lost}
+    unheard = set(scene.hosts) - {one.rank for one in lost}
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
     others = [told(lost[1:])]
-    if silent:
-        others.append(f"nothing is heard of {named(silent, hosts)}")
-    if left:
-        others.append(f"{named(left, hosts)} had come to the end of the script")
-        if busy := unheard - set(silent) - set(left):
-            others.append(f"{named(busy, hosts)} had not")
+    if scene.silent:
+        others.append(f"nothing is heard of {named(scene.silent, scene.hosts)}")
+    if scene.left:
+        others.append(f"{named(scene.left, scene.hosts)} had come to the end of the script")
+        if busy := unheard - set(scene.silent) - set(scene.left):
+            others.append(f"{named(busy, scene.hosts)} had not")
     return Verdict(lost[0], "; ".join(filter(None, others)))
 
 
-def was_sent_to_all(gone: Sequence[Report], world_size: int) -> bool:
+def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
     """Tell whether the first rank that is gone got a signal that others got too."""
-    others = [one.signal for one in gone[1:]]
-    killed_too = gone[0].signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
-    return gone[0].signal in FROM_OUTSIDE and (world_size == 1 or gone[0].signal in others or killed_too)
+    first, others = gone[0], [one.signal for one in gone[1:]]
+    others += ["SIGINT" for rank in scene.interrupted if rank != first.rank]
+    killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
+    return first.signal in FROM_OUTSIDE and (len(scene.hosts) == 1 or first.signal in others or killed_too)
 
 
 def told(lost: Sequence[Report]) -> str:
