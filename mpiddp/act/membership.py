@@ -49,9 +49,14 @@ class Membership:
                       self.endpoint.run_id, grace_s, exits, self._log, error_file)
 
     def create_group(self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object]) -> None:
-        """Create the job's process group; `give_up` is called where it is not there at the deadline of the start."""
+        """Create the job's process group; `give_up` is called where it is not there at the deadline of the start.
+
+        It is there when all ranks have it: one that ended before would take its end of gloo's
+        connections from another that is still making its own.
+        """
         with self._roll.watch("process group", give_up):
             self.groups.create(timeout)
+            self._roll.await_all()
 
     def leave(self, exit_timeout_s: float | None) -> None:
         """Leave the job once every rank wants to; raise TimeoutError with names after `exit_timeout_s`.

@@ -85,6 +85,11 @@ class RollCall:
         finally:
             timer.cancel()
 
+    def await_all(self) -> None:
+        """Return when all ranks have called this; for use inside watch(), which has the deadline."""
+        barrier = self.comm.Ibarrier()
+        wait_for(lambda: barrier.Test() or None, math.inf, TimeoutError, lambda _: None, math.inf)
+
     def await_end(
         self, timeout_s: float | None, name_missing: Callable[[], str], remind: Callable[[float], None]
     ) -> None:
