@@ -77,6 +77,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": None,
         "help": "backend of the process group (default: the accelerator's own, gloo without one)",
     },
+    "bind": {
+        "default": "auto", "choices": ("auto", "none", "launcher"),
+        "help": "the cores of a rank: an even part of the node's where the launcher gave it no good one, all that "
+                "the node allows, or what the launcher gave (default: %(default)s)",
+    },
+    "threads": {
+        "default": None, "type": positive, "metavar": "N",
+        "help": "threads of a rank (default: OMP_NUM_THREADS, SLURM_CPUS_PER_TASK, or the rank's cores)",
+    },
     "startup-timeout": {
         "default": str(DEFAULT_STARTUP_TIMEOUT_S), "type": seconds, "metavar": "SECONDS",
         "help": "give up when not all ranks are ready by then (default: %(default)s)",
@@ -174,6 +183,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         shown=options.show,
         prefix=options.prefix,
         python_exit=options.exit,
+        binding=options.bind,
+        threads=options.threads,
     )
 
 

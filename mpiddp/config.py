@@ -50,6 +50,8 @@ class LaunchConfig:
     that the ranks of a failed job have to end. `error_file` is where the reason is written as JSON,
     `log_dir` where each rank's output is, both empty for nowhere. `prefix` puts rank and host before
     each line. `python_exit` leaves the process by the interpreter's own exit.
+    `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
+    None for as many as it has cores.
     """
 
     script: Script | None = None
@@ -66,3 +68,5 @@ class LaunchConfig:
     shown: Shown = Shown()
     prefix: bool = False
     python_exit: bool = False
+    binding: str = "launcher"
+    threads: int | None = None

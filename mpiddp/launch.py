@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .act import failure, script, variables
+from .act import cores, failure, script, variables
 from .act.ending import Ending, abort, let_through
 from .act.output import Output
 from .act.rollcall import RollCall
@@ -173,11 +173,14 @@ def meet(
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s)
-    host = roll.agree("MPI ready", look_at_host(comm, config), lambda facts: plan_named(roll, facts))
+    host = roll.agree("MPI ready", look_at_host(comm, config), lambda facts: plan_named(roll, facts, config.binding))
     warn(host.warnings)
-    replaced = variables.set_missing(host.defaults)
-
+    replaced = variables.set_all({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {})
+    replaced |= variables.set_missing(host.defaults)
+    own = host.cpus or frozenset(os.sched_getaffinity(0))
+    cores.bind(own)
     found = device_facts()  # imports torch
+    cores.bind(own)  # an OpenMP that was told to bind its threads has taken them from this one
     server, endpoint = (
         serve(host.master_addr, config, serve_sentinels) if roll.rank == 0 and not found.error else (None, None))
     former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
@@ -204,13 +207,13 @@ def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
     """Return the facts of this rank before torch. Collective."""
     node, whole = mpi.node_key(comm)
     found = script_facts(config.script) if config.script else None
-    return host_facts(os.environ, node, whole, found, library().title)
+    return host_facts(os.environ, comm.rank, node, whole, found, library().title)
 
 
-def plan_named(roll: RollCall, facts: Sequence[HostFacts]) -> list[HostPlan]:
+def plan_named(roll: RollCall, facts: Sequence[HostFacts], binding: str) -> list[HostPlan]:
     """Return the plan for all ranks and let the roll call know them by their hosts from now on."""
     roll.hosts = [one.hostname for one in facts]
-    return plan_hosts(facts)
+    return plan_hosts(facts, binding)
 
 
 def serve(

@@ -133,5 +133,6 @@ OURS = re.compile(r"mpiddp \d+\.\d+\.\d+: \d+ ranks? on \d+ nodes?, \w+ on \w+, 
 
 
 def noise(done: Done) -> list[str]:
-    """Return the lines on stderr that are neither our start line nor empty."""
-    return [line for line in done.stderr.splitlines() if line and not OURS.fullmatch(line)]
+    """Return the lines on stderr that are neither our start line, nor about this machine's few cores, nor empty."""
+    return [line for line in done.stderr.splitlines()
+            if line and not OURS.fullmatch(line) and not line.startswith("mpiddp: warning: one-core: ")]

@@ -8,10 +8,11 @@ import pytest
 
 from mpiddp.environment import Place
 from mpiddp.errors import LaunchError
+from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
-from mpiddp.plan import cores, devices, network, problems, topology, words
+from mpiddp.plan import devices, network, problems, topology, words
 from mpiddp.plan.environment import Endpoint
 
 TORCH = DeviceFacts(
@@ -22,10 +23,13 @@ CPU_TORCH = DeviceFacts(torch_version="2.13.0+cpu", default_backends=TORCH.defau
                         backends={"gloo": ("cpu", "cuda")})
 
 
-def host(node: int = 0, name: str = "", *interfaces: Interface, cores: frozenset[int] = frozenset(range(8)),
-         cpus_per_task: int | None = None, script: ScriptFacts | None = None) -> HostFacts:
-    return HostFacts(name or f"n{node}", node, cores, cpus_per_task, interfaces, script,
-                     versions={"Python": "3.11.7"}, prefix="/env", shm_bytes=2**34, open_files=4096)
+EIGHT = Topology(tuple((cpu,) for cpu in range(8)), (0,) * 8)
+
+
+def host(node: int = 0, name: str = "", *interfaces: Interface, script: ScriptFacts | None = None) -> HostFacts:
+    return HostFacts(
+        name or f"n{node}", node, frozenset(range(8)), frozenset(range(8)), EIGHT, False, None, interfaces, script,
+        versions={"Python": "3.11.7"}, prefix="/env", shm_bytes=2**34, open_files=4096)
 
 
 def nic(name: str, address: str, network: str, speed: int = 1000, loopback: bool = False) -> Interface:
@@ -50,18 +54,6 @@ def test_places(nodes: list[int], local_ranks: list[int], local_sizes: list[int]
     assert [one.local_world_size for one in found] == local_sizes
     assert [one.node_rank for one in found] == node_ranks
     assert {one.num_nodes for one in found} == {len(set(nodes))}
-
-
-def test_threads_share_the_same_cores_and_keep_own_ones() -> None:
-    assert cores.threads([host(), host()]) == [4, 4]
-    assert cores.threads([host(0), host(1)]) == [8, 8]
-    own = [host(cores=frozenset({0, 1})), host(cores=frozenset({2, 3, 4}))]
-    assert cores.threads(own) == [2, 3]
-
-
-def test_threads_are_at_least_one_and_slurms_count_wins() -> None:
-    assert cores.threads([host(cores=frozenset({0}))] * 4) == [1] * 4
-    assert cores.threads([host(cpus_per_task=3), host(cpus_per_task=3)]) == [3, 3]
 
 
 def test_one_node_meets_on_loopback() -> None:

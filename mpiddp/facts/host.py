@@ -8,7 +8,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import software
+from . import cpus, runtime, software
+from .cpus import Topology
 from .script import ScriptFacts
 
 
@@ -30,15 +31,20 @@ class Interface:
 class HostFacts:
     """One rank's host.
 
-    `node` is the lowest rank on the same node. `cores` is the set that this rank may run on.
-    `cpus_per_task` is what Slurm was asked for. `interfaces` is empty where one node has all ranks.
+    `node` is the lowest rank on the same node. `cpus` is what this rank was given to run on, `allowed`
+    what its cgroup would let it have, `topology` how those belong together: from the lowest rank of a
+    node only, None from the others. `alone` tells that no launcher started it. `cpus_per_task` is what
+    Slurm was asked for. `interfaces` is empty where one node has all ranks.
     `script` is None where the caller keeps its own main(). `prefix` is the folder of Python's
     environment. `shm_bytes` is the size of /dev/shm, `open_files` how many a process may have.
     """
 
     hostname: str
     node: int
-    cores: frozenset[int]
+    cpus: frozenset[int]
+    allowed: frozenset[int]
+    topology: Topology | None
+    alone: bool
     cpus_per_task: int | None
     interfaces: tuple[Interface, ...]
     script: ScriptFacts | None
@@ -49,16 +55,20 @@ class HostFacts:
 
 
 def host_facts(
-    environ: Mapping[str, str], node: int, whole: bool, script: ScriptFacts | None, mpi_library: str
+    environ: Mapping[str, str], rank: int, node: int, whole: bool, script: ScriptFacts | None, mpi_library: str
 ) -> HostFacts:
     """Return the facts of this rank's host; `whole` tells that the job needs no network."""
-    cpus = environ.get("SLURM_CPUS_PER_TASK", "")
+    per_task = environ.get("SLURM_CPUS_PER_TASK", "")
+    allowed = cpus.allowed()
     shm = os.statvfs("/dev/shm")  # noqa: S108 (it is looked at, not written to)
     return HostFacts(
         hostname=socket.gethostname(),
         node=node,
-        cores=frozenset(os.sched_getaffinity(0)),
-        cpus_per_task=int(cpus) if cpus.isdigit() else None,
+        cpus=frozenset(os.sched_getaffinity(0)),
+        allowed=allowed,
+        topology=cpus.topology(allowed) if rank == node else None,
+        alone=runtime.detect(environ) is None,
+        cpus_per_task=int(per_task) if per_task.isdigit() else None,
         interfaces=() if whole else interfaces(),
         script=script,
         versions=software.versions(mpi_library),

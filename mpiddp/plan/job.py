@@ -15,12 +15,14 @@ from . import cores, devices, environment, network, problems, topology
 class HostPlan:
     """A rank's plan before torch: its place, rank 0's address for the job, variables to default.
 
-    `warnings` are for rank 0 to print, and empty on the others.
+    `cpus` are those to run on, None for what the launcher gave. `warnings` are for rank 0 to print,
+    and empty on the others.
     """
 
     place: Place
     master_addr: str
     defaults: dict[str, str]
+    cpus: frozenset[int] | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -47,16 +49,24 @@ class DevicePlan:
     warnings: tuple[str, ...] = ()
 
 
-def plan_hosts(facts: Sequence[HostFacts]) -> list[HostPlan]:
-    """Return each rank's plan from the hosts of all, in rank order; raise LaunchError."""
+def plan_hosts(facts: Sequence[HostFacts], binding: str = cores.LAUNCHER) -> list[HostPlan]:
+    """Return each rank's plan from the hosts of all, in rank order; raise LaunchError.
+
+    `binding` is one of the policies of `cores.shares`.
+    """
     problems.check_software(facts)
     problems.check_script(facts)
     address, ways = network.meeting_point(facts)
     places = topology.places([one.node for one in facts])
-    needs = list(zip(cores.threads(facts), ways, strict=True))
+    shares = cores.shares(facts, binding)
+    needs = [(share.threads, way) for share, way in zip(shares, ways, strict=True)]
     defaults = {need: environment.defaults(*need) for need in set(needs)}
-    plans = [HostPlan(place, address, defaults[need]) for place, need in zip(places, needs, strict=True)]
-    return [replace(plans[0], warnings=tuple(problems.warnings(facts))), *plans[1:]]
+    plans = [
+        HostPlan(place, address, defaults[need], share.cpus if share.cpus != one.cpus else None)
+        for place, need, share, one in zip(places, needs, shares, facts, strict=True)
+    ]
+    warnings = (*problems.warnings(facts), *cores.warnings(facts, binding))
+    return [replace(plans[0], warnings=warnings), *plans[1:]]
 
 
 def plan_devices(

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 
+from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
@@ -23,6 +24,8 @@ from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.job import ReadyFacts, plan_devices, plan_hosts
 
 RANKS_PER_NODE = 8
+CPUS = frozenset(range(64))
+TOPOLOGY = Topology(tuple((cpu,) for cpu in range(64)), (0,) * 32 + (1,) * 32)
 VERSIONS = {"Python": "3.11.7", "mpi4py": "4.1.2", "mpiddp": "0.1.0", "MPI library": "MPICH 5.0.2"}
 TORCH = DeviceFacts("2.13.0", "2.27.3", "cuda", RANKS_PER_NODE, {"cpu": "gloo", "cuda": "nccl"},
                     {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)})
@@ -33,7 +36,8 @@ def host(rank: int) -> HostFacts:
     node = rank // RANKS_PER_NODE
     address = f"10.{node // 65536}.{node // 256 % 256}.{node % 256}"
     return HostFacts(
-        hostname=f"n{node:05}", node=node * RANKS_PER_NODE, cores=frozenset(range(64)), cpus_per_task=None,
+        hostname=f"n{node:05}", node=node * RANKS_PER_NODE, cpus=CPUS, allowed=CPUS,
+        topology=TOPOLOGY if rank % RANKS_PER_NODE == 0 else None, alone=False, cpus_per_task=None,
         interfaces=(Interface("ib0", address, "10.0.0.0/8", False, 200_000),), script=ScriptFacts("train.py", "cafe"),
         versions=dict(VERSIONS), prefix="/env", shm_bytes=2**38, open_files=65536,
     )
@@ -44,7 +48,7 @@ def plan(ranks: int) -> tuple[float, float]:
     facts = [host(rank) for rank in range(ranks)]
     before = peak_mib()
     start = time.perf_counter()
-    plans = plan_hosts(facts)
+    plans = plan_hosts(facts, "auto")
     hosts_s = time.perf_counter() - start
     ready = [ReadyFacts(one.place, TORCH, Endpoint("10.0.0.0", 40000, "token", "run"), {}) for one in plans]
     start = time.perf_counter()

@@ -1,0 +1,13 @@
+"""Print as JSON which CPUs this rank runs on, the number of its threads, and the CPUs of a child process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import torch
+
+LOOK = "import os; print(sorted(os.sched_getaffinity(0)))"
+child = subprocess.run([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True, check=True).stdout
+print(json.dumps({"rank": int(os.environ["RANK"]), "cpus": sorted(os.sched_getaffinity(0)),
+                  "threads": torch.get_num_threads(), "child": json.loads(child)}), flush=True)
