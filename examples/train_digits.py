@@ -5,6 +5,7 @@ The 1,797 images of handwritten digits come with scikit-learn. A fifth of them i
 """
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ GLOBAL_BATCH = 60
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--width", type=int, default=16, help="channels of the first layer; more make a bigger model")
     parser.add_argument("--checkpoint", type=Path, help="file on a file system that all nodes share")
     return parser.parse_args()
 
@@ -38,11 +40,11 @@ def load_data():
     )
 
 
-def make_model():
+def make_model(width):
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
+        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(2 * width * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
     )
 
 
@@ -84,7 +86,7 @@ def main():
     train_data, test_data = load_data()
     sampler = DistributedSampler(train_data, seed=0)
     loader = DataLoader(train_data, batch_size=max(1, GLOBAL_BATCH // world_size), sampler=sampler)
-    model = make_model().to(device)
+    model = make_model(options.width).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     first = 0
     if options.checkpoint and options.checkpoint.exists():
@@ -96,6 +98,7 @@ def main():
             print(f"resumed after epoch {state['epoch']}", flush=True)
     model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
+    start = time.perf_counter()
     epochs = tqdm(range(first, options.epochs), desc="epochs", disable=rank != 0)
     for epoch in epochs:
         sampler.set_epoch(epoch)
@@ -103,8 +106,10 @@ def main():
         if options.checkpoint and rank == 0:
             save(options.checkpoint, epoch, model, optimizer)
 
+    seconds = time.perf_counter() - start
     share = accuracy(model, test_data, device)
     if rank == 0:
+        print(f"{len(loader) * len(epochs) / seconds:.1f} steps per second")
         print(f"held-out accuracy {share:.4f} with {world_size} ranks", flush=True)
 
 

@@ -17,3 +17,8 @@ def test_failure(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.failure", "--quick")).stdout
     for name in ("mpiddp, MPICH mpiexec", "torchrun"):
         assert re.search(rf"^{name} +\d+\.\d\d s +\d+\.\d\d of torchrun's   exit status 1$", table, re.MULTILINE), table
+
+
+def test_threads(quick: Mpi) -> None:
+    table = check(alone(quick, "-m", "tests.benchmarks.threads", "--quick", timeout=120)).stdout
+    assert len(re.findall(r"^1 rank  .* steps/s +\d\.\d\d of torchrun's$", table, re.MULTILINE)) == 5, table
