@@ -107,6 +107,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "all", "type": ranks, "metavar": "RANKS",
         "help": "whose output to show: all, none, or ranks as in 0,4,local-0 (default: %(default)s)",
     },
+    "map": {"default": "", "metavar": "FILE", "help": "write where each rank sits to FILE, as JSON"},
     "exit": {
         "default": "quick", "type": way_out, "metavar": "quick|python",
         "help": "python tears the interpreter down at the end, for module-level destructors (default: %(default)s)",
@@ -122,7 +123,7 @@ FLAGS = {
     "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get; start nothing",
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
     "prefix": "put rank and host before each line of output",
-    "quiet": "print no start line",
+    "quiet": "print no start line and no map",
 }
 
 
@@ -185,6 +186,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         python_exit=options.exit,
         binding=options.bind,
         threads=options.threads,
+        map_file=absolute(options.map),
     )
 
 

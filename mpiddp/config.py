@@ -51,7 +51,7 @@ class LaunchConfig:
     `log_dir` where each rank's output is, both empty for nowhere. `prefix` puts rank and host before
     each line. `python_exit` leaves the process by the interpreter's own exit.
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
-    None for as many as it has cores.
+    None for as many as it has cores. `map_file` is where rank 0 writes every rank's place as JSON.
     """
 
     script: Script | None = None
@@ -70,3 +70,4 @@ class LaunchConfig:
     python_exit: bool = False
     binding: str = "launcher"
     threads: int | None = None
+    map_file: str = ""

@@ -27,6 +27,7 @@ from .facts.script import script_facts
 from .plan.environment import SET_BY_HAND, exports
 from .plan.fit import check_fit, check_nested, check_whole
 from .plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
+from .plan.map import Seat, lines, records
 from .plan.network import check_reached
 from .plan.problems import check_logs
 from .version import __version__
@@ -72,8 +73,8 @@ def launch(config: LaunchConfig) -> int:
             membership.create_group(config.group_timeout, give_up)
         except BaseException as error:
             ending.fail_by(error)
-    if membership.environment.rank == 0 and not config.quiet:
-        announce(membership.environment)
+    if membership.environment.rank == 0:
+        announce(membership, config)
     atexit.register(leaving)
     if config.explain is not None:
         return explain(membership, config.explain)
@@ -184,7 +185,7 @@ def meet(
     server, endpoint = (
         serve(host.master_addr, config, serve_sentinels) if roll.rank == 0 and not found.error else (None, None))
     former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
-    plan = roll.agree("importing torch", ReadyFacts(host.place, found, endpoint, former),
+    plan = roll.agree("importing torch", ReadyFacts(host.place, found, endpoint, former, seat(host, own)),
                       lambda facts: plan_devices(facts, roll.hosts, config.backend))
     warn(plan.warnings)
     replaced |= variables.set_all(exports(host.place, plan.endpoint))
@@ -200,7 +201,7 @@ def meet(
     )
     log = open_logs(roll, config, plan.endpoint)
     groups = GroupMaker(environment, KeySpaces(connect(roll, plan.endpoint), plan.endpoint.token))
-    return Membership(environment, roll, groups, server, replaced, plan.endpoint, log)
+    return Membership(environment, roll, groups, server, replaced, plan.endpoint, log, plan.seats)
 
 
 def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
@@ -208,6 +209,13 @@ def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
     node, whole = mpi.node_key(comm)
     found = script_facts(config.script) if config.script else None
     return host_facts(os.environ, comm.rank, node, whole, found, library().title)
+
+
+def seat(host: HostPlan, cpus: frozenset[int]) -> Seat:
+    """Return where this rank sits, but for its device."""
+    threads = os.environ["OMP_NUM_THREADS"]
+    return Seat(host.place.rank, host.place.node_rank, socket.gethostname(), "", cpus, host.numa,
+                int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""))
 
 
 def plan_named(roll: RollCall, facts: Sequence[HostFacts], binding: str) -> list[HostPlan]:
@@ -257,12 +265,16 @@ def warn(warnings: Sequence[str]) -> None:
         print(f"mpiddp: warning: {warning}", file=sys.stderr, flush=True)
 
 
-def announce(env: Environment) -> None:
-    """Print the start line."""
+def announce(member: Membership, config: LaunchConfig) -> None:
+    """Print the start line and the map, and write the map to a file, where they are wanted."""
+    env = member.environment
     nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
-    print(f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
-          f"tcp://{env.master_addr}:{env.master_port}", file=sys.stderr, flush=True)
+    if not config.quiet:
+        print(f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
+              f"tcp://{env.master_addr}:{env.master_port}", *lines(member.seats), sep="\n", file=sys.stderr, flush=True)
+    if config.map_file:
+        failure.write_json(config.map_file, records(member.seats))
 
 
 def leave(MPI: Any, config: LaunchConfig, ending: Ending) -> None:

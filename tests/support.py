@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -133,6 +134,8 @@ OURS = re.compile(r"mpiddp \d+\.\d+\.\d+: \d+ ranks? on \d+ nodes?, \w+ on \w+, 
 
 
 def noise(done: Done) -> list[str]:
-    """Return the lines on stderr that are neither our start line, nor about this machine's few cores, nor empty."""
-    return [line for line in done.stderr.splitlines()
-            if line and not OURS.fullmatch(line) and not line.startswith("mpiddp: warning: one-core: ")]
+    """Return the lines on stderr that are neither our start line nor the map, nor about too few cores, nor empty."""
+    lines = done.stderr.splitlines()
+    start = next((i for i, line in enumerate(lines) if OURS.fullmatch(line)), len(lines))
+    rest = lines[:start] + list(itertools.dropwhile(lambda line: line.startswith("  "), lines[start + 1:]))
+    return [line for line in rest if line and not line.startswith("mpiddp: warning: one-core: ")]

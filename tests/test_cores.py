@@ -97,7 +97,7 @@ def test_more_ranks_than_cores_split_threads_and_then_share_all() -> None:
 
 @pytest.mark.parametrize(("policy", "expected"), [
     ("launcher", [Share(frozenset({0}), 1), Share(frozenset({1}), 1)]),
-    ("none", [Share(frozenset(range(40)), 20)] * 2),
+    ("none", [Share(frozenset(range(40)), 20, (0, 1))] * 2),
 ])
 def test_other_policies(policy: str, expected: list[Share]) -> None:
     assert shares(ranks(SUPERCLOUD, [0], [1]), policy) == expected

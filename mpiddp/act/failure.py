@@ -99,16 +99,16 @@ def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, 
     with contextlib.suppress(OSError):
         os.write(2, words.encode(errors="replace"))
     if error_file:
-        write_error_file(error_file, error_record(verdict, who, stack, int(time.time())))
+        write_json(error_file, error_record(verdict, who, stack, int(time.time())))
     return words
 
 
-def write_error_file(path: str, record: dict[str, object]) -> None:
-    """Write the reason where tools look for it."""
+def write_json(path: str, content: object) -> None:
+    """Write a file that was asked for, or say why that cannot be done."""
     import json
 
     try:
         with open(path, "w") as file:
-            json.dump(record, file)
+            json.dump(content, file)
     except OSError as error:
         print(f"mpiddp: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)

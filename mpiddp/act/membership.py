@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ..environment import Environment
 from ..errors import LonelyLaunchError
 from ..plan.environment import Endpoint, explain
+from ..plan.map import Seat
 from ..plan.report import Member
 from ..plan.words import listed
 from . import variables
@@ -32,7 +33,7 @@ class Membership:
 
     def __init__(
         self, environment: Environment, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
-        replaced: Mapping[str, str | None], endpoint: Endpoint, log: str,
+        replaced: Mapping[str, str | None], endpoint: Endpoint, log: str, seats: Sequence[Seat],
     ) -> None:
         self.environment = environment
         self.groups = groups
@@ -41,6 +42,7 @@ class Membership:
         self._replaced = replaced
         self.endpoint = endpoint
         self._log = log
+        self.seats = seats  # of all ranks, on rank 0
 
     def describe(self, grace_s: float, exits: bool, error_file: str) -> Member:
         """Return what is told of this rank where it fails; for the options see `Member`."""

@@ -15,10 +15,11 @@ AUTO, NONE, LAUNCHER = "auto", "none", "launcher"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a rank gets of its node: the CPUs that it runs on, and the number of its threads."""
+    """What a rank gets of its node: the CPUs that it runs on, the number of its threads, the NUMA nodes of its CPUs."""
 
     cpus: frozenset[int]
     threads: int
+    numa: tuple[int, ...] = (0,)
 
 
 def shares(facts: Sequence[HostFacts], policy: str = AUTO) -> list[Share]:
@@ -53,7 +54,7 @@ def of_node(node: Sequence[HostFacts], policy: str) -> list[Share]:
         together = masks[0] if len(masks) > 1 and len(set(masks)) == 1 else frozenset().union(
             *(one.allowed for one in node))
         masks = split(together, len(node), topology)
-    return [Share(mask, one.cpus_per_task or threads(mask, masks, topology))
+    return [Share(mask, one.cpus_per_task or threads(mask, masks, topology), numa_of(mask, topology))
             for one, mask in zip(node, masks, strict=True)]
 
 
@@ -88,6 +89,12 @@ def threads(mask: frozenset[int], masks: Sequence[frozenset[int]], topology: Top
     """Return the number of threads for a rank: its cores, divided among the ranks that run on them too."""
     sharers = sum(bool(mask & other) for other in masks)
     return max(1, cores_in(mask, topology) // sharers)
+
+
+def numa_of(mask: frozenset[int], topology: Topology) -> tuple[int, ...]:
+    """Return the NUMA nodes that CPUs belong to."""
+    return tuple(sorted({node for core, node in zip(topology.cores, topology.numa, strict=True)
+                         if not mask.isdisjoint(core)}))
 
 
 def cores_in(cpus: frozenset[int], topology: Topology) -> int:

@@ -9,20 +9,22 @@ from ..environment import Place
 from ..facts.devices import DeviceFacts
 from ..facts.host import HostFacts
 from . import cores, devices, environment, network, problems, topology
+from .map import Seat
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
     """A rank's plan before torch: its place, rank 0's address for the job, variables to default.
 
-    `cpus` are those to run on, None for what the launcher gave. `warnings` are for rank 0 to print,
-    and empty on the others.
+    `cpus` are those to run on, None for what the launcher gave; `numa` their NUMA nodes. `warnings` are
+    for rank 0 to print, and empty on the others.
     """
 
     place: Place
     master_addr: str
     defaults: dict[str, str]
     cpus: frozenset[int] | None = None
+    numa: tuple[int, ...] = (0,)
     warnings: tuple[str, ...] = ()
 
 
@@ -31,22 +33,25 @@ class ReadyFacts:
     """What is known of a rank after torch: its place, its devices, from rank 0 its store's endpoint.
 
     `former` holds the variables that this rank's environment has set, of those that mpiddp sets.
+    `seat` is where it sits, but for the device.
     """
 
     place: Place
     devices: DeviceFacts
     endpoint: environment.Endpoint | None
     former: dict[str, str]
+    seat: Seat
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """A rank's plan after torch: device, backend, where the store is, warnings for rank 0 to print."""
+    """A rank's plan after torch: device, backend, where the store is; for rank 0 warnings and every rank's seat."""
 
     device: str
     backend: str
     endpoint: environment.Endpoint
     warnings: tuple[str, ...] = ()
+    seats: tuple[Seat, ...] = ()
 
 
 def plan_hosts(facts: Sequence[HostFacts], binding: str = cores.LAUNCHER) -> list[HostPlan]:
@@ -62,7 +67,7 @@ def plan_hosts(facts: Sequence[HostFacts], binding: str = cores.LAUNCHER) -> lis
     needs = [(share.threads, way) for share, way in zip(shares, ways, strict=True)]
     defaults = {need: environment.defaults(*need) for need in set(needs)}
     plans = [
-        HostPlan(place, address, defaults[need], share.cpus if share.cpus != one.cpus else None)
+        HostPlan(place, address, defaults[need], share.cpus if share.cpus != one.cpus else None, share.numa)
         for place, need, share, one in zip(places, needs, shares, facts, strict=True)
     ]
     warnings = (*problems.warnings(facts), *cores.warnings(facts, binding))
@@ -84,4 +89,5 @@ def plan_devices(
         (one.place.rank, one.former, environment.exports(one.place, endpoint)) for one in facts if one.former))
     chosen = devices.devices(found, places, hosts)
     alike = {device: DevicePlan(device, backend, endpoint) for device in set(chosen)}
-    return [DevicePlan(chosen[0], backend, endpoint, stale), *(alike[device] for device in chosen[1:])]
+    seats = tuple(replace(one.seat, device=device) for one, device in zip(facts, chosen, strict=True))
+    return [DevicePlan(chosen[0], backend, endpoint, stale, seats), *(alike[device] for device in chosen[1:])]

@@ -22,6 +22,7 @@ from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
 from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.job import ReadyFacts, plan_devices, plan_hosts
+from mpiddp.plan.map import Seat
 
 RANKS_PER_NODE = 8
 CPUS = frozenset(range(64))
@@ -50,7 +51,8 @@ def plan(ranks: int) -> tuple[float, float]:
     start = time.perf_counter()
     plans = plan_hosts(facts, "auto")
     hosts_s = time.perf_counter() - start
-    ready = [ReadyFacts(one.place, TORCH, Endpoint("10.0.0.0", 40000, "token", "run"), {}) for one in plans]
+    ready = [ReadyFacts(one.place, TORCH, Endpoint("10.0.0.0", 40000, "token", "run"), {},
+                        Seat(one.place.rank, one.place.node_rank, "n", "", CPUS, (0, 1), 8, "ib0")) for one in plans]
     start = time.perf_counter()
     answers = plan_devices(ready, [one.hostname for one in facts], None)
     devices_s = time.perf_counter() - start

@@ -1,0 +1,104 @@
+"""The map of a job: which rank sits where, as lines for a person and as records for tools."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from .words import folded
+
+HEAD = ("host", "ranks", "device", "cpus", "numa", "threads", "interface")
+WIDTHS = (26, 13, 16, 20, 6, 7, 11)  # at most, 100 columns in all
+ROWS = 10  # more kinds of nodes than that are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank sits: node, by number and name, device, CPUs, threads and network interface.
+
+    `numa` are the NUMA nodes of its CPUs. `interface` is empty where torch chooses it.
+    """
+
+    rank: int
+    node: int
+    host: str
+    device: str
+    cpus: frozenset[int]
+    numa: tuple[int, ...]
+    threads: int
+    interface: str
+
+
+def lines(seats: Sequence[Seat]) -> list[str]:
+    """Return the map as a table, in rank order of `seats`.
+
+    The few ranks of a single node have a line each; otherwise nodes that look alike share one, the
+    commonest kind first, so that what differs from it stands out.
+    """
+    nodes: dict[int, list[Seat]] = {}
+    for seat in seats:
+        nodes.setdefault(seat.node, []).append(seat)
+    if len(nodes) == 1 and len(seats) <= ROWS:
+        rows = [row([[seat]]) for seat in seats]
+    else:
+        kinds: dict[tuple[object, ...], list[list[Seat]]] = {}
+        for node in nodes.values():
+            look = tuple((one.device, one.cpus, one.numa, one.threads, one.interface) for one in node)
+            kinds.setdefault(look, []).append(node)
+        groups = sorted(kinds.values(), key=len, reverse=True)
+        rows = [row(group) for group in groups[:ROWS]]
+        if rest := groups[ROWS:]:
+            rows.append((f"and {sum(map(len, rest)):,} more", "", "", "", "", "", ""))
+    table = [HEAD, *rows]
+    widths = [min(most, max(len(one[i]) for one in table)) for i, most in enumerate(WIDTHS)]
+    return ["  ".join(["", *(cut(cell, width) for cell, width in zip(one, widths, strict=True))]).rstrip()
+            for one in table]
+
+
+def row(nodes: Sequence[Sequence[Seat]]) -> tuple[str, ...]:
+    """Return the cells for nodes that look alike."""
+    first = nodes[0]
+    ranks = ranges(seat.rank for node in nodes for seat in node)
+    sizes = sorted({len(seat.cpus) for seat in first})
+    cpus = ranges(first[0].cpus) if len(first) == 1 else f"{'-'.join(map(str, ends(sizes)))} each"
+    threads = "-".join(map(str, ends({seat.threads for seat in first})))
+    host = folded(node[0].host for node in nodes) if len(nodes) > 1 else first[0].host
+    return (host, ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each", devices([seat.device for seat in first]),
+            cpus, ranges(number for seat in first for number in seat.numa), threads,
+            ",".join(dict.fromkeys(seat.interface or "-" for seat in first)))
+
+
+def devices(names: Sequence[str]) -> str:
+    """Return devices such as cuda:0, cuda:1 as cuda:0-1."""
+    kinds = dict.fromkeys(name.partition(":")[0] for name in names)
+    return ",".join(
+        f"{kind}:{ranges(int(index) for index in found)}" if (found := [
+            name.partition(":")[2] for name in names if name.startswith(f"{kind}:")]) else kind
+        for kind in kinds)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as the kernel writes them: 0-3,8."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in parts)
+
+
+def ends(numbers: Collection[int]) -> list[int]:
+    """Return the smallest and the largest of numbers, one where they are the same."""
+    return sorted({min(numbers), max(numbers)})
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text of exactly this width."""
+    return text.ljust(width) if len(text) <= width else f"{text[:width - 1]}…"
+
+
+def records(seats: Sequence[Seat]) -> list[dict[str, object]]:
+    """Return the map as plain records, in rank order."""
+    return [{"rank": one.rank, "host": one.host, "node": one.node, "device": one.device, "cpus": sorted(one.cpus),
+             "numa": list(one.numa), "threads": one.threads, "interface": one.interface} for one in seats]

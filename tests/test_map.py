@@ -1,0 +1,76 @@
+"""The map of a job: plain functions, and the one that real jobs print."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from mpiddp.plan.map import Seat, devices, lines, ranges, records
+from tests.cluster import Cluster
+from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
+
+HELLO = EXAMPLES / "hello_world.py"
+
+
+def node(number: int, ranks: int = 8, threads: int = 14, interface: str = "ib0") -> list[Seat]:
+    """Return the seats of one node of eight ranks' room."""
+    first = number * 8
+    return [Seat(first + local, first, f"n{number:04}", f"cuda:{local}", frozenset(range(14 * local, 14 * local + 14)),
+                 (local // 4,), threads, interface) for local in range(ranks)]
+
+
+def test_a_thousand_alike_nodes_and_two_odd_ones() -> None:
+    seats = [seat for number in range(1000) for seat in node(number)]
+    seats += [*node(1000, threads=1), *node(1001, interface="eth0")]
+    found = lines(seats)
+    assert len(found) == 4
+    assert max(map(len, found)) <= 100
+    assert found[0].split() == ["host", "ranks", "device", "cpus", "numa", "threads", "interface"]
+    assert found[1].split() == ["n[0000-0999]", "0-7999", "cuda:0-7", "14", "each", "0-1", "14", "ib0"]
+    assert found[2].split()[0] == "n1000"
+    assert found[3].split()[0] == "n1001"
+
+
+def test_the_ranks_of_a_single_node_have_a_line_each() -> None:
+    found = lines(node(3, ranks=2))
+    assert [line.split() for line in found[1:]] == [
+        ["n0003", "24", "cuda:0", "0-13", "0", "14", "ib0"], ["n0003", "25", "cuda:1", "14-27", "0", "14", "ib0"]]
+
+
+def test_a_hundred_kinds_of_nodes_are_counted() -> None:
+    seats = [seat for number in range(100) for seat in node(number, threads=number + 1)]
+    found = lines(seats)
+    assert len(found) == 12
+    assert found[-1].strip() == "and 90 more"
+
+
+def test_ranges_and_devices() -> None:
+    assert ranges([8, 0, 1, 2, 3, 2]) == "0-3,8"
+    assert ranges([]) == ""
+    assert devices(["cpu", "cpu"]) == "cpu"
+    assert devices(["cuda:0", "cuda:1", "cuda:3"]) == "cuda:0-1,3"
+
+
+def test_records_are_plain() -> None:
+    assert json.loads(json.dumps(records(node(1, ranks=1)))) == [
+        {"rank": 8, "host": "n0001", "node": 8, "device": "cuda:0", "cpus": list(range(14)), "numa": [0],
+         "threads": 14, "interface": "ib0"}]
+
+
+def test_a_job_prints_its_map_unless_it_shall_be_quiet(quick: Mpi) -> None:
+    shown = check(mpiexec(quick, 2, HELLO)).stderr.splitlines()
+    at = next(i for i, line in enumerate(shown) if re.match("mpiddp .*: 2 ranks on 1 node", line))
+    assert shown[at + 1].split()[:3] == ["host", "ranks", "device"]
+    assert [line.split()[1:3] for line in shown[at + 2:at + 4]] == [["0", "cpu"], ["1", "cpu"]]
+    assert "ranks" not in check(mpiexec(quick, 2, "--quiet", HELLO)).stderr
+
+
+def test_the_map_of_three_nodes_in_a_file(cluster: Cluster) -> None:
+    file = Path("/tmp/map.json")  # node1's own
+    read = f"import json; print(json.dumps(json.load(open('{file}'))))"
+    done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", "--map", file, HELLO))
+    assert re.search(r"^  node\[1-3\] +0-5 +cpu +\d+ each +0 +\d+ +eth0$", done.stderr, re.MULTILINE), done.stderr
+    found = json.loads(check(cluster.run("srun", "-w", "node1", "-n1", "python3", "-c", read, timeout=60)).stdout)
+    assert [(one["rank"], one["host"], one["interface"]) for one in found] == [
+        (rank, f"node{rank // 2 + 1}", "eth0") for rank in range(6)]
