@@ -45,7 +45,7 @@ def init_process_group(
 
     if not MPI.Is_initialized():
         MPI.Init_thread()
-    membership = meet(MPI.COMM_WORLD if comm is None else comm, LaunchConfig(backend=backend))
+    membership = meet(MPI.COMM_WORLD if comm is None else comm, LaunchConfig(backend=backend, binding="launcher"))
     membership.create_group(timeout, give_up)
     _own = membership
     return _own.environment

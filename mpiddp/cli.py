@@ -77,6 +77,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": None,
         "help": "backend of the process group (default: the accelerator's own, gloo without one)",
     },
+    "device": {
+        "default": "auto", "choices": ("auto", "cpu", "cuda", "xpu"),
+        "help": "what the ranks compute on (default: the accelerator that all of them see, or else the CPU)",
+    },
     "bind": {
         "default": "auto", "choices": ("auto", "none", "launcher"),
         "help": "the cores of a rank: an even part of the node's where the launcher gave it no good one, all that "
@@ -173,6 +177,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     return LaunchConfig(
         script=Script(words[0], tuple(words[1:]), is_module) if words else None,
         backend=options.backend,
+        device=None if options.device == "auto" else options.device,
         init=not options.no_init,
         startup_timeout_s=options.startup_timeout,
         exit_timeout_s=options.exit_timeout,

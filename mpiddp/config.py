@@ -44,18 +44,19 @@ class LaunchConfig:
     """The options of a job; the same on every rank.
 
     `script` is None where the caller keeps its own main(). `backend` None asks torch for the device's
-    own. `group_timeout` is for the process group's collectives, None for torch's default.
-    `exit_timeout_s` None waits for the last rank as long as it runs. `explain` is a rank whose
-    environment shall be explained, in the place of running the script. `abort_grace_s` is the time
-    that the ranks of a failed job have to end. `error_file` is where the reason is written as JSON,
-    `log_dir` where each rank's output is, both empty for nowhere. `prefix` puts rank and host before
-    each line. `python_exit` leaves the process by the interpreter's own exit.
+    own, `device` None takes the accelerator that there is. `group_timeout` is for the process group's
+    collectives, None for torch's default. `exit_timeout_s` None waits for the last rank as long as it
+    runs. `explain` is a rank whose environment shall be explained, in the place of running the script.
+    `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` is where the
+    reason is written as JSON, `log_dir` where each rank's output is, both empty for nowhere. `prefix`
+    puts rank and host before each line. `python_exit` leaves the process by the interpreter's own exit.
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
     None for as many as it has cores. `map_file` is where rank 0 writes every rank's place as JSON.
     """
 
     script: Script | None = None
     backend: str | None = None
+    device: str | None = None
     init: bool = True
     startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
     exit_timeout_s: float | None = None
@@ -68,6 +69,6 @@ class LaunchConfig:
     shown: Shown = Shown()
     prefix: bool = False
     python_exit: bool = False
-    binding: str = "launcher"
+    binding: str = "auto"
     threads: int | None = None
     map_file: str = ""

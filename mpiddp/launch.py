@@ -180,13 +180,13 @@ def meet(
     replaced |= variables.set_missing(host.defaults)
     own = host.cpus or frozenset(os.sched_getaffinity(0))
     cores.bind(own)
-    found = device_facts()  # imports torch
+    found = device_facts(cpu_only=config.device == "cpu")  # imports torch
     cores.bind(own)  # an OpenMP that was told to bind its threads has taken them from this one
     server, endpoint = (
         serve(host.master_addr, config, serve_sentinels) if roll.rank == 0 and not found.error else (None, None))
     former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
     plan = roll.agree("importing torch", ReadyFacts(host.place, found, endpoint, former, seat(host, own)),
-                      lambda facts: plan_devices(facts, roll.hosts, config.backend))
+                      lambda facts: plan_devices(facts, roll.hosts, config.backend, config.device))
     warn(plan.warnings)
     replaced |= variables.set_all(exports(host.place, plan.endpoint))
 

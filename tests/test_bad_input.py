@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
-from tests.support import EXAMPLES, MPIS, ROOT, Done, Mpi, alone, mpiexec, need, srun
+from tests.support import EXAMPLES, MPIS, ROOT, Done, Mpi, alone, check, mpiexec, need, srun
 
 HELLO = EXAMPLES / "hello_world.py"
 
@@ -56,6 +56,12 @@ def test_nccl_without_a_gpu(quick: Mpi) -> None:
     done = mpiexec(quick, 2, "--backend", "nccl", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
     check_refused(done, 3, "backend-unavailable")
     assert "has no GPU" in done.stderr
+
+
+def test_a_device_that_is_not_there(quick: Mpi) -> None:
+    done = mpiexec(quick, 2, "--device", "cuda", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
+    check_refused(done, 3, "cannot start: device-unavailable")
+    assert check(mpiexec(quick, 2, "--device", "cpu", HELLO)).stdout.count(":gloo]") == 2
 
 
 def test_a_syntax_error(quick: Mpi, broken: Path) -> None:

@@ -130,6 +130,23 @@ def test_no_accelerator_is_the_cpu() -> None:
     assert devices.devices([CPU_TORCH] * 2, places(0, 0), ["a", "a"]) == ["cpu", "cpu"]
 
 
+def test_ranks_must_see_the_same_kind_of_device() -> None:
+    devices.check_kinds(None, [TORCH, TORCH], ["a", "b"])
+    with pytest.raises(LaunchError) as caught:
+        devices.check_kinds(None, [TORCH, TORCH, CPU_TORCH], ["n1", "n2", "n3"])
+    assert (caught.value.name, caught.value.found) == (
+        "mixed-devices", "most ranks see 4 cuda devices, but n3 has no GPU")
+
+
+def test_a_device_that_was_asked_for_must_be_there() -> None:
+    devices.check_kinds("cuda", [TORCH], ["n1"])
+    devices.check_kinds("cpu", [CPU_TORCH], ["n1"])
+    with pytest.raises(LaunchError) as caught:
+        devices.check_kinds("cuda", [TORCH, CPU_TORCH], ["n1", "n2"])
+    assert (caught.value.name, caught.value.found) == (
+        "device-unavailable", "--device=cuda, but on n2 torch 2.13.0+cpu sees no GPU")
+
+
 def test_too_few_gpus() -> None:
     with pytest.raises(LaunchError) as caught:
         devices.devices([DeviceFacts(kind="cuda", count=2)] * 3, places(0, 0, 0), ["a"] * 3)

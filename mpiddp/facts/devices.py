@@ -25,8 +25,8 @@ class DeviceFacts:
     error: str | None = None
 
 
-def device_facts() -> DeviceFacts:
-    """Import torch and return what it finds."""
+def device_facts(cpu_only: bool = False) -> DeviceFacts:
+    """Import torch and return what it finds; `cpu_only` leaves accelerators out of sight."""
     try:
         import torch
         import torch.distributed as dist
@@ -34,7 +34,7 @@ def device_facts() -> DeviceFacts:
         return DeviceFacts(error=f"{type(error).__name__}: {error}")
     if not dist.is_available():
         return DeviceFacts(error=f"torch {torch.__version__} was built without torch.distributed")
-    kind, count = accelerator(torch)
+    kind, count = ("cpu", 0) if cpu_only else accelerator(torch)
     return DeviceFacts(
         torch_version=str(torch.__version__),
         nccl_version=nccl_version(),

@@ -8,7 +8,7 @@ from ..environment import Place
 from ..errors import LaunchError
 from ..facts.devices import DeviceFacts
 from .problems import check_version
-from .words import folded
+from .words import folded, minority
 
 
 def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
@@ -23,6 +23,33 @@ def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
         )
     check_version("torch", [one.torch_version for one in facts], hosts)
     check_version("NCCL", [one.nccl_version for one in facts], hosts)
+
+
+def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
+    """Raise LaunchError `device-unavailable` where a rank lacks the kind of device that was asked for.
+
+    And `mixed-devices` where ranks see different kinds and none was asked for: gradients would meet on
+    no common backend.
+    """
+    lacking = [rank for rank, one in enumerate(facts) if asked and one.kind != asked]
+    if lacking:
+        raise LaunchError(
+            "device-unavailable",
+            found=f"--device={asked}, but on {folded(hosts[rank] for rank in lacking)} torch "
+            f"{facts[lacking[0]].torch_version} sees {seen(facts[lacking[0]])}",
+            needed=f"a {asked} device for every rank",
+            do="ask Slurm for GPUs (--gpus-per-node), install a torch for them, or leave --device away",
+        )
+    common, others = minority([one.kind for one in facts])
+    if others:
+        ranks = next(iter(others.values()))
+        raise LaunchError(
+            "mixed-devices",
+            found=f"most ranks see {seen(facts[[one.kind for one in facts].index(common)])}, but "
+            f"{folded(hosts[rank] for rank in ranks)} has {seen(facts[ranks[0]])}",
+            needed="the same kind of device for every rank",
+            do="ask Slurm for GPUs on every node (--gpus-per-node), or take none: --device=cpu",
+        )
 
 
 def devices(facts: Sequence[DeviceFacts], places: Sequence[Place], hosts: Sequence[str]) -> list[str]:
@@ -73,5 +100,9 @@ def backend(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str
 
 def usable(facts: DeviceFacts) -> str:
     """Return a rank's devices and backends in words."""
-    devices = f"{facts.count} {facts.kind} devices" if facts.count else "no GPU"
-    return f"{devices} and torch {facts.torch_version} with {', '.join(sorted(facts.backends))}"
+    return f"{seen(facts)} and torch {facts.torch_version} with {', '.join(sorted(facts.backends))}"
+
+
+def seen(facts: DeviceFacts) -> str:
+    """Return a rank's devices in words."""
+    return f"{facts.count} {facts.kind} device{'s' * (facts.count > 1)}" if facts.count else "no GPU"

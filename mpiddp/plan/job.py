@@ -75,14 +75,16 @@ def plan_hosts(facts: Sequence[HostFacts], binding: str = cores.LAUNCHER) -> lis
 
 
 def plan_devices(
-    facts: Sequence[ReadyFacts], hosts: Sequence[str], asked: str | None
+    facts: Sequence[ReadyFacts], hosts: Sequence[str], asked: str | None, kind: str | None = None
 ) -> list[DevicePlan]:
     """Return each rank's plan from the devices of all, in rank order; raise LaunchError.
 
-    `hosts` are the hostnames. `asked` is the backend that the user named, None for the devices' own.
+    `hosts` are the hostnames. `asked` is the backend that the user named, None for the devices' own, and
+    `kind` the device type.
     """
     places, found = [one.place for one in facts], [one.devices for one in facts]
     devices.check_torch(found, hosts)
+    devices.check_kinds(kind, found, hosts)
     backend, endpoint = devices.backend(asked, found, hosts), facts[0].endpoint
     assert endpoint is not None
     stale = tuple(problems.stale_variables(
