@@ -65,6 +65,13 @@ def ranks(text: str) -> Shown:
     return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
 
 
+def map_file(text: str) -> str:
+    """Return the path of a file of a kind that a map can be."""
+    if text and not text.endswith((".json", ".svg")):
+        raise argparse.ArgumentTypeError(f"must end in .json or .svg, got {text!r}")
+    return absolute(text)
+
+
 def way_out(text: str) -> bool:
     """Return whether the interpreter's own exit is asked for."""
     if text not in ("quick", "python"):
@@ -111,7 +118,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "all", "type": ranks, "metavar": "RANKS",
         "help": "whose output to show: all, none, or ranks as in 0,4,local-0 (default: %(default)s)",
     },
-    "map": {"default": "", "metavar": "FILE", "help": "write where each rank sits to FILE, as JSON"},
+    "map": {
+        "default": "", "type": map_file, "metavar": "FILE",
+        "help": "write where each rank sits to FILE, as records (.json) or a picture (.svg)",
+    },
     "exit": {
         "default": "quick", "type": way_out, "metavar": "quick|python",
         "help": "python tears the interpreter down at the end, for module-level destructors (default: %(default)s)",
@@ -191,7 +201,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         python_exit=options.exit,
         binding=options.bind,
         threads=options.threads,
-        map_file=absolute(options.map),
+        map_file=options.map,
     )
 
 

@@ -51,7 +51,8 @@ class LaunchConfig:
     reason is written as JSON, `log_dir` where each rank's output is, both empty for nowhere. `prefix`
     puts rank and host before each line. `python_exit` leaves the process by the interpreter's own exit.
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
-    None for as many as it has cores. `map_file` is where rank 0 writes every rank's place as JSON.
+    None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a
+    .json or .svg.
     """
 
     script: Script | None = None

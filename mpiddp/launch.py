@@ -273,8 +273,15 @@ def announce(member: Membership, config: LaunchConfig) -> None:
     if not config.quiet:
         print(f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
               f"tcp://{env.master_addr}:{env.master_port}", *lines(member.seats), sep="\n", file=sys.stderr, flush=True)
-    if config.map_file:
+    if config.map_file.endswith(".json"):
         failure.write_json(config.map_file, records(member.seats))
+    elif config.map_file:
+        from .act.picture import svg
+
+        try:
+            failure.write(config.map_file, svg(member.seats))
+        except ImportError as error:
+            print(f"mpiddp: cannot draw {config.map_file}: {error} (pip install drawsvg)", file=sys.stderr, flush=True)
 
 
 def leave(MPI: Any, config: LaunchConfig, ending: Ending) -> None:

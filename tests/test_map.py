@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
+from mpiddp.act.picture import svg
 from mpiddp.plan.map import Seat, devices, lines, ranges, records
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
@@ -56,6 +58,30 @@ def test_records_are_plain() -> None:
     assert json.loads(json.dumps(records(node(1, ranks=1)))) == [
         {"rank": 8, "host": "n0001", "node": 8, "device": "cuda:0", "cpus": list(range(14)), "numa": [0],
          "threads": 14, "interface": "ib0"}]
+
+
+def test_the_picture_has_a_cell_for_each_rank_of_each_kind_of_node() -> None:
+    seats = [seat for number in range(1000) for seat in node(number)]
+    root = ElementTree.fromstring(svg([*seats, *node(1000, threads=1)]))
+    texts = [(one.text, one.get("fill")) for one in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert ("n[0000-0999] (1,000 nodes)", "#333") in texts
+    assert ("n1000", "#c00") in texts
+    assert texts.count(("NUMA 0, 14 threads", "#333")) == 4
+    assert texts.count(("NUMA 0, 1 thread", "#c00")) == 4
+    assert ("CPUs 98-111", "#333") in texts
+
+
+def test_a_map_of_another_kind_is_refused(quick: Mpi) -> None:
+    done = mpiexec(quick, 2, "--map", "map.png", HELLO)
+    assert done.returncode == 2
+    assert done.stderr.count("must end in .json or .svg, got 'map.png'") == 1
+
+
+def test_a_job_draws_its_map(quick: Mpi, tmp_path: Path) -> None:
+    check(mpiexec(quick, 2, "--map", tmp_path / "map.svg", HELLO))
+    assert "rank 1" in (tmp_path / "map.svg").read_text()
+    done = check(mpiexec(quick, 2, "--map", tmp_path / "none" / "map.json", HELLO))
+    assert done.stderr.count("cannot write") == 1
 
 
 def test_a_job_prints_its_map_unless_it_shall_be_quiet(quick: Mpi) -> None:

@@ -107,8 +107,13 @@ def write_json(path: str, content: object) -> None:
     """Write a file that was asked for, or say why that cannot be done."""
     import json
 
+    write(path, json.dumps(content))
+
+
+def write(path: str, content: str) -> None:
+    """Write a file that was asked for, or say why that cannot be done."""
     try:
         with open(path, "w") as file:
-            json.dump(content, file)
+            file.write(content)
     except OSError as error:
         print(f"mpiddp: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)

@@ -35,17 +35,11 @@ def lines(seats: Sequence[Seat]) -> list[str]:
     The few ranks of a single node have a line each; otherwise nodes that look alike share one, the
     commonest kind first, so that what differs from it stands out.
     """
-    nodes: dict[int, list[Seat]] = {}
-    for seat in seats:
-        nodes.setdefault(seat.node, []).append(seat)
+    nodes = by_node(seats)
     if len(nodes) == 1 and len(seats) <= ROWS:
         rows = [row([[seat]]) for seat in seats]
     else:
-        kinds: dict[tuple[object, ...], list[list[Seat]]] = {}
-        for node in nodes.values():
-            look = tuple((one.device, one.cpus, one.numa, one.threads, one.interface) for one in node)
-            kinds.setdefault(look, []).append(node)
-        groups = sorted(kinds.values(), key=len, reverse=True)
+        groups = kinds(nodes.values())
         rows = [row(group) for group in groups[:ROWS]]
         if rest := groups[ROWS:]:
             rows.append((f"and {sum(map(len, rest)):,} more", "", "", "", "", "", ""))
@@ -55,6 +49,28 @@ def lines(seats: Sequence[Seat]) -> list[str]:
             for one in table]
 
 
+def by_node(seats: Iterable[Seat]) -> dict[int, list[Seat]]:
+    """Return the seats of each node."""
+    nodes: dict[int, list[Seat]] = {}
+    for seat in seats:
+        nodes.setdefault(seat.node, []).append(seat)
+    return nodes
+
+
+def kinds(nodes: Iterable[list[Seat]]) -> list[list[list[Seat]]]:
+    """Return groups of nodes that look alike, the largest first."""
+    found: dict[tuple[object, ...], list[list[Seat]]] = {}
+    for node in nodes:
+        look = tuple((one.device, one.cpus, one.numa, one.threads, one.interface) for one in node)
+        found.setdefault(look, []).append(node)
+    return sorted(found.values(), key=len, reverse=True)
+
+
+def hosts(nodes: Sequence[Sequence[Seat]]) -> str:
+    """Return the names of nodes, folded where there are several."""
+    return folded(node[0].host for node in nodes) if len(nodes) > 1 else nodes[0][0].host
+
+
 def row(nodes: Sequence[Sequence[Seat]]) -> tuple[str, ...]:
     """Return the cells for nodes that look alike."""
     first = nodes[0]
@@ -62,10 +78,12 @@ def row(nodes: Sequence[Sequence[Seat]]) -> tuple[str, ...]:
     sizes = sorted({len(seat.cpus) for seat in first})
     cpus = ranges(first[0].cpus) if len(first) == 1 else f"{'-'.join(map(str, ends(sizes)))} each"
     threads = "-".join(map(str, ends({seat.threads for seat in first})))
-    host = folded(node[0].host for node in nodes) if len(nodes) > 1 else first[0].host
-    return (host, ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each", devices([seat.device for seat in first]),
-            cpus, ranges(number for seat in first for number in seat.numa), threads,
-            ",".join(dict.fromkeys(seat.interface or "-" for seat in first)))
+    return (
+        hosts(nodes), ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each",
+        devices([seat.device for seat in first]), cpus,
+        ranges(number for seat in first for number in seat.numa), threads,
+        ",".join(dict.fromkeys(seat.interface or "-" for seat in first)),
+    )
 
 
 def devices(names: Sequence[str]) -> str:
