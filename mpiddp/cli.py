@@ -88,6 +88,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "auto", "choices": ("auto", "cpu", "cuda", "xpu"),
         "help": "what the ranks compute on (default: the accelerator that all of them see, or else the CPU)",
     },
+    "interface": {
+        "default": None, "metavar": "NAME",
+        "help": "network interface on which nodes meet (default: the fastest whose network all of them are on)",
+    },
+    "master-addr": {
+        "default": None, "metavar": "ADDRESS",
+        "help": "address of rank 0's node at which nodes meet (default: that of the interface)",
+    },
     "bind": {
         "default": "auto", "choices": ("auto", "none", "launcher"),
         "help": "the cores of a rank: an even part of the node's where the launcher gave it no good one, all that "
@@ -202,6 +210,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         binding=options.bind,
         threads=options.threads,
         map_file=options.map,
+        interface=options.interface,
+        master_addr=options.master_addr,
     )
 
 

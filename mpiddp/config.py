@@ -51,8 +51,8 @@ class LaunchConfig:
     reason is written as JSON, `log_dir` where each rank's output is, both empty for nowhere. `prefix`
     puts rank and host before each line. `python_exit` leaves the process by the interpreter's own exit.
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
-    None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a
-    .json or .svg.
+    None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a .json or
+    .svg. `interface` and `master_addr` name the network on which nodes meet, None for the best one.
     """
 
     script: Script | None = None
@@ -73,3 +73,5 @@ class LaunchConfig:
     binding: str = "auto"
     threads: int | None = None
     map_file: str = ""
+    interface: str | None = None
+    master_addr: str | None = None

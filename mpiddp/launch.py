@@ -28,7 +28,7 @@ from .plan.environment import SET_BY_HAND, exports
 from .plan.fit import check_fit, check_nested, check_whole
 from .plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
 from .plan.map import Seat, lines, records
-from .plan.network import check_reached
+from .plan.network import Asked, check_reached
 from .plan.problems import check_logs
 from .version import __version__
 
@@ -174,7 +174,7 @@ def meet(
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s)
-    host = roll.agree("MPI ready", look_at_host(comm, config), lambda facts: plan_named(roll, facts, config.binding))
+    host = roll.agree("MPI ready", look_at_host(comm, config), lambda facts: plan_named(roll, facts, config))
     warn(host.warnings)
     replaced = variables.set_all({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {})
     replaced |= variables.set_missing(host.defaults)
@@ -218,10 +218,10 @@ def seat(host: HostPlan, cpus: frozenset[int]) -> Seat:
                 int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""))
 
 
-def plan_named(roll: RollCall, facts: Sequence[HostFacts], binding: str) -> list[HostPlan]:
+def plan_named(roll: RollCall, facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPlan]:
     """Return the plan for all ranks and let the roll call know them by their hosts from now on."""
     roll.hosts = [one.hostname for one in facts]
-    return plan_hosts(facts, binding)
+    return plan_hosts(facts, config.binding, Asked(config.interface, config.master_addr))
 
 
 def serve(

@@ -103,6 +103,33 @@ def test_no_network_is_a_problem() -> None:
     assert "a" in caught.value.found
 
 
+TWO_NETWORKS = [
+    host(0, "n0", LO, nic("eth0", "10.0.0.1", "10.0.0.0/24"), nic("ib0", "10.1.0.1", "10.1.0.0/16", 200_000)),
+    host(1, "n1", LO, nic("eth0", "10.0.0.2", "10.0.0.0/24"), nic("ib0", "10.1.0.2", "10.1.0.0/16", 200_000)),
+]
+
+
+@pytest.mark.parametrize("asked", [network.Asked("eth0"), network.Asked(address="10.0.0.1"),
+                                   network.Asked("eth0", "10.0.0.1")])
+def test_the_network_that_the_user_names(asked: network.Asked) -> None:
+    assert network.meeting_point(TWO_NETWORKS, asked) == ("10.0.0.1", ["eth0", "eth0"])
+
+
+@pytest.mark.parametrize(("asked", "words"), [
+    (network.Asked("ib7"), "--interface=ib7, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
+    (network.Asked(address="10.0.0.2"), "--master-addr=10.0.0.2, but rank 0's node n0 has"),
+    (network.Asked("ib0", "10.0.0.1"), "--interface=ib0 --master-addr=10.0.0.1, but rank 0's node n0 has"),
+    (network.Asked("lo"), "--interface=lo, but rank 0's node n0 has"),
+    (network.Asked("ib0"), "--interface=ib0, but n2 has no such interface"),
+])
+def test_a_network_that_is_not_there(asked: network.Asked, words: str) -> None:
+    third = host(2, "n2", LO, nic("eth0", "10.0.0.3", "10.0.0.0/24"))
+    with pytest.raises(LaunchError) as caught:
+        network.meeting_point([*TWO_NETWORKS, third], asked)
+    assert caught.value.name == "no-network"
+    assert caught.value.found.startswith(words)
+
+
 def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
     endpoint = Endpoint("10.0.0.1", 4000, "token", "run")
     assert network.check_reached([None, None], ["a", "b"], endpoint) == [None, None]

@@ -54,17 +54,19 @@ class DevicePlan:
     seats: tuple[Seat, ...] = ()
 
 
-def plan_hosts(facts: Sequence[HostFacts], binding: str = cores.LAUNCHER) -> list[HostPlan]:
+def plan_hosts(
+    facts: Sequence[HostFacts], binding: str = cores.LAUNCHER, way: network.Asked = network.ANY
+) -> list[HostPlan]:
     """Return each rank's plan from the hosts of all, in rank order; raise LaunchError.
 
-    `binding` is one of the policies of `cores.shares`.
+    `binding` is one of the policies of `cores.shares`, `way` the network that the user named.
     """
     problems.check_software(facts)
     problems.check_script(facts)
-    address, ways = network.meeting_point(facts)
+    address, ways = network.meeting_point(facts, way)
     places = topology.places([one.node for one in facts])
     shares = cores.shares(facts, binding)
-    needs = [(share.threads, way) for share, way in zip(shares, ways, strict=True)]
+    needs = [(share.threads, interface) for share, interface in zip(shares, ways, strict=True)]
     defaults = {need: environment.defaults(*need) for need in set(needs)}
     plans = [
         HostPlan(place, address, defaults[need], share.cpus if share.cpus != one.cpus else None, share.numa)

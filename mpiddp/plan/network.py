@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..errors import LaunchError
 from ..facts.host import HostFacts, Interface
@@ -12,21 +13,33 @@ from .words import folded
 LOOPBACK_ADDRESS, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 
 
-def meeting_point(facts: Sequence[HostFacts]) -> tuple[str, list[str | None]]:
+@dataclass(frozen=True)
+class Asked:
+    """The network that the user named: an interface that all nodes have, an address of rank 0's; None for any."""
+
+    interface: str | None = None
+    address: str | None = None
+
+
+ANY = Asked()
+
+
+def meeting_point(facts: Sequence[HostFacts], asked: Asked = ANY) -> tuple[str, list[str | None]]:
     """Return rank 0's address for the job and each rank's interface towards it, in rank order.
 
     On one node that is the loopback interface. Across nodes it is the fastest interface of rank 0
     whose subnet every node is on; where there is none (routed networks), rank 0's fastest, and the
-    other nodes' interfaces stay open (None). Raises LaunchError `no-network`.
+    other nodes' interfaces stay open (None). What the user asked for goes before that. Raises
+    LaunchError `no-network`.
     """
     nodes = {one.node: one for one in facts}
     if len(nodes) == 1:
         return LOOPBACK_ADDRESS, [LOOPBACK_INTERFACE] * len(facts)
     master = facts[0]
     others = [one for key, one in nodes.items() if key != master.node]
-    candidates = sorted(usable(master.interfaces), key=preference)
+    candidates = sorted(asked_for(asked, master, others), key=preference)
     for candidate in candidates:
-        ways = {one.node: way_to(candidate, one.interfaces) for one in others}
+        ways = {one.node: asked.interface or way_to(candidate, one.interfaces) for one in others}
         if all(ways.values()):
             ways[master.node] = candidate.name
             return candidate.address, [ways[one.node] for one in facts]
@@ -39,6 +52,27 @@ def meeting_point(facts: Sequence[HostFacts]) -> tuple[str, list[str | None]]:
             do="look at `ip address` on that node",
         )
     return unique[0].address, [unique[0].name if one.node == master.node else None for one in facts]
+
+
+def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
+    """Return the interfaces of rank 0's node that may lead to the others; raise LaunchError `no-network`."""
+    found = [
+        one for one in usable(master.interfaces)
+        if asked.interface in (None, one.name) and asked.address in (None, one.address)
+    ]
+    lacking = [one.hostname for one in others if asked.interface and asked.interface not in names(one)]
+    if (asked.interface or asked.address) and (not found or lacking):
+        has = ", ".join(f"{one.name} {one.address}" for one in usable(master.interfaces)) or "none"
+        words = [f"--{option}={value}" for option, value in
+                 (("interface", asked.interface), ("master-addr", asked.address)) if value]
+        where = f"{folded(lacking)} has no such interface" if found else f"rank 0's node {master.hostname} has {has}"
+        raise LaunchError(
+            "no-network",
+            found=f"{' '.join(words)}, but {where}",
+            needed="an interface that every node has, and an address of rank 0's node",
+            do="leave the option away to let mpiddp choose, or look at `ip address` on the nodes",
+        )
+    return found
 
 
 def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: Endpoint) -> list[None]:
@@ -82,3 +116,8 @@ def way_to(candidate: Interface, interfaces: Iterable[Interface]) -> str | None:
 def addresses(host: HostFacts) -> set[str]:
     """Return all addresses of a host."""
     return {one.address for one in host.interfaces}
+
+
+def names(host: HostFacts) -> set[str]:
+    """Return the names of a host's interfaces."""
+    return {one.name for one in host.interfaces}
