@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster import Cluster
-from tests.cluster.cluster import namespace
+from tests.cluster.cluster import ip, namespace
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, srun
 
 HELLO, TRAIN = EXAMPLES / "hello_world.py", EXAMPLES / "train_digits.py"
@@ -29,13 +28,15 @@ def misled(cluster: Cluster, *command: object) -> Done:
 @pytest.fixture
 def second_network(cluster: Cluster) -> Iterator[None]:
     """Give node1 another network, which no other node has."""
-    subprocess.run(["ip", "-n", namespace("node1"), "link", "add", "fast0", "type", "dummy"], check=True)
+    inside = ("-n", namespace("node1"))
+    ip(*inside, "link", "add", "fast0", "type", "veth", "peer", "name", "fast1")
     try:
-        for rest in (["address", "add", "10.99.0.1/24", "dev", "fast0"], ["link", "set", "fast0", "up"]):
-            subprocess.run(["ip", "-n", namespace("node1"), *rest], check=True)
+        ip(*inside, "address", "add", "10.99.0.1/24", "dev", "fast0")
+        for end in ("fast0", "fast1"):
+            ip(*inside, "link", "set", end, "up")
         yield
     finally:
-        subprocess.run(["ip", "-n", namespace("node1"), "link", "del", "fast0"], check=True)
+        ip(*inside, "link", "del", "fast0")
 
 
 @pytest.mark.usefixtures("second_network")
