@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 
 from tests.cluster import Cluster
-from tests.faults.matrix import LAUNCHERS, MOMENTS, STATUSES, Launcher, Outcome, run
+from tests.faults.matrix import LAUNCHERS, MOMENTS, STATUSES, Outcome, run
 from tests.support import ROOT
 
 
@@ -21,34 +21,47 @@ def main() -> int:
     parser.add_argument("--ranks", default="0,-1", help="which rank comes to its end; -1 is the last")
     options = parser.parse_args()
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    outcomes = []
-    with Cluster(visible=[ROOT]) as cluster:
-        for kind, moment, rank, launcher in itertools.product(
-                options.kinds.split(","), options.moments.split(","), map(int, options.ranks.split(",")), LAUNCHERS):
-            outcome = run(launcher, kind, moment, rank, cluster)
-            outcomes.append(outcome)
-            if outcome.problems:
-                print(f"{kind} at {moment} on rank {outcome.rank} under {launcher.name}: {outcome.problems}\n"
-                      f"{outcome.stderr[-3000:]}\n", file=sys.stderr, flush=True)
-    print(table(outcomes))
+    outcomes: list[Outcome] = []
+    try:
+        with Cluster(visible=[ROOT]) as cluster:
+            ranks = [int(rank) for rank in options.ranks.split(",")]
+            for kind, moment, rank, launcher in itertools.product(
+                    options.kinds.split(","), options.moments.split(","), ranks, LAUNCHERS):
+                outcome = run(launcher, kind, moment, rank, cluster)
+                outcomes.append(outcome)
+                if outcome.problems:
+                    print(f"{kind} at {moment} on rank {outcome.rank} under {launcher.name}: {outcome.problems}\n"
+                          f"{outcome.stderr[-3000:]}\n", file=sys.stderr, flush=True)
+    finally:
+        print(table(outcomes))
     return 1 if any(outcome.problems for outcome in outcomes) else 0
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Return a table with a row for each way to end and launcher, the slowest first."""
-    cells: dict[tuple[str, Launcher], list[Outcome]] = defaultdict(list)
+    """Return a table with a row for each way to end, the slowest first, and what came of all cells.
+
+    A launcher's column has the seconds from the fault to the job's end, at most, and the exit statuses.
+    """
+    kinds: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        cells[outcome.kind, outcome.launcher].append(outcome)
+        kinds[outcome.kind].append(outcome)
     rows = []
-    for (kind, launcher), some in sorted(cells.items(), key=lambda cell: -max(one.seconds for one in cell[1])):
-        statuses = ", ".join(sorted({str(one.status) for one in some}))
-        bad = sum(bool(one.problems) for one in some)
-        left = sum(len(one.left) for one in some)
-        named = sum(one.named for one in some)
-        rows.append(f"| {kind} | {launcher.name} | {max(one.seconds for one in some):.2f} | {some[0].expected} | "
-                    f"{statuses} | {named} of {len(some)} | {left} | {bad} |")
-    head = "| end | launcher | seconds to the end, at most | status | seen | cause named | processes left | wrong |"
-    return "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- | --- |", *rows])
+    for kind, some in sorted(kinds.items(), key=lambda one: -max(outcome.seconds for outcome in one[1])):
+        cells = [cell([outcome for outcome in some if outcome.launcher == launcher]) for launcher in LAUNCHERS]
+        rows.append(f"| {kind} | {some[0].expected} | {' | '.join(cells)} |")
+    names = " | ".join(launcher.name for launcher in LAUNCHERS)
+    head = [f"| end | status | {names} |", "| --- | --- |" + " --- |" * len(LAUNCHERS)]
+    counts = (f"{len(outcomes)} cells: cause named in {sum(one.named for one in outcomes)}, "
+              f"processes left by {sum(bool(one.left) for one in outcomes)}, "
+              f"not as it should be {sum(bool(one.problems) for one in outcomes)}")
+    return "\n".join([*head, *rows, "", counts])
+
+
+def cell(outcomes: list[Outcome]) -> str:
+    """Return what came of one way to end under one launcher."""
+    if not outcomes:
+        return "-"
+    return f"{max(one.seconds for one in outcomes):.1f} s, {'/'.join(sorted({str(one.status) for one in outcomes}))}"
 
 
 if __name__ == "__main__":
