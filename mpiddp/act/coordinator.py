@@ -50,6 +50,7 @@ class Coordinator:
         self._interrupted: list[int] = []
         self._reports: list[Report] = []
         self._living_reporters: list[int] = []
+        self._late: list[int] = []  # ranks that reported too, and wait for an answer
         self._since = 0.0
         self._verdict: Verdict | None = None
         self._ended = False
@@ -153,7 +154,10 @@ class Coordinator:
         if living:
             self._living_reporters.append(report.rank)
         if self._verdict is not None:
-            self._answer_quietly(report.rank)
+            if self._ended:
+                self._answer_quietly(report.rank)
+            else:
+                self._late.append(report.rank)
             return
         if not self._reports:
             self._since = time.monotonic()
@@ -179,15 +183,13 @@ class Coordinator:
             self._loop.set_timer("hearing", due - waited_s, self._consider)
 
     def _announce(self, verdict: Verdict) -> None:
-        """Let the first speak, or speak for it, and the others be quiet."""
+        """Let the first speak, or speak for it; then all end."""
         assert self._own
         first = self._peers.get(verdict.first.rank)
-        for report in self._reports:
-            if report.rank != verdict.first.rank:
-                self._answer_quietly(report.rank)
+        self._late += [report.rank for report in self._reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ABSENT:
             failure.tell(verdict, None, time.monotonic() - self._start, self._own.error_file)
-            self._end_all()
+            self._loop.set_timer("spoken", failure.FORWARDING_S, self._end_all)
         else:
             first.wire.send(ruling=verdict_message(verdict), abort=True)
             self._loop.set_timer("spoken", SPEAKING_S, self._end_all)
@@ -215,6 +217,8 @@ class Coordinator:
         if self._ended or self._verdict is None:
             return
         self._ended = True
+        for rank in self._late:
+            self._answer_quietly(rank)
         for peer in list(self._peers.values()):
             peer.wire.send(end=self._verdict.first.status, abort=self._must_abort(peer.rank))
 

@@ -19,7 +19,6 @@ from . import failure
 from .output import Output, flush_python
 from .sentinel import Sentinel
 
-FORWARDING_S = 0.1  # for the launcher to pass on our last words: MPICH's drops what it has not read yet
 # Libraries take these signals for their own use: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO),
 # MPICH swallows SIGUSR1, Intel MPI makes an exit(1) of a crash. A script finds them as Python leaves them.
 FOR_SCRIPTS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
@@ -140,7 +139,7 @@ def flush() -> None:
 def let_through() -> None:
     """Return when what was said has probably reached the launcher."""
     flush()
-    time.sleep(FORWARDING_S)
+    time.sleep(failure.FORWARDING_S)
 
 
 def c_exit(status: int) -> NoReturn:

@@ -13,6 +13,7 @@ from ..plan.report import Member, block, error_record
 from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, Verdict, is_consequence
 
 PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
+FORWARDING_S = 0.1  # for a launcher to pass on our last words: MPICH's drops what it has not read yet
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 

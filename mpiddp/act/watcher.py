@@ -19,7 +19,7 @@ from ..plan.report import Member
 from ..plan.verdict import CONSEQUENCE, Report, Verdict
 from .coordinator import Coordinator, dial, read_verdict, verdict_message
 from .detached import silence
-from .failure import tell
+from .failure import FORWARDING_S, tell
 from .loop import Loop
 from .postmortem import report_on
 from .wire import Message, Wire
@@ -192,6 +192,7 @@ class Watcher:
     def speak(self, verdict: Verdict) -> None:
         """Print the job's last words for the rank, which is gone."""
         tell(verdict, self.member, time.monotonic() - self.start, self.member.error_file if self.member else "")
+        time.sleep(FORWARDING_S)
         if self.court:
             self.court.send(spoken=True)
 
