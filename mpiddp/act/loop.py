@@ -45,6 +45,10 @@ class Loop:
         """Call `act` once, `after_s` from now; one of the same name is replaced."""
         self._timers[name] = (time.monotonic() + after_s, act)
 
+    def is_set(self, name: str) -> bool:
+        """Tell whether something is to be called for a name."""
+        return name in self._timers
+
     def drop_timers(self, *names: str) -> None:
         """Call what was set for these names no more."""
         for name in names:

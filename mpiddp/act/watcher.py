@@ -238,6 +238,8 @@ class Watcher:
 
     def lose_coordinator(self, error: Exception) -> None:
         """End the rank where the coordinator is gone in the middle of the job, and rank 0 with it."""
+        if self.sentence and self.loop.is_set("ruling"):
+            self.rule(self.sentence)
         if not self.settled:
             self.settled = self.lost = True
             gone = isinstance(error, EOFError)
@@ -257,7 +259,8 @@ class Watcher:
         """End the rank because the job ends: asked where it may do it itself, then ended by force."""
         self.settled = True
         self.sentence = {"ruling": None, "status": status, "abort": abort}
-        if self.gone:
+        if self.gone:  # and its report has crossed this on the way
+            self.rule(self.sentence)
             return
         self.remember_children()
         if abort and not self.asked:
