@@ -146,6 +146,8 @@ FLAGS = {
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
     "prefix": "put rank and host before each line of output",
     "quiet": "print no start line and no map",
+    "share-gpus": "let several ranks have one GPU, with gloo",
+    "virtual-local-rank": "show each rank its own GPU alone and set LOCAL_RANK=0, as torchrun's option does",
 }
 
 
@@ -210,6 +212,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         binding=options.bind,
         threads=options.threads,
         map_file=options.map,
+        share_gpus=options.share_gpus,
+        virtual_local_rank=options.virtual_local_rank,
         interface=options.interface,
         master_addr=options.master_addr,
     )

@@ -52,7 +52,8 @@ class LaunchConfig:
     puts rank and host before each line. `python_exit` leaves the process by the interpreter's own exit.
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
     None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a .json or
-    .svg. `interface` and `master_addr` name the network on which nodes meet, None for the best one.
+    .svg. `share_gpus` lets several ranks have one GPU; `virtual_local_rank` shows each rank its own alone
+    and exports LOCAL_RANK=0. `interface` and `master_addr` name the network on which nodes meet, None for the best one.
     """
 
     script: Script | None = None
@@ -73,5 +74,7 @@ class LaunchConfig:
     binding: str = "auto"
     threads: int | None = None
     map_file: str = ""
+    share_gpus: bool = False
+    virtual_local_rank: bool = False
     interface: str | None = None
     master_addr: str | None = None

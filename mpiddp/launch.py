@@ -8,12 +8,14 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .act import cores, failure, script, variables
 from .act.ending import Ending, abort, let_through
+from .act.hosting import Hosting
 from .act.output import Output
+from .act.probe import Probe
 from .act.rollcall import RollCall
 from .act.sentinel import Sentinel
 from .config import LaunchConfig, Shown
@@ -24,11 +26,11 @@ from .facts.devices import device_facts
 from .facts.host import HostFacts, host_facts
 from .facts.library import library
 from .facts.script import script_facts
-from .plan.environment import SET_BY_HAND, exports
+from .plan.environment import SET_BY_HAND, exports, ways
 from .plan.fit import check_fit, check_nested, check_whole
-from .plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
+from .plan.job import HostPlan, ReadyFacts
 from .plan.map import Seat, lines, records
-from .plan.network import Asked, check_reached
+from .plan.network import check_reached
 from .plan.problems import check_logs
 from .version import __version__
 
@@ -174,21 +176,23 @@ def meet(
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s)
-    host = roll.agree("MPI ready", look_at_host(comm, config), lambda facts: plan_named(roll, facts, config))
+    hosting = Hosting(config, serve_sentinels)  # for rank 0
+    found = look_at_host(comm, config)
+    host, door = roll.agree("MPI ready", found, hosting.plan_hosts)
+    roll.hosts = hosting.hosts
+    probe = Probe(door, found.interfaces) if door else None
     warn(host.warnings)
-    replaced = variables.set_all({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {})
-    replaced |= variables.set_missing(host.defaults)
+    replaced = apply(host, config)
     own = host.cpus or frozenset(os.sched_getaffinity(0))
     cores.bind(own)
-    found = device_facts(cpu_only=config.device == "cpu")  # imports torch
+    seen = device_facts(cpu_only=config.device == "cpu")  # imports torch
     cores.bind(own)  # an OpenMP that was told to bind its threads has taken them from this one
-    server, endpoint = (
-        serve(host.master_addr, config, serve_sentinels) if roll.rank == 0 and not found.error else (None, None))
     former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
-    plan = roll.agree("importing torch", ReadyFacts(host.place, found, endpoint, former, seat(host, own)),
-                      lambda facts: plan_devices(facts, roll.hosts, config.backend, config.device))
+    ready = ReadyFacts(host.place, seen, former, seat(host, own), host.choice, probe.trials() if probe else ())
+    plan = roll.agree("importing torch", ready, hosting.plan_devices)
     warn(plan.warnings)
-    replaced |= variables.set_all(exports(host.place, plan.endpoint))
+    replaced |= variables.set_missing(ways(plan.interface, host.place.num_nodes))
+    replaced |= variables.set_all(exports(host.place, plan.endpoint, config.virtual_local_rank))
 
     from .act import device
     from .act.membership import Membership
@@ -201,37 +205,28 @@ def meet(
     )
     log = open_logs(roll, config, plan.endpoint)
     groups = GroupMaker(environment, KeySpaces(connect(roll, plan.endpoint), plan.endpoint.token))
-    return Membership(environment, roll, groups, server, replaced, plan.endpoint, log, plan.seats)
+    return Membership(environment, roll, groups, hosting.server, replaced, plan.endpoint, log, plan.seats)
 
 
 def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
     """Return the facts of this rank before torch. Collective."""
     node, whole = mpi.node_key(comm)
     found = script_facts(config.script) if config.script else None
-    return host_facts(os.environ, comm.rank, node, whole, found, library().title)
+    fresh = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
+    return host_facts(os.environ, comm.rank, node, whole, found, library().title, look_at_gpus=fresh)
+
+
+def apply(host: HostPlan, config: LaunchConfig) -> dict[str, str | None]:
+    """Set the variables that torch must find when it is imported, and return what they were."""
+    threads = {"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}
+    return variables.set_all(threads | host.settings) | variables.set_missing(host.defaults)
 
 
 def seat(host: HostPlan, cpus: frozenset[int]) -> Seat:
-    """Return where this rank sits, but for its device."""
+    """Return where this rank sits, but for its device, and its interface where the user has named none."""
     threads = os.environ["OMP_NUM_THREADS"]
-    return Seat(host.place.rank, host.place.node_rank, socket.gethostname(), "", cpus, host.numa,
+    return Seat(host.place.rank, host.place.node_rank, socket.gethostname(), "", None, cpus, host.numa,
                 int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""))
-
-
-def plan_named(roll: RollCall, facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPlan]:
-    """Return the plan for all ranks and let the roll call know them by their hosts from now on."""
-    roll.hosts = [one.hostname for one in facts]
-    return plan_hosts(facts, config.binding, Asked(config.interface, config.master_addr))
-
-
-def serve(
-    address: str, config: LaunchConfig, serve_sentinels: Callable[[str, str], int]
-) -> tuple[dist.Store, Endpoint]:
-    """Start the job's store on rank 0, and let its sentinel listen."""
-    from .act import rendezvous
-
-    store, endpoint = rendezvous.serve(address, config.startup_timeout_s)
-    return store, replace(endpoint, watch_port=serve_sentinels(address, endpoint.token))
 
 
 def open_logs(roll: RollCall, config: LaunchConfig, endpoint: Endpoint) -> str:

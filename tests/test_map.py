@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from mpiddp.act.picture import svg
-from mpiddp.plan.map import Seat, devices, lines, ranges, records
+from mpiddp.facts.gpus import Gpu
+from mpiddp.plan.map import Seat, devices, lines, model, ranges, records
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 
 HELLO = EXAMPLES / "hello_world.py"
 
 
+def h100(rank: int) -> Gpu:
+    uuid = f"GPU-{rank:08x}-0000"
+    return Gpu(uuid, uuid, "NVIDIA H100 80GB HBM3", "0000:1b:00.0", 0, 80 * 2**30)
+
+
 def node(number: int, ranks: int = 8, threads: int = 14, interface: str = "ib0") -> list[Seat]:
     """Return the seats of one node of eight ranks' room."""
     first = number * 8
-    return [Seat(first + local, first, f"n{number:04}", f"cuda:{local}", frozenset(range(14 * local, 14 * local + 14)),
-                 (local // 4,), threads, interface) for local in range(ranks)]
+    return [Seat(first + local, first, f"n{number:04}", f"cuda:{local}", h100(first + local),
+                 frozenset(range(14 * local, 14 * local + 14)), (local // 4,), threads, interface)
+            for local in range(ranks)]
 
 
 def test_a_thousand_alike_nodes_and_two_odd_ones() -> None:
@@ -29,7 +37,7 @@ def test_a_thousand_alike_nodes_and_two_odd_ones() -> None:
     assert len(found) == 4
     assert max(map(len, found)) <= 100
     assert found[0].split() == ["host", "ranks", "device", "cpus", "numa", "threads", "interface"]
-    assert found[1].split() == ["n[0000-0999]", "0-7999", "cuda:0-7", "14", "each", "0-1", "14", "ib0"]
+    assert found[1].split() == ["n[0000-0999]", "0-7999", "cuda:0-7", "H100", "14", "each", "0-1", "14", "ib0"]
     assert found[2].split()[0] == "n1000"
     assert found[3].split()[0] == "n1001"
 
@@ -37,7 +45,8 @@ def test_a_thousand_alike_nodes_and_two_odd_ones() -> None:
 def test_the_ranks_of_a_single_node_have_a_line_each() -> None:
     found = lines(node(3, ranks=2))
     assert [line.split() for line in found[1:]] == [
-        ["n0003", "24", "cuda:0", "0-13", "0", "14", "ib0"], ["n0003", "25", "cuda:1", "14-27", "0", "14", "ib0"]]
+        ["n0003", "24", "cuda:0", "H100", "00000018", "0-13", "0", "14", "ib0"],
+        ["n0003", "25", "cuda:1", "H100", "00000019", "14-27", "0", "14", "ib0"]]
 
 
 def test_a_hundred_kinds_of_nodes_are_counted() -> None:
@@ -45,6 +54,19 @@ def test_a_hundred_kinds_of_nodes_are_counted() -> None:
     found = lines(seats)
     assert len(found) == 12
     assert found[-1].strip() == "and 90 more"
+
+
+def test_no_line_is_longer_than_100_columns() -> None:
+    long = [replace(one, host=f"gpu-node-with-a-long-name-{one.rank % 7}", interface="enp129s0f0np0", numa=(0, 2, 4, 6),
+                    cpus=frozenset(range(0, 224, 2))) for number in range(9) for one in node(number)]
+    assert max(map(len, lines(long[:8]) + lines(long))) <= 100
+
+
+def test_a_model_is_a_word() -> None:
+    names = ["NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "AMD Instinct MI250X", "NVIDIA GeForce RTX 4090", ""]
+    assert [model(Gpu("GPU-a", "GPU-a", name)) for name in names] == ["A100", "V100", "MI250X", "4090", ""]
+    assert model(Gpu("MIG-b", "GPU-a", "NVIDIA A100-SXM4-40GB MIG 1g.5gb")) == "1g.5gb"
+    assert model(None) == ""
 
 
 def test_ranges_and_devices() -> None:
@@ -56,7 +78,9 @@ def test_ranges_and_devices() -> None:
 
 def test_records_are_plain() -> None:
     assert json.loads(json.dumps(records(node(1, ranks=1)))) == [
-        {"rank": 8, "host": "n0001", "node": 8, "device": "cuda:0", "cpus": list(range(14)), "numa": [0],
+        {"rank": 8, "host": "n0001", "node": 8, "device": "cuda:0",
+         "gpu": {"uuid": "GPU-00000008-0000", "board": "GPU-00000008-0000", "name": "NVIDIA H100 80GB HBM3",
+                 "pci": "0000:1b:00.0", "numa": 0, "memory_bytes": 80 * 2**30}, "cpus": list(range(14)), "numa": [0],
          "threads": 14, "interface": "ib0"}]
 
 

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from mpiddp.environment import Place
 from mpiddp.errors import LaunchError
 from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
+from mpiddp.facts.gpus import Gpu
 from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
 from mpiddp.plan import devices, network, problems, topology, words
 from mpiddp.plan.environment import Endpoint
 
 TORCH = DeviceFacts(
-    torch_version="2.13.0", kind="cuda", count=4, default_backends={"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"},
+    torch_version="2.13.0", kind="cuda", gpus=(Gpu("GPU-a", "GPU-a"),) * 4,
+    default_backends={"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"},
     backends={"gloo": ("cpu", "cuda"), "nccl": ("cuda",)},
 )
 CPU_TORCH = DeviceFacts(torch_version="2.13.0+cpu", default_backends=TORCH.default_backends,
@@ -56,8 +57,22 @@ def test_places(nodes: list[int], local_ranks: list[int], local_sizes: list[int]
     assert {one.num_nodes for one in found} == {len(set(nodes))}
 
 
+def meet(facts: list[HostFacts], *failed: tuple[int, str], asked: network.Asked = network.ANY) -> tuple[str, list[str]]:
+    """Return the address that is agreed on and each node's interface; `failed` are nodes and what they don't reach."""
+    offered = network.candidates(facts, asked)
+    trials = {
+        node: [network.Trial(error="no answer") if (node, one.address) in failed else network.Trial(
+            next((each.name for each in facts[node].interfaces if each.network == one.network), "routed"))
+            for one in offered]
+        for node in range(1, len(facts))
+    }
+    address, interfaces = network.agreed(offered, trials, dict(enumerate(one.hostname for one in facts)), asked)
+    return address, [interfaces[node] for node in range(len(facts))]
+
+
 def test_one_node_meets_on_loopback() -> None:
-    assert network.meeting_point([host(), host()]) == ("127.0.0.1", ["lo", "lo"])
+    offered = network.candidates([host(), host()])
+    assert network.agreed(offered, {}, {0: "n0"}) == ("127.0.0.1", {0: "lo"})
 
 
 def test_nodes_meet_on_the_fastest_common_subnet() -> None:
@@ -65,40 +80,41 @@ def test_nodes_meet_on_the_fastest_common_subnet() -> None:
         host(0, "a", LO, nic("eth0", "10.0.0.1", "10.0.0.0/24"), nic("ib0", "10.1.0.1", "10.1.0.0/16", 200_000)),
         host(1, "b", LO, nic("ens1", "10.0.0.2", "10.0.0.0/24"), nic("ib1", "10.1.0.2", "10.1.0.0/16", 200_000)),
     ]
-    assert network.meeting_point(facts) == ("10.1.0.1", ["ib0", "ib1"])
+    assert meet(facts) == ("10.1.0.1", ["ib0", "ib1"])
+    assert meet(facts, (1, "10.1.0.1")) == ("10.0.0.1", ["eth0", "ens1"])
 
 
-def test_a_network_that_one_node_lacks_is_left_out() -> None:
+def test_a_network_that_one_node_lacks_is_tried_last() -> None:
     facts = [
         host(0, "a", nic("ib0", "10.1.0.1", "10.1.0.0/16", 200_000), nic("eth0", "10.0.0.1", "10.0.0.0/24")),
         host(1, "b", nic("eth0", "10.0.0.2", "10.0.0.0/24")),
     ]
-    assert network.meeting_point(facts) == ("10.0.0.1", ["eth0", "eth0"])
+    assert meet(facts) == ("10.0.0.1", ["eth0", "eth0"])
 
 
-def test_a_bridge_that_every_node_has_with_one_address_is_no_way() -> None:
+def test_a_bridge_that_every_node_has_is_tried_last() -> None:
+    fast = nic("virbr0", "10.8.0.1", "10.8.0.0/24", 100_000)
     docker = nic("docker0", "172.17.0.1", "172.17.0.0/16", 100_000)
-    facts = [host(0, "a", docker, nic("eth0", "10.0.0.1", "10.0.0.0/24")),
-             host(1, "b", docker, nic("eth0", "10.0.0.2", "10.0.0.0/24"))]
-    assert network.meeting_point(facts) == ("10.0.0.1", ["eth0", "eth0"])
+    facts = [host(0, "a", docker, fast, nic("eth0", "10.0.0.1", "10.0.0.0/24")),
+             host(1, "b", docker, nic("virbr0", "10.8.0.2", "10.8.0.0/24"), nic("eth0", "10.0.0.2", "10.0.0.0/24"))]
+    assert [one.name for one in network.candidates(facts)] == ["eth0", "virbr0", "docker0"]
 
 
 def test_ipv4_goes_before_ipv6_and_ipv6_serves_alone() -> None:
     six = [nic("eth0", f"fd00::{i}", "fd00::/64") for i in (1, 2)]
     four = [nic("eth0", f"10.0.0.{i}", "10.0.0.0/24") for i in (1, 2)]
-    assert network.meeting_point([host(0, "a", six[0]), host(1, "b", six[1])]) == ("fd00::1", ["eth0", "eth0"])
-    both = [host(0, "a", six[0], four[0]), host(1, "b", six[1], four[1])]
-    assert network.meeting_point(both)[0] == "10.0.0.1"
+    assert meet([host(0, "a", six[0]), host(1, "b", six[1])]) == ("fd00::1", ["eth0", "eth0"])
+    assert meet([host(0, "a", six[0], four[0]), host(1, "b", six[1], four[1])])[0] == "10.0.0.1"
 
 
-def test_routed_networks_use_the_masters_own_address() -> None:
+def test_a_routed_network_serves_where_it_leads_there() -> None:
     facts = [host(0, "a", nic("eth0", "10.0.0.1", "10.0.0.1/32")), host(1, "b", nic("eth0", "10.0.1.1", "10.0.1.1/32"))]
-    assert network.meeting_point(facts) == ("10.0.0.1", ["eth0", None])
+    assert meet(facts) == ("10.0.0.1", ["eth0", "routed"])
 
 
 def test_no_network_is_a_problem() -> None:
     with pytest.raises(LaunchError) as caught:
-        network.meeting_point([host(0, "a", LO), host(1, "b", LO)])
+        network.candidates([host(0, "a", LO), host(1, "b", LO)])
     assert caught.value.name == "no-network"
     assert "a" in caught.value.found
 
@@ -112,7 +128,7 @@ TWO_NETWORKS = [
 @pytest.mark.parametrize("asked", [network.Asked("eth0"), network.Asked(address="10.0.0.1"),
                                    network.Asked("eth0", "10.0.0.1")])
 def test_the_network_that_the_user_names(asked: network.Asked) -> None:
-    assert network.meeting_point(TWO_NETWORKS, asked) == ("10.0.0.1", ["eth0", "eth0"])
+    assert meet(TWO_NETWORKS, asked=asked) == ("10.0.0.1", ["eth0", "eth0"])
 
 
 @pytest.mark.parametrize(("asked", "words"), [
@@ -125,9 +141,18 @@ def test_the_network_that_the_user_names(asked: network.Asked) -> None:
 def test_a_network_that_is_not_there(asked: network.Asked, words: str) -> None:
     third = host(2, "n2", LO, nic("eth0", "10.0.0.3", "10.0.0.0/24"))
     with pytest.raises(LaunchError) as caught:
-        network.meeting_point([*TWO_NETWORKS, third], asked)
+        network.candidates([*TWO_NETWORKS, third], asked)
     assert caught.value.name == "no-network"
     assert caught.value.found.startswith(words)
+
+
+def test_addresses_that_only_some_nodes_reach_are_named_with_them() -> None:
+    third = host(2, "n2", LO, nic("eth0", "10.0.0.3", "10.0.0.0/24"), nic("ib0", "10.1.0.3", "10.1.0.0/16", 200_000))
+    with pytest.raises(LaunchError) as caught:
+        meet([*TWO_NETWORKS, third], (1, "10.1.0.1"), (2, "10.0.0.1"))
+    assert caught.value.name == "address-unreachable"
+    assert caught.value.found.splitlines()[1:] == [
+        "10.1.0.1 (ib0) from n1: no answer", "10.0.0.1 (eth0) from n2: no answer"]
 
 
 def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
@@ -137,24 +162,6 @@ def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
         network.check_reached([None, "timed out"], ["a", "b"], endpoint)
     assert caught.value.name == "address-unreachable"
     assert "from b to rank 0 on a at 10.0.0.1 port 4000: timed out" in caught.value.found
-
-
-def places(*nodes: int) -> list[Place]:
-    return topology.places(nodes)
-
-
-def test_devices_follow_the_local_rank() -> None:
-    assert devices.devices([TORCH] * 4, places(0, 0, 1, 1), ["a", "a", "b", "b"]) == [
-        "cuda:0", "cuda:1", "cuda:0", "cuda:1"]
-
-
-def test_a_device_of_ones_own_is_the_first() -> None:
-    own = DeviceFacts(kind="cuda", count=1)
-    assert devices.devices([own] * 2, places(0, 0), ["a", "a"]) == ["cuda:0", "cuda:0"]
-
-
-def test_no_accelerator_is_the_cpu() -> None:
-    assert devices.devices([CPU_TORCH] * 2, places(0, 0), ["a", "a"]) == ["cpu", "cpu"]
 
 
 def test_ranks_must_see_the_same_kind_of_device() -> None:
@@ -174,21 +181,19 @@ def test_a_device_that_was_asked_for_must_be_there() -> None:
         "device-unavailable", "--device=cuda, but on n2 torch 2.13.0+cpu sees no GPU")
 
 
-def test_too_few_gpus() -> None:
-    with pytest.raises(LaunchError) as caught:
-        devices.devices([DeviceFacts(kind="cuda", count=2)] * 3, places(0, 0, 0), ["a"] * 3)
-    assert caught.value.name == "too-few-gpus"
-    assert "3 ranks on a" in caught.value.found
-    assert "--ntasks-per-node=2" in caught.value.do
-
-
 @pytest.mark.parametrize(("asked", "facts", "backend"), [
     (None, TORCH, "nccl"), (None, CPU_TORCH, "gloo"), ("gloo", TORCH, "gloo"), ("NCCL", TORCH, "nccl"),
     ("cpu:gloo,cuda:nccl", TORCH, "cpu:gloo,cuda:nccl"),
-    (None, DeviceFacts(kind="xpu", count=1, default_backends=TORCH.default_backends), "xccl"),
+    (None, DeviceFacts(kind="xpu", gpus=(Gpu("", ""),), default_backends=TORCH.default_backends), "xccl"),
 ])
 def test_backend(asked: str | None, facts: DeviceFacts, backend: str) -> None:
     assert devices.backend(asked, [facts], ["a"]) == backend
+
+
+def test_ranks_that_share_a_gpu_have_gloo() -> None:
+    assert devices.backend(None, [TORCH], ["a"], shared=True) == "gloo"
+    with pytest.raises(LaunchError, match="NCCL takes one rank a GPU"):
+        devices.backend("cpu:gloo,cuda:nccl", [TORCH], ["a"], shared=True)
 
 
 @pytest.mark.parametrize(("asked", "facts", "words"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan.map import Seat, by_node, hosts, kinds, ranges
+from ..plan.map import Seat, by_node, hosts, kinds, model, ranges
 
 CELL_W, CELL_H, GAP, ACROSS = 170, 74, 8, 4
 LINE_H, HEAD_H = 15, 24
@@ -45,10 +45,11 @@ def svg(seats: Sequence[Seat]) -> str:
 def words(name: str, seat: Seat, peer: Seat | None) -> list[tuple[str, bool]]:
     """Return the lines of a rank's cell, each with whether the rank's peer on the usual node has the same."""
     numa = f"NUMA {ranges(seat.numa)}, {seat.threads} thread{'s' * (seat.threads != 1)}"
+    device = f"{seat.device} {model(seat.gpu)}".strip()
     return [
         (name, peer is not None),
-        (f"{seat.device}, {seat.interface or 'any interface'}",
-         peer is not None and (seat.device, seat.interface) == (peer.device, peer.interface)),
+        (f"{device}, {seat.interface or 'any interface'}", peer is not None and
+         (seat.device, model(seat.gpu), seat.interface) == (peer.device, model(peer.gpu), peer.interface)),
         (f"CPUs {ranges(seat.cpus)}", peer is not None and seat.cpus == peer.cpus),
         (numa, peer is not None and (seat.numa, seat.threads) == (peer.numa, peer.threads)),
     ]

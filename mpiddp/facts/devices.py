@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .gpus import Gpu, address, numa_node
+
 
 @dataclass(frozen=True)
 class DeviceFacts:
     """The devices a rank sees; `error` says why torch could not be imported, None where it could.
 
-    `kind` is a device type of torch, "cpu" where there is no accelerator, and `count` the number of
-    accelerators. `default_backends` maps a device type to torch's default backend for it. `backends`
+    `kind` is a device type of torch, "cpu" where there is no accelerator, and `gpus` are the accelerators
+    in torch's order. `default_backends` maps a device type to torch's default backend for it. `backends`
     maps each backend of this torch to the device types that it serves. `nccl_version` is empty where
     this torch has no NCCL.
     """
@@ -19,7 +21,7 @@ class DeviceFacts:
     torch_version: str = ""
     nccl_version: str = ""
     kind: str = "cpu"
-    count: int = 0
+    gpus: tuple[Gpu, ...] = ()
     default_backends: dict[str, str] = field(default_factory=dict)
     backends: dict[str, tuple[str, ...]] = field(default_factory=dict)
     error: str | None = None
@@ -39,7 +41,7 @@ def device_facts(cpu_only: bool = False) -> DeviceFacts:
         torch_version=str(torch.__version__),
         nccl_version=nccl_version(),
         kind=kind,
-        count=count,
+        gpus=tuple(described(getattr(torch, kind), index) for index in range(count)),
         default_backends=dict(dist.Backend.default_device_backend_map),
         backends={
             name: tuple(devices) for name, devices in dist.Backend.backend_capability.items()
@@ -56,6 +58,15 @@ def nccl_version() -> str:
     if not dist.is_nccl_available():
         return ""
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def described(module: Any, index: int) -> Gpu:
+    """Return what torch tells of a device; `module` is torch.cuda, or that of another type."""
+    told = module.get_device_properties(index)
+    uuid, pci = str(getattr(told, "uuid", "")), ""
+    if hasattr(told, "pci_bus_id"):
+        pci = address(told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
+    return Gpu(uuid, uuid, told.name, pci, numa_node(pci) if pci else -1, told.total_memory)
 
 
 def accelerator(torch: Any) -> tuple[str, int]:

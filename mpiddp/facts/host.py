@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from . import cpus, runtime, software
 from .cpus import Topology
+from .gpus import Gpu, gpus, visible
 from .script import ScriptFacts
 
 
@@ -33,8 +34,10 @@ class HostFacts:
 
     `node` is the lowest rank on the same node. `cpus` is what this rank was given to run on, `allowed`
     what its cgroup would let it have, `topology` how those belong together: from the lowest rank of a
-    node only, None from the others. `alone` tells that no launcher started it. `cpus_per_task` is what
-    Slurm was asked for. `interfaces` is empty where one node has all ranks.
+    node only, None from the others. `gpus` are those that this rank could use, `seen` those that it is
+    shown; both empty where only torch can tell. `alone` tells that no launcher started it. `cpus_per_task` is what
+    Slurm was asked for. `interfaces` is from the lowest rank of a node only, and empty where one node has
+    all ranks.
     `script` is None where the caller keeps its own main(). `prefix` is the folder of Python's
     environment. `shm_bytes` is the size of /dev/shm, `open_files` how many a process may have.
     """
@@ -52,12 +55,16 @@ class HostFacts:
     prefix: str
     shm_bytes: int
     open_files: int
+    gpus: tuple[Gpu, ...] = ()
+    seen: tuple[Gpu, ...] = ()
 
 
 def host_facts(
-    environ: Mapping[str, str], rank: int, node: int, whole: bool, script: ScriptFacts | None, mpi_library: str
+    environ: Mapping[str, str], rank: int, node: int, whole: bool, script: ScriptFacts | None, mpi_library: str,
+    look_at_gpus: bool,
 ) -> HostFacts:
     """Return the facts of this rank's host; `whole` tells that the job needs no network."""
+    found = gpus() if look_at_gpus else ()
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     allowed = cpus.allowed()
     shm = os.statvfs("/dev/shm")  # noqa: S108 (it is looked at, not written to)
@@ -69,12 +76,14 @@ def host_facts(
         topology=cpus.topology(allowed) if rank == node else None,
         alone=runtime.detect(environ) is None,
         cpus_per_task=int(per_task) if per_task.isdigit() else None,
-        interfaces=() if whole else interfaces(),
+        interfaces=() if whole or rank != node else interfaces(),
         script=script,
         versions=software.versions(mpi_library),
         prefix=software.prefix(),
         shm_bytes=shm.f_frsize * shm.f_blocks,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        gpus=found,
+        seen=visible(found, environ),
     )
 
 

@@ -22,15 +22,16 @@ class Share:
     numa: tuple[int, ...] = (0,)
 
 
-def shares(facts: Sequence[HostFacts], policy: str = AUTO) -> list[Share]:
+def shares(facts: Sequence[HostFacts], policy: str = AUTO, near: Sequence[int] = ()) -> list[Share]:
     """Return each rank's share of its node, in rank order.
 
     `policy` AUTO keeps what the launcher gave where each rank has cores of its own, more than one or
     all that there are for it; ranks that share their cores, or were bound to a single one of many as
     Open MPI does, split them evenly. LAUNCHER keeps what the launcher gave in any case, NONE lets all
     ranks run on all that the node allows. Slurm's --cpus-per-task is a number of threads that the user
-    has chosen.
+    chosen. `near` has the NUMA node of each rank's device, -1 for none, and is empty where no rank has one.
     """
+    near = near or [-1] * len(facts)
     nodes: dict[int, list[int]] = {}
     for rank, one in enumerate(facts):
         nodes.setdefault(one.node, []).append(rank)
@@ -38,22 +39,28 @@ def shares(facts: Sequence[HostFacts], policy: str = AUTO) -> list[Share]:
     alike: dict[tuple[object, ...], list[Share]] = {}
     for ranks in nodes.values():
         node = [facts[rank] for rank in ranks]
-        key = (node[0].topology, *((one.cpus, one.allowed, one.cpus_per_task, one.alone) for one in node))
+        numa = tuple(near[rank] for rank in ranks)
+        key = (node[0].topology, numa, *((one.cpus, one.allowed, one.cpus_per_task, one.alone) for one in node))
         if key not in alike:
-            alike[key] = of_node(node, policy)
+            alike[key] = of_node(node, policy, numa)
         found.update(zip(ranks, alike[key], strict=True))
     return [found[rank] for rank in range(len(facts))]
 
 
-def of_node(node: Sequence[HostFacts], policy: str) -> list[Share]:
-    """Return the shares of one node's ranks, in the order of their local ranks."""
+def of_node(node: Sequence[HostFacts], policy: str, near: Sequence[int]) -> list[Share]:
+    """Return the shares of one node's ranks, in the order of their local ranks.
+
+    Parts of the node go to ranks in the order of their devices' NUMA nodes.
+    """
     assert node[0].topology
     topology = node[0].topology
     masks = [one.allowed if policy == NONE else one.cpus for one in node]
     if policy == AUTO and not is_kept(node, topology):
         together = masks[0] if len(masks) > 1 and len(set(masks)) == 1 else frozenset().union(
             *(one.allowed for one in node))
-        masks = split(together, len(node), topology)
+        order = sorted(range(len(node)), key=lambda local: near[local])
+        parts = dict(zip(order, split(together, len(node), topology), strict=True))
+        masks = [parts[local] for local in range(len(node))]
     return [Share(mask, one.cpus_per_task or threads(mask, masks, topology), numa_of(mask, topology))
             for one, mask in zip(node, masks, strict=True)]
 

@@ -1,12 +1,12 @@
-"""Each rank's device, and the job's backend."""
+"""What torch sees on each rank, held against the plan, and the job's backend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..environment import Place
 from ..errors import LaunchError
 from ..facts.devices import DeviceFacts
+from .gpus import Choice
 from .problems import check_version
 from .words import folded, minority
 
@@ -52,35 +52,49 @@ def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence
         )
 
 
-def devices(facts: Sequence[DeviceFacts], places: Sequence[Place], hosts: Sequence[str]) -> list[str]:
-    """Return each rank's device, as torch writes it: "cuda:1", or "cpu" without an accelerator.
+def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtual: bool) -> None:
+    """Raise LaunchError `device-unavailable` where torch does not see a rank's GPU at the index planned for it.
 
-    A rank that sees at least as many as its node has ranks takes the one of its local rank; a rank
-    that sees exactly one (Slurm gave each task its own) takes that. Raises LaunchError `too-few-gpus`.
+    `virtual` tells that index 0 was asked for.
     """
-    found = []
-    for one, place, host in zip(facts, places, hosts, strict=True):
-        if one.kind == "cpu":
-            found.append("cpu")
-        elif one.count == 1 or one.count >= place.local_world_size:
-            found.append(f"{one.kind}:{0 if one.count == 1 else place.local_rank}")
-        else:
-            raise LaunchError(
-                "too-few-gpus",
-                found=f"{place.local_world_size} ranks on {host}, but rank {place.rank} sees {one.count} GPUs",
-                needed="one GPU for each rank of a node",
-                do=f"start {one.count} ranks a node (--ntasks-per-node={one.count}), "
-                f"or ask for more GPUs (--gpus-per-node={place.local_world_size})",
-            )
-    return found
+    at = facts.gpus[choice.index] if choice.index < len(facts.gpus) else None
+    if at is None or (at.uuid and bare(at.uuid) not in (bare(choice.gpu.uuid), bare(choice.gpu.board))):
+        raise LaunchError(
+            "device-unavailable",
+            found=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
+            f"{at.uuid if at else 'nothing'} at {facts.kind}:{choice.index}",
+            needed="a torch that sees the GPUs which CUDA_VISIBLE_DEVICES names",
+            do="look for what sets CUDA_VISIBLE_DEVICES, or starts CUDA, before mpiddp does",
+        )
+    if virtual and choice.index:
+        raise LaunchError(
+            "device-unavailable",
+            found=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
+            needed="NVML, which tells a GPU's UUID before CUDA starts, or one GPU in each rank's sight",
+            do="pip install nvidia-ml-py, or start with srun --gpus-per-task=1",
+        )
 
 
-def backend(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> str:
+def bare(uuid: str) -> str:
+    """Return a UUID without what NVIDIA's tools put before it."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
+def backend(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str], shared: bool = False) -> str:
     """Return the job's backend: what was asked for, or torch's own for the devices.
 
-    `asked` is a name such as "nccl", or torch's form "cpu:gloo,cuda:nccl" for one a device type.
-    Raises LaunchError `backend-unavailable`.
+    `asked` is a name such as "nccl", or torch's form "cpu:gloo,cuda:nccl" for one a device type. Where
+    ranks share a device it is gloo: NCCL takes one rank a GPU. Raises LaunchError `backend-unavailable`.
     """
+    if shared and "nccl" in (asked or "").lower():
+        raise LaunchError(
+            "backend-unavailable",
+            found=f"--backend={asked} with --share-gpus, and ranks that share a GPU",
+            needed="gloo, or a GPU for each rank: NCCL takes one rank a GPU",
+            do="leave --backend away, or start fewer ranks",
+        )
+    if asked is None and shared:
+        return "gloo"
     if asked is None:
         return facts[0].default_backends.get(facts[0].kind, "gloo")
     for rank, one in enumerate(facts):
@@ -105,4 +119,5 @@ def usable(facts: DeviceFacts) -> str:
 
 def seen(facts: DeviceFacts) -> str:
     """Return a rank's devices in words."""
-    return f"{facts.count} {facts.kind} device{'s' * (facts.count > 1)}" if facts.count else "no GPU"
+    count = len(facts.gpus)
+    return f"{count} {facts.kind} device{'s' * (count > 1)}" if count else "no GPU"

@@ -27,17 +27,17 @@ class Endpoint:
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def exports(place: Place, endpoint: Endpoint) -> dict[str, str]:
+def exports(place: Place, endpoint: Endpoint, virtual: bool = False) -> dict[str, str]:
     """Return the variables that mpiddp sets whatever they were: MPI is the source of truth.
 
     The names are torchrun's (torch.distributed.run, "Environment Variables"), and NODE_RANK, which
     Lightning and others read. TORCHELASTIC_RUN_ID is what frameworks test to learn that a launcher
-    has set the others.
+    has set the others. `virtual` sets LOCAL_RANK to 0, as torchrun's --virtual-local-rank does.
     """
     return {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_RANK": "0" if virtual else str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "GROUP_RANK": str(place.node_rank),
         "NODE_RANK": str(place.node_rank),
@@ -64,6 +64,8 @@ SOURCES = {
     "TORCHELASTIC_MAX_RESTARTS": "constant", "MPI4PY_RC_INITIALIZE": "constant, MPI is initialised already",
     "OMP_NUM_THREADS": "this rank's cores, shared with the ranks that have the same",
     "GLOO_SOCKET_IFNAME": "psutil, the interface towards MASTER_ADDR",
+    "NCCL_SOCKET_IFNAME": "psutil, the interface towards MASTER_ADDR",
+    "CUDA_VISIBLE_DEVICES": "NVML, the GPUs of the node's ranks in the order of local ranks",
 }
 # What else names the same thing, in the words of launchers.
 ON_OFFER = {
@@ -98,9 +100,12 @@ def explain(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
     return "\n".join(lines)
 
 
-def defaults(threads: int, interface: str | None) -> dict[str, str]:
-    """Return the variables that are set only where the user has not: needed before torch starts."""
-    found = {"OMP_NUM_THREADS": str(threads)}
-    if interface is not None:
-        found["GLOO_SOCKET_IFNAME"] = interface
-    return found
+def ways(interface: str, num_nodes: int) -> dict[str, str]:
+    """Return the variables that tell gloo and NCCL the interface, for where the user has not; empty for any.
+
+    NCCL takes a name after "=" as it is, any other for a prefix ("NCCL_SOCKET_IFNAME"); on one node it
+    needs none.
+    """
+    if not interface:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface} | ({"NCCL_SOCKET_IFNAME": f"={interface}"} if num_nodes > 1 else {})

@@ -2,96 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from ..config import LaunchConfig
 from ..environment import Place
+from ..errors import LaunchError
 from ..facts.devices import DeviceFacts
+from ..facts.gpus import VISIBLE
 from ..facts.host import HostFacts
-from . import cores, devices, environment, network, problems, topology
+from . import cores, devices, environment, gpus, network, problems, topology
+from .gpus import Choice, Sight
 from .map import Seat
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """A rank's plan before torch: its place, rank 0's address for the job, variables to default.
+    """A rank's plan before torch: its place, variables to set, those to set only where they are not.
 
-    `cpus` are those to run on, None for what the launcher gave; `numa` their NUMA nodes. `warnings` are
-    for rank 0 to print, and empty on the others.
+    `cpus` are those to run on, None for what the launcher gave; `numa` their NUMA nodes. `choice` is its
+    GPU, None where only torch can tell. `tries` says that the rank tries for its node which of rank 0's
+    addresses it reaches. `warnings` are for rank 0 to print, and empty on the others.
     """
 
     place: Place
-    master_addr: str
     defaults: dict[str, str]
+    settings: dict[str, str] = field(default_factory=dict)
     cpus: frozenset[int] | None = None
     numa: tuple[int, ...] = (0,)
+    choice: Choice | None = None
+    tries: bool = False
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
-    """What is known of a rank after torch: its place, its devices, from rank 0 its store's endpoint.
+    """What is known of a rank after torch: its place, its devices, what came of rank 0's addresses.
 
     `former` holds the variables that this rank's environment has set, of those that mpiddp sets.
-    `seat` is where it sits, but for the device.
+    `seat` is where it sits, but for device and interface. `choice` is from its plan before torch.
     """
 
     place: Place
     devices: DeviceFacts
-    endpoint: environment.Endpoint | None
     former: dict[str, str]
     seat: Seat
+    choice: Choice | None = None
+    trials: tuple[network.Trial, ...] = ()
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """A rank's plan after torch: device, backend, where the store is; for rank 0 warnings and every rank's seat."""
+    """A rank's plan after torch: device, backend, where the store is and the interface that leads there.
+
+    For rank 0 warnings and every rank's seat.
+    """
 
     device: str
     backend: str
     endpoint: environment.Endpoint
+    interface: str
     warnings: tuple[str, ...] = ()
     seats: tuple[Seat, ...] = ()
 
 
-def plan_hosts(
-    facts: Sequence[HostFacts], binding: str = cores.LAUNCHER, way: network.Asked = network.ANY
-) -> list[HostPlan]:
-    """Return each rank's plan from the hosts of all, in rank order; raise LaunchError.
-
-    `binding` is one of the policies of `cores.shares`, `way` the network that the user named.
-    """
+def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPlan]:
+    """Return each rank's plan from the hosts of all, in rank order; raise LaunchError."""
     problems.check_software(facts)
     problems.check_script(facts)
-    address, ways = network.meeting_point(facts, way)
     places = topology.places([one.node for one in facts])
-    shares = cores.shares(facts, binding)
-    needs = [(share.threads, interface) for share, interface in zip(shares, ways, strict=True)]
-    defaults = {need: environment.defaults(*need) for need in set(needs)}
-    plans = [
-        HostPlan(place, address, defaults[need], share.cpus if share.cpus != one.cpus else None, share.numa)
-        for place, need, share, one in zip(places, needs, shares, facts, strict=True)
-    ]
-    warnings = (*problems.warnings(facts), *cores.warnings(facts, binding))
-    return [replace(plans[0], warnings=warnings), *plans[1:]]
+    choices = choose_early(facts, places, config)
+    near = [choice.gpu.numa if choice else -1 for choice in choices] if any(choices) else ()
+    shares = cores.shares(facts, config.binding, near)
+    defaults = {share.threads: {"OMP_NUM_THREADS": str(share.threads)} for share in shares}
+    settings: dict[tuple[str, ...] | None, dict[str, str]] = {None: {}}
+    plans = []
+    for place, share, choice, one in zip(places, shares, choices, facts, strict=True):
+        visible = choice.visible if choice else None
+        if visible not in settings:
+            settings[visible] = {VISIBLE: ",".join(visible or ())}
+        plans.append(HostPlan(
+            place, defaults[share.threads], settings[visible], share.cpus if share.cpus != one.cpus else None,
+            share.numa, choice, tries=place.local_rank == 0 < place.node_rank))
+    return [replace(plans[0], warnings=(*problems.warnings(facts), *cores.warnings(facts, config.binding))), *plans[1:]]
+
+
+def choose_early(
+    facts: Sequence[HostFacts], places: Sequence[Place], config: LaunchConfig
+) -> list[Choice | None]:
+    """Return each rank's GPU as far as it is known before torch.
+
+    Where a node has too few that is for torch to say: it may be one without CUDA.
+    """
+    found: list[Choice | None] = [None] * len(facts)
+    if not any(one.seen for one in facts):
+        return found
+    for ranks in by_node(places):
+        known = facts[ranks[0]].topology
+        assert known
+        node = [Sight(rank, facts[rank].seen, facts[rank].gpus, cores.numa_of(facts[rank].cpus, known))
+                for rank in ranks]
+        try:
+            choices = gpus.choose(node, facts[ranks[0]].hostname, config.share_gpus, config.virtual_local_rank)
+        except LaunchError:
+            continue
+        for rank, choice in zip(ranks, choices, strict=True):
+            found[rank] = choice
+    return found
+
+
+def by_node(places: Sequence[Place]) -> list[list[int]]:
+    """Return the ranks of each node, in the order of local ranks."""
+    nodes: list[list[int]] = [[] for _ in range(places[0].num_nodes)]
+    for place in places:
+        nodes[place.node_rank].append(place.rank)
+    return nodes
 
 
 def plan_devices(
-    facts: Sequence[ReadyFacts], hosts: Sequence[str], asked: str | None, kind: str | None = None
+    facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig, endpoint: environment.Endpoint,
+    interfaces: Mapping[int, str],
 ) -> list[DevicePlan]:
     """Return each rank's plan from the devices of all, in rank order; raise LaunchError.
 
-    `hosts` are the hostnames. `asked` is the backend that the user named, None for the devices' own, and
-    `kind` the device type.
+    `hosts` are the hostnames, `endpoint` is where rank 0 serves the store, `interfaces` has each node's
+    towards it.
     """
-    places, found = [one.place for one in facts], [one.devices for one in facts]
-    devices.check_torch(found, hosts)
-    devices.check_kinds(kind, found, hosts)
-    backend, endpoint = devices.backend(asked, found, hosts), facts[0].endpoint
-    assert endpoint is not None
-    stale = tuple(problems.stale_variables(
-        (one.place.rank, one.former, environment.exports(one.place, endpoint)) for one in facts if one.former))
-    chosen = devices.devices(found, places, hosts)
-    alike = {device: DevicePlan(device, backend, endpoint) for device in set(chosen)}
-    seats = tuple(replace(one.seat, device=device) for one, device in zip(facts, chosen, strict=True))
-    return [DevicePlan(chosen[0], backend, endpoint, stale, seats), *(alike[device] for device in chosen[1:])]
+    found, virtual = [one.devices for one in facts], config.virtual_local_rank
+    devices.check_kinds(config.device, found, hosts)
+    kind = found[0].kind
+    choices = choose_late(facts, hosts, config) if kind != "cpu" else [None] * len(facts)
+    backend = devices.backend(config.backend, found, hosts, gpus.are_shared(one for one in choices if one))
+    warnings = problems.stale_variables(
+        (one.place.rank, one.former, environment.exports(one.place, endpoint, virtual)) for one in facts if one.former)
+    warnings += gpus.warnings(
+        (hosts[one.place.rank], choice.index != (0 if virtual else one.place.local_rank))
+        for one, choice in zip(facts, choices, strict=True) if choice)
+    plans, seats = [], []
+    alike: dict[tuple[int, str], DevicePlan] = {}
+    for one, choice in zip(facts, choices, strict=True):
+        device = f"{kind}:{choice.index}" if choice else kind
+        interface = interfaces[one.place.node_rank]
+        key = (one.place.node_rank, device)
+        if key not in alike:
+            alike[key] = DevicePlan(device, backend, endpoint, interface)
+        plans.append(alike[key])
+        seats.append(replace(one.seat, device=device, gpu=choice.gpu if choice else None,
+                             interface=one.seat.interface or interface))
+    return [replace(plans[0], warnings=tuple(warnings), seats=tuple(seats)), *plans[1:]]
+
+
+def choose_late(facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig) -> list[Choice | None]:
+    """Return each rank's device: the GPU chosen before torch, which torch must see, or one of those that torch sees."""
+    found: dict[int, Choice] = {}
+    for ranks in by_node([one.place for one in facts]):
+        early = [facts[rank].choice for rank in ranks]
+        choices = [choice for choice in early if choice]
+        if len(choices) < len(ranks):
+            host = hosts[ranks[0]]
+            node = [Sight(rank, gpus.told_apart(facts[rank].devices.gpus, host, rank), near=facts[rank].seat.numa)
+                    for rank in ranks]
+            choices = gpus.choose(node, host, config.share_gpus, config.virtual_local_rank)
+        for rank, choice in zip(ranks, choices, strict=True):
+            devices.check_index(choice, facts[rank].devices, rank, hosts[rank], config.virtual_local_rank)
+            found[rank] = choice
+    return [found[rank] for rank in range(len(facts))]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from ..facts.gpus import Gpu
 from .words import folded
 
 HEAD = ("host", "ranks", "device", "cpus", "numa", "threads", "interface")
-WIDTHS = (26, 13, 16, 20, 6, 7, 11)  # at most, 100 columns in all
+WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # at most, 100 columns in all
+BRANDS = ("AMD", "Data", "GeForce", "Graphics", "Instinct", "Intel(R)", "Max", "NVIDIA", "Quadro", "RTX", "Tesla")
 ROWS = 10  # more kinds of nodes than that are counted
 
 
@@ -16,13 +18,15 @@ ROWS = 10  # more kinds of nodes than that are counted
 class Seat:
     """Where a rank sits: node, by number and name, device, CPUs, threads and network interface.
 
-    `numa` are the NUMA nodes of its CPUs. `interface` is empty where torch chooses it.
+    `gpu` is what is known of the device, None for a CPU. `numa` are the NUMA nodes of its CPUs.
+    `interface` is empty where torch chooses it.
     """
 
     rank: int
     node: int
     host: str
     device: str
+    gpu: Gpu | None
     cpus: frozenset[int]
     numa: tuple[int, ...]
     threads: int
@@ -61,7 +65,7 @@ def kinds(nodes: Iterable[list[Seat]]) -> list[list[list[Seat]]]:
     """Return groups of nodes that look alike, the largest first."""
     found: dict[tuple[object, ...], list[list[Seat]]] = {}
     for node in nodes:
-        look = tuple((one.device, one.cpus, one.numa, one.threads, one.interface) for one in node)
+        look = tuple((one.device, model(one.gpu), one.cpus, one.numa, one.threads, one.interface) for one in node)
         found.setdefault(look, []).append(node)
     return sorted(found.values(), key=len, reverse=True)
 
@@ -80,10 +84,31 @@ def row(nodes: Sequence[Sequence[Seat]]) -> tuple[str, ...]:
     threads = "-".join(map(str, ends({seat.threads for seat in first})))
     return (
         hosts(nodes), ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each",
-        devices([seat.device for seat in first]), cpus,
+        described(first, by_uuid=len(nodes) == 1), cpus,
         ranges(number for seat in first for number in seat.numa), threads,
         ",".join(dict.fromkeys(seat.interface or "-" for seat in first)),
     )
+
+
+def described(seats: Sequence[Seat], by_uuid: bool) -> str:
+    """Return the devices of a node's ranks with their model, and of a single one the beginning of its UUID."""
+    words = [devices([seat.device for seat in seats]), *dict.fromkeys(model(seat.gpu) for seat in seats)]
+    if by_uuid and len(seats) == 1 and seats[0].gpu:
+        words.append(short(seats[0].gpu))
+    return " ".join(filter(None, words))
+
+
+def model(gpu: Gpu | None) -> str:
+    """Return a GPU's model in a word: H100, or 1g.5gb for a MIG instance."""
+    if gpu is None:
+        return ""
+    words = [word for word in gpu.name.split() if word not in BRANDS]
+    return next(iter(words[-1:] if gpu.is_slice else words), "").partition("-")[0]
+
+
+def short(gpu: Gpu) -> str:
+    """Return the beginning of a GPU's UUID."""
+    return gpu.uuid.removeprefix("GPU-").removeprefix("MIG-")[:8]
 
 
 def devices(names: Sequence[str]) -> str:
@@ -118,5 +143,6 @@ def cut(text: str, width: int) -> str:
 
 def records(seats: Sequence[Seat]) -> list[dict[str, object]]:
     """Return the map as plain records, in rank order."""
-    return [{"rank": one.rank, "host": one.host, "node": one.node, "device": one.device, "cpus": sorted(one.cpus),
+    return [{"rank": one.rank, "host": one.host, "node": one.node, "device": one.device,
+             "gpu": asdict(one.gpu) if one.gpu else None, "cpus": sorted(one.cpus),
              "numa": list(one.numa), "threads": one.threads, "interface": one.interface} for one in seats]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import LaunchError
@@ -10,7 +10,9 @@ from ..facts.host import HostFacts, Interface
 from .environment import Endpoint
 from .words import folded
 
-LOOPBACK_ADDRESS, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", loopback=True, speed_mbps=0)
+VIRTUAL = ("docker", "br-", "cni", "flannel", "lxc", "lxdbr", "podman", "tap", "tun", "veth", "virbr", "vmnet", "wg")
+TRIED = 6  # of rank 0's addresses, at most
 
 
 @dataclass(frozen=True)
@@ -24,34 +26,41 @@ class Asked:
 ANY = Asked()
 
 
-def meeting_point(facts: Sequence[HostFacts], asked: Asked = ANY) -> tuple[str, list[str | None]]:
-    """Return rank 0's address for the job and each rank's interface towards it, in rank order.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of trying an address of rank 0's from another node: the interface that led there, or why none did."""
 
-    On one node that is the loopback interface. Across nodes it is the fastest interface of rank 0
-    whose subnet every node is on; where there is none (routed networks), rank 0's fastest, and the
-    other nodes' interfaces stay open (None). What the user asked for goes before that. Raises
-    LaunchError `no-network`.
+    interface: str = ""
+    error: str = ""
+
+
+def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface]:
+    """Return the interfaces of rank 0's node at which the job could meet, the best first.
+
+    On one node that is loopback. Across nodes, those whose subnet every node is on come first, and the
+    bridges of containers and virtual machines last; then IPv4, then the fastest. Raises LaunchError
+    `no-network`.
     """
-    nodes = {one.node: one for one in facts}
+    nodes: dict[int, HostFacts] = {}
+    for one in facts:
+        nodes.setdefault(one.node, one)
     if len(nodes) == 1:
-        return LOOPBACK_ADDRESS, [LOOPBACK_INTERFACE] * len(facts)
-    master = facts[0]
-    others = [one for key, one in nodes.items() if key != master.node]
-    candidates = sorted(asked_for(asked, master, others), key=preference)
-    for candidate in candidates:
-        ways = {one.node: asked.interface or way_to(candidate, one.interfaces) for one in others}
-        if all(ways.values()):
-            ways[master.node] = candidate.name
-            return candidate.address, [ways[one.node] for one in facts]
-    unique = [one for one in candidates if all(one.address not in addresses(other) for other in others)]
-    if not unique:
+        return [LOOPBACK]
+    master, *others = nodes.values()
+
+    def preference(interface: Interface) -> tuple[bool, bool, bool, int]:
+        return (not all(is_shared(interface, other) for other in others), interface.name.startswith(VIRTUAL),
+                ":" in interface.address, -interface.speed_mbps)
+
+    found = sorted(asked_for(asked, master, others), key=preference)
+    if not found:
         raise LaunchError(
             "no-network",
-            found=f"rank 0's node {master.hostname} has no network address of its own besides loopback",
+            found=f"rank 0's node {master.hostname} has no network address besides loopback",
             needed="an interface that is up, with an address that the other nodes can reach",
             do="look at `ip address` on that node",
         )
-    return unique[0].address, [unique[0].name if one.node == master.node else None for one in facts]
+    return found[:TRIED]
 
 
 def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
@@ -75,6 +84,32 @@ def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> l
     return found
 
 
+def agreed(
+    offered: Sequence[Interface], trials: Mapping[int, Sequence[Trial]], hosts: Mapping[int, str], asked: Asked = ANY
+) -> tuple[str, dict[int, str]]:
+    """Return the first address that every node has reached, and each node's interface towards it.
+
+    `offered` are the candidates, `trials` has what came of each for every node but rank 0's, which is
+    node 0, and `hosts` the nodes' names. An interface that the user named is used on all nodes.
+    Raises LaunchError `address-unreachable`.
+    """
+    for at, one in enumerate(offered):
+        if not any(tried[at].error for tried in trials.values()):
+            return one.address, {0: one.name} | {
+                node: asked.interface or tried[at].interface for node, tried in trials.items()}
+    lines = []
+    for at, one in enumerate(offered):
+        failed = [node for node, tried in trials.items() if tried[at].error]
+        reasons = ", ".join(dict.fromkeys(trials[node][at].error for node in failed))
+        lines.append(f"{one.address} ({one.name}) from {folded(hosts[node] for node in failed)}: {reasons}")
+    raise LaunchError(
+        "address-unreachable",
+        found=f"no address of rank 0's node {hosts[0]} is reached by all nodes; tried\n" + "\n".join(lines),
+        needed="a network on which every node reaches rank 0's",
+        do="look at firewalls and at `ip address` on these nodes; --interface names the network to use",
+    )
+
+
 def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: Endpoint) -> list[None]:
     """Raise LaunchError `address-unreachable` where a rank could not connect to rank 0's store.
 
@@ -92,30 +127,18 @@ def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: 
     return [None] * len(errors)
 
 
-def preference(interface: Interface) -> tuple[bool, int]:
-    """Order interfaces: IPv4 before IPv6, then the fastest first."""
-    return ":" in interface.address, -interface.speed_mbps
-
-
 def usable(interfaces: Iterable[Interface]) -> list[Interface]:
     """Return the interfaces that lead out of the node."""
     return [one for one in interfaces if not one.loopback]
 
 
-def way_to(candidate: Interface, interfaces: Iterable[Interface]) -> str | None:
-    """Return the interface of another node on the candidate's subnet, None where there is none.
+def is_shared(interface: Interface, other: HostFacts) -> bool:
+    """Tell whether another node is on an interface's subnet, with an address of its own.
 
     An address that both nodes have (each one's docker0, say) is no way from one to the other.
     """
-    on_subnet = [one for one in usable(interfaces) if one.network == candidate.network]
-    if not on_subnet or any(one.address == candidate.address for one in on_subnet):
-        return None
-    return on_subnet[0].name
-
-
-def addresses(host: HostFacts) -> set[str]:
-    """Return all addresses of a host."""
-    return {one.address for one in host.interfaces}
+    on_subnet = [one.address for one in usable(other.interfaces) if one.network == interface.network]
+    return bool(on_subnet) and interface.address not in on_subnet
 
 
 def names(host: HostFacts) -> set[str]:

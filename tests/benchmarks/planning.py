@@ -16,19 +16,24 @@ import subprocess
 import sys
 import time
 
+from mpiddp.config import LaunchConfig
 from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
+from mpiddp.facts.gpus import Gpu
 from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
 from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.job import ReadyFacts, plan_devices, plan_hosts
 from mpiddp.plan.map import Seat
+from mpiddp.plan.network import Trial, agreed, candidates
 
 RANKS_PER_NODE = 8
 CPUS = frozenset(range(64))
 TOPOLOGY = Topology(tuple((cpu,) for cpu in range(64)), (0,) * 32 + (1,) * 32)
 VERSIONS = {"Python": "3.11.7", "mpi4py": "4.1.2", "mpiddp": "0.1.0", "MPI library": "MPICH 5.0.2"}
-TORCH = DeviceFacts("2.13.0", "2.27.3", "cuda", RANKS_PER_NODE, {"cpu": "gloo", "cuda": "nccl"},
+GPUS = tuple(Gpu(f"GPU-{at}", f"GPU-{at}", "NVIDIA H100 80GB HBM3", "0000:1b:00.0", at // 4, 80 * 2**30)
+             for at in range(RANKS_PER_NODE))
+TORCH = DeviceFacts("2.13.0", "2.27.3", "cuda", GPUS, {"cpu": "gloo", "cuda": "nccl"},
                     {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)})
 
 
@@ -41,6 +46,7 @@ def host(rank: int) -> HostFacts:
         topology=TOPOLOGY if rank % RANKS_PER_NODE == 0 else None, alone=False, cpus_per_task=None,
         interfaces=(Interface("ib0", address, "10.0.0.0/8", False, 200_000),), script=ScriptFacts("train.py", "cafe"),
         versions=dict(VERSIONS), prefix="/env", shm_bytes=2**38, open_files=65536,
+        gpus=GPUS, seen=GPUS,
     )
 
 
@@ -49,12 +55,18 @@ def plan(ranks: int) -> tuple[float, float]:
     facts = [host(rank) for rank in range(ranks)]
     before = peak_mib()
     start = time.perf_counter()
-    plans = plan_hosts(facts, "auto")
+    plans = plan_hosts(facts, LaunchConfig())
+    offered = candidates(facts)
     hosts_s = time.perf_counter() - start
-    ready = [ReadyFacts(one.place, TORCH, Endpoint("10.0.0.0", 40000, "token", "run"), {},
-                        Seat(one.place.rank, one.place.node_rank, "n", "", CPUS, (0, 1), 8, "ib0")) for one in plans]
+    trials = tuple(Trial("ib0") for _ in offered)
+    ready = [ReadyFacts(one.place, TORCH, {},
+                        Seat(one.place.rank, one.place.node_rank, "n", "", None, CPUS, (0, 1), 8, ""),
+                        one.choice, trials if one.tries else ()) for one in plans]
+    hosts = [one.hostname for one in facts]
     start = time.perf_counter()
-    answers = plan_devices(ready, [one.hostname for one in facts], None)
+    address, interfaces = agreed(offered, {one.place.node_rank: one.trials for one in ready if one.trials},
+                                 {one.place.node_rank: hosts[one.place.rank] for one in ready})
+    answers = plan_devices(ready, hosts, LaunchConfig(), Endpoint(address, 40000, "token", "run"), interfaces)
     devices_s = time.perf_counter() - start
     assert len(answers) == ranks
     return hosts_s + devices_s, peak_mib() - before

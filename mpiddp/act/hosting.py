@@ -1,0 +1,61 @@
+"""What rank 0 does for all between the plans: it can be tried at its addresses, and serves the store at one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..config import LaunchConfig
+from ..facts.host import HostFacts, Interface
+from ..plan import devices, network
+from ..plan.environment import Endpoint
+from ..plan.job import DevicePlan, HostPlan, ReadyFacts, plan_devices, plan_hosts
+from .probe import Door, Listener
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+class Hosting:
+    """Makes rank 0's plans, and holds what they need to come true; `hosts` are the ranks' hostnames.
+
+    `serve_sentinels` lets the ranks' sentinels meet at an address, and returns on which port.
+    """
+
+    def __init__(self, config: LaunchConfig, serve_sentinels: Callable[[str, str], int]) -> None:
+        self.server: dist.Store | None = None
+        self.hosts: Sequence[str] = ()
+        self._config = config
+        self._asked = network.Asked(config.interface, config.master_addr)
+        self._serve_sentinels = serve_sentinels
+        self._offered: list[Interface] = []
+        self._listener: Listener | None = None
+
+    def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
+        """Return each rank's plan before torch, and for some where to try this rank's addresses."""
+        self.hosts = [one.hostname for one in facts]
+        plans = plan_hosts(facts, self._config)
+        self._offered = network.candidates(facts, self._asked)
+        if plans[0].place.num_nodes == 1:
+            return [(plan, None) for plan in plans]
+        self._listener = Listener()
+        door = self._listener.door([one.address for one in self._offered])
+        return [(plan, door if plan.tries else None) for plan in plans]
+
+    def plan_devices(self, facts: Sequence[ReadyFacts]) -> list[DevicePlan]:
+        """Return each rank's plan after torch, with the store already there to be reached."""
+        if self._listener is not None:
+            self._listener.close()  # all that were to try it have
+        devices.check_torch([one.devices for one in facts], self.hosts)
+        trials = {one.place.node_rank: one.trials for one in facts if one.trials}
+        names = {one.place.node_rank: self.hosts[one.place.rank] for one in facts}
+        address, interfaces = network.agreed(self._offered, trials, names, self._asked)
+        return plan_devices(facts, self.hosts, self._config, self._serve(address), interfaces)
+
+    def _serve(self, address: str) -> Endpoint:
+        """Start the job's store, and let this rank's sentinel listen."""
+        from .rendezvous import serve
+
+        self.server, endpoint = serve(address, self._config.startup_timeout_s)
+        return replace(endpoint, watch_port=self._serve_sentinels(address, endpoint.token))

@@ -1,0 +1,116 @@
+"""Rank 0's addresses, tried from the other nodes: a listener on all of them, and connections to it.
+
+The kernel makes the connections while the ranks import torch: nobody waits for them before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..facts.host import Interface
+from ..plan.network import Trial
+
+PATIENCE_S = 2.0  # for an address that does not answer
+RUNNERS_UP_S = 0.1  # for the others when the best one has
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where rank 0 can be tried: addresses, the best first, a port, and the answer that shows that it is rank 0."""
+
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+
+
+class Listener:
+    """Answers every connection to this node, on any address, with a token, until it is closed."""
+
+    def __init__(self) -> None:
+        if socket.has_dualstack_ipv6():
+            self._socket = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True,
+                                                backlog=socket.SOMAXCONN)
+        else:
+            self._socket = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+        self.token = secrets.token_hex(16)
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def door(self, addresses: Sequence[str]) -> Door:
+        """Return where to try these addresses."""
+        return Door(tuple(addresses), int(self._socket.getsockname()[1]), self.token)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # accept() returns
+        self._thread.join()
+        self._socket.close()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except ConnectionAbortedError:
+                continue
+            except OSError:  # closed
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(self.token.encode())
+
+
+class Probe:
+    """Connections to all addresses of a door, begun at once; `interfaces` are this node's own."""
+
+    def __init__(self, door: Door, interfaces: Sequence[Interface]) -> None:
+        self._door = door
+        self._names = {one.address: one.name for one in interfaces}
+        self._start = time.monotonic()
+        self._trials: dict[int, Trial] = {}
+        self._pending: dict[int, socket.socket] = {}
+        for at, address in enumerate(door.addresses):
+            one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            one.setblocking(False)
+            error = one.connect_ex((address, door.port))
+            if error in (0, errno.EINPROGRESS):
+                self._pending[at] = one
+            else:
+                self._trials[at] = Trial(error=os.strerror(error))
+                one.close()
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Return what came of each address, once the best has answered or all have had their time."""
+        with selectors.DefaultSelector() as selector:
+            for at, one in self._pending.items():
+                selector.register(one, selectors.EVENT_READ, at)
+            while self._pending and (ready := selector.select(max(0.0, self._left_s()))):
+                for key, _ in ready:
+                    selector.unregister(key.fileobj)
+                    self._trials[key.data] = self._read(self._pending.pop(key.data))
+        for at, one in self._pending.items():
+            self._trials[at] = Trial(error="no answer")
+            one.close()
+        return tuple(self._trials[at] for at in range(len(self._door.addresses)))
+
+    def _left_s(self) -> float:
+        best = self._trials.get(0)
+        patience_s = RUNNERS_UP_S if best and not best.error else PATIENCE_S
+        return self._start + patience_s - time.monotonic()
+
+    def _read(self, one: socket.socket) -> Trial:
+        with one:
+            try:
+                answer = one.recv(len(self._door.token))
+            except OSError as error:
+                return Trial(error=error.strerror or str(error))
+            if answer != self._door.token.encode():
+                return Trial(error="another host answers there")
+            return Trial(self._names.get(one.getsockname()[0], ""))

@@ -1,0 +1,147 @@
+"""Which GPU of its node each rank gets, and how a script finds it at cuda:LOCAL_RANK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import LaunchError
+from ..facts.gpus import Gpu
+from .words import folded
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a rank can use: the GPUs that it sees, in torch's order, and those that it could be made to see.
+
+    `near` are the NUMA nodes of its cores.
+    """
+
+    rank: int
+    seen: tuple[Gpu, ...]
+    reachable: tuple[Gpu, ...] = ()
+    near: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A rank's GPU and its index; `visible` are the UUIDs that the rank has to see for it, None for those it does."""
+
+    gpu: Gpu
+    index: int
+    visible: tuple[str, ...] | None = None
+
+
+def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool = False) -> list[Choice]:
+    """Return the choice for each rank of a node, in the order of local ranks.
+
+    The GPU with the index of the local rank where all ranks see the same ones. Otherwise no two ranks
+    get the same one, and each gets one on a NUMA node of its cores if that goes; then it is brought to
+    the index of the local rank where all ranks may use all the chosen ones. `share` lets several ranks
+    have one GPU. `virtual` shows each rank its own alone, at index 0.
+    Raises LaunchError `too-few-gpus` or `duplicate-gpu`.
+    """
+    taken = assign(node, host, share)
+    if virtual or any(gpu.is_slice for gpu in taken):  # a process can use only one slice
+        return [alone(sight, gpu) for sight, gpu in zip(node, taken, strict=True)]
+    found = [Choice(gpu, sight.seen.index(gpu)) for sight, gpu in zip(node, taken, strict=True)]
+    wanted = set(taken)
+    if (all(one.index == local for local, one in enumerate(found)) or len(wanted) < len(taken)
+            or not all(wanted.issubset(sight.reachable) for sight in node)):
+        return found
+    union = tuple(gpu.uuid for gpu in taken)
+    return [Choice(gpu, local, union) for local, gpu in enumerate(taken)]
+
+
+def alone(sight: Sight, gpu: Gpu) -> Choice:
+    """Return the choice of a GPU that its rank shall see alone."""
+    if sight.seen == (gpu,) or gpu not in sight.reachable:
+        return Choice(gpu, sight.seen.index(gpu))
+    return Choice(gpu, 0, (gpu.uuid,))
+
+
+def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
+    """Return a GPU for each rank of a node; raise LaunchError where there are too few for them."""
+    first = node[0].seen
+    if len(first) >= len(node) and all(sight.seen == first for sight in node):
+        return list(first[:len(node)])
+    found = match(node)
+    if None in found:
+        if not share or not all(sight.seen for sight in node):
+            raise refusal(node, host)
+        found = [sight.seen[local % len(sight.seen)] for local, sight in enumerate(node)]
+    return [one for one in found if one is not None]
+
+
+def match(node: Sequence[Sight]) -> list[Gpu | None]:
+    """Return a GPU that it sees for each rank, none twice, as many near their rank's cores as can be."""
+    if all(len(sight.seen) == 1 for sight in node):
+        only = [sight.seen[0] for sight in node]
+        return [gpu if only.index(gpu) == local else None for local, gpu in enumerate(only)]
+    import networkx  # heavy, and seldom needed; torch needs it too
+
+    graph = networkx.Graph()
+    for local, sight in enumerate(node):
+        for at, gpu in enumerate(sight.seen):
+            far = gpu.numa >= 0 and bool(sight.near) and gpu.numa not in sight.near
+            order = (at - local)**2  # among equals, the order of local ranks
+            graph.add_edge(local, gpu, weight=10_000 * (1 - far) - order)
+    pairs = dict(networkx.max_weight_matching(graph, maxcardinality=True))
+    pairs |= {second: first for first, second in pairs.items()}
+    return [pairs.get(local) for local in range(len(node))]
+
+
+def refusal(node: Sequence[Sight], host: str) -> LaunchError:
+    """Return what to say where a node's ranks cannot have a GPU each."""
+    owner: dict[Gpu, int] = {}
+    if len(node) > 1 and all(len(sight.seen) == 1 for sight in node):
+        for sight in node:
+            other = owner.setdefault(sight.seen[0], sight.rank)
+            if other != sight.rank:
+                return duplicate(other, sight.rank, sight.seen[0], host)
+    union = {gpu for sight in node for gpu in sight.seen}
+    return LaunchError(
+        "too-few-gpus",
+        found=f"{len(node)} ranks on {host}, which see {len(union)} GPU{'s' * (len(union) != 1)}",
+        needed="one GPU for each rank of a node",
+        do=f"start as many ranks a node as it has GPUs (--ntasks-per-node={max(1, len(union))}), "
+        f"or ask for more (--gpus-per-node={len(node)});\n"
+        "--share-gpus lets ranks share one, with gloo",
+    )
+
+
+def duplicate(rank: int, other: int, gpu: Gpu, host: str) -> LaunchError:
+    """Return what to say where two ranks have the same GPU and no other."""
+    return LaunchError(
+        "duplicate-gpu",
+        found=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
+        needed="a GPU of its own for each rank",
+        do="srun --gpus-per-node=N --gpu-bind=none shows every rank all GPUs, --gpus-per-task=1 each its own;\n"
+        "look at --gpu-bind and for a CUDA_VISIBLE_DEVICES that is the same for all; --share-gpus lets ranks\n"
+        "share one, with gloo",
+    )
+
+
+def are_shared(choices: Iterable[Choice]) -> bool:
+    """Tell whether several ranks have one GPU."""
+    uuids = [choice.gpu.uuid for choice in choices]
+    return len(set(uuids)) < len(uuids)
+
+
+def warnings(ranks: Iterable[tuple[str, bool]]) -> list[str]:
+    """Return the warning `isolated-gpus` where a rank's device is not cuda:LOCAL_RANK.
+
+    `ranks` tells of each rank its host and whether that is so.
+    """
+    away = {host for host, elsewhere in ranks if elsewhere}
+    line = ("isolated-gpus: on @ ranks are shown only some GPUs each, so that a rank's device is not cuda:LOCAL_RANK "
+            "and peer access may be lost; srun --gpu-bind=none shows all, --virtual-local-rank sets LOCAL_RANK=0 "
+            "for scripts that go by it")
+    return [line.replace("@", folded(away))] if away else []
+
+
+def told_apart(gpus: Sequence[Gpu], host: str, rank: int) -> tuple[Gpu, ...]:
+    """Return GPUs with a UUID each; where torch tells none, a rank's only one is taken for its own."""
+    names = [f"{host}, rank {rank}'s"] if len(gpus) == 1 else [f"{host}, number {at}" for at in range(len(gpus))]
+    return tuple(gpu if gpu.uuid else replace(gpu, uuid=name, board=name)
+                 for gpu, name in zip(gpus, names, strict=True))

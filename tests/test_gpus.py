@@ -1,0 +1,232 @@
+"""Each rank's GPU: plain functions on written-down machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiddp.config import LaunchConfig
+from mpiddp.environment import Place
+from mpiddp.errors import LaunchError
+from mpiddp.facts.cpus import Topology
+from mpiddp.facts.devices import DeviceFacts
+from mpiddp.facts.gpus import Gpu, visible
+from mpiddp.facts.host import HostFacts
+from mpiddp.plan import gpus, job, topology
+from mpiddp.plan.environment import Endpoint
+from mpiddp.plan.gpus import Choice, Sight, choose
+from mpiddp.plan.map import Seat
+
+ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
+
+
+def board(name: str, numa: int = 0) -> Gpu:
+    return Gpu(f"GPU-{name}", f"GPU-{name}", "NVIDIA H100 80GB HBM3", f"0000:{name}:00.0", numa, 80 * 2**30)
+
+
+def mig(name: str, parent: str) -> Gpu:
+    return Gpu(f"MIG-{name}", f"GPU-{parent}", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", f"0000:{parent}:00.0", 0, 5 * 2**30)
+
+
+# As nvidia-smi and rocm-smi number them, with the NUMA nodes that their vendors' topology tables show.
+DGX_H100 = tuple(board(f"{at}b", at // 4) for at in range(8))
+A100_NODE = tuple(board(f"{at}1", 3 - at) for at in range(4))  # Perlmutter, JUWELS Booster: numbered backwards
+FRONTIER = tuple(board(f"d{at}", numa) for at, numa in enumerate((3, 3, 1, 1, 0, 0, 2, 2)))
+SUPERCLOUD = (board("14", 0), board("88", 1))
+SLICES = tuple(mig(f"{at}", "07") for at in range(7))
+LAPTOP = (board("01", -1),)
+
+
+def alike(seen: tuple[Gpu, ...], ranks: int) -> list[Sight]:
+    """Return the sights of ranks that see the same GPUs and can use no other."""
+    return [Sight(rank, seen, seen) for rank in range(ranks)]
+
+
+def own(seen: tuple[Gpu, ...], reachable: tuple[Gpu, ...] | None = None) -> list[Sight]:
+    """Return the sights of ranks that are shown one GPU each; without `reachable` a cgroup keeps the rest away."""
+    return [Sight(rank, (gpu,), (gpu,) if reachable is None else reachable) for rank, gpu in enumerate(seen)]
+
+
+@pytest.mark.parametrize("machine", [DGX_H100, A100_NODE, FRONTIER, SUPERCLOUD, LAPTOP])
+def test_where_all_see_all_the_local_rank_is_the_index(machine: tuple[Gpu, ...]) -> None:
+    """What torchrun's scripts expect: nothing is to be changed."""
+    assert choose(alike(machine, len(machine)), "n1") == [Choice(gpu, at) for at, gpu in enumerate(machine)]
+
+
+def test_fewer_ranks_than_gpus_take_the_first() -> None:
+    assert [one.index for one in choose(alike(DGX_H100, 2), "n1")] == [0, 1]
+
+
+def test_a_gpu_of_each_tasks_own_by_variable_is_brought_to_the_index_of_the_local_rank() -> None:
+    """As srun --gpus-per-task=1 without cgroups: CUDA_VISIBLE_DEVICES hides what is in reach all the same."""
+    found = choose(own(A100_NODE, A100_NODE), "n1")
+    everyones = tuple(gpu.uuid for gpu in A100_NODE)
+    assert found == [Choice(gpu, at, everyones) for at, gpu in enumerate(A100_NODE)]
+
+
+def test_a_gpu_of_each_tasks_own_by_cgroup_stays_the_first() -> None:
+    """As srun --gpus-per-task=1 with ConstrainDevices: no variable brings the others back, so the script is warned."""
+    found = choose(own(A100_NODE), "n1")
+    assert found == [Choice(gpu, 0) for gpu in A100_NODE]
+    lines = gpus.warnings((host, one.index != local) for host in ("n1", "n2") for local, one in enumerate(found))
+    assert [line.split(" ranks ")[0] for line in lines] == ["isolated-gpus: on n[1-2]"]
+    assert "--virtual-local-rank" in lines[0]
+    assert gpus.warnings([("n1", False)]) == []
+
+
+def test_each_gets_the_gpu_near_its_cores() -> None:
+    """As srun --gpu-bind=closest, with two GPUs near each pair of four tasks, which are bound crosswise."""
+    near, far = DGX_H100[:2], DGX_H100[4:6]
+    sights = [Sight(0, far, DGX_H100, (1,)), Sight(1, near, DGX_H100, (0,)), Sight(2, near, DGX_H100, (0,)),
+              Sight(3, far, DGX_H100, (1,))]
+    taken = [far[0], near[0], near[1], far[1]]
+    assert [(one.gpu, one.index) for one in choose(sights, "n1")] == [(gpu, at) for at, gpu in enumerate(taken)]
+
+
+def test_a_rank_with_less_choice_goes_first_and_nearness_second() -> None:
+    """Rank 0 sees both, rank 1 only the one that is near rank 0: it must have it."""
+    first, second = SUPERCLOUD
+    sights = [Sight(0, (first, second), SUPERCLOUD, (0,)), Sight(1, (first,), SUPERCLOUD, (0,))]
+    assert [one.gpu for one in choose(sights, "n1")] == [second, first]
+
+
+def test_uneven_nodes_choose_each_for_itself() -> None:
+    found = choose(alike(DGX_H100, 8), "n1") + choose(alike(SUPERCLOUD, 1), "n2")
+    assert [one.index for one in found] == [*range(8), 0]
+
+
+def test_mig_slices_are_shown_one_to_each_rank() -> None:
+    """CUDA lets a process see one instance, so LOCAL_RANK cannot be its index."""
+    found = choose(alike(SLICES, 7), "n1")
+    assert found == [Choice(one, 0, (one.uuid,)) for one in SLICES]
+    assert choose(own(SLICES[:2]), "n1") == [Choice(one, 0) for one in SLICES[:2]]
+
+
+def test_a_virtual_local_rank_shows_each_rank_its_own_alone() -> None:
+    found = choose(alike(DGX_H100, 8), "n1", virtual=True)
+    assert found == [Choice(gpu, 0, (gpu.uuid,)) for gpu in DGX_H100]
+    assert choose(own(SUPERCLOUD), "n1", virtual=True) == [Choice(gpu, 0) for gpu in SUPERCLOUD]
+
+
+def test_too_few_gpus() -> None:
+    with pytest.raises(LaunchError) as caught:
+        choose(alike(SUPERCLOUD, 3), "n1")
+    assert (caught.value.name, caught.value.found) == ("too-few-gpus", "3 ranks on n1, which see 2 GPUs")
+    assert "--ntasks-per-node=2" in caught.value.do
+    assert "--gpus-per-node=3" in caught.value.do
+
+
+def test_two_ranks_with_one_gpu() -> None:
+    sights = [replace(one, rank=one.rank + 8) for one in alike(LAPTOP, 2)]
+    with pytest.raises(LaunchError) as caught:
+        choose(sights, "n2")
+    assert (caught.value.name, caught.value.found) == (
+        "duplicate-gpu", "ranks 8 and 9 on n2 both see only the GPU GPU-01")
+    assert "--gpus-per-task=1" in caught.value.do
+
+
+def test_ranks_share_gpus_where_that_is_asked_for() -> None:
+    assert [one.index for one in choose(alike(LAPTOP, 2), "n1", share=True)] == [0, 0]
+    shared = choose(alike(SUPERCLOUD, 5), "n1", share=True)
+    assert [one.index for one in shared] == [0, 1, 0, 1, 0]
+    assert gpus.are_shared(shared)
+    assert not gpus.are_shared(choose(alike(SUPERCLOUD, 2), "n1", share=True))
+    with pytest.raises(LaunchError):
+        choose(alike((), 2), "n1", share=True)
+
+
+@pytest.mark.parametrize(("value", "names"), [
+    (None, "0b 1b 2b 3b 4b 5b 6b 7b"), ("", ""), ("2,1", "2b 1b"), ("0,2,-1,1", "0b 2b"), ("1,99,2", "1b"),
+    ("GPU-4b,0", "4b 0b"), ("3,3", ""), ("nonsense", ""), ("MIG-4b", ""),
+])
+def test_cuda_visible_devices(value: str | None, names: str) -> None:
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert [gpu.uuid.removeprefix("GPU-") for gpu in visible(DGX_H100, environ)] == names.split()
+
+
+def test_a_number_names_the_first_slice_of_a_gpu_in_mig_mode() -> None:
+    assert visible((*SLICES, DGX_H100[1]), {"CUDA_VISIBLE_DEVICES": "0,1"}) == (SLICES[0], DGX_H100[1])
+    assert visible(SLICES, {"CUDA_VISIBLE_DEVICES": "MIG-4,MIG-2"}) == (SLICES[4], SLICES[2])
+
+
+CORES = Topology(tuple((core,) for core in range(64)), tuple(core // 16 for core in range(64)))
+
+
+def hosts(*sights: Sight, cpus: frozenset[int] = frozenset(range(64))) -> list[HostFacts]:
+    """Return the facts of the ranks of one node with 64 cores."""
+    return [HostFacts("n1", 0, cpus, frozenset(range(64)), CORES if rank == 0 else None, False, None, (), None, {}, "",
+                      2**34, 4096, sight.reachable, sight.seen) for rank, sight in enumerate(sights)]
+
+
+def test_cores_are_near_the_gpu() -> None:
+    """Frontier's GCDs 0 and 1 hang on its last NUMA node, 4 and 5 on its first."""
+    plans = job.plan_hosts(hosts(*alike(FRONTIER, 8)), LaunchConfig())
+    assert [one.numa for one in plans] == [(gpu.numa,) for gpu in FRONTIER]
+    assert sorted(cpu for one in plans for cpu in one.cpus or ()) == list(range(64))
+
+
+def test_the_plan_before_torch_sets_what_cuda_shall_see() -> None:
+    plans = job.plan_hosts(hosts(*own(SUPERCLOUD, SUPERCLOUD)), LaunchConfig())
+    assert [one.settings for one in plans] == [{"CUDA_VISIBLE_DEVICES": "GPU-14,GPU-88"}] * 2
+    assert [one.settings for one in job.plan_hosts(hosts(*alike(SUPERCLOUD, 2)), LaunchConfig())] == [{}, {}]
+
+
+def test_more_ranks_than_gpus_are_not_refused_before_torch_has_seen_them() -> None:
+    """They may compute on the CPU: a torch without CUDA, or --device=cpu."""
+    plans = job.plan_hosts(hosts(*alike(LAPTOP, 4)), LaunchConfig())
+    assert [one.choice for one in plans] == [None] * 4
+    assert [one.device for one in after(plans, ())] == ["cpu"] * 4
+
+
+def after(plans: list[job.HostPlan], seen: tuple[Gpu, ...], config: LaunchConfig = LaunchConfig(),  # noqa: B008
+          shown: bool = True) -> list[job.DevicePlan]:
+    """Return the plan after a torch that sees some GPUs, or where `shown` those that each rank shall see."""
+    by_uuid = {gpu.uuid: gpu for gpu in seen}
+    facts = []
+    for one in plans:
+        names = one.settings.get("CUDA_VISIBLE_DEVICES", "")
+        mine = tuple(by_uuid[name] for name in names.split(",")) if names and shown else seen
+        bare = tuple(replace(gpu, uuid=gpu.uuid.partition("-")[2]) for gpu in mine)
+        devices = DeviceFacts("2.13.0", "2.27.3", "cuda" if seen else "cpu", bare, {"cpu": "gloo", "cuda": "nccl"})
+        seat = Seat(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, "")
+        facts.append(job.ReadyFacts(one.place, devices, {}, seat, one.choice))
+    return job.plan_devices(facts, ["n1"] * len(plans), config, ENDPOINT, {0: "lo"})
+
+
+def test_after_torch_the_devices_are_as_planned() -> None:
+    plans = job.plan_hosts(hosts(*own(SUPERCLOUD, SUPERCLOUD)), LaunchConfig())
+    found = after(plans, SUPERCLOUD)
+    assert [one.device for one in found] == ["cuda:0", "cuda:1"]
+    assert [(one.device, one.gpu) for one in found[0].seats] == [("cuda:0", SUPERCLOUD[0]), ("cuda:1", SUPERCLOUD[1])]
+    assert (found[0].backend, found[0].warnings) == ("nccl", ())
+
+
+def test_a_torch_that_sees_other_gpus_than_planned_is_refused() -> None:
+    plans = job.plan_hosts(hosts(*own(SUPERCLOUD, SUPERCLOUD)), LaunchConfig())
+    with pytest.raises(LaunchError) as caught:
+        after(plans, (board("99"), board("98")), shown=False)
+    assert (caught.value.name, caught.value.found) == (
+        "device-unavailable", "GPU-14 was chosen for rank 0 on n1, but torch sees 99 at cuda:0")
+
+
+def test_without_nvml_torch_tells_the_gpus_apart() -> None:
+    blind = job.plan_hosts(hosts(*[Sight(rank, ()) for rank in range(2)]), LaunchConfig())
+    assert [one.device for one in after(blind, SUPERCLOUD)] == ["cuda:0", "cuda:1"]
+    with pytest.raises(LaunchError, match="duplicate-gpu"):
+        after(blind, LAPTOP)
+    shared = after(blind, LAPTOP, LaunchConfig(share_gpus=True))
+    assert [(one.device, one.backend) for one in shared] == [("cuda:0", "gloo")] * 2
+    with pytest.raises(LaunchError, match="pip install nvidia-ml-py"):
+        after(blind, SUPERCLOUD, LaunchConfig(virtual_local_rank=True))
+
+
+def test_gpus_that_nothing_tells_apart_go_by_their_number() -> None:
+    unnamed = Gpu("", "", "Intel(R) Data Center GPU Max 1550")
+    assert [one.uuid for one in gpus.told_apart((unnamed,) * 2, "n1", 3)] == ["n1, number 0", "n1, number 1"]
+    assert [one.uuid for one in gpus.told_apart((unnamed,), "n1", 3)] == ["n1, rank 3's"]
+
+
+def test_local_ranks_are_in_the_order_of_ranks() -> None:
+    places: list[Place] = topology.places([0, 4, 0, 4])
+    assert job.by_node(places) == [[0, 2], [1, 3]]
