@@ -17,6 +17,8 @@ from mpiddp.plan import gpus, job, topology
 from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.gpus import Choice, Sight, choose
 from mpiddp.plan.map import Seat
+from tests.cluster import Cluster
+from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, check
 
 ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
 
@@ -230,3 +232,29 @@ def test_gpus_that_nothing_tells_apart_go_by_their_number() -> None:
 def test_local_ranks_are_in_the_order_of_ranks() -> None:
     places: list[Place] = topology.places([0, 4, 0, 4])
     assert job.by_node(places) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(("options", "cgroup", "devices", "uuids"), [
+    ("--gres=gpu:2", False, "cuda:0-1", ["0", "1"]),  # both tasks are shown both
+    ("--gpus-per-node=4", False, "cuda:0-1", ["0", "1"]),
+    ("--gpus-per-task=1", False, "cuda:0-1", ["0", "1"]),  # each is shown one, and both are brought into sight
+    ("--gpus-per-task=1", True, "cuda:0", ["0", "1"]),
+    ("--gres=gpu:4 --gpu-bind=map_gpu:3,1", False, "cuda:0-1", ["3", "1"]),
+    ("--gres=gpu:4 --gpu-bind=map_gpu:3,1", True, "cuda:0", ["3", "1"]),
+    ("--gres=gpu:4 --gpu-bind=mask_gpu:0x6,0x2", False, "cuda:0-1", ["2", "1"]),  # the second has no choice
+])
+def test_what_slurm_shows_each_task(
+    cluster: Cluster, options: str, cgroup: bool, devices: str, uuids: list[str]
+) -> None:
+    """The devices are files of no use, so torch's part is written down in the program; Slurm's part is real."""
+    mpi = MPIS["openmpi4"]
+    done = check(cluster.run("srun", "--mpi=pmix", "-N2", "--ntasks-per-node=2", *options.split(), str(mpi.python),
+                             str(PROGRAMS / "gpus.py"), *["--cgroup"] * cgroup, timeout=DEADLINE_S, env=mpi.environ(),
+                             cwd=ROOT))
+    table = done.stdout.splitlines()
+    row = next(line.split() for line in table if line.startswith("  node[1-2]"))
+    assert row[:4] == ["node[1-2]", "0-3", devices, "H100"], done.stdout
+    for rank in range(4):
+        uuid = f"GPU-{uuids[rank % 2]}node{rank // 2 + 1}"
+        assert any(line.startswith(f"rank {rank} ") and f" is {uuid} " in line for line in table), done.stdout
+    assert ("isolated-gpus: on node[1-2]" in done.stdout) == (devices == "cuda:0")

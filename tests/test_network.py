@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from mpiddp.act.probe import PATIENCE_S, Door, Listener, Probe
+from mpiddp.facts.host import Interface
+from mpiddp.plan.network import Trial
 from tests.cluster import Cluster
-from tests.cluster.cluster import ip, namespace
+from tests.cluster.cluster import NODES, ip, namespace
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, srun
 
+LO = Interface("lo", "127.0.0.1", "127.0.0.0/8", loopback=True, speed_mbps=0)
+NOWHERE = "192.0.2.1"  # of no host (RFC 5737)
 HELLO, TRAIN = EXAMPLES / "hello_world.py", EXAMPLES / "train_digits.py"
 # As Debian's installer and cloud images write it: a node's own name is a loopback address.
 OWN_NAME_IS_LOOPBACK = """
 grep -v "$SLURMD_NODENAME" /etc/hosts > /tmp/hosts; echo 127.0.1.1 "$SLURMD_NODENAME" >> /tmp/hosts
 mount --bind /tmp/hosts /etc/hosts; exec "$@"
 """
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    found = Listener()
+    yield found
+    found.close()
+
+
+def test_an_address_that_answers_is_found_with_the_interface_that_leads_there(listener: Listener) -> None:
+    assert Probe(listener.door(["127.0.0.1"]), [LO]).trials() == (Trial("lo"),)
+
+
+def test_an_address_that_does_not_answer_costs_no_more_than_its_time(listener: Listener) -> None:
+    start = time.monotonic()
+    dead, alive = Probe(listener.door([NOWHERE, "127.0.0.1"]), [LO]).trials()
+    assert time.monotonic() - start < PATIENCE_S + 1
+    assert dead.error
+    assert alive == Trial("lo")
+
+
+def test_nobody_waits_for_others_when_the_best_address_answers(listener: Listener) -> None:
+    alive, dead = Probe(listener.door(["127.0.0.1", NOWHERE]), [LO]).trials()
+    assert alive == Trial("lo")
+    assert dead.error
+
+
+def test_answers_that_came_in_the_meantime_are_heard(listener: Listener) -> None:
+    probe = Probe(listener.door(["127.0.0.1"]), [LO])
+    time.sleep(PATIENCE_S + 0.1)  # torch is imported
+    assert probe.trials() == (Trial("lo"),)
+
+
+def test_a_port_where_nobody_or_another_answers_is_not_rank_0() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        probe = Probe(Door(("127.0.0.1",), port, "token"), [LO])
+        connection, _ = other.accept()
+        connection.sendall(b"SSH-2.0")
+        assert probe.trials() == (Trial(error="another host answers there"),)
+        connection.close()
+    assert Probe(Door(("127.0.0.1",), port, "token"), [LO]).trials() == (Trial(error="Connection refused"),)
 
 
 def misled(cluster: Cluster, *command: object) -> Done:
@@ -53,3 +102,40 @@ def test_the_interface_that_the_user_names(cluster: Cluster) -> None:
     assert done.returncode == 3
     assert done.stderr.count("mpiddp: cannot start: no-network") == 1
     assert "--interface=ib7, but rank 0's node node1 has eth0 10.77.0.11" in done.stderr
+
+
+DATA = "mpiddpdata"
+
+
+@pytest.fixture
+def data_network(cluster: Cluster) -> Iterator[None]:
+    """Give all nodes a second network, `data0`, on which nothing comes to or from node2 although its link is up."""
+    ip("link", "add", DATA, "type", "bridge")
+    try:
+        ip("link", "set", DATA, "up")
+        for number, node in enumerate(NODES, start=1):
+            outside = f"{DATA}{number}"
+            ip("link", "add", outside, "type", "veth", "peer", "name", "data0", "netns", namespace(node))
+            ip("-n", namespace(node), "address", "add", f"10.88.0.{number}/24", "dev", "data0")
+            ip("-n", namespace(node), "link", "set", "data0", "up")
+            ip("link", "set", outside, "up")
+            if node != "node2":
+                ip("link", "set", outside, "master", DATA)
+        yield
+    finally:
+        for number, node in enumerate(NODES, start=1):
+            if f"{DATA}{number}" in ip("link", "show"):
+                ip("-n", namespace(node), "link", "del", "data0")
+        ip("link", "del", DATA)
+
+
+@pytest.mark.usefixtures("data_network")
+def test_a_network_that_does_not_reach_a_node_is_left_alone_or_named_with_it(cluster: Cluster) -> None:
+    done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", HELLO)
+    assert {one["address"] for one in check_hello(done, 3)} == {"10.77.0.11"}
+    start = time.monotonic()
+    done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--interface", "data0", HELLO)
+    assert time.monotonic() - start < 10
+    assert done.returncode == 3
+    assert done.stderr.count("mpiddp: cannot start: address-unreachable") == 1
+    assert "10.88.0.1 (data0) from node2: " in done.stderr

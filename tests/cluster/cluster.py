@@ -13,6 +13,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ BRIDGE = "mpiddp0"
 LOGIN = "login"
 NODES = ("node1", "node2", "node3")
 ADDRESSES = {LOGIN: "10.77.0.1", "node1": "10.77.0.11", "node2": "10.77.0.12", "node3": "10.77.0.13"}
-CPUS_PER_NODE = 8  # as far as Slurm knows
+CPUS_PER_NODE, GPUS_PER_NODE = 8, 4  # as far as Slurm knows
 START_TIMEOUT_S = 60
 COMMANDS = ("slurmctld", "slurmd", "srun", "sbatch", "munged", "ip", "nsenter", "unshare", "mount", "hostname")
 
@@ -40,7 +41,8 @@ CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
@@ -52,9 +54,11 @@ SlurmctldPidFile={RUN}/slurmctld.pid
 SlurmdPidFile={RUN}/slurmd-%n.pid
 KillWait=2
 """ + "".join(
-    f"NodeName={node} NodeAddr={ADDRESSES[node]} CPUs={CPUS_PER_NODE} State=UNKNOWN\n" for node in NODES
+    f"NodeName={node} NodeAddr={ADDRESSES[node]} CPUs={CPUS_PER_NODE} CpuBind=none Gres=gpu:{GPUS_PER_NODE} "
+    "State=UNKNOWN\n" for node in NODES
 ) + "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=FORCE\n"
 
+GRES_CONF = f"Name=gpu File={RUN}/devices/nvidia[0-{GPUS_PER_NODE - 1}]\n"
 HOSTS = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in ADDRESSES.items())
 
 BECOME_HOST = """
@@ -133,10 +137,13 @@ class Cluster:
 
     def _start(self) -> None:
         RUN.mkdir()
-        for folder in ("pids", "munge", "state", "spool", *(f"spool/{node}" for node in NODES)):
+        for folder in ("pids", "munge", "state", "devices", "spool", *(f"spool/{node}" for node in NODES)):
             (RUN / folder).mkdir()
         (RUN / "hosts").write_text(HOSTS)
         (RUN / "slurm.conf").write_text(SLURM_CONF)
+        (RUN / "gres.conf").write_text(GRES_CONF)
+        for number in range(GPUS_PER_NODE):
+            os.mknod(RUN / f"devices/nvidia{number}", stat.S_IFCHR, os.makedev(1, 3))  # what /dev/null is
         start_munged()
         make_network()
         for host in (LOGIN, *NODES):

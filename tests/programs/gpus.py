@@ -1,0 +1,49 @@
+"""Plan the GPUs of a real Slurm step: which are shown to each rank is Slurm's word, the GPUs are written down here.
+
+    srun --mpi=pmix python gpus.py [--cgroup]
+
+With --cgroup a rank can use no other GPUs than those it is shown. Prints the map, and the warnings.
+"""
+
+import os
+import socket
+import sys
+
+from mpi4py import MPI
+
+from mpiddp.config import LaunchConfig
+from mpiddp.facts.devices import DeviceFacts
+from mpiddp.facts.gpus import VISIBLE, Gpu, visible
+from mpiddp.facts.host import host_facts
+from mpiddp.facts.mpi import node_key
+from mpiddp.launch import seat
+from mpiddp.plan.environment import Endpoint
+from mpiddp.plan.job import ReadyFacts, plan_devices, plan_hosts
+from mpiddp.plan.map import lines
+
+comm, host = MPI.COMM_WORLD, socket.gethostname()
+GPUS = tuple(Gpu(f"GPU-{at}{host}", f"GPU-{at}{host}", "NVIDIA H100 80GB HBM3") for at in range(4))
+
+
+def everyone(facts: object, plan: object) -> object:
+    """Return this rank's part of rank 0's plan."""
+    found = comm.gather(facts, root=0)
+    return comm.scatter(plan(found) if comm.rank == 0 else None, root=0)
+
+
+node, whole = node_key(comm)
+shown = visible(GPUS, os.environ)
+seen = host_facts(os.environ, comm.rank, node, whole, None, "", look_at_gpus=False)
+seen = type(seen)(**{**vars(seen), "seen": shown, "gpus": shown if "--cgroup" in sys.argv else GPUS})
+host_plan = everyone(seen, lambda facts: plan_hosts(facts, LaunchConfig()))
+os.environ.update({"OMP_NUM_THREADS": "1", **host_plan.settings})
+after = shown if "--cgroup" in sys.argv else visible(GPUS, os.environ)
+torch = DeviceFacts("2.13.0", "2.27.3", "cuda", after, {"cuda": "nccl"}, {"nccl": ("cuda",)})
+ready = ReadyFacts(host_plan.place, torch, {}, seat(host_plan, frozenset({0})), host_plan.choice)
+names = comm.bcast(comm.gather(host, root=0), root=0)
+plan = everyone(ready, lambda facts: plan_devices(
+    facts, names, LaunchConfig(), Endpoint("10.77.0.11", 1, "", ""), dict.fromkeys(range(comm.size), "eth0")))
+if comm.rank == 0:
+    print(*lines(plan.seats), *plan.warnings, sep="\n")
+print(f"rank {comm.rank} of Slurm's {os.environ['SLURM_LOCALID']}: {plan.device} is {after[int(plan.device[5:])].uuid} "
+      f"of {os.environ.get(VISIBLE)}\n", end="", flush=True)
