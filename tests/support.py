@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import itertools
 import os
 import re
+import shutil
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +91,31 @@ def mpiexec_command(mpi: Mpi, ranks: int, *arguments: object) -> list[str]:
 
 
 def single_node_environ(mpi: Mpi) -> dict[str, str]:
-    """Return the environment for an MPI's own mpiexec: Slurm's PMI library is not for it."""
-    return {name: value for name, value in mpi.environ().items() if name != "I_MPI_PMI_LIBRARY"}
+    """Return the environment for jobs on this machine: Slurm's PMI library is not for an MPI's own mpiexec.
+
+    Processes that are killed leave temporary files: theirs lie in a folder that goes with the tests.
+    """
+    kept = {name: value for name, value in mpi.environ().items() if name != "I_MPI_PMI_LIBRARY"}
+    return {**kept, "TMPDIR": scratch()}
+
+
+@functools.cache
+def scratch() -> str:
+    """Return a folder for temporary files of the tests' jobs, which goes at their end.
+
+    With it go the files that Hydra leaves of jobs that were aborted, which have no other place.
+    """
+    folder, start = tempfile.mkdtemp(prefix="mpiddp-tests-"), time.time()
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        for left in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
+            with contextlib.suppress(FileNotFoundError):
+                if left.stat().st_uid == os.getuid() and left.stat().st_mtime > start:
+                    left.unlink()
+
+    atexit.register(remove)
+    return folder
 
 
 def alone(mpi: Mpi, *arguments: object, timeout: float = DEADLINE_S, env: Mapping[str, str] | None = None,
