@@ -36,10 +36,10 @@ class Listener:
     """Answers every connection to this node, on any address, with a token, until it is closed."""
 
     def __init__(self) -> None:
-        if socket.has_dualstack_ipv6():
+        try:
             self._socket = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True,
                                                 backlog=socket.SOMAXCONN)
-        else:
+        except (OSError, ValueError):  # a node without IPv6
             self._socket = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self.token = secrets.token_hex(16)
         self._thread = threading.Thread(target=self._answer, daemon=True)

@@ -98,12 +98,13 @@ def choose_early(
     if not any(one.seen for one in facts):
         return found
     for ranks in by_node(places):
-        known = facts[ranks[0]].topology
-        assert known
-        node = [Sight(rank, facts[rank].seen, facts[rank].gpus, cores.numa_of(facts[rank].cpus, known))
-                for rank in ranks]
+        first = facts[ranks[0]]
+        assert first.topology
+        differ = any(facts[rank].seen != first.seen for rank in ranks)  # only then it matters which are near
+        node = [Sight(rank, facts[rank].seen, facts[rank].gpus,
+                      cores.numa_of(facts[rank].cpus, first.topology) if differ else ()) for rank in ranks]
         try:
-            choices = gpus.choose(node, facts[ranks[0]].hostname, config.share_gpus, config.virtual_local_rank)
+            choices = gpus.choose(node, first.hostname, config.share_gpus, config.virtual_local_rank)
         except LaunchError:
             continue
         for rank, choice in zip(ranks, choices, strict=True):
