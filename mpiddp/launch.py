@@ -55,8 +55,10 @@ def launch(config: LaunchConfig) -> int:
         script.set_path(config.script)
     started_by = runtime.detect(os.environ)
     output = Output(relayed=config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False)))
-    watched = Sentinel(f"rank {started_by.rank if started_by else 0} on {socket.gethostname()}",
-                       runtime.is_first_on_node(os.environ), runtime.slurm_step(os.environ), config.startup_timeout_s)
+    rank = started_by.rank if started_by else 0
+    watched = Sentinel(
+        f"rank {rank} on {socket.gethostname()}", runtime.is_first_on_node(os.environ), runtime.slurm_step(os.environ),
+        lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [], config.startup_timeout_s)
     try:
         MPI = initialise_mpi(config, started_by, watched)
     except LaunchError as error:

@@ -104,6 +104,22 @@ def test_the_interface_that_the_user_names(cluster: Cluster) -> None:
     assert "--interface=ib7, but rank 0's node node1 has eth0 10.77.0.11" in done.stderr
 
 
+def test_a_node_whose_link_is_down_is_named(cluster: Cluster) -> None:
+    """It goes down when Slurm has started the ranks, and before they do anything: without it Slurm starts none."""
+    mpi, inside = MPIS["openmpi4"], ("-n", namespace("node2"))
+    cut = 'if [ "$SLURMD_NODENAME" = node2 ]; then ip link set eth0 down; fi; exec "$@"'
+    start = time.monotonic()
+    try:
+        done = cluster.run("srun", "--mpi=pmix", "-N3", "-n3", "sh", "-c", cut, "sh", str(mpi.python), "-m", "mpiddp",
+                           "--startup-timeout", "6", str(HELLO), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+    finally:
+        ip(*inside, "link", "set", "eth0", "up")
+    assert time.monotonic() - start < 12
+    assert done.returncode != 0
+    assert "mpiddp: rank 0 on node1 has waited" in done.stderr
+    assert "; no answer from node2\n" in done.stderr
+
+
 DATA = "mpiddpdata"
 
 

@@ -43,16 +43,19 @@ class Ruling:
 class Sentinel:
     """Forks the sentinel of this process and talks to it; a sentinel that is gone is not missed."""
 
-    def __init__(self, who: str, speaks: bool, step: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, who: str, speaks: bool, step: str | None, hosts: Callable[[], list[str]], timeout_s: float
+    ) -> None:
         """Fork the sentinel of rank `who`; it speaks of what a whole node waits for only where `speaks`.
 
-        `step` is the Slurm step of the rank, which is cancelled if it comes to the worst.
+        `step` is the Slurm step of the rank, which is cancelled if it comes to the worst. `hosts` gives
+        those that are asked whether they answer when the rank waits for others; none on most ranks.
         """
         self.start = time.monotonic()
         ours, its = socket.socketpair()
         self._signals, its_signals = socket.socketpair()
         rank = os.getpid()
-        fork_detached(lambda: watcher.watch(Wire(its), its_signals, rank, who, speaks, step, timeout_s),
+        fork_detached(lambda: watcher.watch(Wire(its), its_signals, rank, who, speaks, step, hosts, timeout_s),
                       kept=(its.fileno(), its_signals.fileno()))
         its.close()
         its_signals.close()

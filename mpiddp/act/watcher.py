@@ -11,17 +11,20 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..facts.process import Process
 from ..plan.report import Member
 from ..plan.verdict import CONSEQUENCE, Report, Verdict
+from ..plan.words import folded
 from .coordinator import Coordinator, dial, read_verdict, verdict_message
 from .detached import silence
 from .failure import FORWARDING_S, tell
 from .loop import Loop
 from .postmortem import report_on
+from .reach import out_of_reach
 from .wire import Message, Wire
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 END = signal.SIGRTMAX  # asks a rank to end itself with the status that its sentinel tells it
 HARD_GRACE_S = 15.0  # after the deadline of the start, in which ranks that can speak end the job themselves
 RULING_S = 2.5  # for the coordinator's answer
+ASKING_HOSTS_S = 2.0
 ASKING_S = 1.0  # between one way to end a rank and the next, harder one
 LAUNCHER_S = 2.0  # for the launcher to end a job that has lost its rank 0
 MANY_CHILDREN = 1000
@@ -37,11 +41,12 @@ CLEANING_S = 0.7  # for what a rank left behind
 
 
 def watch(
-    channel: Wire, signals: socket.socket, rank: int, who: str, speaks: bool, step: str | None, timeout_s: float
+    channel: Wire, signals: socket.socket, rank: int, who: str, speaks: bool, step: str | None,
+    hosts: Callable[[], list[str]], timeout_s: float,
 ) -> None:
     """Be the sentinel of process `rank` until it is gone; the numbers of signals it gets come by `signals`."""
     silence(0, 1)
-    watcher = Watcher(channel, rank, who, speaks, step, timeout_s)
+    watcher = Watcher(channel, rank, who, speaks, step, hosts, timeout_s)
     watcher.loop.listen(signals, lambda: watcher.hear_signal(signals))
     watcher.loop.run()
 
@@ -49,8 +54,12 @@ def watch(
 class Watcher:
     """Holds what the sentinel knows of its rank, and does what the moment asks for."""
 
-    def __init__(self, rank: Wire, pid: int, who: str, speaks: bool, step: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, rank: Wire, pid: int, who: str, speaks: bool, step: str | None, hosts: Callable[[], list[str]],
+        timeout_s: float,
+    ) -> None:
         self.rank, self.who, self.speaks, self.step, self.timeout_s = rank, who, speaks, step, timeout_s
+        self.hosts = hosts
         self.loop = Loop()
         self.process = Process(pid)
         self.start = time.monotonic()
@@ -125,8 +134,11 @@ class Watcher:
     def warn(self) -> None:
         """Say that the rank waits in MPI_Init, if that is where it is."""
         if self.stage == "MPI_Init":
-            self.say(f"{self.who} has waited {time.monotonic() - self.start:.0f} s in MPI_Init, "
-                     "which returns when every rank of the job has reached it")
+            waited_s = time.monotonic() - self.start
+            silent = out_of_reach(self.hosts(), min(ASKING_HOSTS_S, self.timeout_s / 4))
+            self.say(f"{self.who} has waited {waited_s:.0f} s in MPI_Init, "
+                     "which returns when every rank of the job has reached it"
+                     + (f"; no answer from {folded(silent)}" if silent else ""))
 
     def end_start(self) -> None:
         """End a rank that is not ready in time: at once in MPI_Init, after a grace anywhere else."""

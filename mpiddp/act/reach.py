@@ -1,0 +1,33 @@
+"""Which hosts do not answer: for a sentinel whose rank waits in MPI_Init, where nobody knows for whom."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+SLURMD_PORT = 6818  # slurm.conf, SlurmdPort; a host that refuses the connection is there as well
+AT_ONCE = 64
+
+
+def out_of_reach(hosts: Sequence[str], timeout_s: float) -> list[str]:
+    """Return the hosts that do not answer although others do, of those that can be asked in this time.
+
+    Where none answers it is the question that goes astray, in a firewall for one.
+    """
+    from concurrent.futures import ThreadPoolExecutor, wait
+
+    def answers(host: str) -> bool:
+        try:
+            socket.create_connection((host, SLURMD_PORT), timeout=timeout_s / 2).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    pool = ThreadPoolExecutor(AT_ONCE)
+    asked = {pool.submit(answers, host): host for host in hosts}
+    done, _ = wait(asked, timeout_s)
+    pool.shutdown(wait=False, cancel_futures=True)
+    silent = {asked[one] for one in done if not one.result()}
+    return [host for host in hosts if host in silent] if len(silent) < len(done) else []
