@@ -62,6 +62,7 @@ def launch(config: LaunchConfig) -> int:
     try:
         MPI = initialise_mpi(config, started_by, watched)
     except LaunchError as error:
+        watched.settle()
         return failure.refuse(str(error), EXIT_CANNOT_START)
     membership = start(MPI, config, watched)
     if membership is None:
@@ -147,14 +148,17 @@ def start(MPI: Any, config: LaunchConfig, watched: Sentinel) -> Membership | Non
     try:
         return meet(MPI.COMM_WORLD, config, watched.serve)
     except LonelyLaunchError as error:
+        watched.settle()
         give_up(error)
     except LaunchError as error:
         if MPI.COMM_WORLD.rank == 0:
             print(error, file=sys.stderr, flush=True)
         return None
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
+        watched.settle()
         abort(MPI, failure.INTERRUPTED)
     except Exception as error:
+        watched.settle()
         failure.show(error)
         let_through()
         abort(MPI, failure.status_of(error))

@@ -20,6 +20,7 @@ from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, Mpi, need
 
 HELLO = EXAMPLES / "hello_world.py"
 HANGING_TORCH = "import time\ntime.sleep(600)\n"
+CRASHING = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
 OTHER_TORCH = """\
 import os, sys
 sys.path.remove(os.path.dirname(__file__))
@@ -119,6 +120,21 @@ def test_a_rank_that_hangs_in_an_import(cluster: Cluster, name: str) -> None:
     else:  # Slurm's pmi2 kills the ranks before their status is known
         assert done.returncode == 137
         assert words in done.stderr
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "mpich"])
+@pytest.mark.parametrize(("module", "stage"), [("torch", "the start after MPI_Init"), ("mpi4py", "starting")])
+def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: str, stage: str) -> None:
+    """As with a CUDA or MPI that does not belong to the node: the others would wait for it."""
+    shim = f"mkdir -p /tmp/crash; printf %s {shlex.quote(CRASHING)} > /tmp/crash/{module}.py"
+    start = time.monotonic()
+    try:
+        done = on_nodes(cluster, MPIS[name], on("node2", f"{shim}; export PYTHONPATH=/tmp/crash"), HELLO)
+    finally:
+        cluster.run("srun", "-N3", "rm", "-rf", "/tmp/crash", timeout=30)
+    assert time.monotonic() - start < 30
+    assert done.returncode != 0
+    assert f"mpiddp: rank 1 on node2 ended by SIGSEGV (Segmentation fault), in {stage}\n" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "mpich"])

@@ -11,6 +11,7 @@ from ..plan.report import Member
 from ..plan.verdict import ENDED, Report
 
 LAUNCHING = (f'File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}', "<frozen runpy>")
+BY_LAUNCHERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP)
 BY_WHOM = "by its launcher, by hand or by the kernel"
 
 
@@ -23,13 +24,27 @@ def report_on(process: Process, member: Member, status: int | None, stacks: Sequ
     if status is None:
         return Report(member.rank, member.host, ENDED, "ended; its launcher may know how", 1, text=text)
     if number := status & 0x7F:
-        name = signal_name(number)
-        cause = f"ended by {name} ({signal.strsignal(number)})"
-        if number == signal.SIGKILL:
-            cause += f": {'out of memory, as its cgroup counts' if process.was_out_of_memory() else BY_WHOM}"
-        return Report(member.rank, member.host, ENDED, cause, 128 + number, text=text, signal=name)
+        return Report(member.rank, member.host, ENDED, killed(process, number), 128 + number, text=text,
+                      signal=signal_name(number))
     cause = f"the process left with status {status >> 8}, past Python and past its script's end"
     return Report(member.rank, member.host, ENDED, cause, status >> 8 or 1, text=text)
+
+
+def early_death(process: Process, status: int | None) -> str:
+    """Return how a process died that had not yet met the other ranks', empty where a launcher may have ended it."""
+    if status is None:
+        return ""
+    if number := status & 0x7F:
+        return "" if number in BY_LAUNCHERS and not process.was_out_of_memory() else killed(process, number)
+    return f"left with status {status >> 8}"
+
+
+def killed(process: Process, number: int) -> str:
+    """Return in words what killed a process, by the number of a signal."""
+    cause = f"ended by {signal_name(number)} ({signal.strsignal(number)})"
+    if number == signal.SIGKILL:
+        cause += f": {'out of memory, as its cgroup counts' if process.was_out_of_memory() else BY_WHOM}"
+    return cause
 
 
 def without_launch(stacks: Sequence[str]) -> str:

@@ -105,6 +105,10 @@ class Sentinel:
         """Tell that the script has come to its end."""
         self._wire.send(left=True)
 
+    def settle(self) -> None:
+        """Tell that this rank knows why it ends, and says so itself."""
+        self._wire.send(settled=True)
+
     def dismiss(self) -> None:
         """End the sentinel, and return when it is gone."""
         self._wire.send(bye=True)

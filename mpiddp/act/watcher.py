@@ -23,7 +23,7 @@ from .coordinator import Coordinator, dial, read_verdict, verdict_message
 from .detached import silence
 from .failure import FORWARDING_S, tell
 from .loop import Loop
-from .postmortem import report_on
+from .postmortem import early_death, report_on
 from .reach import out_of_reach
 from .wire import Message, Wire
 
@@ -74,7 +74,7 @@ class Watcher:
         self.settled = False  # the reason of the job's end is known
         self.sentence: Message | None = None  # what the job's end means for the rank
         self.lost = False  # the coordinator went without a word
-        self.late = False  # it did not come through its start in time
+        self.failed_start = False  # it did not come through its start, and others may wait for it
         self.gone = False
         self.loop.listen(rank, self.hear_rank)
         if self.process.ended >= 0:
@@ -116,6 +116,8 @@ class Watcher:
             self.accuse(message["failed"])
         elif "text" in message:
             self.stacks.append(message["text"])
+        elif "settled" in message:
+            self.settled = True
         elif "bye" in message:
             self.leave()
         elif self.court:
@@ -148,7 +150,7 @@ class Watcher:
             self.loop.set_timer("start", self.timeout_s + HARD_GRACE_S - late_s, self.end_start)
             return
         self.say(f"ending {self.who}: still in {self.stage} {late_s:.0f} s after its start", whole_node=in_mpi)
-        self.settled = self.late = True
+        self.settled = self.failed_start = True
         self.press(signal.SIGTERM)
         self.loop.set_timer("kill", ASKING_S, lambda: self.press(signal.SIGKILL))
 
@@ -313,10 +315,18 @@ class Watcher:
         self.loop.drop_timers("start", "ask", "kill", "closed")
         if self.process.ended >= 0:
             self.loop.forget(self.process.ended)
+        if not self.settled and self.member is None:
+            self.mourn(early_death(self.process, status))
         if self.settled or self.member is None:
             self.clean()
         elif not self.asked:
             self.accuse(asdict(report_on(self.process, self.member, status, self.stacks)))
+
+    def mourn(self, cause: str) -> None:
+        """Say how the rank died in its start, of which no other can know, and do not let them wait for it."""
+        if cause:
+            self.say(f"{self.who} {cause}, in {self.stage}", whole_node=False)
+            self.failed_start = True
 
     def remember(self, child: int) -> None:
         """Note a process that the rank has forked: it shows no mark of the job, and soon perhaps no parent."""
@@ -340,7 +350,7 @@ class Watcher:
             self.speak(self.unspoken)
         if self.coordinator is not None and self.gone:
             self.coordinator.finish()
-        if self.late:
+        if self.failed_start:
             time.sleep(ASKING_S)  # for other nodes' sentinels to speak
             self.end_step()
         silence(2)  # a launcher waits until nobody holds it
