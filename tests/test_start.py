@@ -122,7 +122,7 @@ def test_a_rank_that_hangs_in_an_import(cluster: Cluster, name: str) -> None:
         assert words in done.stderr
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "mpich"])
+@pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "impi"])
 @pytest.mark.parametrize(("module", "stage"), [("torch", "the start after MPI_Init"), ("mpi4py", "starting")])
 def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: str, stage: str) -> None:
     """As with a CUDA or MPI that does not belong to the node: the others would wait for it."""
