@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from mpiddp.facts.cpus import Topology, allowed, topology
 from mpiddp.facts.host import HostFacts
 from mpiddp.plan.cores import Share, cores_in, shares, warnings
 from tests import processes
-from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, single_node_environ
+from tests.cluster import Cluster
+from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, single_node_environ, srun
 
 
 def machine(cores: int, numa: int = 1, threads: int = 1) -> Topology:
@@ -138,6 +140,26 @@ def test_two_ranks_have_cores_of_their_own(name: str) -> None:
     assert sorted(first["cpus"] + second["cpus"]) == HERE
     assert abs(first["threads"] - second["threads"]) <= CORES % 2
     assert first["child"] == first["cpus"]
+
+
+@pytest.mark.parametrize("binding", ["core", "none"])
+def test_mpirun_that_binds_and_that_does_not(binding: str) -> None:
+    mpi = replace(MPIS["openmpi4"], options=("--oversubscribe", "--bind-to", binding))
+    first, second = found_by(mpi, 2)
+    assert sorted(first["cpus"] + second["cpus"]) == HERE
+
+
+@pytest.mark.parametrize(("options", "threads"), [
+    (f"--cpu-bind=map_cpu:{HERE[0]},{HERE[-1]}", None),
+    (f"--cpu-bind=map_cpu:{HERE[0]},{HERE[0]}", None),  # both on one
+    ("--cpu-bind=none --cpus-per-task=3", 3),  # as many threads as were asked for
+])
+def test_what_slurm_binds(cluster: Cluster, options: str, threads: int | None) -> None:
+    need([] if CORES > 1 else ["a second core"])
+    done = check(srun(cluster, MPIS["openmpi4"], f"-N1 -n2 {options}", PROGRAMS / "cores.py"))
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(cpu for one in found for cpu in one["cpus"]) == HERE
+    assert threads is None or [one["threads"] for one in found] == [threads] * 2
 
 
 def test_an_openmp_that_binds_the_importing_thread_takes_nothing_away(quick: Mpi) -> None:
