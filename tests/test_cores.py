@@ -81,6 +81,10 @@ def test_a_part_of_the_node_that_all_ranks_were_given_is_shared_out() -> None:
     assert spans(shares(ranks(A100_NODE, *[range(16, 32)] * 3), "auto")) == [(16, 20, 5), (21, 25, 5), (26, 31, 6)]
 
 
+def test_a_single_core_that_all_ranks_were_given_is_not_enough() -> None:
+    assert spans(shares(ranks(SUPERCLOUD, [0], [0]), "auto")) == [(0, 19, 20), (20, 39, 20)]
+
+
 def test_uneven_nodes_are_shared_out_each_for_itself() -> None:
     facts = [*ranks(A100_NODE, *[range(64)] * 2), *ranks(A100_NODE, range(64), node=2)]
     assert [one.threads for one in shares(facts, "auto")] == [32, 32, 64]
@@ -159,7 +163,7 @@ def test_what_slurm_binds(cluster: Cluster, options: str, threads: int | None) -
     done = check(srun(cluster, MPIS["openmpi4"], f"-N1 -n2 {options}", PROGRAMS / "cores.py"))
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(cpu for one in found for cpu in one["cpus"]) == HERE
-    assert threads is None or [one["threads"] for one in found] == [threads] * 2
+    assert threads is None or [one["asked"] for one in found] == [str(threads)] * 2
 
 
 def test_an_openmp_that_binds_the_importing_thread_takes_nothing_away(quick: Mpi) -> None:

@@ -56,8 +56,8 @@ def of_node(node: Sequence[HostFacts], policy: str, near: Sequence[int]) -> list
     topology = node[0].topology
     masks = [one.allowed if policy == NONE else one.cpus for one in node]
     if policy == AUTO and not is_kept(node, topology):
-        together = masks[0] if len(masks) > 1 and len(set(masks)) == 1 else frozenset().union(
-            *(one.allowed for one in node))
+        alike = len(node) > 1 and len(set(masks)) == 1 and cores_in(masks[0], topology) >= len(node)
+        together = masks[0] if alike else frozenset().union(*(one.allowed for one in node))
         order = sorted(range(len(node)), key=lambda local: near[local])
         parts = dict(zip(order, split(together, len(node), topology), strict=True))
         masks = [parts[local] for local in range(len(node))]

@@ -1,4 +1,4 @@
-"""Print as JSON which CPUs this rank runs on, the number of its threads, and the CPUs of a child process."""
+"""Print as JSON which CPUs this rank runs on, the number of its threads and of those asked for, and a child's CPUs."""
 
 import json
 import os
@@ -10,4 +10,5 @@ import torch
 LOOK = "import os; print(sorted(os.sched_getaffinity(0)))"
 child = subprocess.run([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True, check=True).stdout
 print(json.dumps({"rank": int(os.environ["RANK"]), "cpus": sorted(os.sched_getaffinity(0)),
-                  "threads": torch.get_num_threads(), "child": json.loads(child)}), flush=True)
+                  "threads": torch.get_num_threads(), "asked": os.environ["OMP_NUM_THREADS"],
+                  "child": json.loads(child)}), flush=True)
