@@ -46,7 +46,15 @@ def watch(
 ) -> None:
     """Be the sentinel of process `rank` until it is gone; the numbers of signals it gets come by `signals`."""
     silence(0, 1)
-    watcher = Watcher(channel, rank, who, speaks, step, hosts, timeout_s)
+    try:
+        process = Process(rank)
+    except (FileNotFoundError, ProcessLookupError):  # it is gone already
+        if not knows_why(channel):
+            write(f"mpiddp: {who} died as soon as it had started; its launcher may know how\n")
+            time.sleep(ASKING_S)
+            cancel(step)
+        return
+    watcher = Watcher(channel, process, who, speaks, step, hosts, timeout_s)
     watcher.loop.listen(signals, lambda: watcher.hear_signal(signals))
     watcher.loop.run()
 
@@ -55,13 +63,13 @@ class Watcher:
     """Holds what the sentinel knows of its rank, and does what the moment asks for."""
 
     def __init__(
-        self, rank: Wire, pid: int, who: str, speaks: bool, step: str | None, hosts: Callable[[], list[str]],
+        self, rank: Wire, process: Process, who: str, speaks: bool, step: str | None, hosts: Callable[[], list[str]],
         timeout_s: float,
     ) -> None:
         self.rank, self.who, self.speaks, self.step, self.timeout_s = rank, who, speaks, step, timeout_s
         self.hosts = hosts
         self.loop = Loop()
-        self.process = Process(pid)
+        self.process = process
         self.start = time.monotonic()
         self.stage = "starting"
         self.member: Member | None = None
@@ -375,12 +383,25 @@ class Watcher:
 
     def end_step(self) -> None:
         """Cancel the Slurm step: srun waits on for other ranks where it has no PMIx to tell it of one."""
-        import subprocess
+        cancel(self.step)
 
-        if self.step is not None:
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(["scancel", self.step], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               timeout=HARD_GRACE_S)
+
+def cancel(step: str | None) -> None:
+    """Cancel a Slurm step, if there is one."""
+    import subprocess
+
+    if step is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(["scancel", step], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           timeout=HARD_GRACE_S)
+
+
+def knows_why(rank: Wire) -> bool:
+    """Tell whether a rank that is gone has said that it knows why."""
+    try:
+        return any("settled" in message or "bye" in message for message in rank.receive())
+    except (EOFError, OSError):
+        return False
 
 
 def write(text: str) -> None:
