@@ -212,6 +212,13 @@ def test_a_torch_that_sees_other_gpus_than_planned_is_refused() -> None:
         "device-unavailable", "GPU-14 was chosen for rank 0 on n1, but torch sees 99 at cuda:0")
 
 
+def test_a_cuda_that_orders_gpus_in_its_own_way_is_followed() -> None:
+    """CUDA_DEVICE_ORDER=FASTEST_FIRST, its default, on a workstation with two kinds of GPUs."""
+    plans = job.plan_hosts(hosts(*alike(SUPERCLOUD, 2)), LaunchConfig())
+    found = after(plans, SUPERCLOUD[::-1])
+    assert [(one.device, one.gpu.uuid) for one in found[0].seats if one.gpu] == [("cuda:0", "88"), ("cuda:1", "14")]
+
+
 def test_without_nvml_torch_tells_the_gpus_apart() -> None:
     blind = job.plan_hosts(hosts(*[Sight(rank, ()) for rank in range(2)]), LaunchConfig())
     assert [one.device for one in after(blind, SUPERCLOUD)] == ["cuda:0", "cuda:1"]

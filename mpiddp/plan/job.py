@@ -154,12 +154,16 @@ def plan_devices(
 
 
 def choose_late(facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig) -> list[Choice | None]:
-    """Return each rank's device: the GPU chosen before torch, which torch must see, or one of those that torch sees."""
+    """Return each rank's device: one of those that torch sees.
+
+    On a node where CUDA was told which GPUs to show it is the one chosen before torch. On others torch's
+    order counts: CUDA puts the fastest first, NVML goes by the PCI bus.
+    """
     found: dict[int, Choice] = {}
     for ranks in by_node([one.place for one in facts]):
         early = [facts[rank].choice for rank in ranks]
         choices = [choice for choice in early if choice]
-        if len(choices) < len(ranks):
+        if len(choices) < len(ranks) or not any(choice.visible for choice in choices):
             host = hosts[ranks[0]]
             node = [Sight(rank, gpus.told_apart(facts[rank].devices.gpus, host, rank), near=facts[rank].seat.numa)
                     for rank in ranks]
