@@ -86,17 +86,18 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
         if one.kind == OWN:
             return Verdict(one, told(lost))
     gone = [one for one in reports if one.kind in (ENDED, ABSENT)]
+    unheard = set(scene.hosts) - {one.rank for one in reports}
     if gone:
         if was_sent_to_all(gone, scene):
             return Verdict(gone[0], outside=True)
         if gone[0].kind == ENDED:
             seen = [one for rank in scene.order for one in gone if one.rank == rank]
-            unclear = len(seen) < len(gone) > 1 or set(scene.order) - {one.rank for one in reports}
-            if unclear and waited_s < SEARCHING_S:
+            unclear = len(seen) < len(gone) > 1 or unheard & set(scene.order)
+            may_be_sent_to_all = gone[0].signal in FROM_OUTSIDE and unheard  # where nodes are many or busy
+            if (unclear or may_be_sent_to_all) and waited_s < SEARCHING_S:
                 return None
             gone = seen or gone
         return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
-    unheard = set(scene.hosts) - {one.rank for one in lost}
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
     others = [told(lost[1:])]
