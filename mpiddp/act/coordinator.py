@@ -34,14 +34,16 @@ class Coordinator:
     """Listens for the sentinels of all ranks; each connection's first line must hold the job's token."""
 
     def __init__(
-        self, loop: Loop, start: float, address: str, token: str, end_step: Callable[[], None]
+        self, loop: Loop, start: float, address: str, token: str, by_node: bool, end_step: Callable[[], None]
     ) -> None:
+        """Listen on `address`; `by_node` tells that signals come to the ranks from Slurm's daemons on their nodes."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
         self.port = int(self._listener.getsockname()[1])
         self._loop, self._start, self._token, self._end_step = loop, start, token, end_step
+        self._by_node = by_node
         self._own: Member | None = None
         self._peers: dict[int, Peer] = {}
         self._hosts: dict[int, str] = {}
@@ -175,7 +177,8 @@ class Coordinator:
         silent = [peer.rank for peer in self._peers.values() if not peer.answered]
         reporters = {one.rank for one in self._reports}
         left = [peer.rank for peer in self._peers.values() if peer.left and peer.rank not in reporters]
-        self._verdict = judge(self._reports, waited_s, Scene(self._hosts, silent, left, self._interrupted, self._order))
+        self._verdict = judge(self._reports, waited_s, Scene(
+            self._hosts, silent, left, self._interrupted, self._order, self._by_node))
         if self._verdict is not None:
             self._announce(self._verdict)
         else:

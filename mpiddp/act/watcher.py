@@ -170,7 +170,8 @@ class Watcher:
     def serve(self, address: str, token: str) -> None:
         """Become the coordinator of the job's sentinels."""
         try:
-            self.coordinator = Coordinator(self.loop, self.start, address, token, self.end_step)
+            self.coordinator = Coordinator(
+                self.loop, self.start, address, token, self.step is not None, self.end_step)
         except OSError:
             self.rank.send(port=0)
         else:

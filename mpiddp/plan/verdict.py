@@ -66,7 +66,8 @@ class Scene:
     `hosts` are those of all ranks. `silent` are the ranks of whom nothing is heard although they were
     asked, `left` those whose script had come to its end, `interrupted` those that got a SIGINT.
     `order` is that in which processes ended, as far as it is known: a launcher kills the other ranks
-    so soon that their reports may overtake the first one's.
+    so soon that their reports may overtake the first one's. `by_node` tells that the ranks get a
+    scheduler's signals from their nodes' daemons, one node later than another.
     """
 
     hosts: Mapping[int, str]
@@ -74,6 +75,7 @@ class Scene:
     left: Collection[int] = ()
     interrupted: Collection[int] = ()
     order: Sequence[int] = ()
+    by_node: bool = False
 
 
 def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
@@ -93,8 +95,8 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
         if gone[0].kind == ENDED:
             seen = [one for rank in scene.order for one in gone if one.rank == rank]
             unclear = len(seen) < len(gone) > 1 or unheard & set(scene.order)
-            may_be_sent_to_all = gone[0].signal in FROM_OUTSIDE and unheard  # where nodes are many or busy
-            if (unclear or may_be_sent_to_all) and waited_s < SEARCHING_S:
+            others_may_get_it = scene.by_node and unheard and gone[0].signal in FROM_OUTSIDE
+            if (unclear or others_may_get_it) and waited_s < SEARCHING_S:
                 return None
             gone = seen or gone
         return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
