@@ -1,7 +1,9 @@
 """Train a small convolutional network on scikit-learn's digits with DistributedDataParallel.
 
 The 1,797 images of handwritten digits come with scikit-learn. A fifth of them is held out. With
---checkpoint the run writes its state after every epoch, and continues from it when it starts again.
+--checkpoint the run writes its state after every epoch, and in the middle of one when it is told to stop:
+by Slurm before the walltime or before another job takes its nodes. When it starts again it continues
+from there and comes to the same weights as a run that was never stopped.
 """
 
 import argparse
@@ -16,6 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
+
+import mpiddp
 
 GLOBAL_BATCH = 60
 
@@ -48,14 +52,20 @@ def make_model(width):
     )
 
 
-def train_epoch(model, optimizer, loader, device):
+def train_epoch(model, optimizer, loader, device, done):
+    """Train an epoch after the first `done` steps; return how many are done, and the last loss."""
     model.train()
-    for images, digits in loader:
+    loss = torch.tensor(float("nan"))
+    for step, (images, digits) in enumerate(loader):
+        if step < done:
+            continue
+        if mpiddp.should_stop():
+            return step, loss.item()
         loss = nn.functional.cross_entropy(model(images.to(device)), digits.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return loss.item()
+    return len(loader), loss.item()
 
 
 @torch.no_grad()
@@ -69,9 +79,9 @@ def accuracy(model, data, device):
     return right.item() / len(data)
 
 
-def save(path, epoch, model, optimizer):
+def save(path, epoch, step, model, optimizer):
     """Write a checkpoint so that a run that is ended meanwhile leaves the old one whole."""
-    state = {"epoch": epoch, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+    state = {"epoch": epoch, "step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
     temporary = path.with_suffix(".new")
     torch.save(state, temporary)
     temporary.replace(path)
@@ -88,28 +98,32 @@ def main():
     loader = DataLoader(train_data, batch_size=max(1, GLOBAL_BATCH // world_size), sampler=sampler)
     model = make_model(options.width).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    first = 0
+    first = done = 0
     if options.checkpoint and options.checkpoint.exists():
         state = torch.load(options.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first = state["epoch"] + 1
+        first, done = state["epoch"], state["step"]
         if rank == 0:
-            print(f"resumed after epoch {state['epoch']}", flush=True)
+            print(f"resumed in epoch {first} after {done} steps", flush=True)
     model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
-    start = time.perf_counter()
+    steps, start = 0, time.perf_counter()
     epochs = tqdm(range(first, options.epochs), desc="epochs", disable=rank != 0)
     for epoch in epochs:
         sampler.set_epoch(epoch)
-        epochs.set_postfix(loss=f"{train_epoch(model, optimizer, loader, device):.3f}")
+        reached, loss = train_epoch(model, optimizer, loader, device, done)
+        epochs.set_postfix(loss=f"{loss:.3f}")
+        steps, done, stopped = steps + reached - done, 0, reached < len(loader)
         if options.checkpoint and rank == 0:
-            save(options.checkpoint, epoch, model, optimizer)
+            save(options.checkpoint, *((epoch, reached) if stopped else (epoch + 1, 0)), model, optimizer)
+        if stopped:
+            mpiddp.stop_for_requeue()
 
     seconds = time.perf_counter() - start
     share = accuracy(model, test_data, device)
     if rank == 0:
-        print(f"{len(loader) * len(epochs) / seconds:.1f} steps per second")
+        print(f"{steps / seconds:.1f} steps per second")
         print(f"held-out accuracy {share:.4f} with {world_size} ranks", flush=True)
 
 

@@ -3,8 +3,15 @@
 Importing this package starts nothing: neither MPI nor torch is loaded before it is needed.
 """
 
-from .api import destroy_process_group, init_process_group, process_group
+import os
+
+from .api import destroy_process_group, init_process_group, process_group, should_stop, stop_for_requeue
+from .errors import EXIT_REQUEUE as REQUEUE
 from .errors import LaunchError
+from .facts.runtime import restart_count as _restart_count
 from .version import __version__
 
-__all__ = ["LaunchError", "__version__", "destroy_process_group", "init_process_group", "process_group"]
+restart_count = _restart_count(os.environ)  # how often Slurm has started this job again
+
+__all__ = ["REQUEUE", "LaunchError", "__version__", "destroy_process_group", "init_process_group", "process_group",
+           "restart_count", "should_stop", "stop_for_requeue"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from .errors import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -13,9 +15,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .act.membership import Membership
+    from .act.stop import Stop
     from .environment import Environment
 
 _own: Membership | None = None  # of the job that init_process_group() started in this process
+_stop: Stop | None = None
 
 
 def init_process_group(
@@ -57,9 +61,9 @@ def destroy_process_group() -> None:
     Collective over its communicator: returns when every rank of it has called this, so that none
     takes the store away from the others.
     """
-    global _own
+    global _own, _stop
     if _own is not None:
-        leaving, _own = _own, None
+        leaving, _own, _stop = _own, None, None
         leaving.leave(exit_timeout_s=None)
         leaving.restore_environment()
     elif _is_initialized():
@@ -87,6 +91,28 @@ def process_group(
             leaving.give_up()
         raise
     destroy_process_group()
+
+
+def should_stop() -> bool:
+    """Tell in a training loop whether it is time to write a checkpoint and stop; the same on all ranks at one step.
+
+    It is once any rank was sent SIGUSR1 or SIGTERM, or the walltime is nearer than --stop-before. Every
+    rank of the job has to call it equally often: a call starts a reduction over MPI and reads that of the
+    call before it, so that no step is held up by it. The first call begins to note signals, and with
+    --stop-before the start of the job did. Without a job of mpiddp's this process alone decides.
+    """
+    global _stop
+    if _stop is None:
+        from .act.stop import Stop
+
+        member = _launched() or _own
+        _stop = member.stop() if member else Stop()
+    return _stop.due()
+
+
+def stop_for_requeue() -> NoReturn:
+    """End the script with status REQUEUE, 75, which tells a batch script to queue the job again; see should_stop()."""
+    raise SystemExit(EXIT_REQUEUE)
 
 
 def _launched() -> Membership | None:

@@ -23,7 +23,8 @@ in each, or with -m a module, as python itself would."""
 EPILOG = """\
 Options come before the script; everything after it is the script's. Each option can also be given
 as a variable, MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command line wins.
-Exit status: the script's own; 2 wrong usage; 3 the job could not be started."""
+Exit status: the script's own; 2 wrong usage; 3 the job could not be started; 75 all ranks agreed
+to stop, and the job can go on later."""
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
@@ -116,6 +117,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "abort-grace": {
         "default": str(DEFAULT_ABORT_GRACE_S), "type": seconds, "metavar": "SECONDS",
         "help": "when a rank fails, kill the others that have not ended by then (default: %(default)s)",
+    },
+    "stop-before": {
+        "default": None, "type": seconds, "metavar": "SECONDS",
+        "help": "let mpiddp.should_stop() be true so long before the walltime, and at a signal from the very start",
     },
     "error-file": {
         "default": None, "metavar": "FILE",
@@ -212,6 +217,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         binding=options.bind,
         threads=options.threads,
         map_file=options.map,
+        stop_before_s=options.stop_before,
         share_gpus=options.share_gpus,
         virtual_local_rank=options.virtual_local_rank,
         interface=options.interface,

@@ -52,8 +52,10 @@ class LaunchConfig:
     puts rank and host before each line. `python_exit` leaves the process by the interpreter's own exit.
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
     None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a .json or
-    .svg. `share_gpus` lets several ranks have one GPU; `virtual_local_rank` shows each rank its own alone
-    and exports LOCAL_RANK=0. `interface` and `master_addr` name the network on which nodes meet, None for the best one.
+    .svg. `stop_before_s` is how long before the end of its Slurm job a script that asks shall stop, None
+    for as long as it runs. `share_gpus` lets several ranks have one GPU; `virtual_local_rank` shows each
+    rank its own alone and exports LOCAL_RANK=0. `interface` and `master_addr` name the network on which
+    nodes meet, None for the best one.
     """
 
     script: Script | None = None
@@ -74,6 +76,7 @@ class LaunchConfig:
     binding: str = "auto"
     threads: int | None = None
     map_file: str = ""
+    stop_before_s: float | None = None
     share_gpus: bool = False
     virtual_local_rank: bool = False
     interface: str | None = None

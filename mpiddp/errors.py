@@ -4,6 +4,7 @@ from __future__ import annotations
 
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 3
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: all ranks agreed to stop, and the job can go on later
 
 
 class LaunchError(Exception):

@@ -20,7 +20,7 @@ from .act.rollcall import RollCall
 from .act.sentinel import Sentinel
 from .config import LaunchConfig, Shown
 from .environment import Environment
-from .errors import EXIT_CANNOT_START, EXIT_USAGE, LaunchError, LonelyLaunchError
+from .errors import EXIT_CANNOT_START, EXIT_REQUEUE, EXIT_USAGE, LaunchError, LonelyLaunchError
 from .facts import mpi, runtime
 from .facts.devices import device_facts
 from .facts.host import HostFacts, host_facts
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .act.membership import Membership
+    from .act.stop import Stop
     from .plan.environment import Endpoint
 
 membership: Membership | None = None  # of the job that `launch` started in this process
@@ -53,6 +54,7 @@ def launch(config: LaunchConfig) -> int:
     global membership
     if config.script is not None:
         script.set_path(config.script)
+    stop = None if config.stop_before_s is None else prepare_stop(config.stop_before_s)
     started_by = runtime.detect(os.environ)
     output = Output(relayed=config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False)))
     rank = started_by.rank if started_by else 0
@@ -69,6 +71,8 @@ def launch(config: LaunchConfig) -> int:
         MPI.Finalize()
         watched.dismiss()
         return EXIT_CANNOT_START
+    if stop is not None:
+        membership.stop(stop)
     member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
     ending = Ending(MPI, watched, member, output)
     ending.join(membership.endpoint)
@@ -90,6 +94,18 @@ def launch(config: LaunchConfig) -> int:
     return run(membership, config, ending)
 
 
+def prepare_stop(before_s: float) -> Stop:
+    """Note from now on that the job shall stop: by a signal, or `before_s` seconds before Slurm ends it."""
+    from .act.stop import Stop
+
+    stop = Stop()
+    stop.catch()
+    end = runtime.job_end(os.environ)
+    if end is not None:
+        stop.stop_at(end - before_s)
+    return stop
+
+
 def explain(member: Membership, rank: int) -> int:
     """Print on one rank where its variables come from, and return the exit status."""
     env = member.environment
@@ -103,20 +119,25 @@ def explain(member: Membership, rank: int) -> int:
 
 
 def run(member: Membership, config: LaunchConfig, ending: Ending) -> int:
-    """Run the script and return its exit status, or end the job on all ranks where it fails."""
+    """Run the script and return its exit status, or end the job on all ranks where it fails.
+
+    EXIT_REQUEUE is no failure where all ranks have agreed to stop.
+    """
     assert config.script is not None
     member.groups.adopt_calls()
+    status = 0
     try:
         try:
             script.run(config.script)
         except SystemExit as error:
-            if failure.status_of(error):
+            status = failure.status_of(error)
+            if status and not (status == EXIT_REQUEUE and member.stops()):
                 raise
         if not config.python_exit:
-            ending.finish()
+            ending.finish(status)
     except BaseException as error:
         ending.fail_by(error)
-    return 0
+    return status
 
 
 def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, watched: Sentinel) -> Any:
@@ -198,7 +219,8 @@ def meet(
     plan = roll.agree("importing torch", ready, hosting.plan_devices)
     warn(plan.warnings)
     replaced |= variables.set_missing(ways(plan.interface, host.place.num_nodes))
-    replaced |= variables.set_all(exports(host.place, plan.endpoint, config.virtual_local_rank))
+    replaced |= variables.set_all(exports(
+        host.place, plan.endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
 
     from .act import device
     from .act.membership import Membership

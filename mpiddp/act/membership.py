@@ -25,6 +25,8 @@ from .rollcall import RollCall, tell
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from .stop import Stop
+
 ANSWER_S = 2.0  # for rank 0's store
 
 
@@ -43,6 +45,7 @@ class Membership:
         self.endpoint = endpoint
         self._log = log
         self.seats = seats  # of all ranks, on rank 0
+        self._stop: Stop | None = None
 
     def describe(self, grace_s: float, exits: bool, error_file: str) -> Member:
         """Return what is told of this rank where it fails; for the options see `Member`."""
@@ -68,7 +71,10 @@ class Membership:
         if dist.is_initialized():
             dist.destroy_process_group()
         self.groups.keys.job.set(left_key(self._roll.rank), "")
-        self._roll.await_end(exit_timeout_s, self._missing, self._remind)
+        calls = self._stop.calls if self._stop else 0
+        most = self._roll.await_end(calls, exit_timeout_s, self._missing, self._remind)
+        if most:
+            self.stop().leave(most)
         self._drop_store()
         self._roll.close()
 
@@ -82,6 +88,19 @@ class Membership:
     def restore_environment(self) -> None:
         """Give the variables that the job set their former values."""
         variables.restore(self._replaced)
+
+    def stop(self, begun: Stop | None = None) -> Stop:
+        """Return what says when all ranks stop; `begun` has noted signals already."""
+        if self._stop is None:
+            from .stop import Stop
+
+            self._stop = begun or Stop()
+            self._stop.join(self._roll.comm)
+        return self._stop
+
+    def stops(self) -> bool:
+        """Tell whether all ranks have agreed to stop."""
+        return self._stop is not None and self._stop.reason != 0
 
     def explain(self) -> str:
         """Return where each variable that the script finds comes from."""

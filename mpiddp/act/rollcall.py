@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import math
 import sys
 import threading
@@ -91,19 +92,24 @@ class RollCall:
         wait_for(lambda: barrier.Test() or None, math.inf, TimeoutError, lambda _: None, math.inf)
 
     def await_end(
-        self, timeout_s: float | None, name_missing: Callable[[], str], remind: Callable[[float], None]
-    ) -> None:
-        """Return when all ranks have called this; raise TimeoutError `timeout_s` after this one did.
+        self, own: int, timeout_s: float | None, name_missing: Callable[[], str], remind: Callable[[float], None]
+    ) -> int:
+        """Return the largest of the ranks' `own` when all have called this.
 
-        The error says who is missing. `remind` is called with the seconds waited, first after a minute.
+        Raises TimeoutError `timeout_s` after this one did, which says who is missing. `remind` is called
+        with the seconds waited, first after a minute.
         """
-        barrier = self.comm.Ibarrier()
+        from mpi4py import MPI
+
+        largest = array.array("i", [0])
+        barrier = self.comm.Iallreduce(array.array("i", [own]), largest, MPI.MAX)
         wait_for(
             lambda: barrier.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,
             lambda: TimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
             remind, REMIND_OF_END_AFTER_S,
         )
+        return largest[0]
 
     def close(self) -> None:
         """Free the communicator. Collective, once every rank has what was sent to it."""

@@ -28,7 +28,7 @@ OTHERS = (
 )
 PMIX_LAUNCHER = Launcher("a PMIx launcher", "PMIX_RANK", None)
 TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE")
-SRUN_ANSWERS_S = 2.0
+SLURM_ANSWERS_S = 2.0
 OFFERS = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",)}
 
 
@@ -79,6 +79,33 @@ def slurm_job(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID")
 
 
+def restart_count(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has started this job again (sbatch, SLURM_RESTART_COUNT)."""
+    found = environ.get("SLURM_RESTART_COUNT", "")
+    return int(found) if found.isdigit() else 0
+
+
+def job_end(environ: Mapping[str, str]) -> float | None:
+    """Return when Slurm will end this job, on time.time()'s clock, None where it does not say.
+
+    Newer versions of Slurm set SLURM_JOB_END_TIME; where it is missing the first rank asks squeue.
+    """
+    if (told := environ.get("SLURM_JOB_END_TIME", "")).isdigit():
+        return float(told)
+    job, started_by = slurm_job(environ), detect(environ)
+    if job is None or (started_by is not None and started_by.rank):
+        return None
+    import subprocess
+    import time
+
+    try:
+        done = subprocess.run(["squeue", "--noheader", f"--jobs={job}", "--format=%e"], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=SLURM_ANSWERS_S)
+        return time.mktime(time.strptime(done.stdout.strip(), "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
 def kills_aborted(runtime: Runtime | None) -> bool:
     """Tell whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks then, and reports 137."""
     return runtime is not None and runtime.launcher is SRUN and PMI in runtime.offers
@@ -100,7 +127,7 @@ def srun_mpi_types() -> list[str]:
 
     try:
         done = subprocess.run(["srun", "--mpi=list"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=SRUN_ANSWERS_S)
+                              timeout=SLURM_ANSWERS_S)
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.startswith("\t")]

@@ -27,12 +27,13 @@ class Endpoint:
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def exports(place: Place, endpoint: Endpoint, virtual: bool = False) -> dict[str, str]:
+def exports(place: Place, endpoint: Endpoint, virtual: bool = False, restarts: int = 0) -> dict[str, str]:
     """Return the variables that mpiddp sets whatever they were: MPI is the source of truth.
 
     The names are torchrun's (torch.distributed.run, "Environment Variables"), and NODE_RANK, which
     Lightning and others read. TORCHELASTIC_RUN_ID is what frameworks test to learn that a launcher
     has set the others. `virtual` sets LOCAL_RANK to 0, as torchrun's --virtual-local-rank does.
+    `restarts` is how often the job was started again.
     """
     return {
         "RANK": str(place.rank),
@@ -48,7 +49,7 @@ def exports(place: Place, endpoint: Endpoint, virtual: bool = False) -> dict[str
         "MASTER_ADDR": endpoint.address,
         "MASTER_PORT": str(endpoint.port),
         "TORCHELASTIC_RUN_ID": endpoint.run_id,
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "MPI4PY_RC_INITIALIZE": "0",  # a worker process that imports mpi4py must not start MPI again
     }
@@ -60,7 +61,7 @@ SOURCES = {
     "LOCAL_RANK": MPI_SPLIT, "LOCAL_WORLD_SIZE": MPI_SPLIT, "GROUP_RANK": MPI_SPLIT, "NODE_RANK": MPI_SPLIT,
     "GROUP_WORLD_SIZE": MPI_SPLIT, "ROLE_NAME": "constant", "ROLE_RANK": "RANK", "ROLE_WORLD_SIZE": "WORLD_SIZE",
     "MASTER_ADDR": "psutil, rank 0's interface for the job", "MASTER_PORT": "the kernel, a free port of rank 0's",
-    "TORCHELASTIC_RUN_ID": "random, from rank 0", "TORCHELASTIC_RESTART_COUNT": "constant",
+    "TORCHELASTIC_RUN_ID": "random, from rank 0", "TORCHELASTIC_RESTART_COUNT": "Slurm, SLURM_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS": "constant", "MPI4PY_RC_INITIALIZE": "constant, MPI is initialised already",
     "OMP_NUM_THREADS": "this rank's cores, shared with the ranks that have the same",
     "GLOO_SOCKET_IFNAME": "psutil, the interface towards MASTER_ADDR",

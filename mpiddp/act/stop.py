@@ -1,0 +1,141 @@
+"""The decision to stop before the job is ended from outside: all ranks take it at the same step."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import mmap
+import os
+import signal
+import sys
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from .waiting import wait_for
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+WALLTIME = 1  # a reason like the numbers of signals, and less urgent than any
+SPINNING_S = 0.0005  # for ranks that are about as far
+REMIND_AFTER_S = 60.0
+SIBLING_S = 0.2  # in which a signal that was sent to all processes of a rank has reached the rank itself
+
+
+class Stop:
+    """Says when to stop, because of a signal or of the time.
+
+    With a communicator the ranks agree: each call of `due` starts a reduction over all of them and
+    reads the one that the call before it started, which has had a step's time to come through.
+    """
+
+    def __init__(self) -> None:
+        self.reason = 0  # on which all agree: a signal's number or WALLTIME, 0 for none yet
+        self._own = 0
+        self._end = float("inf")
+        self._pid = 0  # of the process that notes signals
+        self._noted = mmap.mmap(-1, 1)  # which processes that are forked from it see
+        self._max: Any = None
+        self._parent: MPI.Comm | None = None
+        self._comm: MPI.Comm | None = None
+        self._pending: MPI.Request | None = None
+        self.calls = 0  # in which the ranks took part
+        self._sent, self._result = array.array("i", [0]), array.array("i", [0])
+
+    def catch(self) -> None:
+        """Note the signals that schedulers send from now on, where the script does not handle them itself.
+
+        Schedulers send them to a rank's DataLoader workers, too: a process that is forked after this
+        lives on if its rank was sent one at the same time.
+        """
+        self._pid = os.getpid()
+        for number in SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                with contextlib.suppress(ValueError):  # not in the main thread
+                    signal.signal(number, self._note)
+
+    def stop_at(self, end: float) -> None:
+        """Find it time to stop at `end`, on time.time()'s clock."""
+        self._end = end
+
+    def join(self, comm: MPI.Comm) -> None:
+        """Agree with the ranks of a communicator from now on."""
+        from mpi4py import MPI
+
+        self._parent, self._max = comm if comm.size > 1 else None, MPI.MAX
+
+    def due(self) -> bool:
+        """Tell whether it is time to stop, the same on every rank that has called this equally often."""
+        if not self._pid:
+            self.catch()
+        if not self.reason:
+            if self._parent is None:
+                self.reason = self._wanted()
+            else:
+                self._read()
+                if not self.reason:
+                    self._post()
+            if self.reason:
+                self._announce()
+        return self.reason != 0
+
+    def leave(self, most: int) -> None:
+        """Complete what is under way, when every rank has come to its end; `most` is the largest of their `calls`."""
+        if self._parent is None:
+            return
+        while self.calls < most and not self.reason:
+            self.due()
+        if self._pending is not None:
+            self._await(self._pending)
+        if self._comm is not None:
+            self._comm.Free()
+
+    def _announce(self) -> None:
+        if self._parent is None or self._parent.rank == 0:
+            why = "the walltime is near" if self.reason == WALLTIME else f"{signal.Signals(self.reason).name} was sent"
+            print(f"mpiddp: time to stop: {why}", file=sys.stderr, flush=True)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if os.getpid() == self._pid:
+            self._own = max(self._own, number)
+            self._noted[0] = 1
+            return
+        until = time.monotonic() + SIBLING_S
+        while not self._noted[0]:
+            if time.monotonic() > until:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            time.sleep(SIBLING_S / 20)
+
+    def _wanted(self) -> int:
+        return self._own or (WALLTIME if time.time() > self._end else 0)
+
+    def _read(self) -> None:
+        if self._pending is not None:
+            self._await(self._pending)
+            self._pending = None
+            self.reason = self._result[0]
+
+    def _post(self) -> None:
+        assert self._parent is not None
+        self.calls += 1
+        if self._comm is None:
+            self._comm, self._pending = self._parent.Idup()
+            return
+        self._sent[0], self._result[0] = self._wanted(), 0
+        self._pending = self._comm.Iallreduce(self._sent, self._result, self._max)
+
+    def _await(self, request: MPI.Request) -> None:
+        """Return when a request is complete; ranks that are about as far are not slept for."""
+        spun_until = time.perf_counter() + SPINNING_S
+        while not request.Test():
+            if time.perf_counter() > spun_until:
+                wait_for(lambda: request.Test() or None, float("inf"), TimeoutError, self._remind, REMIND_AFTER_S)
+                return
+
+    def _remind(self, waited_s: float) -> None:
+        print(f"mpiddp: rank {self._parent.rank if self._parent else 0} has waited {waited_s:.0f} s in should_stop(), "
+              "which every rank has to call equally often", file=sys.stderr, flush=True)
+

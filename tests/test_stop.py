@@ -1,0 +1,88 @@
+"""All ranks stop at the same step: by a signal to one of them, or before the walltime."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.faults.matrix import LAUNCHERS, Launcher
+from tests.faults.test_signals import started
+from tests.support import PROGRAMS, Mpi, alone, check, mpiexec
+
+STOPS = PROGRAMS / "stops.py"
+
+
+def steps(text: str) -> list[str]:
+    """Return the step at which each rank stopped."""
+    return re.findall(r"^rank \d+ stopped at step (\d+),", text, re.MULTILINE)
+
+
+def pids(lines: list[str]) -> list[int]:
+    """Return the processes of the ranks that are at work."""
+    return [int(line.split()[1]) for line in lines if line.startswith("READY")]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS[:3], ids=lambda launcher: launcher.name)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: signal.Signals) -> None:
+    with started(launcher, None, STOPS) as job:
+        job.await_ready(launcher.ranks)
+        time.sleep(0.3)
+        os.kill(pids(job.lines)[-1], number)
+        text = job.output()
+    assert len(steps(text)) == launcher.ranks, text
+    assert len(set(steps(text))) == 1, text
+    assert text.count(f"mpiddp: time to stop: {number.name} was sent") == 1
+    assert "failed" not in text
+    assert job.process.returncode == 75, text
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS[3:], ids=lambda launcher: launcher.name)
+def test_a_signal_by_scancel_stops_all_at_one_step(launcher: Launcher, cluster: Cluster) -> None:
+    """Slurm sends it to the DataLoader's workers too."""
+    with started(launcher, cluster, STOPS, "--workers") as job:
+        job.await_ready(launcher.ranks)
+        time.sleep(0.5)
+        cluster.run("scancel", "--signal=USR1", "--user=root", timeout=30)
+        text = job.output()
+    assert len(steps(text)) == launcher.ranks, text
+    assert len(set(steps(text))) == 1, text
+    assert job.process.returncode == 75, text
+
+
+def test_the_walltime_stops_all_in_time(quick: Mpi) -> None:
+    end = str(int(time.time()) + 12)
+    done = mpiexec(quick, 2, "--stop-before", 8, STOPS, env={"SLURM_JOB_END_TIME": end})
+    assert done.returncode == 75, done.stderr
+    assert len(set(steps(done.stdout))) == 1
+    assert done.stderr.count("mpiddp: time to stop: the walltime is near") == 1
+
+
+def test_a_rank_that_asked_more_often_than_others_does_not_hold_the_end(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 3, STOPS, "--seconds", 1, "--uneven", timeout=60))
+    assert done.stdout.count("came to the end") == 3
+
+
+def test_a_program_without_a_launcher_stops_too(quick: Mpi) -> None:
+    """It is no job of mpiddp's, and MPI is not started for it."""
+    program = ("import mpiddp, os, signal, sys; assert not mpiddp.should_stop(); os.kill(os.getpid(), signal.SIGUSR1);"
+               " assert mpiddp.should_stop(); assert 'mpi4py' not in sys.modules; mpiddp.stop_for_requeue()")
+    assert alone(quick, "-c", program).returncode == 75
+
+
+def test_the_status_alone_is_a_failure_like_any_other(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "quits.py").write_text("import sys; sys.exit(75)")
+    done = mpiexec(quick, 2, script)
+    assert done.returncode == 75
+    assert done.stderr.count("mpiddp: failed: rank ") == 1
+
+
+def test_a_restart_is_counted(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 2, STOPS, "--seconds", 0.1, env={"SLURM_RESTART_COUNT": "3"}))
+    assert done.stdout.count("restart 3 3\n") == 2
