@@ -25,7 +25,7 @@ def steps(text: str) -> list[str]:
 
 def pids(lines: list[str]) -> list[int]:
     """Return the processes of the ranks that are at work."""
-    return [int(line.split()[1]) for line in lines if line.startswith("READY")]
+    return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS[:3], ids=lambda launcher: launcher.name)

@@ -22,7 +22,7 @@ if dist.is_initialized():
     dist.all_reduce(torch.ones(1))  # as far as every rank is
 step, start = 0, time.monotonic()
 mpiddp.should_stop()
-print(f"READY {os.getpid()}\n", end="", flush=True)
+print(f"pid {os.getpid()}\nREADY\n", end="", flush=True)
 stopped = False
 while time.monotonic() < start + seconds:
     next(batches)
