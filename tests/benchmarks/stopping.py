@@ -1,6 +1,6 @@
 """What should_stop() costs a step, beside gloo's own all-reduce.
 
-    mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py [CALLS]
+Run it by `mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py [CALLS]`.
 """
 
 from __future__ import annotations

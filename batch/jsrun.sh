@@ -1,0 +1,14 @@
+#!/bin/bash -l
+# LSF with jsrun: bsub jsrun.sh
+#BSUB -J mpiddp
+#BSUB -o %J.out
+#BSUB -W 1:00                        # edit
+#BSUB -nnodes 2                      # edit: nodes
+
+MODULES="pytorch spectrum-mpi"       # edit: empty for none
+GPUS=6                               # edit: of a node
+CORES=7                              # edit: a node's cores, divided by its GPUs
+COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
+
+if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
+exec jsrun --rs_per_host $GPUS --tasks_per_rs 1 --cpu_per_rs $CORES --gpu_per_rs 1 --bind none $COMMAND

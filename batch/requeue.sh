@@ -1,0 +1,21 @@
+#!/bin/bash -l
+# Stops before the walltime and where another job takes the nodes, is queued again and continues: sbatch requeue.sh
+#SBATCH --job-name=mpiddp
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR1@120      # edit: seconds before the walltime, enough for a step and a checkpoint
+#SBATCH --time=01:00:00        # edit
+#SBATCH --nodes=2              # edit: nodes
+#SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
+#SBATCH --gpus-per-node=2      # edit
+#SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
+
+ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv, or miniforge3/bin/activate of conda
+COMMAND="python -m mpiddp --stop-before 120 train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
+
+source $ENVIRONMENT || exit 1
+srun --mpi=pmix $COMMAND
+status=$?
+if [ $status = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $status

@@ -1,0 +1,20 @@
+#!/bin/bash -l
+# One task per GPU, started by srun with PMIx: sbatch srun_pmix.sh
+#SBATCH --job-name=mpiddp
+#SBATCH --output=%x-%j.out
+#SBATCH --time=01:00:00        # edit
+#SBATCH --nodes=2              # edit: nodes
+#SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
+#SBATCH --gpus-per-node=2      # edit
+#SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
+
+MODULES="pytorch"                    # edit: empty for none
+CONTAINER=""                         # edit: an Apptainer image that has mpiddp in it, empty for none
+COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
+
+if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
+if [ -n "$CONTAINER" ]; then
+    [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }
+    COMMAND="apptainer exec --nv --bind /tmp,$PWD $CONTAINER $COMMAND"  # PMIx meets Slurm by files in /tmp
+fi
+exec srun --mpi=pmix $COMMAND
