@@ -1,4 +1,4 @@
-"""Scripts as people have them run unchanged: Accelerate's own tests, Lightning, sharded models and their checkpoints."""
+"""Scripts as people have them run unchanged: Accelerate's own tests, Lightning, sharded models, their checkpoints."""
 
 from __future__ import annotations
 
