@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, srun
 
 BATCH = ROOT / "batch"
 HELLO = f"python -m mpiddp {EXAMPLES / 'hello_world.py'}"
@@ -47,6 +48,23 @@ class Submitted:
         """Return what the job has printed."""
         return "".join(path.read_text() for path in self.folder.glob("*.out"))
 
+    def wait_for(self, pattern: str, timeout_s: float = 100) -> None:
+        """Return when the job has printed this."""
+        deadline = time.monotonic() + timeout_s
+        while not re.search(pattern, self.output()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {pattern} in\n{self.output()}\n{self.facts()}")
+            time.sleep(0.1)
+
+    def start_again(self, timeout_s: float = 30) -> None:
+        """Start a job that was put back into the queue, where it would wait two minutes."""
+        deadline = time.monotonic() + timeout_s
+        while (facts := self.facts())["JobState"] != "PENDING":
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not requeued: {facts}\n{self.output()}")
+            time.sleep(0.2)
+        self.cluster.run("scontrol", "update", f"JobId={self.number}", "StartTime=now", timeout=30)
+
     def wait(self, timeout_s: float = 100) -> Job:
         """Return what became of the job."""
         deadline = time.monotonic() + timeout_s
@@ -75,7 +93,8 @@ def edited(folder: Path, name: str, **values: object) -> Path:
     for key, value in values.items():
         option = key.replace("_", "-")
         text, options = re.subn(rf"^(#SBATCH --{option}=)\S+(?=.*# edit)", rf"\g<1>{value}", text, flags=re.MULTILINE)
-        text, settings = re.subn(rf'^((?:export )?{key}=)".*"(?=.*# edit)', rf'\g<1>"{value}"', text, flags=re.MULTILINE)
+        text, settings = re.subn(rf'^((?:export )?{key}=)".*"(?=.*# edit)', rf'\g<1>"{value}"', text,
+                                 flags=re.MULTILINE)
         assert options + settings == 1, f"{name} has no marked line for {key}"
     (copy := folder / name).write_text(text)
     return copy
@@ -114,6 +133,47 @@ def test_what_a_user_got_wrong_stands_at_the_end_of_the_output(
     done = Submitted(cluster, edited(folder, name, **values)).wait()
     assert done.state == "FAILED"
     assert reason in "\n".join(done.output.splitlines()[-12:])
+
+
+TRAIN = f"{EXAMPLES / 'train_digits.py'} --epochs 12 --checkpoint"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(cluster: Cluster) -> dict[str, torch.Tensor]:
+    """Return the weights of a training of four ranks that was never stopped."""
+    file = RUN / "uninterrupted.pt"
+    check(srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=2", *TRAIN.split(), file))
+    return weights(file)
+
+
+def weights(file: Path) -> dict[str, torch.Tensor]:
+    """Return the weights in a checkpoint."""
+    found: dict[str, torch.Tensor] = torch.load(file, weights_only=True)["model"]
+    return found
+
+
+@pytest.mark.parametrize("why", ["scancel", "drain", "walltime"])
+def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
+    cluster: Cluster, folder: Path, uninterrupted: dict[str, torch.Tensor], why: str
+) -> None:
+    script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, signal="USR1@45", time=1 if why == "walltime" else 10,
+                    COMMAND=f"python -m mpiddp --stop-before 5 {TRAIN} checkpoint.pt")
+    job = Submitted(cluster, script)
+    job.wait_for("epochs: +[0-9]+%.* [1-9]/12")
+    if why == "drain":
+        cluster.run("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test", timeout=30)
+    if why != "walltime":
+        cluster.run("scancel", "--signal=USR1", job.number, timeout=30)
+    try:
+        job.wait_for("mpiddp: time to stop: SIGUSR1 was sent")
+        job.start_again()
+        done = job.wait()
+    finally:
+        cluster.run("scontrol", "update", "NodeName=node2", "State=RESUME", timeout=30)
+    assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
+    assert len(re.findall("^resumed in epoch \\d+ after \\d+ steps$", done.output, re.MULTILINE)) == 1
+    found = weights(folder / "checkpoint.pt")
+    assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
 def test_srun_without_mpi(cluster: Cluster, folder: Path) -> None:
