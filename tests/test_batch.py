@@ -16,8 +16,9 @@ from tests.cluster.cluster import RUN
 from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, srun
 
 BATCH = ROOT / "batch"
+PYTHON, STANDINS = MPIS["openmpi4"].python.parent, ROOT / "tests/standins"
 HELLO = f"python -m mpiddp {EXAMPLES / 'hello_world.py'}"
-ACTIVATE = MPIS["openmpi4"].python.parent / "activate"
+ACTIVATE = PYTHON / "activate"
 QUEUED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED")
 
 
@@ -33,11 +34,15 @@ class Job:
 class Submitted:
     """A batch job in the queue."""
 
-    def __init__(self, cluster: Cluster, script: Path, *before: str) -> None:
+    def __init__(self, cluster: Cluster, script: Path, *command: str) -> None:
+        """Submit a script by a command, sbatch without one."""
         self.cluster, self.folder = cluster, script.parent
-        environ = {**MPIS["openmpi4"].environ(), "MODULEPATH": str(self.folder / "modules")}
-        done = check(cluster.run(*before, "sbatch", f"--chdir={self.folder}", str(script), timeout=30, env=environ))
-        self.number = done.stdout.split()[-1]
+        environ = {
+            **MPIS["openmpi4"].environ(), "MODULEPATH": str(self.folder / "modules"), "USER": "root",
+            "APPTAINER_STANDIN_LOG": str(self.folder / "log"), "ENROOT_STANDIN_LOG": str(self.folder / "log"),
+        }
+        done = check(cluster.run(*(command or ("sbatch", str(script))), timeout=30, env=environ, cwd=self.folder))
+        self.told, self.number = done.stdout, done.stdout.split()[-1]
 
     def facts(self) -> dict[str, str]:
         """Return what Slurm knows of the job."""
@@ -82,8 +87,8 @@ def folder(cluster: Cluster) -> Iterator[Path]:
     assert cluster
     found = RUN / f"batch-{time.monotonic_ns()}"
     (found / "modules/mpi").mkdir(parents=True)
-    for name in ("pytorch", "mpi/openmpi"):
-        (found / f"modules/{name}.lua").write_text(f'prepend_path("PATH", "{MPIS["openmpi4"].python.parent}")\n')
+    for name, path in (("pytorch", PYTHON), ("mpi/openmpi", PYTHON), ("standins", STANDINS)):
+        (found / f"modules/{name}.lua").write_text(f'prepend_path("PATH", "{path}")\n')
     return found
 
 
@@ -106,9 +111,42 @@ def edited(folder: Path, name: str, **values: object) -> Path:
     ("requeue.sh", {"ENVIRONMENT": ACTIVATE}),
 ])
 def test_a_script_says_hello(cluster: Cluster, folder: Path, name: str, values: dict[str, object]) -> None:
-    done = Submitted(cluster, edited(folder, name, COMMAND=HELLO, **values)).wait()
+    check_hello_of_four(Submitted(cluster, edited(folder, name, COMMAND=HELLO, **values)).wait())
+
+
+def check_hello_of_four(done: Job) -> None:
+    """Fail unless two ranks on each of two nodes said hello."""
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
     assert len(re.findall(r"hello from \[node[12]:gloo\] process \d/4$", done.output, re.MULTILINE)) == 4, done.output
+
+
+@pytest.mark.parametrize("arguments", [(), ("-s", "8"), ("[2,2,2]",)])
+def test_llsub(cluster: Cluster, folder: Path, arguments: tuple[str, ...]) -> None:
+    """A stand-in for the command, which SuperCloud alone has."""
+    script = edited(folder, "llsub.sh", COMMAND=HELLO, MODULES="pytorch mpi/openmpi", cpus_per_task=2)
+    job = Submitted(cluster, script, str(STANDINS / "LLsub"), str(script), *arguments)
+    assert job.told.startswith("Submission command: sbatch ")
+    check_hello_of_four(job.wait())
+
+
+def test_apptainer(cluster: Cluster, folder: Path) -> None:
+    """A stand-in for the command: the script's words for it are the test."""
+    (image := folder / "image.sif").touch()
+    script = edited(folder, "srun_pmix.sh", MODULES="pytorch standins", CONTAINER=image, COMMAND=HELLO)
+    check_hello_of_four(Submitted(cluster, script).wait())
+    told = (folder / "log").read_text().splitlines()
+    assert told == [f"apptainer exec --nv --bind /tmp,{folder} {image} {HELLO}"] * 4
+
+
+def test_enroot_without_pyxis(cluster: Cluster, folder: Path) -> None:
+    """A stand-in for the command, which hands on no variable but those that it is told."""
+    (image := folder / f"image{folder.name}.sqsh").touch()
+    script = edited(folder, "enroot.sh", IMAGE=image, COMMAND=HELLO)
+    script.write_text(script.read_text().replace("\n[ -e", "\nmodule load pytorch standins\n[ -e", 1))
+    check_hello_of_four(Submitted(cluster, script).wait())
+    told = (folder / "log").read_text().splitlines()
+    assert sorted(line.split()[0] for line in told if " create " in line) == ["node1", "node2"]
+    assert len([line for line in told if " start " in line]) == 4
 
 
 def test_an_accelerate_script_with_its_configuration(cluster: Cluster, folder: Path) -> None:
