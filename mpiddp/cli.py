@@ -151,6 +151,7 @@ FLAGS = {
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
     "prefix": "put rank and host before each line of output",
     "quiet": "print no start line and no map",
+    "allow-idle-gpus": "let the only rank of a node have several GPUs: the script uses more than its own",
     "share-gpus": "let several ranks have one GPU, with gloo",
     "virtual-local-rank": "show each rank its own GPU alone and set LOCAL_RANK=0, as torchrun's option does",
 }
@@ -218,6 +219,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         threads=options.threads,
         map_file=options.map,
         stop_before_s=options.stop_before,
+        idle_gpus=options.allow_idle_gpus,
         share_gpus=options.share_gpus,
         virtual_local_rank=options.virtual_local_rank,
         interface=options.interface,

@@ -53,9 +53,9 @@ class LaunchConfig:
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
     None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a .json or
     .svg. `stop_before_s` is how long before the end of its Slurm job a script that asks shall stop, None
-    for as long as it runs. `share_gpus` lets several ranks have one GPU; `virtual_local_rank` shows each
-    rank its own alone and exports LOCAL_RANK=0. `interface` and `master_addr` name the network on which
-    nodes meet, None for the best one.
+    for as long as it runs. `idle_gpus` lets the only rank of a node have several GPUs, `share_gpus` lets
+    several ranks have one; `virtual_local_rank` shows each rank its own alone and exports LOCAL_RANK=0.
+    `interface` and `master_addr` name the network on which nodes meet, None for the best one.
     """
 
     script: Script | None = None
@@ -77,6 +77,7 @@ class LaunchConfig:
     threads: int | None = None
     map_file: str = ""
     stop_before_s: float | None = None
+    idle_gpus: bool = False
     share_gpus: bool = False
     virtual_local_rank: bool = False
     interface: str | None = None

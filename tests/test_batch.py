@@ -214,6 +214,14 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
+@pytest.mark.parametrize(("tasks", "gpus", "reason"), [(1, 4, "idle-gpus")])
+def test_tasks_and_gpus_that_do_not_fit(cluster: Cluster, folder: Path, tasks: int, gpus: int, reason: str) -> None:
+    script = edited(folder, "srun_pmix.sh", MODULES="pytorch", COMMAND=HELLO, ntasks_per_node=tasks, gpus_per_node=gpus)
+    done = Submitted(cluster, script).wait()
+    assert (done.state, done.exit_code) == ("FAILED", "3:0"), done.output
+    assert f"mpiddp: cannot start: {reason}" in "\n".join(done.output.splitlines()[-12:])
+
+
 def test_srun_without_mpi(cluster: Cluster, folder: Path) -> None:
     script = edited(folder, "srun_pmix.sh", MODULES="pytorch", COMMAND=HELLO)
     script.write_text(script.read_text().replace("srun --mpi=pmix ", "srun "))

@@ -34,12 +34,12 @@ class HostFacts:
 
     `node` is the lowest rank on the same node. `cpus` is what this rank was given to run on, `allowed`
     what its cgroup would let it have, `topology` how those belong together: from the lowest rank of a
-    node only, None from the others. `gpus` are those that this rank could use, `seen` those that it is
-    shown; both empty where only torch can tell. `alone` tells that no launcher started it. `cpus_per_task` is what
+    node only, None from the others. `alone` tells that no launcher started it. `cpus_per_task` is what
     Slurm was asked for. `interfaces` is from the lowest rank of a node only, and empty where one node has
-    all ranks.
-    `script` is None where the caller keeps its own main(). `prefix` is the folder of Python's
+    all ranks. `script` is None where the caller keeps its own main(). `prefix` is the folder of Python's
     environment. `shm_bytes` is the size of /dev/shm, `open_files` how many a process may have.
+    `gpus` are those that this rank could use, `seen` those that it is shown; both empty where only torch
+    can tell. `given_gpus` is how many Slurm has given the job on this node, 0 where it does not say.
     """
 
     hostname: str
@@ -57,6 +57,7 @@ class HostFacts:
     open_files: int
     gpus: tuple[Gpu, ...] = ()
     seen: tuple[Gpu, ...] = ()
+    given_gpus: int = 0
 
 
 def host_facts(
@@ -84,6 +85,7 @@ def host_facts(
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         gpus=found,
         seen=visible(found, environ),
+        given_gpus=runtime.gpus_on_node(environ),
     )
 
 

@@ -85,6 +85,12 @@ def restart_count(environ: Mapping[str, str]) -> int:
     return int(found) if found.isdigit() else 0
 
 
+def gpus_on_node(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs Slurm has given the job on this node (srun, SLURM_GPUS_ON_NODE), 0 where it does not say."""
+    found = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(found) if found.isdigit() else 0
+
+
 def job_end(environ: Mapping[str, str]) -> float | None:
     """Return when Slurm will end this job, on time.time()'s clock, None where it does not say.
 

@@ -70,6 +70,8 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
     """Return each rank's plan from the hosts of all, in rank order; raise LaunchError."""
     problems.check_software(facts)
     problems.check_script(facts)
+    if config.device != "cpu" and not config.idle_gpus:
+        problems.check_idle(facts)
     places = topology.places([one.node for one in facts])
     choices = choose_early(facts, places, config)
     near = [choice.gpu.numa if choice else -1 for choice in choices] if any(choices) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..errors import LaunchError
@@ -65,6 +66,20 @@ def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> N
             found=f"{name} is {common or 'missing'} on most nodes, but {among(others, hosts)}",
             needed=f"the same {name} on every node",
             do="use one environment on a shared file system, or bring all nodes' copies to the same state",
+        )
+
+
+def check_idle(facts: Sequence[HostFacts]) -> None:
+    """Raise LaunchError `idle-gpus` where the only rank of a node was given several GPUs, of which it would use one."""
+    ranks = Counter(one.node for one in facts)
+    idle = [one for one in facts if not one.alone and ranks[one.node] == 1 < one.given_gpus]
+    if idle:
+        raise LaunchError(
+            "idle-gpus",
+            found=f"1 rank, but {idle[0].given_gpus} GPUs on {hosts_of(idle)}",
+            needed="one rank for each GPU",
+            do=f"start {idle[0].given_gpus} ranks a node (--ntasks-per-node={idle[0].given_gpus}), or ask for one GPU\n"
+            "(--allow-idle-gpus for a script that uses several itself)",
         )
 
 
