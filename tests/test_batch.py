@@ -13,7 +13,7 @@ import torch
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, srun
+from tests.support import DEADLINE_S, EXAMPLES, MPIS, PROGRAMS, ROOT, check, check_hello, srun
 
 BATCH = ROOT / "batch"
 PYTHON, STANDINS = MPIS["openmpi4"].python.parent, ROOT / "tests/standins"
@@ -233,6 +233,17 @@ def test_srun_without_mpi(cluster: Cluster, folder: Path) -> None:
 def test_every_script_is_short_and_told_of() -> None:
     told = (BATCH / "README.md").read_text()
     for script in BATCH.glob("*.sh"):
-        assert f"`{script.name}`" in told
+        assert f"| `{script.name}` |" in told
         lines = [line for line in script.read_text().splitlines() if re.match(r"\s*(#(SBATCH|PBS|BSUB)|[^\s#])", line)]
         assert len(lines) <= 25
+        assert f"| `{script.name}`, {len(lines)} |" in told or script.name in ("pbs.sh", "jsrun.sh")
+
+
+INTERACTIVE = re.findall(r"^\| .* \| `(.*)` \|$", (BATCH / "interactive.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", INTERACTIVE)
+def test_the_same_lines_in_every_setting(cluster: Cluster, command: str) -> None:
+    done = cluster.run(*command.split(), timeout=DEADLINE_S, env=MPIS["openmpi4"].environ(), cwd=ROOT)
+    ranks = 1 if command.startswith("python") else 2 if " 2 " in command or "-n2" in command else 6
+    check_hello(done, ranks)
