@@ -57,10 +57,7 @@ def launch(config: LaunchConfig) -> int:
     stop = None if config.stop_before_s is None else prepare_stop(config.stop_before_s)
     started_by = runtime.detect(os.environ)
     output = Output(relayed=config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False)))
-    rank = started_by.rank if started_by else 0
-    watched = Sentinel(
-        f"rank {rank} on {socket.gethostname()}", runtime.is_first_on_node(os.environ), runtime.slurm_step(os.environ),
-        lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [], config.startup_timeout_s)
+    watched = sentinel(config, started_by)
     try:
         MPI = initialise_mpi(config, started_by, watched)
     except LaunchError as error:
@@ -92,6 +89,14 @@ def launch(config: LaunchConfig) -> int:
                  f"[{member.rank} {member.host}] " if config.prefix else "")
     ending.watch_script(leaving)
     return run(membership, config, ending)
+
+
+def sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> Sentinel:
+    """Fork this rank's sentinel; that of rank 0 can ask other hosts whether they are there."""
+    rank = started_by.rank if started_by else 0
+    return Sentinel(
+        f"rank {rank} on {socket.gethostname()}", runtime.is_first_on_node(os.environ), runtime.slurm_step(os.environ),
+        lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [], config.startup_timeout_s)
 
 
 def prepare_stop(before_s: float) -> Stop:
