@@ -40,6 +40,7 @@ class Submitted:
         environ = {
             **MPIS["openmpi4"].environ(), "MODULEPATH": str(self.folder / "modules"), "USER": "root",
             "APPTAINER_STANDIN_LOG": str(self.folder / "log"), "ENROOT_STANDIN_LOG": str(self.folder / "log"),
+            "PYXIS_STANDIN_LOG": str(self.folder / "log"),
         }
         done = check(cluster.run(*(command or ("sbatch", str(script))), timeout=30, env=environ, cwd=self.folder))
         self.told, self.number = done.stdout, done.stdout.split()[-1]
@@ -87,7 +88,8 @@ def folder(cluster: Cluster) -> Iterator[Path]:
     assert cluster
     found = RUN / f"batch-{time.monotonic_ns()}"
     (found / "modules/mpi").mkdir(parents=True)
-    for name, path in (("pytorch", PYTHON), ("mpi/openmpi", PYTHON), ("standins", STANDINS)):
+    for name, path in (("pytorch", PYTHON), ("mpi/openmpi", PYTHON), ("standins", STANDINS),
+                       ("pyxis", STANDINS / "pyxis")):
         (found / f"modules/{name}.lua").write_text(f'prepend_path("PATH", "{path}")\n')
     return found
 
@@ -141,12 +143,26 @@ def test_apptainer(cluster: Cluster, folder: Path) -> None:
 def test_enroot_without_pyxis(cluster: Cluster, folder: Path) -> None:
     """A stand-in for the command, which hands on no variable but those that it is told."""
     (image := folder / f"image{folder.name}.sqsh").touch()
-    script = edited(folder, "enroot.sh", IMAGE=image, COMMAND=HELLO)
-    script.write_text(script.read_text().replace("\n[ -e", "\nmodule load pytorch standins\n[ -e", 1))
+    script = loading(edited(folder, "enroot.sh", IMAGE=image, COMMAND=HELLO), "pytorch standins")
     check_hello_of_four(Submitted(cluster, script).wait())
     told = (folder / "log").read_text().splitlines()
     assert sorted(line.split()[0] for line in told if " create " in line) == ["node1", "node2"]
     assert len([line for line in told if " start " in line]) == 4
+
+
+def test_enroot_under_pyxis(cluster: Cluster, folder: Path) -> None:
+    """A stand-in for the plugin, which adds options to srun."""
+    (image := folder / "image.sqsh").touch()
+    script = loading(edited(folder, "enroot.sh", IMAGE=image, COMMAND=HELLO), "pytorch pyxis")
+    check_hello_of_four(Submitted(cluster, script).wait())
+    assert (folder / "log").read_text().splitlines() == [
+        f"pyxis --container-image={image}", f"pyxis --container-mounts={folder}", f"pyxis --container-workdir={folder}"]
+
+
+def loading(script: Path, modules: str) -> Path:
+    """Return a script which loads modules first."""
+    script.write_text(script.read_text().replace("\n[ -e", f"\nmodule load {modules}\n[ -e", 1))
+    return script
 
 
 def test_an_accelerate_script_with_its_configuration(cluster: Cluster, folder: Path) -> None:
@@ -214,7 +230,7 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
-@pytest.mark.parametrize(("tasks", "gpus", "reason"), [(1, 4, "idle-gpus")])
+@pytest.mark.parametrize(("tasks", "gpus", "reason"), [(1, 4, "idle-gpus"), (4, 2, "too-few-gpus")])
 def test_tasks_and_gpus_that_do_not_fit(cluster: Cluster, folder: Path, tasks: int, gpus: int, reason: str) -> None:
     script = edited(folder, "srun_pmix.sh", MODULES="pytorch", COMMAND=HELLO, ntasks_per_node=tasks, gpus_per_node=gpus)
     done = Submitted(cluster, script).wait()

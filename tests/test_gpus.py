@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from mpiddp.config import LaunchConfig
 from mpiddp.environment import Place
 from mpiddp.errors import LaunchError
+from mpiddp.facts import runtime
 from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.gpus import Gpu, visible
@@ -179,6 +181,25 @@ def test_more_ranks_than_gpus_are_not_refused_before_torch_has_seen_them() -> No
     plans = job.plan_hosts(hosts(*alike(LAPTOP, 4)), LaunchConfig())
     assert [one.choice for one in plans] == [None] * 4
     assert [one.device for one in after(plans, ())] == ["cpu"] * 4
+
+
+@pytest.mark.parametrize(("ranks", "given", "problem"), [
+    (1, 4, "idle-gpus"), (4, 2, "too-few-gpus"), (2, 4, ""), (4, 4, ""), (4, 0, ""), (1, 1, ""),
+])
+def test_ranks_and_the_gpus_that_slurm_has_given(ranks: int, given: int, problem: str) -> None:
+    facts = [replace(one, given_gpus=given) for one in hosts(*alike((), ranks))]
+    with pytest.raises(LaunchError) if problem else contextlib.nullcontext() as caught:
+        job.plan_hosts(facts, LaunchConfig())
+    assert not problem or (caught and caught.value.name == problem)
+    for config in (LaunchConfig(device="cpu"), LaunchConfig(share_gpus=True, idle_gpus=True)):
+        assert len(job.plan_hosts(facts, config)) == ranks
+
+
+@pytest.mark.parametrize(("environ", "given"), [
+    ({"SLURM_GPUS_ON_NODE": "4"}, 4), ({}, 0), ({"SLURM_GPUS_ON_NODE": "1", "SLURM_GPUS_PER_TASK": "1"}, 0),
+])
+def test_what_slurm_says_it_has_given(environ: dict[str, str], given: int) -> None:
+    assert runtime.gpus_on_node(environ) == given
 
 
 def after(plans: list[job.HostPlan], seen: tuple[Gpu, ...], config: LaunchConfig = LaunchConfig(),  # noqa: B008

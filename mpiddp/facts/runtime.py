@@ -86,7 +86,12 @@ def restart_count(environ: Mapping[str, str]) -> int:
 
 
 def gpus_on_node(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs Slurm has given the job on this node (srun, SLURM_GPUS_ON_NODE), 0 where it does not say."""
+    """Return how many GPUs Slurm has given the job on this node (srun, SLURM_GPUS_ON_NODE), 0 where it does not say.
+
+    Nor where each task has its own number of them, which Slurm sees to.
+    """
+    if any(name in environ for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")):
+        return 0
     found = environ.get("SLURM_GPUS_ON_NODE", "")
     return int(found) if found.isdigit() else 0
 

@@ -72,6 +72,8 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
     problems.check_script(facts)
     if config.device != "cpu" and not config.idle_gpus:
         problems.check_idle(facts)
+    if config.device != "cpu" and not config.share_gpus:
+        problems.check_given(facts)
     places = topology.places([one.node for one in facts])
     choices = choose_early(facts, places, config)
     near = [choice.gpu.numa if choice else -1 for choice in choices] if any(choices) else ()

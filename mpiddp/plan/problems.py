@@ -83,6 +83,21 @@ def check_idle(facts: Sequence[HostFacts]) -> None:
         )
 
 
+def check_given(facts: Sequence[HostFacts]) -> None:
+    """Raise LaunchError `too-few-gpus` where Slurm has given the job fewer GPUs on a node than it has ranks there."""
+    ranks = Counter(one.node for one in facts)
+    short = [one for one in facts if 0 < one.given_gpus < ranks[one.node] and len(one.gpus) < ranks[one.node]]
+    if short:
+        given, wanted = short[0].given_gpus, ranks[short[0].node]
+        raise LaunchError(
+            "too-few-gpus",
+            found=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {hosts_of(short)}, as Slurm says",
+            needed="one GPU for each rank of a node",
+            do=f"start {given} rank{'s' * (given != 1)} a node (--ntasks-per-node={given}), or ask for more GPUs "
+            f"(--gpus-per-node={wanted});\n--share-gpus lets ranks share one, --device=cpu takes none",
+        )
+
+
 def check_logs(errors: Sequence[str], hosts: Sequence[str]) -> list[None]:
     """Raise LaunchError `log-unwritable` where a rank cannot write its log; `errors` say why, by rank."""
     broken = [rank for rank, error in enumerate(errors) if error]
