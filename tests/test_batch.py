@@ -57,7 +57,7 @@ class Submitted:
     def wait_for(self, pattern: str, timeout_s: float = 100) -> None:
         """Return when the job has printed this."""
         deadline = time.monotonic() + timeout_s
-        while not re.search(pattern, self.output()):
+        while not re.search(pattern, self.output(), re.DOTALL):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no {pattern} in\n{self.output()}\n{self.facts()}")
             time.sleep(0.1)
@@ -228,6 +228,21 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     assert len(re.findall("^resumed in epoch \\d+ after \\d+ steps$", done.output, re.MULTILINE)) == 1
     found = weights(folder / "checkpoint.pt")
     assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
+
+
+def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path) -> None:
+    lines = re.search("```bash\n(trap .*?)```", (BATCH / "README.md").read_text(), re.DOTALL)
+    assert lines
+    script = edited(folder, "llsub.sh", MODULES="pytorch mpi/openmpi", cpus_per_task=2,
+                    COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}")
+    script.write_text(script.read_text().replace("exec mpirun $COMMAND\n", lines[1]))
+    job = Submitted(cluster, script)
+    job.wait_for("(READY.*){4}")
+    cluster.run("scancel", "--signal=USR1", "--batch", job.number, timeout=30)
+    done = job.wait()
+    assert (done.state, done.exit_code) == ("FAILED", "75:0"), done.output
+    assert len(stopped := re.findall(r"^rank \d stopped at step (\d+),", done.output, re.MULTILINE)) == 4, done.output
+    assert len(set(stopped)) == 1
 
 
 @pytest.mark.parametrize(("tasks", "gpus", "reason"), [(1, 4, "idle-gpus"), (4, 2, "too-few-gpus")])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster
+from mpiddp.act.stop import SIGNALS
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import started
-from tests.support import PROGRAMS, Mpi, alone, check, mpiexec
+from tests.support import MPIS, PROGRAMS, ROOT, Mpi, alone, check, mpiexec
 
 STOPS = PROGRAMS / "stops.py"
 
@@ -43,17 +43,44 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: 
     assert job.process.returncode == 75, text
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[3:], ids=lambda launcher: launcher.name)
-def test_a_signal_by_scancel_stops_all_at_one_step(launcher: Launcher, cluster: Cluster) -> None:
-    """Slurm sends it to the DataLoader's workers too."""
-    with started(launcher, cluster, STOPS, "--workers") as job:
+COLUMNS = [*LAUNCHERS[:3], Launcher("Intel MPI mpiexec", MPIS["impi"], False), *LAUNCHERS[3:]]
+CELLS = [
+    (number, to, launcher, word)
+    for number, to, cells in re.findall(r"^\| (SIG\w+) \| (launcher|steps) \| (.*) \|$",
+                                        (ROOT / "batch/README.md").read_text(), re.MULTILINE)
+    for launcher, word in zip(COLUMNS, cells.split(" | "), strict=True) if word != "–"
+]
+
+
+@pytest.mark.parametrize(("number", "to", "launcher", "word"), CELLS,
+                         ids=[f"{number} to {to} of {launcher.name}" for number, to, launcher, _ in CELLS])
+def test_what_a_signal_does(
+    number: str, to: str, launcher: Launcher, word: str, request: pytest.FixtureRequest
+) -> None:
+    """As the table in batch/README.md says; Slurm sends it to the DataLoader's workers too."""
+    cluster = request.getfixturevalue("cluster") if launcher.srun else None
+    with started(launcher, cluster, STOPS, "--seconds", 8, "--workers") as job:
         job.await_ready(launcher.ranks)
         time.sleep(0.5)
-        cluster.run("scancel", "--signal=USR1", "--user=root", timeout=30)
+        if to == "launcher":
+            job.process.send_signal(signal.Signals[number])
+        else:
+            cluster.run("scancel", f"--signal={number}", "--user=root", timeout=30)
         text = job.output()
-    assert len(steps(text)) == launcher.ranks, text
-    assert len(set(steps(text))) == 1, text
-    assert job.process.returncode == 75, text
+    assert what_came_of_it(text, launcher.ranks) == word, text
+    assert word == "ends" or job.process.returncode == {"stops": 75, "nothing": 0}[word], text
+
+
+def what_came_of_it(text: str, ranks: int) -> str:
+    """Return in a word what a job did when a signal was sent."""
+    if text.count(" came to the end at step ") == ranks:
+        return "nothing"
+    return "stops" if len(steps(text)) == ranks and len(set(steps(text))) == 1 else "ends"
+
+
+def test_the_table_has_all_signals() -> None:
+    assert {(number, to) for number, to, *_ in CELLS} == {
+        (number.name, to) for number in SIGNALS for to in ("launcher", "steps")}
 
 
 def test_the_walltime_stops_all_in_time(quick: Mpi) -> None:
