@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.support import Mpi, alone, check
+from tests.support import ROOT, Mpi, alone, check, mpiexec
 
 
 def test_planning(quick: Mpi) -> None:
@@ -22,3 +22,8 @@ def test_failure(quick: Mpi) -> None:
 def test_threads(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.threads", "--quick", timeout=120)).stdout
     assert len(re.findall(r"^1 rank  .* steps/s +\d\.\d\d of torchrun's$", table, re.MULTILINE)) == 5, table
+
+
+def test_stopping(quick: Mpi) -> None:
+    told = check(mpiexec(quick, 2, ROOT / "tests/benchmarks/stopping.py", 200)).stdout
+    assert re.search(r"^should_stop\(\) \d+\.\d us, gloo all-reduce \d+\.\d us, median of 200 calls$", told), told
