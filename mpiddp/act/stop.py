@@ -51,6 +51,7 @@ class Stop:
         lives on if its rank was sent one at the same time.
         """
         self._pid = os.getpid()
+        os.register_at_fork(after_in_child=self._keep_handlers)
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_DFL:
                 with contextlib.suppress(ValueError):  # not in the main thread
@@ -108,6 +109,19 @@ class Stop:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             time.sleep(SIBLING_S / 20)
+
+    def _keep_handlers(self) -> None:
+        """Let a DataLoader's worker note SIGTERM as other processes do, where torch gives it a handler of its own."""
+        handling: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
+        own = signal.getsignal(signal.SIGTERM)
+        if handling is not None and own == self._note:
+            replace = handling._set_worker_signal_handlers
+
+            def replace_but_ours() -> None:
+                replace()
+                signal.signal(signal.SIGTERM, own)
+
+            handling._set_worker_signal_handlers = replace_but_ours
 
     def _wanted(self) -> int:
         return self._own or (WALLTIME if time.time() > self._end else 0)
