@@ -108,7 +108,7 @@ def edited(folder: Path, name: str, **values: object) -> Path:
 
 
 @pytest.mark.parametrize(("name", "values"), [
-    ("llsub.sh", {"MODULES": "pytorch mpi/openmpi", "cpus_per_task": 2}),
+    ("llsub.sh", {"MODULES": "pytorch mpi/openmpi", "cpus_per_task": 2, "gres": "gpu:2"}),
     ("srun_pmix.sh", {"MODULES": "pytorch"}),
     ("requeue.sh", {"ENVIRONMENT": ACTIVATE}),
 ])
@@ -125,7 +125,7 @@ def check_hello_of_four(done: Job) -> None:
 @pytest.mark.parametrize("arguments", [(), ("-s", "8"), ("[2,2,2]",)])
 def test_llsub(cluster: Cluster, folder: Path, arguments: tuple[str, ...]) -> None:
     """A stand-in for the command, which SuperCloud alone has."""
-    script = edited(folder, "llsub.sh", COMMAND=HELLO, MODULES="pytorch mpi/openmpi", cpus_per_task=2)
+    script = edited(folder, "llsub.sh", COMMAND=HELLO, MODULES="pytorch mpi/openmpi", cpus_per_task=2, gres="gpu:2")
     job = Submitted(cluster, script, str(STANDINS / "LLsub"), str(script), *arguments)
     assert job.told.startswith("Submission command: sbatch ")
     check_hello_of_four(job.wait())
@@ -233,7 +233,7 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
 def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path) -> None:
     lines = re.search("```bash\n(trap .*?)```", (BATCH / "README.md").read_text(), re.DOTALL)
     assert lines
-    script = edited(folder, "llsub.sh", MODULES="pytorch mpi/openmpi", cpus_per_task=2,
+    script = edited(folder, "llsub.sh", MODULES="pytorch mpi/openmpi", cpus_per_task=2, gres="gpu:2",
                     COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}")
     script.write_text(script.read_text().replace("exec mpirun $COMMAND\n", lines[1]))
     job = Submitted(cluster, script)

@@ -101,8 +101,8 @@ class RollCall:
         """
         from mpi4py import MPI
 
-        largest = array.array("i", [0])
-        barrier = self.comm.Iallreduce(array.array("i", [own]), largest, MPI.MAX)
+        mine, largest = array.array("i", [own]), array.array("i", [0])  # which nobody else holds until the end
+        barrier = self.comm.Iallreduce(mine, largest, MPI.MAX)
         wait_for(
             lambda: barrier.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,
