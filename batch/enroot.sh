@@ -16,6 +16,6 @@ if srun --help | grep -q -e --container-image; then
     exec srun --mpi=pmix --container-image="$IMAGE" --container-mounts="$PWD" --container-workdir="$PWD" $COMMAND
 fi
 export CONTAINER="mpiddp-$(basename "$IMAGE" .sqsh)"
-srun --ntasks-per-node=1 sh -c 'enroot list | grep -qx "$CONTAINER" || enroot create --name "$CONTAINER" "$IMAGE"' || exit 1
+srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 sh -c 'enroot list | grep -qx "$CONTAINER" || enroot create --name "$CONTAINER" "$IMAGE"' || exit 1
 exec srun --mpi=pmix bash -c 'exec enroot start --mount /tmp --mount "$PWD" --mount "$PMIX_SERVER_TMPDIR" \
     $(compgen -e | grep -E "^(SLURM|PMIX|MPIDDP)_" | sed "s/^/--env /") "$CONTAINER" sh -c "cd $PWD && $COMMAND"'
