@@ -107,6 +107,10 @@ def main():
         if rank == 0:
             print(f"resumed in epoch {first} after {done} steps", flush=True)
     model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    # DDP sorts gradients into its buckets at its first backward pass, and sums them in that order from the second
+    # one on. A pass before the training makes all of its steps alike, to the bit, in a run that is continued, too.
+    model(train_data[:1][0].to(device)).sum().backward()
+    optimizer.zero_grad()
 
     steps, start = 0, time.perf_counter()
     epochs = tqdm(range(first, options.epochs), desc="epochs", disable=rank != 0)

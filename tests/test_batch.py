@@ -63,22 +63,15 @@ class Submitted:
                 raise TimeoutError(f"no {pattern} in\n{self.output()}\n{self.facts()}")
             time.sleep(0.1)
 
-    def start_again(self, timeout_s: float = 30) -> None:
-        """Start a job that was put back into the queue, where it would wait two minutes."""
-        deadline = time.monotonic() + timeout_s
-        while (facts := self.facts())["JobState"] != "PENDING":
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not requeued: {facts}\n{self.output()}")
-            time.sleep(0.2)
-        self.cluster.run("scontrol", "update", f"JobId={self.number}", "StartTime=now", timeout=30)
-
-    def wait(self, timeout_s: float = 100) -> Job:
-        """Return what became of the job."""
+    def wait(self, timeout_s: float = 100, starting_again: bool = False) -> Job:
+        """Return what became of the job; one that was put back into the queue would wait there for two minutes."""
         deadline = time.monotonic() + timeout_s
         while (facts := self.facts())["JobState"] in QUEUED:
             if time.monotonic() > deadline:
                 self.cluster.run("scancel", self.number, timeout=30)
                 raise TimeoutError(f"{facts}\n{self.output()}")
+            if starting_again and facts["JobState"] == "PENDING" and facts["Restarts"] != "0":
+                self.cluster.run("scontrol", "update", f"JobId={self.number}", "StartTime=now", timeout=30)
             time.sleep(0.3)
         return Job(facts["JobState"], facts["ExitCode"], self.output())
 
@@ -191,14 +184,14 @@ def test_what_a_user_got_wrong_stands_at_the_end_of_the_output(
     assert reason in "\n".join(done.output.splitlines()[-12:])
 
 
-TRAIN = f"{EXAMPLES / 'train_digits.py'} --epochs 12 --checkpoint"
+TRAIN = f"{EXAMPLES / 'train_digits.py'} --epochs 20 --checkpoint"
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(cluster: Cluster) -> dict[str, torch.Tensor]:
-    """Return the weights of a training of four ranks that was never stopped."""
+    """Return the weights of a training that was never stopped, of as many ranks and threads as the script has."""
     file = RUN / "uninterrupted.pt"
-    check(srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=2", *TRAIN.split(), file))
+    check(srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=2 --cpus-per-task=4", *TRAIN.split(), file))
     return weights(file)
 
 
@@ -212,22 +205,22 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, uninterrupted: dict[str, torch.Tensor], why: str
 ) -> None:
-    script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, signal="USR1@45", time=1 if why == "walltime" else 10,
-                    COMMAND=f"python -m mpiddp --stop-before 5 {TRAIN} checkpoint.pt")
+    """The walltime is a minute, before whose end Slurm sends its signal or the ranks stop by themselves."""
+    script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=1 if why == "walltime" else 10,
+                    COMMAND=f"python -m mpiddp --stop-before 45 {TRAIN} checkpoint.pt")
     job = Submitted(cluster, script)
-    job.wait_for("epochs: +[0-9]+%.* [1-9]/12")
-    if why == "drain":
-        cluster.run("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test", timeout=30)
-    if why != "walltime":
-        cluster.run("scancel", "--signal=USR1", job.number, timeout=30)
+    job.wait_for("epochs: +[0-9]+%.* [1-9]/20")
     try:
-        job.wait_for("mpiddp: time to stop: SIGUSR1 was sent")
-        job.start_again()
-        done = job.wait()
+        if why == "drain":
+            cluster.run("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test", timeout=30)
+        if why != "walltime":
+            cluster.run("scancel", "--signal=USR1", job.number, timeout=30)
+        job.wait_for("mpiddp: time to stop: " + ("" if why == "walltime" else "SIGUSR1"))
+        done = job.wait(starting_again=True)
     finally:
         cluster.run("scontrol", "update", "NodeName=node2", "State=RESUME", timeout=30)
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert len(re.findall("^resumed in epoch \\d+ after \\d+ steps$", done.output, re.MULTILINE)) == 1
+    assert re.search("^resumed in epoch \\d+ after \\d+ steps$", done.output, re.MULTILINE), done.output
     found = weights(folder / "checkpoint.pt")
     assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
