@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +38,10 @@ class Stop:
         self._end = float("inf")
         self._pid = 0  # of the process that notes signals
         self._noted = mmap.mmap(-1, 1)  # which processes that are forked from it see
-        self._max: Any = None
         self._parent: MPI.Comm | None = None
         self._comm: MPI.Comm | None = None
         self._pending: MPI.Request | None = None
+        self._start: Callable[[], MPI.Request] | None = None  # which starts a reduction
         self.calls = 0  # in which the ranks took part
         self._sent, self._result = array.array("i", [0]), array.array("i", [0])
 
@@ -63,9 +64,7 @@ class Stop:
 
     def join(self, comm: MPI.Comm) -> None:
         """Agree with the ranks of a communicator from now on."""
-        from mpi4py import MPI
-
-        self._parent, self._max = comm if comm.size > 1 else None, MPI.MAX
+        self._parent = comm if comm.size > 1 else None
 
     def due(self) -> bool:
         """Tell whether it is time to stop, the same on every rank that has called this equally often."""
@@ -138,8 +137,9 @@ class Stop:
         if self._comm is None:
             self._comm, self._pending = self._parent.Idup()
             return
+        self._start = self._start or reduction(self._comm, self._sent, self._result)
         self._sent[0], self._result[0] = self._wanted(), 0
-        self._pending = self._comm.Iallreduce(self._sent, self._result, self._max)
+        self._pending = self._start()
 
     def _await(self, request: MPI.Request) -> None:
         """Return when a request is complete; ranks that are about as far are not slept for."""
@@ -153,3 +153,22 @@ class Stop:
         print(f"mpiddp: rank {self._parent.rank if self._parent else 0} has waited {waited_s:.0f} s in should_stop(), "
               "which every rank has to call equally often", file=sys.stderr, flush=True)
 
+
+def reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) -> Callable[[], MPI.Request]:
+    """Return what starts a reduction for the largest of the ranks' `sent`; collective.
+
+    It is a persistent one, which is cheaper to start, where the library has those (MPI 4.0).
+    """
+    from mpi4py import MPI
+
+    ours, all_ranks = [sent, 1, MPI.INT], [result, 1, MPI.INT]  # for mpi4py not to look it up at each call
+    try:
+        request = comm.Allreduce_init(ours, all_ranks, MPI.MAX)
+    except NotImplementedError:
+        return lambda: comm.Iallreduce(ours, all_ranks, MPI.MAX)
+
+    def start() -> MPI.Request:
+        request.Start()
+        return request
+
+    return start
