@@ -54,8 +54,8 @@ def launch(config: LaunchConfig) -> int:
     global membership
     if config.script is not None:
         script.set_path(config.script)
-    stop = None if config.stop_before_s is None else prepare_stop(config.stop_before_s)
     started_by = runtime.detect(os.environ)
+    stop = None if config.stop_before_s is None else prepare_stop(config.stop_before_s, started_by)
     output = Output(relayed=config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False)))
     watched = sentinel(config, started_by)
     try:
@@ -99,15 +99,18 @@ def sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> Sentin
         lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [], config.startup_timeout_s)
 
 
-def prepare_stop(before_s: float) -> Stop:
+def prepare_stop(before_s: float, started_by: runtime.Runtime | None) -> Stop:
     """Note from now on that the job shall stop: by a signal, or `before_s` seconds before Slurm ends it."""
     from .act.stop import Stop
 
     stop = Stop()
     stop.catch()
-    end = runtime.job_end(os.environ)
+    is_first = started_by is None or started_by.rank == 0
+    end = runtime.job_end(os.environ, is_first)
     if end is not None:
         stop.stop_at(end - before_s)
+    elif is_first and runtime.slurm_job(os.environ):
+        warn(["walltime-unknown: squeue does not say here when the job ends, so that only a signal stops it in time"])
     return stop
 
 

@@ -85,6 +85,11 @@ def test_the_walltime_stops_all_in_time(quick: Mpi) -> None:
     assert done.stderr.count("mpiddp: time to stop: the walltime is near") == 1
 
 
+def test_a_walltime_that_nobody_tells(quick: Mpi) -> None:
+    done = check(alone(quick, "-m", "mpiddp", "--stop-before", 5, STOPS, "--seconds", 0.1, env={"SLURM_JOB_ID": "1"}))
+    assert done.stderr.count("mpiddp: warning: walltime-unknown: ") == 1
+
+
 def test_a_rank_that_asked_more_often_than_others_does_not_hold_the_end(quick: Mpi) -> None:
     done = check(mpiexec(quick, 3, STOPS, "--seconds", 1, "--uneven", timeout=60))
     assert done.stdout.count("came to the end") == 3

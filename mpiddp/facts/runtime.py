@@ -96,15 +96,15 @@ def gpus_on_node(environ: Mapping[str, str]) -> int:
     return int(found) if found.isdigit() else 0
 
 
-def job_end(environ: Mapping[str, str]) -> float | None:
+def job_end(environ: Mapping[str, str], asks: bool) -> float | None:
     """Return when Slurm will end this job, on time.time()'s clock, None where it does not say.
 
-    Newer versions of Slurm set SLURM_JOB_END_TIME; where it is missing the first rank asks squeue.
+    Newer versions of Slurm set SLURM_JOB_END_TIME; where it is missing one rank, which `asks`, calls squeue.
     """
     if (told := environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return float(told)
-    job, started_by = slurm_job(environ), detect(environ)
-    if job is None or (started_by is not None and started_by.rank):
+    job = slurm_job(environ)
+    if job is None or not asks:
         return None
     import subprocess
     import time
