@@ -225,6 +225,17 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
 
 
+def test_a_job_that_is_cancelled_is_not_queued_again(cluster: Cluster, folder: Path) -> None:
+    """Its ranks get SIGTERM and stop as for a requeue."""
+    script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}")
+    job = Submitted(cluster, script)
+    job.wait_for("(READY.*){4}")
+    cluster.run("scancel", job.number, timeout=30)
+    assert job.wait().state == "CANCELLED"
+    time.sleep(2)  # the script has its say yet
+    assert (job.facts()["JobState"], job.facts()["Restarts"]) == ("CANCELLED", "0")
+
+
 def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path) -> None:
     lines = re.search("```bash\n(trap .*?)```", (BATCH / "README.md").read_text(), re.DOTALL)
     assert lines
