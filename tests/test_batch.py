@@ -205,18 +205,19 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, uninterrupted: dict[str, torch.Tensor], why: str
 ) -> None:
-    """The walltime is a minute, before whose end Slurm sends its signal or the ranks stop by themselves."""
-    script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=1 if why == "walltime" else 10,
+    """The walltime is a minute, 45 seconds before whose end the ranks stop by themselves."""
+    minutes, signal, told = (1, "USR1@10", "the walltime is near") if why == "walltime" else (10, "USR1@120", "SIGUSR1")
+    script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=minutes, signal=signal,
                     COMMAND=f"python -m mpiddp --stop-before 45 {TRAIN} checkpoint.pt")
     job = Submitted(cluster, script)
-    job.wait_for("epochs: +[0-9]+%.* [1-9]/20")
     try:
-        if why == "drain":
-            cluster.run("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test", timeout=30)
         if why != "walltime":
+            job.wait_for("epochs: +[0-9]+%.* [1-9]/20")
+            if why == "drain":
+                cluster.run("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test", timeout=30)
             cluster.run("scancel", "--signal=USR1", job.number, timeout=30)
-        job.wait_for("mpiddp: time to stop: " + ("" if why == "walltime" else "SIGUSR1"))
-        done = job.wait(starting_again=True)
+        job.wait_for(f"mpiddp: time to stop: {told}")
+        done = job.wait(timeout_s=200, starting_again=True)
     finally:
         cluster.run("scontrol", "update", "NodeName=node2", "State=RESUME", timeout=30)
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
