@@ -102,11 +102,12 @@ def should_stop() -> bool:
     --stop-before the start of the job did. Without a job of mpiddp's this process alone decides.
     """
     global _stop
+    if member := _launched() or _own:
+        return member.stop(_stop).due()
     if _stop is None:
         from .act.stop import Stop
 
-        member = _launched() or _own
-        _stop = member.stop() if member else Stop()
+        _stop = Stop()
     return _stop.due()
 
 

@@ -102,6 +102,33 @@ def test_a_program_without_a_launcher_stops_too(quick: Mpi) -> None:
     assert alone(quick, "-c", program).returncode == 75
 
 
+def test_a_script_ends_its_own_processes_after_a_signal_too(quick: Mpi) -> None:
+    """What a pool's end sends to its processes is SIGTERM."""
+    program = ("import mpiddp, multiprocessing, os, signal\n"
+               "mpiddp.should_stop()\n"
+               "with multiprocessing.get_context('fork').Pool(2) as pool:\n"
+               "    workers = pool.map(abs, range(8)) and [one.pid for one in multiprocessing.active_children()]\n"
+               "    for number in (signal.SIGUSR1, signal.SIGTERM):\n"
+               "        os.kill(os.getpid(), number)\n"
+               "        os.system(f'kill -{int(number)} ' + ' '.join(map(str, workers)))\n"
+               "    assert mpiddp.should_stop() and pool.map(abs, [-3]) == [3]\n"
+               "    assert {one.pid for one in multiprocessing.active_children()} == set(workers)\n"
+               "print('ended')")
+    assert check(alone(quick, "-c", program, timeout=30)).stdout == "ended\n"
+
+
+def test_a_group_made_again_hears_signals_too(quick: Mpi) -> None:
+    program = ("import mpiddp, os, signal\n"
+               "for _ in range(2):\n"
+               "    with mpiddp.process_group():\n"
+               "        assert not mpiddp.should_stop()\n"
+               "        os.kill(os.getpid(), signal.SIGUSR1)\n"
+               "        assert mpiddp.should_stop()\n"
+               "    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL\n"
+               "print('ended')")
+    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
+
+
 def test_the_status_alone_is_a_failure_like_any_other(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "quits.py").write_text("import sys; sys.exit(75)")
     done = mpiexec(quick, 2, script)

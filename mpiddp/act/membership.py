@@ -86,8 +86,10 @@ class Membership:
         self.restore_environment()
 
     def restore_environment(self) -> None:
-        """Give the variables that the job set their former values."""
+        """Give the variables that the job set their former values, and signals their former effect."""
         variables.restore(self._replaced)
+        if self._stop is not None:
+            self._stop.release()
 
     def stop(self, begun: Stop | None = None) -> Stop:
         """Return what says when all ranks stop; `begun` has noted signals already."""

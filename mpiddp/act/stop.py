@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import array
 import contextlib
-import mmap
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .waiting import wait_for
 
@@ -22,7 +22,6 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 WALLTIME = 1  # a reason like the numbers of signals, and less urgent than any
 SPINNING_S = 0.0005  # for ranks that are about as far
 REMIND_AFTER_S = 60.0
-SIBLING_S = 0.2  # in which a signal that was sent to all processes of a rank has reached the rank itself
 
 
 class Stop:
@@ -36,8 +35,8 @@ class Stop:
         self.reason = 0  # on which all agree: a signal's number or WALLTIME, 0 for none yet
         self._own = 0
         self._end = float("inf")
-        self._pid = 0  # of the process that notes signals
-        self._noted = mmap.mmap(-1, 1)  # which processes that are forked from it see
+        self._ready = False  # signals are noted, as far as they can be
+        self._caught: list[int] = []
         self._parent: MPI.Comm | None = None
         self._comm: MPI.Comm | None = None
         self._pending: MPI.Request | None = None
@@ -49,14 +48,22 @@ class Stop:
         """Note the signals that schedulers send from now on, where the script does not handle them itself.
 
         Schedulers send them to a rank's DataLoader workers, too: a process that is forked after this
-        lives on if its rank was sent one at the same time.
+        leaves them to its rank.
         """
-        self._pid = os.getpid()
-        os.register_at_fork(after_in_child=self._keep_handlers)
+        self._ready = True
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_DFL:
                 with contextlib.suppress(ValueError):  # not in the main thread
                     signal.signal(number, self._note)
+                    self._caught.append(number)
+        os.register_at_fork(after_in_child=self._follow)
+
+    def release(self) -> None:
+        """Let signals do again what they did before catch()."""
+        for number in self._caught:
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, signal.SIG_DFL)
+        self._caught.clear()
 
     def stop_at(self, end: float) -> None:
         """Find it time to stop at `end`, on time.time()'s clock."""
@@ -68,7 +75,7 @@ class Stop:
 
     def due(self) -> bool:
         """Tell whether it is time to stop, the same on every rank that has called this equally often."""
-        if not self._pid:
+        if not self._ready:
             self.catch()
         if not self.reason:
             if self._parent is None:
@@ -98,29 +105,16 @@ class Stop:
             print(f"mpiddp: time to stop: {why}", file=sys.stderr, flush=True)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if os.getpid() == self._pid:
-            self._own = max(self._own, number)
-            self._noted[0] = 1
-            return
-        until = time.monotonic() + SIBLING_S
-        while not self._noted[0]:
-            if time.monotonic() > until:
+        self._own = max(self._own, number)
+
+    def _follow(self) -> None:
+        """In a forked process, let a signal count only where the process that forked it has sent it."""
+        with contextlib.suppress(ValueError):  # forked by another thread than the main one
+            for number in self._caught:
                 signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-            time.sleep(SIBLING_S / 20)
-
-    def _keep_handlers(self) -> None:
-        """Let a DataLoader's worker note SIGTERM as other processes do, where torch gives it a handler of its own."""
-        handling: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
-        own = signal.getsignal(signal.SIGTERM)
-        if handling is not None and own == self._note:
-            replace = handling._set_worker_signal_handlers
-
-            def replace_but_ours() -> None:
-                replace()
-                signal.signal(signal.SIGTERM, own)
-
-            handling._set_worker_signal_handlers = replace_but_ours
+        if self._caught:
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._caught)
+            threading.Thread(target=obey_parent, args=(self._caught, os.getppid()), daemon=True).start()
 
     def _wanted(self) -> int:
         return self._own or (WALLTIME if time.time() > self._end else 0)
@@ -172,3 +166,17 @@ def reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) 
         return request
 
     return start
+
+
+def obey_parent(numbers: list[int], parent: int) -> None:
+    """End this process at the first of these signals, which all its threads block, that its parent has sent.
+
+    A DataLoader's worker ends with status 0 then, as torch has it; its loader would call it a failure otherwise.
+    """
+    while (sent := signal.sigwaitinfo(numbers)).si_pid != parent:
+        pass
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and data.get_worker_info() is not None:
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    os.kill(os.getpid(), sent.si_signo)
