@@ -66,6 +66,11 @@ def ranks(text: str) -> Shown:
     return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
 
 
+def absolute(path: str) -> str:
+    """Return a path that is the same from every working directory, empty for none."""
+    return os.path.abspath(path) if path else ""
+
+
 def map_file(text: str) -> str:
     """Return the path of a file of a kind that a map can be."""
     if text and not text.endswith((".json", ".svg")):
@@ -134,6 +139,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "map": {
         "default": "", "type": map_file, "metavar": "FILE",
         "help": "write where each rank sits to FILE, as records (.json) or a picture (.svg)",
+    },
+    "trace": {
+        "default": "", "type": absolute, "metavar": "FILE",
+        "help": "write when each rank began which stage to FILE, for ui.perfetto.dev; adds a collective to the start",
     },
     "exit": {
         "default": "quick", "type": way_out, "metavar": "quick|python",
@@ -218,6 +227,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         binding=options.bind,
         threads=options.threads,
         map_file=options.map,
+        trace_file=options.trace,
         stop_before_s=options.stop_before,
         idle_gpus=options.allow_idle_gpus,
         share_gpus=options.share_gpus,
@@ -225,11 +235,6 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         interface=options.interface,
         master_addr=options.master_addr,
     )
-
-
-def absolute(path: str) -> str:
-    """Return a path that is the same from every working directory, empty for none."""
-    return os.path.abspath(path) if path else ""
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -52,7 +52,7 @@ class LaunchConfig:
     puts rank and host before each line. `python_exit` leaves the process by the interpreter's own exit.
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
     None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a .json or
-    .svg. `stop_before_s` is how long before the end of its Slurm job a script that asks shall stop, None
+    .svg. `trace_file` is where the timeline of all ranks is written, empty for nowhere. `stop_before_s` is how long before the end of its Slurm job a script that asks shall stop, None
     for as long as it runs. `idle_gpus` lets the only rank of a node have several GPUs, `share_gpus` lets
     several ranks have one; `virtual_local_rank` shows each rank its own alone and exports LOCAL_RANK=0.
     `interface` and `master_addr` name the network on which nodes meet, None for the best one.
@@ -76,6 +76,7 @@ class LaunchConfig:
     binding: str = "auto"
     threads: int | None = None
     map_file: str = ""
+    trace_file: str = ""
     stop_before_s: float | None = None
     idle_gpus: bool = False
     share_gpus: bool = False

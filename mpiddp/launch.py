@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .act import cores, failure, script, variables
+from .act import cores, failure, script, trace, variables
 from .act.ending import Ending, abort, let_through
 from .act.hosting import Hosting
 from .act.output import Output
@@ -52,6 +52,7 @@ def launch(config: LaunchConfig) -> int:
     the job on all ranks.
     """
     global membership
+    trace.begin("look at launcher and MPI")
     if config.script is not None:
         script.set_path(config.script)
     started_by = runtime.detect(os.environ)
@@ -70,6 +71,7 @@ def launch(config: LaunchConfig) -> int:
         return EXIT_CANNOT_START
     if stop is not None:
         membership.stop(stop)
+    trace.begin("process group")
     member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
     ending = Ending(MPI, watched, member, output)
     ending.join(membership.endpoint)
@@ -77,6 +79,9 @@ def launch(config: LaunchConfig) -> int:
     if config.init:
         try:
             membership.create_group(config.group_timeout, give_up)
+            if config.trace_file:
+                trace.begin("first collective")
+                membership.groups.try_out()
         except BaseException as error:
             ending.fail_by(error)
     if membership.environment.rank == 0:
@@ -88,6 +93,7 @@ def launch(config: LaunchConfig) -> int:
     output.begin(config.shown.has(member.rank, member.local_rank), member.log,
                  f"[{member.rank} {member.host}] " if config.prefix else "")
     ending.watch_script(leaving)
+    trace.begin("script")
     return run(membership, config, ending)
 
 
@@ -162,6 +168,7 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
     except LaunchError:  # only now, and on the rank that speaks, is the time well spent to ask srun
         check_fit(started_by, loaded, runtime.srun_mpi_types() if started_by and started_by.rank == 0 else ())
     watched.stage("MPI_Init")
+    trace.begin("MPI_Init")
     mpi.initialise(MPI)
     watched.stage("the start after MPI_Init")
     try:
@@ -212,20 +219,25 @@ def meet(
     """
     roll = RollCall(comm, config.startup_timeout_s)
     hosting = Hosting(config, serve_sentinels)  # for rank 0
+    trace.begin("look at host")
     found = look_at_host(comm, config)
+    trace.begin("first plan")
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)
     roll.hosts = hosting.hosts
     probe = Probe(door, found.interfaces) if door else None
     warn(host.warnings)
+    trace.begin("import torch")
     replaced = apply(host, config)
     own = host.cpus or frozenset(os.sched_getaffinity(0))
     cores.bind(own)
     seen = device_facts(cpu_only=config.device == "cpu")  # imports torch
     cores.bind(own)  # an OpenMP that was told to bind its threads has taken them from this one
+    trace.begin("second plan")
     former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
     ready = ReadyFacts(host.place, seen, former, seat(host, own), host.choice, probe.trials() if probe else ())
     plan = roll.agree("importing torch", ready, hosting.plan_devices)
     warn(plan.warnings)
+    trace.begin("store")
     replaced |= variables.set_missing(ways(plan.interface, host.place.num_nodes))
     replaced |= variables.set_all(exports(
         host.place, plan.endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
@@ -322,8 +334,9 @@ def leave(MPI: Any, config: LaunchConfig, ending: Ending) -> None:
         return
     if not MPI.Is_finalized():
         ending.left()
+        trace.begin("exit")
         try:
-            membership.leave(config.exit_timeout_s)
+            membership.leave(config.exit_timeout_s, config.trace_file)
         except TimeoutError as error:
             ending.fail_waiting(str(error))
         except Exception as error:

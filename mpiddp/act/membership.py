@@ -18,7 +18,7 @@ from ..plan.environment import Endpoint, explain
 from ..plan.map import Seat
 from ..plan.report import Member
 from ..plan.words import listed
-from . import variables
+from . import trace, variables
 from .process_group import GroupMaker
 from .rollcall import RollCall, tell
 
@@ -63,10 +63,11 @@ class Membership:
             self.groups.create(timeout)
             self._roll.await_all()
 
-    def leave(self, exit_timeout_s: float | None) -> None:
+    def leave(self, exit_timeout_s: float | None, trace_file: str = "") -> None:
         """Leave the job once every rank wants to; raise TimeoutError with names after `exit_timeout_s`.
 
-        Until then rank 0's store stays up: a rank that ends early takes nothing from the others.
+        Until then rank 0's store stays up: a rank that ends early takes nothing from the others. The
+        ranks' timeline is written to `trace_file`, empty for nowhere.
         """
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -75,6 +76,8 @@ class Membership:
         most = self._roll.await_end(calls, exit_timeout_s, self._missing, self._remind)
         if most:
             self.stop().leave(most)
+        if trace_file:
+            trace.write(trace_file, self._roll.comm, socket.gethostname())
         self._drop_store()
         self._roll.close()
 

@@ -46,6 +46,10 @@ class GroupMaker:
             device_id=None if serves_cpu(env.backend) else env.device,
         )
 
+    def try_out(self) -> None:
+        """Make a first collective on the group, which some backends connect by."""
+        dist.all_reduce(torch.zeros(1, device=self.environment.device))
+
     def adopt_calls(self) -> None:
         """Let the script's own init_process_group() find the group that is there, or make another.
 

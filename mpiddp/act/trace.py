@@ -1,0 +1,96 @@
+"""When each stage of a rank began, and for --trace the timeline of all ranks in Chrome's trace format."""
+
+from __future__ import annotations
+
+import array
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Stages = list[tuple[str, int]]  # name and beginning, in nanoseconds of time.time_ns()
+WAITS = ("script", "exit")  # whose length says nothing about the start
+ROUND_TRIPS = 10
+
+_stages: Stages = []
+
+
+def begin(stage: str) -> None:
+    """Note that a stage begins, and the one before it ends."""
+    _stages.append((stage, time.time_ns()))
+
+
+def write(path: str, comm: MPI.Comm, host: str) -> None:
+    """Write the ranks' stages to a file of rank 0's, and say which took longest. Collective."""
+    own = [("interpreter", started_ns()), *_stages, ("", time.time_ns())]
+    offset = clock_offset_ns(comm)
+    found = comm.gather((host, offset, [(name, at - offset) for name, at in own]), root=0)
+    if found is not None:
+        from .failure import write_json
+
+        write_json(path, chrome(found))
+        print(f"mpiddp: trace: {slowest(found)}", file=sys.stderr, flush=True)
+
+
+def started_ns() -> int:
+    """Return when this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
+    return time.time_ns() - age_ns
+
+
+def clock_offset_ns(comm: MPI.Comm) -> int:
+    """Return how far this rank's clock is ahead of rank 0's: by the quickest of some round trips. Collective."""
+    clock, offset = array.array("q", [0]), array.array("q", [0])
+    for rank in range(1, comm.size):
+        if comm.rank == rank:
+            for _ in range(ROUND_TRIPS):
+                comm.Recv(clock, source=0)
+                clock[0] = time.time_ns()
+                comm.Send(clock, dest=0)
+            comm.Recv(offset, source=0)
+        elif comm.rank == 0:
+            trips = []
+            for _ in range(ROUND_TRIPS):
+                sent = time.time_ns()
+                comm.Send(clock, dest=rank)
+                comm.Recv(clock, source=rank)
+                back = time.time_ns()
+                trips.append((back - sent, clock[0] - (sent + back) // 2))
+            comm.Send(array.array("q", [min(trips)[1]]), dest=rank)
+    return offset[0]
+
+
+def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
+    """Return the timeline in Chrome's trace format: a process for each rank, times in microseconds.
+
+    `ranks` has each rank's host, its clock's offset and its stages, which end where the next begins.
+    """
+    start = min(at for _, _, stages in ranks for _, at in stages)
+    events: list[dict[str, Any]] = []
+    for rank, (host, _, stages) in enumerate(ranks):
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank} on {host}"}})
+        events += [
+            {"ph": "X", "name": name, "cat": "start", "pid": rank, "tid": 0, "ts": (at - start) / 1000,
+             "dur": (end - at) / 1000}
+            for (name, at), (_, end) in zip(stages, stages[1:], strict=False)]
+    return {"traceEvents": events, "displayTimeUnit": "ms",
+            "otherData": {"clock_offsets_us": [offset / 1000 for _, offset, _ in ranks]}}
+
+
+def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
+    """Return in words which rank needed most for which stage of the start, and how long the others needed."""
+    took: dict[str, list[tuple[int, int]]] = {}
+    for rank, (_, _, stages) in enumerate(ranks):
+        for (name, at), (_, end) in zip(stages, stages[1:], strict=False):
+            if name not in WAITS:
+                took.setdefault(name, []).append((end - at, rank))
+    stage = max(took, key=lambda name: max(took[name]))
+    longest, rank = max(took[stage])
+    median = statistics.median(one for one, _ in took[stage])
+    return (f"the slowest of the start was rank {rank} on {ranks[rank][0]} in {stage}, {longest / 1e9:.2f} s "
+            f"(median of all ranks {median / 1e9:.2f} s)")

@@ -1,0 +1,49 @@
+"""The timeline of a job's ranks, as tools for Chrome's trace format read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import Cluster
+from tests.cluster.cluster import RUN
+from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
+
+HELLO = EXAMPLES / "hello_world.py"
+STAGES = ["interpreter", "look at launcher and MPI", "MPI_Init", "look at host", "first plan", "import torch",
+          "second plan", "store", "process group", "first collective", "script", "exit"]
+
+
+def check_trace(file: Path, hosts: list[str]) -> None:
+    """Fail unless a trace has all stages of all ranks, one after the other, on one clock."""
+    trace = json.loads(file.read_text())
+    assert trace["displayTimeUnit"] == "ms"
+    names = {one["pid"]: one["args"]["name"] for one in trace["traceEvents"] if one["ph"] == "M"}
+    assert names == {rank: f"rank {rank} on {host}" for rank, host in enumerate(hosts)}
+    ranks: dict[int, list[dict[str, Any]]] = {rank: [] for rank in names}
+    for one in trace["traceEvents"]:
+        if one["ph"] == "X":
+            ranks[one["pid"]].append(one)
+    for events in ranks.values():
+        assert [one["name"] for one in events] == STAGES
+        for before, after in zip(events, events[1:], strict=False):
+            assert abs(before["ts"] + before["dur"] - after["ts"]) < 0.01
+            assert before["dur"] >= 0
+    assert min(events[0]["ts"] for events in ranks.values()) == 0
+    assert all(abs(offset) < 1000 for offset in trace["otherData"]["clock_offsets_us"])
+
+
+def test_a_trace(quick: Mpi, tmp_path: Path) -> None:
+    done = check(mpiexec(quick, 2, "--trace", tmp_path / "trace.json", HELLO))
+    check_trace(tmp_path / "trace.json", [os.uname().nodename] * 2)
+    assert re.search(r"^mpiddp: trace: the slowest of the start was rank [01] on \S+ in .*, \d.\d\d s", done.stderr,
+                     re.MULTILINE)
+
+
+def test_a_trace_of_three_nodes(cluster: Cluster) -> None:
+    file = RUN / "trace.json"
+    check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", "--trace", file, HELLO))
+    check_trace(file, [f"node{rank // 2 + 1}" for rank in range(6)])
