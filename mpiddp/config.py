@@ -52,10 +52,11 @@ class LaunchConfig:
     puts rank and host before each line. `python_exit` leaves the process by the interpreter's own exit.
     `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
     None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a .json or
-    .svg. `trace_file` is where the timeline of all ranks is written, empty for nowhere. `stop_before_s` is how long before the end of its Slurm job a script that asks shall stop, None
-    for as long as it runs. `idle_gpus` lets the only rank of a node have several GPUs, `share_gpus` lets
-    several ranks have one; `virtual_local_rank` shows each rank its own alone and exports LOCAL_RANK=0.
-    `interface` and `master_addr` name the network on which nodes meet, None for the best one.
+    .svg; `trace_file` where it writes when each began which stage; both empty for nowhere. `stop_before_s`
+    is how long before the end of its Slurm job a script that asks shall stop, None for as long as it
+    runs. `idle_gpus` lets the only rank of a node have several GPUs, `share_gpus` lets several ranks have
+    one; `virtual_local_rank` shows each rank its own alone and exports LOCAL_RANK=0. `interface` and
+    `master_addr` name the network on which nodes meet, None for the best one.
     """
 
     script: Script | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -29,7 +30,7 @@ def check_trace(file: Path, hosts: list[str]) -> None:
             ranks[one["pid"]].append(one)
     for events in ranks.values():
         assert [one["name"] for one in events] == STAGES
-        for before, after in zip(events, events[1:], strict=False):
+        for before, after in itertools.pairwise(events):
             assert abs(before["ts"] + before["dur"] - after["ts"]) < 0.01
             assert before["dur"] >= 0
     assert min(events[0]["ts"] for events in ranks.values()) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import itertools
 import statistics
 import sys
 import time
@@ -77,7 +78,7 @@ def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
         events += [
             {"ph": "X", "name": name, "cat": "start", "pid": rank, "tid": 0, "ts": (at - start) / 1000,
              "dur": (end - at) / 1000}
-            for (name, at), (_, end) in zip(stages, stages[1:], strict=False)]
+            for (name, at), (_, end) in itertools.pairwise(stages)]
     return {"traceEvents": events, "displayTimeUnit": "ms",
             "otherData": {"clock_offsets_us": [offset / 1000 for _, offset, _ in ranks]}}
 
@@ -86,7 +87,7 @@ def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
     """Return in words which rank needed most for which stage of the start, and how long the others needed."""
     took: dict[str, list[tuple[int, int]]] = {}
     for rank, (_, _, stages) in enumerate(ranks):
-        for (name, at), (_, end) in zip(stages, stages[1:], strict=False):
+        for (name, at), (_, end) in itertools.pairwise(stages):
             if name not in WAITS:
                 took.setdefault(name, []).append((end - at, rank))
     stage = max(took, key=lambda name: max(took[name]))
