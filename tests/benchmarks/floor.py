@@ -2,9 +2,8 @@
 
 import os
 
-from mpi4py import MPI
-
 import torch
+from mpi4py import MPI
 
 MPI.COMM_WORLD.Barrier()
 print(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} with torch {torch.__version__}\n", end="", flush=True)

@@ -17,6 +17,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,7 +63,14 @@ def commands(ranks: int) -> dict[str, list[str]]:
 
 def measure(command: list[str], environ: Mapping[str, str]) -> Cost:
     """Run a job on this machine and return what it took; raise RuntimeError where it fails."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    with ProcessPoolExecutor(1) as fresh:  # a process whose children are this job alone
+        return fresh.submit(measure_children, command, environ).result()
+
+
+def measure_children(command: list[str], environ: Mapping[str, str]) -> Cost:
+    """Run a job as the first and only child of this process, and return what it took."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    start = time.perf_counter()
     done = processes.run(*command, timeout=TIMEOUT_S, env=environ, cwd=ROOT)
     wall_s = time.perf_counter() - start
     if done.returncode:
@@ -71,9 +79,8 @@ def measure(command: list[str], environ: Mapping[str, str]) -> Cost:
         while True:  # orphans of the job, which this process has been made to adopt
             os.waitpid(-1, 0)
     except ChildProcessError:
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(wall_s, cpu_s, after.ru_maxrss / 1024)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Cost(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
 def in_turn(jobs: dict[str, Callable[[], Cost]], runs: int) -> dict[str, Cost]:
@@ -155,7 +162,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     found: dict[str, dict[str, Cost]] = {}
     for ranks in (2,) if options.quick else RANKS:
         title = f"{ranks} rank{'s' * (ranks > 1)}"
