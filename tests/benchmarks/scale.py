@@ -59,7 +59,8 @@ def main() -> None:
         medians["env"].append(theirs)
         asked = [start(how, ranks, "--count")["operations"] for how in WAYS]
         print(f"{ranks:7}{ours:8.3f} s{theirs:8.3f} s{ours / theirs:7.2f}{asked[0]:29.1f}{asked[1]:8.1f}", flush=True)
-    print(f"growth exponent: mpiddp {exponent(sizes, medians['mpiddp']):.2f}, env:// {exponent(sizes, medians['env']):.2f}")
+    slopes = [exponent(sizes, medians[how]) for how in WAYS]
+    print(f"growth exponent: mpiddp {slopes[0]:.2f}, env:// {slopes[1]:.2f}")
     for ranks in (1_000,) if quick else PLANNED:
         print(f"plan for {ranks:,} ranks: {plan(ranks)[0]:.3f} s")
 
