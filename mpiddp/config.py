@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 DEFAULT_STARTUP_TIMEOUT_S = 300.0
 DEFAULT_ABORT_GRACE_S = 5.0
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(NamedTuple):
     """The program to run: a file, or a module where `is_module`, with its own arguments."""
 
     target: str
@@ -18,16 +17,14 @@ class Script:
     is_module: bool = False
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """The shape of a job that is only thought of."""
 
     nodes: int
     ranks_per_node: int
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """The ranks whose output is shown: all, or those named by rank or by local rank."""
 
     everyone: bool = True
@@ -39,8 +36,7 @@ class Shown:
         return self.everyone or rank in self.ranks or local_rank in self.local_ranks
 
 
-@dataclass(frozen=True)
-class LaunchConfig:
+class LaunchConfig(NamedTuple):
     """The options of a job; the same on every rank.
 
     `script` is None where the caller keeps its own main(). `backend` None asks torch for the device's

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)  # slots: rank 0 makes one for each rank of the job
-class Place:
+class Place(NamedTuple):
     """A rank's place in the job.
 
     `rank` counts over the job, `local_rank` over the ranks of the node, `node_rank`, which torchrun
@@ -25,13 +23,18 @@ class Place:
     num_nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Environment(Place):
-    """A rank's place, where the job meets, and what the rank computes on.
+class Environment(NamedTuple):
+    """A rank's place (see `Place`), where the job meets, and what the rank computes on.
 
     `master_addr` and `master_port` are the address of rank 0's store. `backend` is the process group's.
     """
 
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
     master_addr: str
     master_port: int
     backend: str

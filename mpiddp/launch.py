@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .act import cores, failure, script, trace, variables
@@ -248,7 +247,7 @@ def meet(
     from .act.rendezvous import KeySpaces
 
     environment = Environment(
-        **asdict(host.place), master_addr=plan.endpoint.address, master_port=plan.endpoint.port,
+        *host.place, master_addr=plan.endpoint.address, master_port=plan.endpoint.port,
         backend=plan.backend, device=device.use(plan.device),
     )
     log = open_logs(roll, config, plan.endpoint)
@@ -267,7 +266,7 @@ def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
 def apply(host: HostPlan, config: LaunchConfig) -> dict[str, str | None]:
     """Set the variables that torch must find when it is imported, and return what they were."""
     threads = {"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}
-    return variables.set_all(threads | host.settings) | variables.set_missing(host.defaults)
+    return variables.set_all({**threads, **host.settings}) | variables.set_missing(host.defaults)
 
 
 def seat(host: HostPlan, cpus: frozenset[int]) -> Seat:

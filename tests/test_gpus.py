@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 
@@ -59,7 +58,7 @@ def test_where_all_see_all_the_local_rank_is_the_index(machine: tuple[Gpu, ...])
 
 
 def test_fewer_ranks_than_gpus_take_the_first() -> None:
-    assert [one.index for one in choose(alike(DGX_H100, 2), "n1")] == [0, 1]
+    assert [one.ordinal for one in choose(alike(DGX_H100, 2), "n1")] == [0, 1]
 
 
 def test_a_gpu_of_each_tasks_own_by_variable_is_brought_to_the_index_of_the_local_rank() -> None:
@@ -73,7 +72,7 @@ def test_a_gpu_of_each_tasks_own_by_cgroup_stays_the_first() -> None:
     """As srun --gpus-per-task=1 with ConstrainDevices: no variable brings the others back, so the script is warned."""
     found = choose(own(A100_NODE), "n1")
     assert found == [Choice(gpu, 0) for gpu in A100_NODE]
-    lines = gpus.warnings((host, one.index != local) for host in ("n1", "n2") for local, one in enumerate(found))
+    lines = gpus.warnings((host, one.ordinal != local) for host in ("n1", "n2") for local, one in enumerate(found))
     assert [line.split(" ranks ")[0] for line in lines] == ["isolated-gpus: on n[1-2]"]
     assert "--virtual-local-rank" in lines[0]
     assert gpus.warnings([("n1", False)]) == []
@@ -85,7 +84,7 @@ def test_each_gets_the_gpu_near_its_cores() -> None:
     sights = [Sight(0, far, DGX_H100, (1,)), Sight(1, near, DGX_H100, (0,)), Sight(2, near, DGX_H100, (0,)),
               Sight(3, far, DGX_H100, (1,))]
     taken = [far[0], near[0], near[1], far[1]]
-    assert [(one.gpu, one.index) for one in choose(sights, "n1")] == [(gpu, at) for at, gpu in enumerate(taken)]
+    assert [(one.gpu, one.ordinal) for one in choose(sights, "n1")] == [(gpu, at) for at, gpu in enumerate(taken)]
 
 
 def test_a_rank_with_less_choice_goes_first_and_nearness_second() -> None:
@@ -97,7 +96,7 @@ def test_a_rank_with_less_choice_goes_first_and_nearness_second() -> None:
 
 def test_uneven_nodes_choose_each_for_itself() -> None:
     found = choose(alike(DGX_H100, 8), "n1") + choose(alike(SUPERCLOUD, 1), "n2")
-    assert [one.index for one in found] == [*range(8), 0]
+    assert [one.ordinal for one in found] == [*range(8), 0]
 
 
 def test_mig_slices_are_shown_one_to_each_rank() -> None:
@@ -122,7 +121,7 @@ def test_too_few_gpus() -> None:
 
 
 def test_two_ranks_with_one_gpu() -> None:
-    sights = [replace(one, rank=one.rank + 8) for one in alike(LAPTOP, 2)]
+    sights = [one._replace(rank=one.rank + 8) for one in alike(LAPTOP, 2)]
     with pytest.raises(LaunchError) as caught:
         choose(sights, "n2")
     assert (caught.value.name, caught.value.found) == (
@@ -131,9 +130,9 @@ def test_two_ranks_with_one_gpu() -> None:
 
 
 def test_ranks_share_gpus_where_that_is_asked_for() -> None:
-    assert [one.index for one in choose(alike(LAPTOP, 2), "n1", share=True)] == [0, 0]
+    assert [one.ordinal for one in choose(alike(LAPTOP, 2), "n1", share=True)] == [0, 0]
     shared = choose(alike(SUPERCLOUD, 5), "n1", share=True)
-    assert [one.index for one in shared] == [0, 1, 0, 1, 0]
+    assert [one.ordinal for one in shared] == [0, 1, 0, 1, 0]
     assert gpus.are_shared(shared)
     assert not gpus.are_shared(choose(alike(SUPERCLOUD, 2), "n1", share=True))
     with pytest.raises(LaunchError):
@@ -187,7 +186,7 @@ def test_more_ranks_than_gpus_are_not_refused_before_torch_has_seen_them() -> No
     (1, 4, "idle-gpus"), (4, 2, "too-few-gpus"), (2, 4, ""), (4, 4, ""), (4, 0, ""), (1, 1, ""),
 ])
 def test_ranks_and_the_gpus_that_slurm_has_given(ranks: int, given: int, problem: str) -> None:
-    facts = [replace(one, given_gpus=given) for one in hosts(*alike((), ranks))]
+    facts = [one._replace(given_gpus=given) for one in hosts(*alike((), ranks))]
     with pytest.raises(LaunchError) if problem else contextlib.nullcontext() as caught:
         job.plan_hosts(facts, LaunchConfig())
     assert not problem or (caught and caught.value.name == problem)
@@ -210,7 +209,7 @@ def after(plans: list[job.HostPlan], seen: tuple[Gpu, ...], config: LaunchConfig
     for one in plans:
         names = one.settings.get("CUDA_VISIBLE_DEVICES", "")
         mine = tuple(by_uuid[name] for name in names.split(",")) if names and shown else seen
-        bare = tuple(replace(gpu, uuid=gpu.uuid.partition("-")[2]) for gpu in mine)
+        bare = tuple(gpu._replace(uuid=gpu.uuid.partition("-")[2]) for gpu in mine)
         devices = DeviceFacts("2.13.0", "2.27.3", "cuda" if seen else "cpu", bare, {"cpu": "gloo", "cuda": "nccl"})
         seat = Seat(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, "")
         facts.append(job.ReadyFacts(one.place, devices, {}, seat, one.choice))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -57,7 +56,7 @@ def test_a_hundred_kinds_of_nodes_are_counted() -> None:
 
 
 def test_no_line_is_longer_than_100_columns() -> None:
-    long = [replace(one, host=f"gpu-node-with-a-long-name-{one.rank % 7}", interface="enp129s0f0np0", numa=(0, 2, 4, 6),
+    long = [one._replace(host=f"gpu-node-with-a-long-name-{one.rank % 7}", interface="enp129s0f0np0", numa=(0, 2, 4, 6),
                     cpus=frozenset(range(0, 224, 2))) for number in range(9) for one in node(number)]
     assert max(map(len, lines(long[:8]) + lines(long))) <= 100
 

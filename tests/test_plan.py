@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from mpiddp.errors import LaunchError
@@ -234,23 +232,23 @@ def test_a_script_that_differs_names_the_minority() -> None:
 
 
 def test_other_software_names_the_minority() -> None:
-    facts = [replace(host(i), versions={"Python": "3.12.1" if i in (3, 4) else "3.11.7"}) for i in range(7)]
+    facts = [host(i)._replace(versions={"Python": "3.12.1" if i in (3, 4) else "3.11.7"}) for i in range(7)]
     with pytest.raises(LaunchError) as caught:
         problems.check_software(facts)
     assert (caught.value.name, caught.value.found) == (
         "version-skew", "Python is 3.11.7 on most nodes, but 3.12.1 on n[3-4]")
     with pytest.raises(LaunchError) as caught:
-        problems.check_software([host(0), host(1), replace(host(2), prefix="/other")])
+        problems.check_software([host(0), host(1), host(2)._replace(prefix="/other")])
     assert (caught.value.name, caught.value.found) == (
         "python-differs", "Python's environment is /env on most nodes, but /other on n2")
     with pytest.raises(LaunchError) as caught:
-        devices.check_torch([TORCH, TORCH, replace(TORCH, nccl_version="2.20")], ["a", "b", "c"])
+        devices.check_torch([TORCH, TORCH, TORCH._replace(nccl_version="2.20")], ["a", "b", "c"])
     assert (caught.value.name, caught.value.found) == ("version-skew", "NCCL is missing on most nodes, but 2.20 on c")
 
 
 def test_warnings_are_a_line_each() -> None:
     assert problems.warnings([host(0), host(1)]) == []
-    poor = [replace(host(i), shm_bytes=2**24, open_files=256) for i in (2, 3)]
+    poor = [host(i)._replace(shm_bytes=2**24, open_files=256) for i in (2, 3)]
     found = problems.warnings([host(0), *poor, host(4, "n0")])
     assert [line.split(":")[0] for line in found] == ["shm-small", "low-nofile", "same-hostname"]
     assert "16 MiB on n[2-3]" in found[0]

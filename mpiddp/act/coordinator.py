@@ -249,8 +249,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 def verdict_message(verdict: Verdict) -> Message:
     """Return a verdict as a message."""
-    first = {name: getattr(verdict.first, name) for name in Report.__slots__}
-    return {"first": first, "others": verdict.others, "outside": verdict.outside}
+    return {"first": verdict.first._asdict(), "others": verdict.others, "outside": verdict.outside}
 
 
 def read_verdict(message: Message) -> Verdict:

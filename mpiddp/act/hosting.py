@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..config import LaunchConfig
@@ -58,4 +57,4 @@ class Hosting:
         from .rendezvous import serve
 
         self.server, endpoint = serve(address, self._config.startup_timeout_s)
-        return replace(endpoint, watch_port=self._serve_sentinels(address, endpoint.token))
+        return endpoint._replace(watch_port=self._serve_sentinels(address, endpoint.token))

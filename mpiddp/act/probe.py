@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..facts.host import Interface
 from ..plan.network import Trial
@@ -23,8 +23,7 @@ PATIENCE_S = 2.0  # for an address that does not answer
 RUNNERS_UP_S = 0.1  # for the others when the best one has
 
 
-@dataclass(frozen=True, slots=True)
-class Door:
+class Door(NamedTuple):
     """Where rank 0 can be tried: addresses, the best first, a port, and the answer that shows that it is rank 0."""
 
     addresses: tuple[str, ...]

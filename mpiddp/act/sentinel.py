@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from ..plan.environment import Endpoint
 from ..plan.report import Member
@@ -28,8 +28,7 @@ from .wire import Message, Wire
 RULING_S = 4.0  # the coordinator needs SEARCHING_S, and a way to it
 
 
-@dataclass(frozen=True)
-class Ruling:
+class Ruling(NamedTuple):
     """What a rank that failed has to do: `verdict` is for it to print, None where another was first.
 
     `status` is the job's exit status. `abort` tells that the rank has to end the others.
@@ -77,7 +76,7 @@ class Sentinel:
     def join(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
         """Tell the sentinel who its rank is and where the coordinator listens; when the job ends `end` is called."""
         signal.signal(watcher.END, lambda *_: end(int(self._await("end").get("end", 1))))
-        self._wire.send(join=asdict(member), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
+        self._wire.send(join=member._asdict(), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
 
     def watch_script(self) -> None:
         """Begin with the script: let crashes, forks and signals be told."""
@@ -90,7 +89,7 @@ class Sentinel:
 
     def ask(self, report: Report) -> Ruling:
         """Return what follows from the failure of this rank."""
-        self._wire.send(failed=asdict(report))
+        self._wire.send(failed=report._asdict())
         answer = self._await("ruling")
         if not answer:
             return Ruling(Verdict(report), report.status, True)

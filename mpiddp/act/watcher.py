@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..facts.process import Process
@@ -329,7 +328,7 @@ class Watcher:
         if self.settled or self.member is None:
             self.clean()
         elif not self.asked:
-            self.accuse(asdict(report_on(self.process, self.member, status, self.stacks)))
+            self.accuse(report_on(self.process, self.member, status, self.stacks)._asdict())
 
     def mourn(self, cause: str) -> None:
         """Say how the rank died in its start, of which no other can know, and do not let them wait for it."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CPUS, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(NamedTuple):
     """How a node's CPUs (hardware threads, as Linux counts them) belong together.
 
     `cores` are the physical cores, each with its CPUs, those of one NUMA node after the other;

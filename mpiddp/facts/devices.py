@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from .gpus import Gpu, address, numa_node
 
 
-@dataclass(frozen=True)
-class DeviceFacts:
+class DeviceFacts(NamedTuple):
     """The devices a rank sees; `error` says why torch could not be imported, None where it could.
 
     `kind` is a device type of torch, "cpu" where there is no accelerator, and `gpus` are the accelerators
@@ -22,8 +21,8 @@ class DeviceFacts:
     nccl_version: str = ""
     kind: str = "cpu"
     gpus: tuple[Gpu, ...] = ()
-    default_backends: dict[str, str] = field(default_factory=dict)
-    backends: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    default_backends: Mapping[str, str] = {}
+    backends: Mapping[str, tuple[str, ...]] = {}
     error: str | None = None
 
 

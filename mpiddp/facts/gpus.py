@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 DRIVER = "/proc/driver/nvidia/version"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU, or a MIG instance of one.
 
     `uuid` is as NVIDIA's tools write it (GPU-…, MIG-…), empty where nothing tells it; `board` is that of

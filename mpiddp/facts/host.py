@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import cpus, runtime, software
 from .cpus import Topology
@@ -14,8 +14,7 @@ from .gpus import Gpu, gpus, visible
 from .script import ScriptFacts
 
 
-@dataclass(frozen=True)
-class Interface:
+class Interface(NamedTuple):
     """An address of a network interface that is up; `network` is its subnet in CIDR form.
 
     `speed_mbps` is in Mbit/s, 0 where the system does not know it (psutil.net_if_stats).
@@ -28,8 +27,7 @@ class Interface:
     speed_mbps: int
 
 
-@dataclass(frozen=True)
-class HostFacts:
+class HostFacts(NamedTuple):
     """One rank's host.
 
     `node` is the lowest rank on the same node. `cpus` is what this rank was given to run on, `allowed`

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import glob
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PMI, PMIX = "pmi", "pmix"
 ALL_INTERFACES = frozenset({PMI, PMIX})
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """The MPI library: its name and version, the file it lies in, and the interfaces it speaks.
 
     The interfaces are PMI (versions 1 and 2, as MPICH's mpiexec and srun --mpi=pmi2 offer it) and

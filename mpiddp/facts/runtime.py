@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .library import PMI, PMIX
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """A launcher and the variables in which it tells a process its rank and the number of ranks."""
 
     name: str
@@ -37,8 +36,7 @@ LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANK
 RUN_PREFIX = "mpiddp-"  # of the run ids of our own jobs
 
 
-@dataclass(frozen=True)
-class Runtime:
+class Runtime(NamedTuple):
     """What was found: the launcher, this process's rank, the number of ranks if the launcher says it.
 
     `offers` are the interfaces that a library may use to meet the launcher. `has_pmi_library` tells

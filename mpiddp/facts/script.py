@@ -6,14 +6,13 @@ import hashlib
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
+from typing import NamedTuple
 
 from ..config import Script
 
 
-@dataclass(frozen=True)
-class ScriptFacts:
+class ScriptFacts(NamedTuple):
     """The script on this rank; `error` says why it cannot be run, None where it can.
 
     `digest` is a hash of its source. `missing` tells apart what is not there from what is there and

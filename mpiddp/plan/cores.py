@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from ..facts.cpus import Topology
 from ..facts.host import HostFacts
@@ -13,8 +13,7 @@ from .words import folded
 AUTO, NONE, LAUNCHER = "auto", "none", "launcher"
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """What a rank gets of its node: the CPUs that it runs on, the number of its threads, the NUMA nodes of its CPUs."""
 
     cpus: frozenset[int]

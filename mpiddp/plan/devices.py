@@ -57,16 +57,16 @@ def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtua
 
     `virtual` tells that index 0 was asked for.
     """
-    at = facts.gpus[choice.index] if choice.index < len(facts.gpus) else None
+    at = facts.gpus[choice.ordinal] if choice.ordinal < len(facts.gpus) else None
     if at is None or (at.uuid and bare(at.uuid) not in (bare(choice.gpu.uuid), bare(choice.gpu.board))):
         raise LaunchError(
             "device-unavailable",
             found=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
-            f"{at.uuid if at else 'nothing'} at {facts.kind}:{choice.index}",
+            f"{at.uuid if at else 'nothing'} at {facts.kind}:{choice.ordinal}",
             needed="a torch that sees the GPUs which CUDA_VISIBLE_DEVICES names",
             do="look for what sets CUDA_VISIBLE_DEVICES, or starts CUDA, before mpiddp does",
         )
-    if virtual and choice.index:
+    if virtual and choice.ordinal:
         raise LaunchError(
             "device-unavailable",
             found=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..facts.gpus import Gpu
 from .words import folded
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(NamedTuple):
     """What a rank can use: the GPUs that it sees, in torch's order, and those that it could be made to see.
 
     `near` are the NUMA nodes of its cores.
@@ -23,12 +22,11 @@ class Sight:
     near: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A rank's GPU and its index; `visible` are the UUIDs that the rank has to see for it, None for those it does."""
+class Choice(NamedTuple):
+    """A rank's GPU and its ordinal; `visible` are the UUIDs that the rank has to see for it, None for those it does."""
 
     gpu: Gpu
-    index: int
+    ordinal: int
     visible: tuple[str, ...] | None = None
 
 
@@ -46,7 +44,7 @@ def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool 
         return [alone(sight, gpu) for sight, gpu in zip(node, taken, strict=True)]
     found = [Choice(gpu, sight.seen.index(gpu)) for sight, gpu in zip(node, taken, strict=True)]
     wanted = set(taken)
-    if (all(one.index == local for local, one in enumerate(found)) or len(wanted) < len(taken)
+    if (all(one.ordinal == local for local, one in enumerate(found)) or len(wanted) < len(taken)
             or not all(wanted.issubset(sight.reachable) for sight in node)):
         return found
     union = tuple(gpu.uuid for gpu in taken)
@@ -143,5 +141,5 @@ def warnings(ranks: Iterable[tuple[str, bool]]) -> list[str]:
 def told_apart(gpus: Sequence[Gpu], host: str, rank: int) -> tuple[Gpu, ...]:
     """Return GPUs with a UUID each; where torch tells none, a rank's only one is taken for its own."""
     names = [f"{host}, rank {rank}'s"] if len(gpus) == 1 else [f"{host}, number {at}" for at in range(len(gpus))]
-    return tuple(gpu if gpu.uuid else replace(gpu, uuid=name, board=name)
+    return tuple(gpu if gpu.uuid else gpu._replace(uuid=name, board=name)
                  for gpu, name in zip(gpus, names, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ..config import LaunchConfig
 from ..environment import Place
@@ -16,8 +16,7 @@ from .gpus import Choice, Sight
 from .map import Seat
 
 
-@dataclass(frozen=True, slots=True)
-class HostPlan:
+class HostPlan(NamedTuple):
     """A rank's plan before torch: its place, variables to set, those to set only where they are not.
 
     `cpus` are those to run on, None for what the launcher gave; `numa` their NUMA nodes. `choice` is its
@@ -27,7 +26,7 @@ class HostPlan:
 
     place: Place
     defaults: dict[str, str]
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = {}
     cpus: frozenset[int] | None = None
     numa: tuple[int, ...] = (0,)
     choice: Choice | None = None
@@ -35,8 +34,7 @@ class HostPlan:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyFacts:
+class ReadyFacts(NamedTuple):
     """What is known of a rank after torch: its place, its devices, what came of rank 0's addresses.
 
     `former` holds the variables that this rank's environment has set, of those that mpiddp sets.
@@ -51,8 +49,7 @@ class ReadyFacts:
     trials: tuple[network.Trial, ...] = ()
 
 
-@dataclass(frozen=True)
-class DevicePlan:
+class DevicePlan(NamedTuple):
     """A rank's plan after torch: device, backend, where the store is and the interface that leads there.
 
     For rank 0 warnings and every rank's seat.
@@ -88,7 +85,7 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
         plans.append(HostPlan(
             place, defaults[share.threads], settings[visible], share.cpus if share.cpus != one.cpus else None,
             share.numa, choice, tries=place.local_rank == 0 < place.node_rank))
-    return [replace(plans[0], warnings=(*problems.warnings(facts), *cores.warnings(facts, config.binding))), *plans[1:]]
+    return [plans[0]._replace(warnings=(*problems.warnings(facts), *cores.warnings(facts, config.binding))), *plans[1:]]
 
 
 def choose_early(
@@ -141,20 +138,20 @@ def plan_devices(
     warnings = problems.stale_variables(
         (one.place.rank, one.former, environment.exports(one.place, endpoint, virtual)) for one in facts if one.former)
     warnings += gpus.warnings(
-        (hosts[one.place.rank], choice.index != (0 if virtual else one.place.local_rank))
+        (hosts[one.place.rank], choice.ordinal != (0 if virtual else one.place.local_rank))
         for one, choice in zip(facts, choices, strict=True) if choice)
     plans, seats = [], []
     alike: dict[tuple[int, str], DevicePlan] = {}
     for one, choice in zip(facts, choices, strict=True):
-        device = f"{kind}:{choice.index}" if choice else kind
+        device = f"{kind}:{choice.ordinal}" if choice else kind
         interface = interfaces[one.place.node_rank]
         key = (one.place.node_rank, device)
         if key not in alike:
             alike[key] = DevicePlan(device, backend, endpoint, interface)
         plans.append(alike[key])
-        seats.append(replace(one.seat, device=device, gpu=choice.gpu if choice else None,
+        seats.append(one.seat._replace(device=device, gpu=choice.gpu if choice else None,
                              interface=one.seat.interface or interface))
-    return [replace(plans[0], warnings=tuple(warnings), seats=tuple(seats)), *plans[1:]]
+    return [plans[0]._replace(warnings=tuple(warnings), seats=tuple(seats)), *plans[1:]]
 
 
 def choose_late(facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig) -> list[Choice | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from ..facts.gpus import Gpu
 from .words import folded
@@ -14,8 +14,7 @@ BRANDS = ("AMD", "Data", "GeForce", "Graphics", "Instinct", "Intel(R)", "Max", "
 ROWS = 10  # more kinds of nodes than that are counted
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """Where a rank sits: node, by number and name, device, CPUs, threads and network interface.
 
     `gpu` is what is known of the device, None for a CPU. `numa` are the NUMA nodes of its CPUs.
@@ -144,5 +143,5 @@ def cut(text: str, width: int) -> str:
 def records(seats: Sequence[Seat]) -> list[dict[str, object]]:
     """Return the map as plain records, in rank order."""
     return [{"rank": one.rank, "host": one.host, "node": one.node, "device": one.device,
-             "gpu": asdict(one.gpu) if one.gpu else None, "cpus": sorted(one.cpus),
+             "gpu": one.gpu._asdict() if one.gpu else None, "cpus": sorted(one.cpus),
              "numa": list(one.numa), "threads": one.threads, "interface": one.interface} for one in seats]

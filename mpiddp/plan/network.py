@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..facts.host import HostFacts, Interface
@@ -15,8 +15,7 @@ VIRTUAL = ("docker", "br-", "cni", "flannel", "lxc", "lxdbr", "podman", "tap", "
 TRIED = 6  # of rank 0's addresses, at most
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """The network that the user named: an interface that all nodes have, an address of rank 0's; None for any."""
 
     interface: str | None = None
@@ -26,8 +25,7 @@ class Asked:
 ANY = Asked()
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """What came of trying an address of rank 0's from another node: the interface that led there, or why none did."""
 
     interface: str = ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .verdict import OWN, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """What is told of a rank where it fails, and how it ends.
 
     `log` is the file that has its output, empty for none; `error_file` is where the reason is written

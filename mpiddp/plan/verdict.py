@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .words import listed
 
@@ -22,8 +22,7 @@ LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """Why a rank ended.
 
     `kind` is OWN for a reason of its own, ENDED for a process that is gone and could not say it,
@@ -42,8 +41,7 @@ class Report:
     signal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The report of the rank that failed first, and in words what became of others.
 
     `outside` tells that a signal was sent to the job as a whole: nothing of it failed.
@@ -59,8 +57,7 @@ def is_consequence(error: str) -> bool:
     return any(words in error.lower() for words in LOST_PEERS)
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """What is known of the ranks besides their reports.
 
     `hosts` are those of all ranks. `silent` are the ranks of whom nothing is heard although they were

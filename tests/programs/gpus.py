@@ -34,7 +34,7 @@ def everyone(facts: object, plan: object) -> object:
 node, whole = node_key(comm)
 shown = visible(GPUS, os.environ)
 seen = host_facts(os.environ, comm.rank, node, whole, None, "", look_at_gpus=False)
-seen = type(seen)(**{**vars(seen), "seen": shown, "gpus": shown if "--cgroup" in sys.argv else GPUS})
+seen = seen._replace(seen=shown, gpus=shown if "--cgroup" in sys.argv else GPUS)
 host_plan = everyone(seen, lambda facts: plan_hosts(facts, LaunchConfig()))
 os.environ.update({"OMP_NUM_THREADS": "1", **host_plan.settings})
 after = shown if "--cgroup" in sys.argv else visible(GPUS, os.environ)
