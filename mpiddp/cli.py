@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -166,12 +167,31 @@ FLAGS = {
 }
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help in the width of the terminal.
+
+    argparse makes a formatter for each option that it is told of, and imports shutil to find the width.
+    """
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=terminal_width() - 2)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise what read_config() raises."""
         raise argparse.ArgumentTypeError(f"mpiddp: {message} (see python -m mpiddp --help)")
+
+
+@functools.cache
+def terminal_width() -> int:
+    """Return the columns of the terminal, 80 where there is none, as shutil.get_terminal_size() finds them."""
+    try:
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns)
+    except (ValueError, OSError):
+        return 80
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,7 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except argparse.ArgumentTypeError as error:
         from .act.failure import refuse
 
-        return refuse(str(error), EXIT_USAGE)
+        refuse(str(error))
+        return EXIT_USAGE
     if isinstance(job, Shape):
         from .facts.runtime import slurm_hosts
         from .plan.dry_run import describe
@@ -253,7 +274,7 @@ def build_parser(environ: Mapping[str, str]) -> Parser:
     """Return the parser of our own options, with the ``MPIDDP_…`` variables of `environ` as defaults."""
     parser = Parser(
         prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     for name, details in OPTIONS.items():
         default = environ.get(variable(name), details["default"])

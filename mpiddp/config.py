@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 DEFAULT_STARTUP_TIMEOUT_S = 300.0
 DEFAULT_ABORT_GRACE_S = 5.0

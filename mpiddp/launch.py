@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .act import cores, failure, script, trace, variables
+from .act import collector, cores, failure, script, trace, variables
 from .act.ending import Ending, abort, let_through
 from .act.hosting import Hosting
 from .act.output import Output
@@ -21,7 +21,7 @@ from .config import LaunchConfig, Shown
 from .environment import Environment
 from .errors import EXIT_CANNOT_START, EXIT_REQUEUE, EXIT_USAGE, LaunchError, LonelyLaunchError
 from .facts import mpi, runtime
-from .facts.devices import device_facts
+from .facts.devices import DeviceFacts, device_facts, torch_error
 from .facts.host import HostFacts, host_facts
 from .facts.library import library
 from .facts.script import script_facts
@@ -50,8 +50,24 @@ def launch(config: LaunchConfig) -> int:
     The rank leaves the job after the script's threads and atexit functions. A script that fails ends
     the job on all ranks.
     """
+    with collector.paused():
+        ending = begin(config)
+    if ending is None:
+        return EXIT_CANNOT_START
+    assert membership is not None
+    leaving = functools.partial(leave, config, ending)
+    atexit.register(leaving)
+    if config.explain is not None:
+        return explain(membership, config.explain)
+    place = membership.environment
+    ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
+    return run(membership, config, ending)
+
+
+def begin(config: LaunchConfig) -> Ending | None:
+    """Start this rank, up to the script, and return how it ends; say why and return None where the job cannot start."""
     global membership
-    trace.begin("look at launcher and MPI")
+    trace.begin("sentinel")
     if config.script is not None:
         script.set_path(config.script)
     started_by = runtime.detect(os.environ)
@@ -62,38 +78,32 @@ def launch(config: LaunchConfig) -> int:
         MPI = initialise_mpi(config, started_by, watched)
     except LaunchError as error:
         watched.settle()
-        return failure.refuse(str(error), EXIT_CANNOT_START)
+        failure.refuse(str(error))
+        return None
     membership = start(MPI, config, watched)
     if membership is None:
         MPI.Finalize()
         watched.dismiss()
-        return EXIT_CANNOT_START
+        return None
     if stop is not None:
         membership.stop(stop)
-    trace.begin("process group")
+    trace.begin("sentinels meet")
     member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
     ending = Ending(MPI, watched, member, output)
     ending.join(membership.endpoint)
-    leaving = functools.partial(leave, MPI, config, ending)
     if config.init:
         try:
+            trace.begin("process group")
             membership.create_group(config.group_timeout, give_up)
             if config.trace_file:
                 trace.begin("first collective")
                 membership.groups.try_out()
         except BaseException as error:
             ending.fail_by(error)
+    trace.begin("ready")
     if membership.environment.rank == 0:
         announce(membership, config)
-    atexit.register(leaving)
-    if config.explain is not None:
-        return explain(membership, config.explain)
-    assert config.script is not None
-    output.begin(config.shown.has(member.rank, member.local_rank), member.log,
-                 f"[{member.rank} {member.host}] " if config.prefix else "")
-    ending.watch_script(leaving)
-    trace.begin("script")
-    return run(membership, config, ending)
+    return ending
 
 
 def sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> Sentinel:
@@ -141,6 +151,7 @@ def run(member: Membership, config: LaunchConfig, ending: Ending) -> int:
     status = 0
     try:
         try:
+            trace.begin("script")
             script.run(config.script)
         except SystemExit as error:
             status = failure.status_of(error)
@@ -160,7 +171,9 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
     so the fit is checked before, and the number of ranks after.
     """
     check_nested(runtime.outer_launcher(os.environ), config.script)
+    trace.begin("import mpi4py")
     MPI = mpi.load()
+    trace.begin("check launcher")
     loaded = library()
     try:
         check_fit(started_by, loaded)
@@ -218,20 +231,21 @@ def meet(
     """
     roll = RollCall(comm, config.startup_timeout_s)
     hosting = Hosting(config, serve_sentinels)  # for rank 0
-    trace.begin("look at host")
+    trace.begin("facts")
     found = look_at_host(comm, config)
-    trace.begin("first plan")
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)
     roll.hosts = hosting.hosts
+    trace.begin("variables and cores")
     probe = Probe(door, found.interfaces) if door else None
     warn(host.warnings)
-    trace.begin("import torch")
     replaced = apply(host, config)
     own = host.cpus or frozenset(os.sched_getaffinity(0))
     cores.bind(own)
-    seen = device_facts(cpu_only=config.device == "cpu")  # imports torch
+    trace.begin("import torch")
+    error = torch_error()
     cores.bind(own)  # an OpenMP that was told to bind its threads has taken them from this one
-    trace.begin("second plan")
+    trace.begin("devices")
+    seen = DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")
     former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
     ready = ReadyFacts(host.place, seen, former, seat(host, own), host.choice, probe.trials() if probe else ())
     plan = roll.agree("importing torch", ready, hosting.plan_devices)
@@ -326,11 +340,13 @@ def announce(member: Membership, config: LaunchConfig) -> None:
             print(f"mpiddp: cannot draw {config.map_file}: {error} (pip install drawsvg)", file=sys.stderr, flush=True)
 
 
-def leave(MPI: Any, config: LaunchConfig, ending: Ending) -> None:
+def leave(config: LaunchConfig, ending: Ending) -> None:
     """Leave the job and finalise MPI, in the rank's own process and in none that it forked."""
     global membership
     if not ending.is_ours() or membership is None:
         return
+    from mpi4py import MPI
+
     if not MPI.Is_finalized():
         ending.left()
         trace.begin("exit")

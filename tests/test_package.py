@@ -51,7 +51,7 @@ def test_the_plan_is_pure() -> None:
         tree = ast.parse(path.read_text())
         outside = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         outside |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
-        assert outside <= {"__future__", "collections", "collections.abc", "dataclasses", "itertools",
+        assert outside <= {"__future__", "collections", "collections.abc", "itertools", "typing",
                            "ClusterShell.NodeSet", "networkx"}, path
 
 

@@ -41,12 +41,15 @@ class Ending:
         """Let the sentinel meet the others': from now on it may ask this process to end itself."""
         self._sentinel.join(self._member, endpoint, self.end_job)
 
-    def watch_script(self, leave: Callable[[], None]) -> None:
-        """Begin with the script: whatever ends this process from now on is noticed.
+    def watch_script(self, leave: Callable[[], None], shown: bool, prefix: bool) -> None:
+        """Begin with the script: its output goes where it shall, and whatever ends this process is noticed.
 
+        The output is shown on the terminal if `shown`, each line with rank and host if `prefix`.
         A script that calls os._exit(0) calls `leave` first, since the launcher would take that for a
         crash; with another status it fails as by sys.exit().
         """
+        member = self._member
+        self._output.begin(shown, member.log, f"[{member.rank} {member.host}] " if prefix else "")
         faulthandler.disable()
         for number in FOR_SCRIPTS:
             signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)

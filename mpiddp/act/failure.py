@@ -17,8 +17,8 @@ FORWARDING_S = 0.1  # for a launcher to pass on our last words: MPICH's drops wh
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
-def refuse(message: str, status: int) -> int:
-    """Print a reason not to start, before MPI is there to speak over, and return the exit status.
+def refuse(message: str) -> None:
+    """Print a reason not to start, before MPI is there to speak over.
 
     Each rank knows its own rank from the launcher's variables alone: the first one speaks.
     """
@@ -27,7 +27,6 @@ def refuse(message: str, status: int) -> int:
         time.sleep(PATIENCE_S)
     else:
         print(message, file=sys.stderr, flush=True)
-    return status
 
 
 def status_of(error: BaseException) -> int:

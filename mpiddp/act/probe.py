@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import selectors
 import socket
 import threading
@@ -40,7 +39,7 @@ class Listener:
                                                 backlog=socket.SOMAXCONN)
         except (OSError, ValueError):  # a node without IPv6
             self._socket = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
-        self.token = secrets.token_hex(16)
+        self.token = os.urandom(16).hex()
         self._thread = threading.Thread(target=self._answer, daemon=True)
         self._thread.start()
 

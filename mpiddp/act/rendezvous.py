@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import socket
 from collections import Counter
 from datetime import timedelta
@@ -30,7 +30,7 @@ def serve(address: str, timeout_s: float) -> tuple[dist.Store, Endpoint]:
             timeout=timedelta(seconds=timeout_s), master_listen_fd=listener.detach(),
             use_libuv=torch.__version__ >= "2.8",  # before, libuv's server took no socket (pytorch#150215)
         )
-    return store, Endpoint(address, port, token=secrets.token_hex(16), run_id=RUN_PREFIX + secrets.token_hex(4))
+    return store, Endpoint(address, port, token=os.urandom(16).hex(), run_id=RUN_PREFIX + os.urandom(4).hex())
 
 
 def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import math
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LaunchError, LonelyLaunchError
 from ..plan.words import listed
+from . import trace
 from .waiting import wait_for
 
 if TYPE_CHECKING:
@@ -60,8 +60,11 @@ class RollCall:
         `stage` says what a rank that is late is doing. A LaunchError of `plan` is raised on every
         rank and ends the roll call; at the deadline, LonelyLaunchError on each rank that still waits.
         """
+        trace.begin(f"{trace.WAIT}{stage}")
         if self.rank == 0:
-            answer = self._decide(self._collect(stage, facts), plan)
+            found = self._collect(stage, facts)
+            trace.begin(f"plan: {stage}")
+            answer = self._decide(found, plan)
         else:
             self._send(facts, 0)
             answer = self._await_answer()
@@ -99,6 +102,8 @@ class RollCall:
         Raises TimeoutError `timeout_s` after this one did, which says who is missing. `remind` is called
         with the seconds waited, first after a minute.
         """
+        import array
+
         from mpi4py import MPI
 
         mine, largest = array.array("i", [own]), array.array("i", [0])  # which nobody else holds until the end

@@ -10,7 +10,7 @@ import sys
 import types
 
 from ..config import Script
-from ..facts.script import find_module
+from ..facts.script import compiled, find_module
 
 
 def set_path(script: Script) -> None:
@@ -42,8 +42,7 @@ def file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
     main.__file__ = os.path.abspath(path)
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
-    with open(path, "rb") as file:
-        return main, compile(file.read(), main.__file__, "exec", dont_inherit=True)
+    return main, compiled(path)
 
 
 def module_main(name: str) -> tuple[types.ModuleType, types.CodeType]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import array
-import itertools
-import statistics
-import sys
 import time
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as typing has it, which takes its time
 if TYPE_CHECKING:
+    from typing import Any
+
     from mpi4py import MPI
 
 Stages = list[tuple[str, int]]  # name and beginning, in nanoseconds of time.time_ns()
-WAITS = ("script", "exit")  # whose length says nothing about the start
+WAIT = "wait: "  # begins the names of stages in which a rank waits for others
+# What is none of ours in a start: Python's, MPI's and torch's part, and the script with what follows it.
+OTHERS = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective", "script",
+          "exit", WAIT)
 ROUND_TRIPS = 10
 
-_stages: Stages = []
+_stages: Stages = [("import mpiddp", time.time_ns())]
 
 
 def begin(stage: str) -> None:
@@ -31,9 +32,10 @@ def write(path: str, comm: MPI.Comm, host: str) -> None:
     found = comm.gather((host, offset, [(name, at - offset) for name, at in own]), root=0)
     if found is not None:
         from .failure import write_json
+        from .rollcall import tell
 
         write_json(path, chrome(found))
-        print(f"mpiddp: trace: {slowest(found)}", file=sys.stderr, flush=True)
+        tell(f"trace: {slowest(found)}")
 
 
 def started_ns() -> int:
@@ -46,6 +48,8 @@ def started_ns() -> int:
 
 def clock_offset_ns(comm: MPI.Comm) -> int:
     """Return how far this rank's clock is ahead of rank 0's: by the quickest of some round trips. Collective."""
+    import array
+
     clock, offset = array.array("q", [0]), array.array("q", [0])
     for rank in range(1, comm.size):
         if comm.rank == rank:
@@ -71,6 +75,8 @@ def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
 
     `ranks` has each rank's host, its clock's offset and its stages, which end where the next begins.
     """
+    import itertools
+
     start = min(at for _, _, stages in ranks for _, at in stages)
     events: list[dict[str, Any]] = []
     for rank, (host, _, stages) in enumerate(ranks):
@@ -84,14 +90,24 @@ def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
 
 
 def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
-    """Return in words which rank needed most for which stage of the start, and how long the others needed."""
+    """Return in words which rank needed most for which stage of the start, and how long mpiddp's own part was.
+
+    The script's length and waiting for others say nothing about the start.
+    """
+    import itertools
+    import statistics
+
     took: dict[str, list[tuple[int, int]]] = {}
+    own_ns = [0] * len(ranks)
     for rank, (_, _, stages) in enumerate(ranks):
         for (name, at), (_, end) in itertools.pairwise(stages):
-            if name not in WAITS:
+            if not name.startswith(("script", "exit", WAIT)):
                 took.setdefault(name, []).append((end - at, rank))
+            if not name.startswith(OTHERS):
+                own_ns[rank] += end - at
     stage = max(took, key=lambda name: max(took[name]))
     longest, rank = max(took[stage])
     median = statistics.median(one for one, _ in took[stage])
     return (f"the slowest of the start was rank {rank} on {ranks[rank][0]} in {stage}, {longest / 1e9:.2f} s "
-            f"(median of all ranks {median / 1e9:.2f} s)")
+            f"(median of all ranks {median / 1e9:.2f} s); "
+            f"mpiddp's own part was {statistics.median(own_ns) / 1e6:.0f} ms (at most {max(own_ns) / 1e6:.0f} ms)")

@@ -34,5 +34,5 @@ def wait_for(
         if now - start > remind_after_s:
             remind(now - start)
             remind_after_s *= 2
-        time.sleep(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, (now - start) / 10)))
+        time.sleep(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, (now - start) / 100)))
     return found

@@ -26,15 +26,21 @@ class DeviceFacts(NamedTuple):
     error: str | None = None
 
 
-def device_facts(cpu_only: bool = False) -> DeviceFacts:
-    """Import torch and return what it finds; `cpu_only` leaves accelerators out of sight."""
+def torch_error() -> str | None:
+    """Import torch and return why that is not possible, None where it is."""
     try:
         import torch
         import torch.distributed as dist
     except (ImportError, OSError) as error:
-        return DeviceFacts(error=f"{type(error).__name__}: {error}")
-    if not dist.is_available():
-        return DeviceFacts(error=f"torch {torch.__version__} was built without torch.distributed")
+        return f"{type(error).__name__}: {error}"
+    return None if dist.is_available() else f"torch {torch.__version__} was built without torch.distributed"
+
+
+def device_facts(cpu_only: bool = False) -> DeviceFacts:
+    """Return what torch finds; `cpu_only` leaves accelerators out of sight."""
+    import torch
+    import torch.distributed as dist
+
     kind, count = ("cpu", 0) if cpu_only else accelerator(torch)
     return DeviceFacts(
         torch_version=str(torch.__version__),

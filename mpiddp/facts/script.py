@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import importlib.util
 import os
 import sys
+import types
+import zlib
 from importlib.machinery import ModuleSpec
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ from ..config import Script
 class ScriptFacts(NamedTuple):
     """The script on this rank; `error` says why it cannot be run, None where it can.
 
-    `digest` is a hash of its source. `missing` tells apart what is not there from what is there and
+    `digest` is the CRC-32 of its source. `missing` tells apart what is not there from what is there and
     cannot be compiled.
     """
 
@@ -35,21 +37,33 @@ def file_facts(path: str) -> ScriptFacts:
     if os.path.isdir(path):
         return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)} is a directory")
     try:
-        with open(path, "rb") as file:
-            source = file.read()
+        source = read(path)
     except OSError as error:
         return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)}: {error.strerror}")
-    return ScriptFacts(path, hashlib.sha256(source).hexdigest()[:12], error=compile_error(source, path))
+    return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=compile_error(path))
 
 
-def compile_error(source: bytes, path: str) -> str | None:
-    """Return why a source does not compile, as Python would say it, or None."""
+@functools.cache
+def read(path: str) -> bytes:
+    """Return the source of a script, as it was when it was read first."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@functools.cache
+def compiled(path: str) -> types.CodeType:
+    """Return the code of a script; raise SyntaxError, ValueError for null bytes, or OSError."""
+    return compile(read(path), os.path.abspath(path), "exec", dont_inherit=True)
+
+
+def compile_error(path: str) -> str | None:
+    """Return why a script does not compile, as Python would say it, or None."""
     try:
-        compile(source, path, "exec", dont_inherit=True)
+        compiled(path)
     except SyntaxError as error:
         where = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
         return f"{where}\n    {error.text.strip()}" if error.text else where
-    except ValueError as error:  # null bytes
+    except ValueError as error:
         return f"{path}: {error}"
     return None
 
