@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .act import collector, cores, failure, script, trace, variables
+from .act import cores, failure, importing, script, trace, variables
 from .act.ending import Ending, abort, let_through
 from .act.hosting import Hosting
 from .act.output import Output
@@ -20,10 +20,10 @@ from .act.sentinel import Sentinel
 from .config import LaunchConfig, Shown
 from .environment import Environment
 from .errors import EXIT_CANNOT_START, EXIT_REQUEUE, EXIT_USAGE, LaunchError, LonelyLaunchError
-from .facts import mpi, runtime
+from .facts import fabric, mpi, runtime
 from .facts.devices import DeviceFacts, device_facts, torch_error
 from .facts.host import HostFacts, host_facts
-from .facts.library import library
+from .facts.library import Library, library
 from .facts.script import script_facts
 from .plan.environment import SET_BY_HAND, exports, ways
 from .plan.fit import check_fit, check_nested, check_whole
@@ -31,6 +31,7 @@ from .plan.job import HostPlan, ReadyFacts
 from .plan.map import Seat, lines, records
 from .plan.network import check_reached
 from .plan.problems import check_logs
+from .plan.transports import left_out
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def launch(config: LaunchConfig) -> int:
     The rank leaves the job after the script's threads and atexit functions. A script that fails ends
     the job on all ranks.
     """
-    with collector.paused():
-        ending = begin(config)
+    ending = begin(config)
     if ending is None:
         return EXIT_CANNOT_START
     assert membership is not None
@@ -180,8 +180,10 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
     except LaunchError:  # only now, and on the rank that speaks, is the time well spent to ask srun
         check_fit(started_by, loaded, runtime.srun_mpi_types() if started_by and started_by.rank == 0 else ())
     watched.stage("MPI_Init")
+    settings = variables.set_all(transports(loaded))
     trace.begin("MPI_Init")
     mpi.initialise(MPI)
+    variables.restore(settings)
     watched.stage("the start after MPI_Init")
     try:
         check_whole(started_by, MPI.COMM_WORLD.size, loaded)
@@ -189,6 +191,14 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
         MPI.Finalize()
         raise
     return MPI
+
+
+def transports(loaded: Library) -> dict[str, str]:
+    """Return the variables that spare MPI_Init the search for networks that this node does not have."""
+    if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or fabric.has_fabric():
+        return {}
+    chosen = fabric.chosen_components(os.environ, loaded.path)
+    return {fabric.PREFIX + name: value for name, value in left_out(chosen).items()}
 
 
 def start(MPI: Any, config: LaunchConfig, watched: Sentinel) -> Membership | None:
@@ -242,7 +252,8 @@ def meet(
     own = host.cpus or frozenset(os.sched_getaffinity(0))
     cores.bind(own)
     trace.begin("import torch")
-    error = torch_error()
+    with importing.quick():
+        error = torch_error()
     cores.bind(own)  # an OpenMP that was told to bind its threads has taken them from this one
     trace.begin("devices")
     seen = DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")

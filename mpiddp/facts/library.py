@@ -6,6 +6,8 @@ import functools
 import os
 from typing import NamedTuple
 
+from .fabric import names
+
 PMI, PMIX = "pmi", "pmix"
 ALL_INTERFACES = frozenset({PMI, PMIX})
 
@@ -55,19 +57,11 @@ def interfaces(name: str, version: tuple[int, ...], path: str, description: str)
         return frozenset({PMIX})
     if name == "Open MPI":
         folder = os.path.dirname(path)
-        components = [file for place in (folder, f"{folder}/openmpi/lib") for name in entries(place, "openmpi")
-                      for file in entries(f"{place}/{name}", "mca_pmix_")]
+        components = [file for place in (folder, f"{folder}/openmpi/lib") for name in names(place, "openmpi")
+                      for file in names(f"{place}/{name}", "mca_pmix_")]
         if components and not {"mca_pmix_s1.so", "mca_pmix_s2.so"} & set(components):
             return frozenset({PMIX})
     return ALL_INTERFACES
-
-
-def entries(folder: str, prefix: str) -> list[str]:
-    """Return the names in a folder that begin so; none where there is no such folder."""
-    try:
-        return [name for name in os.listdir(folder) if name.startswith(prefix)]
-    except OSError:
-        return []
 
 
 def library_path(extension: str) -> str:

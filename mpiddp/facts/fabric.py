@@ -1,0 +1,49 @@
+"""What there is of fast networks on this node, and which of its parts Open MPI was told to use for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+# The kernel's names for InfiniBand, RoCE, Omni-Path and EFA; for Slingshot; for Aries.
+PLACES = ("/sys/class/infiniband", "/sys/class/cxi", "/sys/class/gni")
+PREFIX = "OMPI_MCA_"
+
+
+def has_fabric() -> bool:
+    """Tell whether this node has a network device that programs drive without the kernel."""
+    return any(os.path.isdir(place) and os.listdir(place) for place in PLACES)
+
+
+def chosen_components(environ: Mapping[str, str], library: str) -> dict[str, str]:
+    """Return Open MPI's parameters, by their names, as far as variables and files set them.
+
+    `library` is the path of libmpi. Variables win over the user's file and that over the site's (Open MPI,
+    "Setting MCA parameter values"); where the site's lies is up to who built it.
+    """
+    root = os.path.dirname(os.path.dirname(library))
+    site = [f"{environ.get('OPAL_PREFIX') or root}/etc", *(f"/etc/{name}" for name in sorted(names("/etc", "openmpi")))]
+    named = environ.get(f"{PREFIX}mca_base_param_files") or environ.get(f"{PREFIX}mca_param_files")
+    files = [f"{environ.get('HOME', '')}/.openmpi/mca-params.conf", *(f"{one}/openmpi-mca-params.conf" for one in site)]
+    found: dict[str, str] = {}
+    for file in reversed(named.split(",") if named else files):
+        found |= parameters(file)
+    return found | {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
+
+
+def parameters(file: str) -> dict[str, str]:
+    """Return what a file of parameters sets: lines of ``name = value``; nothing where there is no such file."""
+    try:
+        with open(file) as lines:
+            pairs = [line.partition("#")[0].partition("=") for line in lines]
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {name.strip(): value.strip() for name, sign, value in pairs if sign}
+
+
+def names(folder: str, prefix: str) -> list[str]:
+    """Return the names in a folder that begin so; none where there is no such folder."""
+    try:
+        return [name for name in os.listdir(folder) if name.startswith(prefix)]
+    except OSError:
+        return []
