@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .act import cores, failure, importing, script, trace, variables
-from .act.ending import Ending, abort, let_through
+from .act.ending import Ending, abort, let_through, skip_exit_functions
 from .act.hosting import Hosting
 from .act.output import Output
 from .act.probe import Probe
@@ -87,6 +87,8 @@ def begin(config: LaunchConfig) -> Ending | None:
         return None
     if stop is not None:
         membership.stop(stop)
+    if not config.python_exit and not needs_exit_functions():
+        skip_exit_functions()
     trace.begin("sentinels meet")
     member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
     ending = Ending(MPI, watched, member, output)
@@ -127,6 +129,16 @@ def prepare_stop(before_s: float, started_by: runtime.Runtime | None) -> Stop:
     elif is_first and runtime.slurm_job(os.environ):
         warn(["walltime-unknown: squeue does not say here when the job ends, so that only a signal stops it in time"])
     return stop
+
+
+def needs_exit_functions() -> bool:
+    """Tell whether somebody needs the exit functions that C libraries have registered up to now.
+
+    MPICH and its like tell their launcher in one of them that the rank is through: without, it ends the other
+    ranks. Profilers that were put into the process write their results in one.
+    """
+    tools = ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH")
+    return library().name != "Open MPI" or any(os.environ.get(name) for name in tools)
 
 
 def explain(member: Membership, rank: int) -> int:

@@ -80,6 +80,28 @@ def test_the_interpreters_tear_down_is_for_those_who_ask(quick: Mpi, script: Scr
     assert check(mpiexec(quick, 2, "--exit", way, path)).stdout == "destroyed\n" * destroyed
 
 
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+def test_the_exit_functions_of_a_scripts_libraries_run(mpi: Mpi, script: Script) -> None:
+    """What they print is no less lost, nor is what the script has printed by C: both are in C's stream still."""
+    path = script(
+        "import ctypes", "libc = ctypes.CDLL(None)", "libc.printf(b'printed\\n')",
+        "@ctypes.CFUNCTYPE(None)", "def last():", "    libc.printf(b'closed\\n')",
+        "sys.modules['last'] = last", "libc.__cxa_atexit(last, None, None)", "sys.exit(0)")
+    done = check(mpiexec(mpi, 2, path))
+    assert sorted(done.stdout.splitlines()) == ["closed"] * 2 + ["printed"] * 2
+    assert noise(done) == []
+
+
+def test_the_exit_functions_of_a_profiler_run(tmp_path: Path) -> None:
+    """It is in the process before torch, by LD_PRELOAD; this one is C's own library of mathematics."""
+    path = tmp_path / "script.py"
+    path.write_text("\n".join((
+        "from mpiddp import launch", "print(launch.needs_exit_functions())")))
+    mpi = MPIS["openmpi4"]
+    found = [check(mpiexec(mpi, 1, path, env=env)).stdout for env in ({}, {"LD_PRELOAD": "libm.so.6"})]
+    assert found == ["False\n", "True\n"]
+
+
 def test_a_child_that_the_script_forks_is_left_to_itself(quick: Mpi, script: Script) -> None:
     """It may raise and exit without an end to the job, and os.wait() finds no child of ours."""
     path = script("pid = os.fork()", "if pid == 0:", "    raise ValueError('in the child')",
