@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import LaunchError, LonelyLaunchError
 from ..plan.words import listed
 from . import trace
-from .waiting import wait_for
+from .waiting import sleep_until, wait_for
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -91,8 +91,7 @@ class RollCall:
 
     def await_all(self) -> None:
         """Return when all ranks have called this; for use inside watch(), which has the deadline."""
-        barrier = self.comm.Ibarrier()
-        wait_for(lambda: barrier.Test() or None, math.inf, TimeoutError, lambda _: None, math.inf)
+        sleep_until(self.comm.Ibarrier().Test)
 
     def await_end(
         self, own: int, timeout_s: float | None, name_missing: Callable[[], str], remind: Callable[[float], None]

@@ -15,7 +15,7 @@ WAIT = "wait: "  # begins the names of stages in which a rank waits for others
 # What is none of ours in a start: Python's, MPI's and torch's part, and the script with what follows it.
 OTHERS = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective", "script",
           "exit", WAIT)
-ROUND_TRIPS = 10
+ROUND_TRIPS = 20
 
 _stages: Stages = [("import mpiddp", time.time_ns())]
 
@@ -47,18 +47,17 @@ def started_ns() -> int:
 
 
 def clock_offset_ns(comm: MPI.Comm) -> int:
-    """Return how far this rank's clock is ahead of rank 0's: by the quickest of some round trips. Collective."""
+    """Return how far this rank's clock is ahead of rank 0's: by the quickest of some round trips. Collective.
+
+    Ranks whose turn it is not sleep: they would take the cores from those that are measured.
+    """
     import array
 
+    from .waiting import sleep_until
+
     clock, offset = array.array("q", [0]), array.array("q", [0])
-    for rank in range(1, comm.size):
-        if comm.rank == rank:
-            for _ in range(ROUND_TRIPS):
-                comm.Recv(clock, source=0)
-                clock[0] = time.time_ns()
-                comm.Send(clock, dest=0)
-            comm.Recv(offset, source=0)
-        elif comm.rank == 0:
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
             trips = []
             for _ in range(ROUND_TRIPS):
                 sent = time.time_ns()
@@ -67,6 +66,14 @@ def clock_offset_ns(comm: MPI.Comm) -> int:
                 back = time.time_ns()
                 trips.append((back - sent, clock[0] - (sent + back) // 2))
             comm.Send(array.array("q", [min(trips)[1]]), dest=rank)
+    else:
+        sleep_until(lambda: comm.Iprobe(source=0))
+        for _ in range(ROUND_TRIPS):
+            comm.Recv(clock, source=0)
+            clock[0] = time.time_ns()
+            comm.Send(clock, dest=0)
+        comm.Recv(offset, source=0)
+    sleep_until(comm.Ibarrier().Test)
     return offset[0]
 
 

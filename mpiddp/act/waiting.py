@@ -5,6 +5,7 @@ A rank that spins in a blocking MPI call takes the core that another one needs t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,6 +13,11 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
+
+
+def sleep_until(look: Callable[[], bool]) -> None:
+    """Return when something is so; for where another holds the deadline."""
+    wait_for(lambda: look() or None, math.inf, TimeoutError, lambda _: None, math.inf)
 
 
 def wait_for(
