@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks.scale [--quick]
 
-Real ranks on this machine, torch imported beforehand; medians (`scale_rank.py` tells what is measured). An exponent of 1 is time in proportion to the ranks.
+Real ranks on this machine, torch imported beforehand; medians (`scale_rank.py` tells what is measured).
+An exponent of 1 is time in proportion to the ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank of `scale.py`: makes groups by mpiddp, by env://, and by mpiddp as for NCCL in turn; rank 0 prints what each took as JSON.
+"""A rank of `scale.py`: makes groups by mpiddp, by env:// and as for NCCL in turn; rank 0 prints what each took.
 
     mpiexec -n RANKS python scale_rank.py TURNS
 

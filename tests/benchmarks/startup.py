@@ -10,6 +10,7 @@ that of its largest process. On three nodes, under srun, only the wall time can 
 from __future__ import annotations
 
 import argparse
+import compileall
 import ctypes
 import json
 import os
@@ -27,7 +28,7 @@ from tests.support import MPIS, PROGRAMS, ROOT, VENVS, mpiexec_command, single_n
 
 HERE = Path(__file__).parent
 SCRIPT, FLOOR = HERE / "first_step.py", HERE / "floor.py"
-RANKS, RUNS = (1, 2, 4, 8), 7
+RANKS, RUNS = (1, 2, 4, 8), 5
 TIMEOUT_S = 120
 BASE = VENVS / "base/bin"
 OURS = "mpiddp"
@@ -162,6 +163,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
     options = parser.parse_args()
+    compileall.compile_dir(ROOT / "mpiddp", quiet=1)  # as pip does
     found: dict[str, dict[str, Cost]] = {}
     for ranks in (2,) if options.quick else RANKS:
         title = f"{ranks} rank{'s' * (ranks > 1)}"

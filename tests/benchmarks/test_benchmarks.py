@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 from tests.support import ROOT, Mpi, alone, check, mpiexec
 
@@ -21,9 +23,26 @@ def test_failure(quick: Mpi) -> None:
 
 def test_threads(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.threads", "--quick", timeout=120)).stdout
-    assert len(re.findall(r"^1 rank  .* steps/s +\d\.\d\d of torchrun's$", table, re.MULTILINE)) == 5, table
+    assert len(re.findall(r"^1 rank  .* steps/s +\d\.\d\d of torchrun's$", table, re.MULTILINE)) == 6, table
 
 
 def test_stopping(quick: Mpi) -> None:
     told = check(mpiexec(quick, 2, ROOT / "tests/benchmarks/stopping.py", 200)).stdout
     assert re.search(r"^should_stop\(\) \d+\.\d us, gloo all-reduce \d+\.\d us, median of 200 calls$", told), told
+
+
+def test_startup(quick: Mpi, tmp_path: Path) -> None:
+    files = tmp_path / "costs.json", tmp_path / "costs.svg"
+    table = check(alone(quick, "-m", "tests.benchmarks.startup", "--quick", "--json", files[0], "--svg", files[1])).stdout
+    peers = ["mpiddp", "torchrun", "plain recipe", "floor"]
+    assert re.findall(r"^  (\w+ ?\w+) +\d+\.\d\d s +\d\.\d\d +\d+\.\d\d s", table, re.MULTILINE) == peers
+    assert list(json.loads(files[0].read_text())["2 ranks"]) == peers
+    assert "floor" in files[1].read_text()
+
+
+def test_scale(quick: Mpi) -> None:
+    table = check(alone(quick, "-m", "tests.benchmarks.scale", "--quick")).stdout
+    rows = re.findall(r"^ +(\d) +[\d.]+ +([\d.]+) +[\d.]+ +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$", table, re.MULTILINE)
+    assert rows == [("2", "5.0", "5.0", "1.5"), ("4", "9.0", "9.0", "1.2")]
+    assert re.search(r"^growth exponent: mpiddp -?\d\.\d\d, env:// -?\d\.\d\d, mpiddp as for NCCL -?\d\.\d\d$", table,
+                     re.MULTILINE)

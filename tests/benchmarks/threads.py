@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.threads [--quick]
 
-One rank and two, in turn: mpiddp under Open MPI and MPICH, torchrun, accelerate launch (one process: it
-starts no more without a GPU), and the plain recipe under Open MPI with its default binding.
+One rank and two, in turn: mpiddp under Open MPI and MPICH, torchrun, the plain recipe under Open MPI with its
+default binding, and for one rank python itself and accelerate launch (it starts no more without a GPU).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def commands(ranks: int, arguments: list[str]) -> dict[str, list[str]]:
              for name in ("openmpi4", "mpich")}
     found["torchrun"] = [str(BASE / "torchrun"), f"--nproc-per-node={ranks}", "--master-port=29543", *script]
     if ranks == 1:
+        found["python"] = [str(BASE / "python"), *script]
         found["accelerate launch"] = [str(BASE / "accelerate"), "launch", "--cpu", "--num_processes=1",
                                       "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", *script]
     found["plain recipe, Open MPI 4.1"] = mpiexec_command(
