@@ -18,6 +18,7 @@ from tests.support import (
     ROOT,
     Done,
     Mpi,
+    alone,
     check,
     check_hello,
     mpiexec,
@@ -79,3 +80,11 @@ def test_jobs_that_start_together_stay_apart(quick: Mpi) -> None:
     for job in jobs:
         out, err = job.communicate(timeout=deadline - time.monotonic())
         check_hello(Done(command, job.returncode, out, err), 2)
+
+
+def test_rank_0_may_have_a_connection_for_each_rank(quick: Mpi) -> None:
+    told = check(alone(quick, "-c", "import resource as r; from mpiddp.act.hosting import allow_connections as allow; "
+                       "r.setrlimit(r.RLIMIT_NOFILE, (600, 3000)); limits = []; "
+                       "[(allow(n), limits.append(r.getrlimit(r.RLIMIT_NOFILE))) for n in (4, 1000, 10_000)]; "
+                       "print(limits)")).stdout
+    assert told == "[(600, 3000), (1512, 3000), (3000, 3000)]\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from .probe import Door, Listener
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+OF_SCRIPTS = 512  # open files that a script may need
 
 
 class Hosting:
@@ -56,5 +59,13 @@ class Hosting:
         """Start the job's store, and let this rank's sentinel listen."""
         from .rendezvous import serve
 
+        allow_connections(len(self.hosts))
         self.server, endpoint = serve(address, self._config.startup_timeout_s)
         return endpoint._replace(watch_port=self._serve_sentinels(address, endpoint.token))
+
+
+def allow_connections(number: int) -> None:
+    """Let this process have so many open files besides those of a script, as far as the hard limit goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < number + OF_SCRIPTS:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(number + OF_SCRIPTS, hard), hard))

@@ -33,7 +33,8 @@ def test_stopping(quick: Mpi) -> None:
 
 def test_startup(quick: Mpi, tmp_path: Path) -> None:
     files = tmp_path / "costs.json", tmp_path / "costs.svg"
-    table = check(alone(quick, "-m", "tests.benchmarks.startup", "--quick", "--json", files[0], "--svg", files[1])).stdout
+    options = ["--quick", "--json", files[0], "--svg", files[1]]
+    table = check(alone(quick, "-m", "tests.benchmarks.startup", *options)).stdout
     peers = ["mpiddp", "torchrun", "plain recipe", "floor"]
     assert re.findall(r"^  (\w+ ?\w+) +\d+\.\d\d s +\d\.\d\d +\d+\.\d\d s", table, re.MULTILINE) == peers
     assert list(json.loads(files[0].read_text())["2 ranks"]) == peers
@@ -46,3 +47,4 @@ def test_scale(quick: Mpi) -> None:
     assert rows == [("2", "5.0", "5.0", "1.5"), ("4", "9.0", "9.0", "1.2")]
     assert re.search(r"^growth exponent: mpiddp -?\d\.\d\d, env:// -?\d\.\d\d, mpiddp as for NCCL -?\d\.\d\d$", table,
                      re.MULTILINE)
+    assert re.search(r"^rank 0 needs for each rank: [\d.]+ us to receive", table, re.MULTILINE)
