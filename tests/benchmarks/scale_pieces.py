@@ -1,7 +1,4 @@
-"""What each rank of a large job costs rank 0 in its start, measured with two ranks: JSON, in microseconds.
-
-    mpiexec -n 2 python scale_pieces.py
-"""
+"""What each rank of a large job costs rank 0 in its start, measured with two ranks (JSON, microseconds)."""
 
 import json
 import os

@@ -128,21 +128,21 @@ def show(title: str, costs: dict[str, Cost]) -> None:
     print(f"{title}\n  {'':18}{'wall':>9}{'ours of it':>12}{'CPU':>9}{'ours of it':>12}{'memory':>10}")
     ours = costs[OURS]
     for name, cost in costs.items():
-        wall, cpu = ours.wall_s / cost.wall_s, f"{ours.cpu_s / cost.cpu_s:.2f}" if cost.cpu_s else "-"
-        print(f"  {name:18}{cost.wall_s:7.2f} s{wall:12.2f}{cost.cpu_s:7.2f} s{cpu:>12}{cost.memory_mib:6.0f} MiB",
-              flush=True)
+        rest = (f"{cost.cpu_s:7.2f} s{ours.cpu_s / cost.cpu_s:12.2f}{cost.memory_mib:6.0f} MiB" if cost.cpu_s
+                else f"{'-':>9}{'-':>12}{'-':>10}")
+        print(f"  {name:18}{cost.wall_s:7.2f} s{ours.wall_s / cost.wall_s:12.2f}{rest}", flush=True)
 
 
 def draw(file: Path, found: dict[str, dict[str, Cost]]) -> None:
-    """Draw the wall times as bars, with ours as shares of the others'."""
+    """Draw the wall times as bars, each job's longest in full, with ours as shares of the others'."""
     import drawsvg
 
-    longest = max(cost.wall_s for costs in found.values() for cost in costs.values())
     rows = sum(len(costs) + 1 for costs in found.values())
     picture = drawsvg.Drawing(640, 18 * rows + 16, font_family="sans-serif")
     picture.append(drawsvg.Rectangle(0, 0, picture.width, picture.height, fill="white"))
     y = 20
     for title, costs in found.items():
+        longest = max(cost.wall_s for cost in costs.values())
         picture.append(drawsvg.Text(title, 13, 10, y, fill="#333", font_weight="bold"))
         for name, cost in costs.items():
             y += 18
