@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.faults.matrix import FAULT, leftovers
 from tests.support import DEADLINE_S, ROOT, Mpi, mpiexec_command, need, single_node_environ
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+RELEASE_S = 5.0  # for the kernel to let go of processes that have ended
 LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
 
 
@@ -31,6 +33,9 @@ def group() -> Iterator[Path]:
         (folder / limit).write_text(str(LIMIT_BYTES))
         yield folder
     finally:
+        deadline = time.monotonic() + RELEASE_S
+        while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.1)
         folder.rmdir()
 
 
