@@ -23,10 +23,10 @@ PLANNED = (1_000, 10_000, 100_000)
 TIMEOUT_S = 300
 
 
-def tell(ranks: int, program: str, *arguments: object) -> dict[str, Any]:
-    """Return what a program of a job of some ranks tells."""
+def start(ranks: int, turns: int) -> dict[str, Any]:
+    """Return what a job of some ranks tells: seconds and the store's operations by the way of starting."""
     mpi = MPIS["mpich"]
-    command = mpiexec_command(mpi, ranks, ROOT / "tests/benchmarks" / program, *arguments)
+    command = mpiexec_command(mpi, ranks, ROOT / "tests/benchmarks/scale_rank.py", turns)
     environ = {**single_node_environ(mpi), "OMP_NUM_THREADS": "1"}
     done = processes.run(*command, timeout=TIMEOUT_S, env=environ, cwd=ROOT)
     if done.returncode:
@@ -51,16 +51,13 @@ def main() -> None:
           "         mpiddp            env://             ratio         mpiddp\n"
           "ranks    seconds operations   seconds operations            seconds operations")
     for ranks in sizes:
-        found = tell(ranks, "scale_rank.py", 1 if quick else TURNS)
+        found = start(ranks, 1 if quick else TURNS)
         for how, values in medians.items():
             values.append(statistics.median(found[how]["seconds"]))
         ours, theirs, nccl = (f"{medians[how][-1]:11.3f}{found[how]['operations']:11.1f}" for how in medians)
         print(f"{ranks:5}{ours}{theirs[1:]}{medians['mpiddp'][-1] / medians['env'][-1]:8.2f} {nccl}", flush=True)
     slopes = [exponent(sizes, values) for values in medians.values()]
     print(f"growth exponent: mpiddp {slopes[0]:.2f}, env:// {slopes[1]:.2f}, mpiddp as for NCCL {slopes[2]:.2f}")
-    pieces = tell(2, "scale_pieces.py")
-    print(f"rank 0 needs for each rank: {pieces['receive']} us to receive facts, {pieces['send']} us to send a plan, "
-          f"{pieces['connect']} us for its connection to the store")
     for ranks in (1_000,) if quick else PLANNED:
         print(f"plan for {ranks:,} ranks: {plan(ranks)[0]:.3f} s")
 
