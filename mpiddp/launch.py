@@ -263,12 +263,7 @@ def meet(
     replaced = apply(host, config)
     own = host.cpus or frozenset(os.sched_getaffinity(0))
     cores.bind(own)
-    trace.begin("import torch")
-    with importing.quick():
-        error = torch_error()
-    cores.bind(own)  # an OpenMP that was told to bind its threads has taken them from this one
-    trace.begin("devices")
-    seen = DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")
+    seen = look_at_devices(config, own)
     former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
     ready = ReadyFacts(host.place, seen, former, seat(host, own), host.choice, probe.trials() if probe else ())
     plan = roll.agree("importing torch", ready, hosting.plan_devices)
@@ -298,6 +293,16 @@ def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
     found = script_facts(config.script) if config.script else None
     fresh = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
     return host_facts(os.environ, comm.rank, node, whole, found, library().title, look_at_gpus=fresh)
+
+
+def look_at_devices(config: LaunchConfig, own: frozenset[int]) -> DeviceFacts:
+    """Import torch and return what it finds for this rank, whose cores are `own`."""
+    trace.begin("import torch")
+    with importing.quick():
+        error = torch_error()
+    cores.bind(own)  # an OpenMP that was told to bind its threads has taken them from this one
+    trace.begin("devices")
+    return DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")
 
 
 def apply(host: HostPlan, config: LaunchConfig) -> dict[str, str | None]:

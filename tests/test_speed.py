@@ -51,7 +51,7 @@ def test_variables_win_over_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "spared"), [("openmpi4", "psm2"), ("openmpi5", "ofi")])
 def test_open_mpi_looks_for_no_network_that_is_not_there(name: str, spared: str) -> None:
-    """A script sees nothing of that: no variable, and a collector and an inspect module as ever."""
+    """A script sees nothing of that: no variable, no thread, and a collector and an inspect module as ever."""
     mpi, program = MPIS[name], PROGRAMS / "traces.py"
     env = {"OMPI_MCA_btl_base_verbose": "10", "OMPI_MCA_mtl_base_verbose": "10"}
     plain = check(processes.run(*mpiexec_command(mpi, 1, program), timeout=DEADLINE_S,

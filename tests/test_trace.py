@@ -44,8 +44,8 @@ def check_trace(file: Path, hosts: list[str]) -> None:
 def test_a_trace(quick: Mpi, tmp_path: Path) -> None:
     done = check(mpiexec(quick, 2, "--trace", tmp_path / "trace.json", HELLO))
     check_trace(tmp_path / "trace.json", [os.uname().nodename] * 2)
-    assert re.search(r"^mpiddp: trace: the slowest of the start was rank [01] on \S+ in .*, \d.\d\d s", done.stderr,
-                     re.MULTILINE)
+    assert re.search(r"^mpiddp: trace: the slowest of the start was rank [01] on \S+ in .*, \d\.\d\d s \(.*\); "
+                     r"mpiddp's own part was \d+ ms \(at most \d+ ms\)$", done.stderr, re.MULTILINE)
 
 
 def test_a_trace_of_three_nodes(cluster: Cluster) -> None:

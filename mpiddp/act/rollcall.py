@@ -88,6 +88,7 @@ class RollCall:
             yield
         finally:
             timer.cancel()
+            timer.join()  # no thread of ours is there while the script runs
 
     def await_all(self) -> None:
         """Return when all ranks have called this; for use inside watch(), which has the deadline."""

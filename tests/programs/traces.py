@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import sys
+import threading
 
 from mpi4py import MPI
 
@@ -13,5 +14,6 @@ print(json.dumps({
     "chosen": sorted(name for name in os.environ if name.startswith(("OMPI_MCA_btl", "OMPI_MCA_mtl"))),
     "gc": [gc.isenabled(), gc.get_freeze_count(), gc.get_threshold()],
     "getframeinfo": inspect.getframeinfo.__defaults__,
+    "threads": [one.name for one in threading.enumerate()],
     "here": inspect.getframeinfo(sys._getframe()).code_context is not None,
 }))
