@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
+import sys
 import time
 from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
+    DEADLINE_S,
     EXAMPLES,
     MPIS,
     PROGRAMS,
@@ -23,6 +27,7 @@ from tests.support import (
     check_hello,
     mpiexec,
     mpiexec_command,
+    need,
     noise,
     single_node_environ,
     srun,
@@ -88,3 +93,19 @@ def test_rank_0_may_have_a_connection_for_each_rank(quick: Mpi) -> None:
                        "[(allow(n), limits.append(r.getrlimit(r.RLIMIT_NOFILE))) for n in (4, 1000, 10_000)]; "
                        "print(limits)")).stdout
     assert told == "[(600, 3000), (1512, 3000), (3000, 3000)]\n"
+
+
+def test_a_start_asks_no_name_server_who_the_ranks_are(quick: Mpi) -> None:
+    """With a log that tells more than warnings, torch's names are left in, and so asked for."""
+    need([] if os.geteuid() == 0 else ["root, for a network namespace"])
+    command = ["unshare", "--net", "--mount", sys.executable, str(PROGRAMS / "name_server.py"),
+               *mpiexec_command(quick, 4, "-m", "mpiddp", EXAMPLES / "hello_world.py")]
+    asked = {}
+    for level in ("WARNING", "INFO"):
+        environ = {**single_node_environ(quick), "TORCH_CPP_LOG_LEVEL": level}
+        done = check(processes.run(*command, timeout=DEADLINE_S, env=environ, cwd=ROOT))
+        asked[level] = [line for line in done.stdout.splitlines() if line.endswith(".arpa")]
+        if level == "WARNING":
+            assert "hostname of the client" not in done.stderr
+    assert len(asked["INFO"]) >= 4
+    assert asked["WARNING"] == []

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ..facts.runtime import RUN_PREFIX
 from ..plan.environment import Endpoint
+from . import lookups
 
 CONNECT_TIMEOUT_S = 30.0
 
@@ -25,11 +26,12 @@ def serve(address: str, timeout_s: float) -> tuple[dist.Store, Endpoint]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN) as listener:
         port = int(listener.getsockname()[1])
-        store = dist.TCPStore(
-            address, port, is_master=True, wait_for_workers=False, multi_tenant=True,
-            timeout=timedelta(seconds=timeout_s), master_listen_fd=listener.detach(),
-            use_libuv=torch.__version__ >= "2.8",  # before, libuv's server took no socket (pytorch#150215)
-        )
+        with lookups.suspended():
+            store = dist.TCPStore(
+                address, port, is_master=True, wait_for_workers=False, multi_tenant=True,
+                timeout=timedelta(seconds=timeout_s), master_listen_fd=listener.detach(),
+                use_libuv=torch.__version__ >= "2.8",  # before, libuv's server took no socket (pytorch#150215)
+            )
     return store, Endpoint(address, port, token=os.urandom(16).hex(), run_id=RUN_PREFIX + os.urandom(4).hex())
 
 
@@ -40,7 +42,8 @@ def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, st
     """
     patience = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
     try:
-        store = dist.TCPStore(endpoint.address, endpoint.port, wait_for_workers=False, timeout=patience)
+        with lookups.suspended():
+            store = dist.TCPStore(endpoint.address, endpoint.port, wait_for_workers=False, timeout=patience)
     except RuntimeError as error:  # dist.DistNetworkError among them
         return None, str(error).splitlines()[0]
     store.set_timeout(dist.distributed_c10d.default_pg_timeout)
