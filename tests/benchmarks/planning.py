@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from mpiddp.config import LaunchConfig
 from mpiddp.facts.cpus import Topology
@@ -23,7 +24,7 @@ from mpiddp.facts.gpus import Gpu
 from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
 from mpiddp.plan.environment import Endpoint
-from mpiddp.plan.job import ReadyFacts, plan_devices, plan_hosts
+from mpiddp.plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
 from mpiddp.plan.map import Seat
 from mpiddp.plan.network import Trial, agreed, candidates
 
@@ -50,6 +51,14 @@ def host(rank: int) -> HostFacts:
     )
 
 
+def ready(plans: Sequence[HostPlan], tried: int = 1) -> list[ReadyFacts]:
+    """Return the facts of ranks that have imported torch, and tried so many addresses."""
+    trials = tuple(Trial("ib0") for _ in range(tried))
+    return [ReadyFacts(one.place, TORCH, {},
+                       Seat(one.place.rank, one.place.node_rank, "n", "", None, CPUS, (0, 1), 8, ""),
+                       one.choice, trials if one.tries else ()) for one in plans]
+
+
 def plan(ranks: int) -> tuple[float, float]:
     """Return the seconds and the MiB that planning a job takes."""
     facts = [host(rank) for rank in range(ranks)]
@@ -58,15 +67,12 @@ def plan(ranks: int) -> tuple[float, float]:
     plans = plan_hosts(facts, LaunchConfig())
     offered = candidates(facts)
     hosts_s = time.perf_counter() - start
-    trials = tuple(Trial("ib0") for _ in offered)
-    ready = [ReadyFacts(one.place, TORCH, {},
-                        Seat(one.place.rank, one.place.node_rank, "n", "", None, CPUS, (0, 1), 8, ""),
-                        one.choice, trials if one.tries else ()) for one in plans]
+    found = ready(plans, len(offered))
     hosts = [one.hostname for one in facts]
     start = time.perf_counter()
-    address, interfaces = agreed(offered, {one.place.node_rank: one.trials for one in ready if one.trials},
-                                 {one.place.node_rank: hosts[one.place.rank] for one in ready})
-    answers = plan_devices(ready, hosts, LaunchConfig(), Endpoint(address, 40000, "token", "run"), interfaces)
+    address, interfaces = agreed(offered, {one.place.node_rank: one.trials for one in found if one.trials},
+                                 {one.place.node_rank: hosts[one.place.rank] for one in found})
+    answers = plan_devices(found, hosts, LaunchConfig(), Endpoint(address, 40000, "token", "run"), interfaces)
     devices_s = time.perf_counter() - start
     assert len(answers) == ranks
     return hosts_s + devices_s, peak_mib() - before

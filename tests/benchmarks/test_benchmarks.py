@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support import ROOT, Mpi, alone, check, mpiexec
 
 
@@ -44,6 +46,9 @@ def test_startup(quick: Mpi, tmp_path: Path) -> None:
 def test_scale(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.scale", "--quick")).stdout
     rows = re.findall(r"^ +(\d) +[\d.]+ +([\d.]+) +[\d.]+ +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$", table, re.MULTILINE)
-    assert rows == [("2", "5.0", "5.0", "1.5"), ("4", "9.0", "9.0", "1.2")]
+    assert rows == [("2", "2.0", "5.0", "1.5"), ("4", "2.0", "9.0", "1.2")]
     assert re.search(r"^growth exponent: mpiddp -?\d\.\d\d, env:// -?\d\.\d\d, mpiddp as for NCCL -?\d\.\d\d$", table,
                      re.MULTILINE)
+    *parts, whole = map(float, re.findall(r"^ +([\d.]+) s  ", table, re.MULTILINE))
+    assert len(parts) == 5 and min(parts) > 0
+    assert sum(parts) == pytest.approx(whole, abs=0.03)

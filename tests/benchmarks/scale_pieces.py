@@ -1,0 +1,75 @@
+"""What rank 0 spends on each rank of a start: messages, and the connection to its store.
+
+    mpiexec -n 2 python scale_pieces.py COUNT
+
+Rank 1 plays COUNT ranks, one after the other: it sends rank 0 the facts that so many would send, takes the answers,
+and makes their connections with what NCCL asks of the store. Rank 0 prints its own CPU seconds for each rank.
+"""
+
+import json
+import os
+import sys
+import time
+
+from mpi4py import MPI
+
+import mpiddp.act.rendezvous as rendezvous
+from mpiddp.act.hosting import allow_connections
+from mpiddp.act.rollcall import RollCall
+from mpiddp.act.waiting import sleep_until
+from mpiddp.config import LaunchConfig
+from mpiddp.plan.job import plan_hosts
+from tests.benchmarks.planning import host, ready
+
+TIMEOUT_S = 100
+world, count = MPI.COMM_WORLD, int(sys.argv[1])
+roll = RollCall(world, TIMEOUT_S)
+allow_connections(2 * count)
+facts = [host(rank) for rank in range(count)]
+plans = plan_hosts(facts, LaunchConfig())
+
+
+def messages(facts, answers):
+    """Return rank 0's CPU seconds for as many facts that are there already, and their answers."""
+    if world.rank:
+        for one in facts:
+            roll._send(one, 0)
+    sleep_until(world.Ibarrier().Test)
+    start = time.process_time()
+    for one in answers:
+        while roll._receive(1 - world.rank) is None:
+            pass
+        if world.rank == 0:
+            roll._send(one, 1)
+    taken = time.process_time() - start
+    sleep_until(world.Ibarrier().Test)
+    return taken
+
+
+def connections():
+    """Return rank 0's CPU seconds for as many connections to its store."""
+    server, endpoint = rendezvous.serve("127.0.0.1", TIMEOUT_S) if world.rank == 0 else (None, None)
+    endpoint = world.bcast(endpoint)
+    if server is not None:
+        server.set("identifier", "of NCCL")
+    sleep_until(world.Ibarrier().Test)
+    start = time.process_time()
+    held = []
+    for _ in range(count if world.rank else 0):
+        store, error = rendezvous.connect(endpoint, TIMEOUT_S)
+        assert error is None, error
+        store.get("identifier")
+        held.append(store)
+    sleep_until(world.Ibarrier().Test)
+    return time.process_time() - start
+
+
+found = {
+    "hosts": messages(facts, plans), "devices": messages(ready(plans), plans),
+    "errors": messages([None] * count, [None] * count), "store": connections(),
+}
+if world.rank == 0:
+    print(json.dumps({name: seconds / count for name, seconds in found.items()}), flush=True)
+world.Barrier()
+MPI.Finalize()
+os._exit(0)
