@@ -41,10 +41,9 @@ class GroupMaker:
         """
         env = self.environment
         self._timeout = timeout
-        self._create_over_our_store(
-            env.rank, env.world_size, backend=env.backend, timeout=timeout,
-            device_id=None if serves_cpu(env.backend) else env.device,
-        )
+        device = None if serves_cpu(env.backend) else env.device
+        self._create_over_our_store(env.rank, env.world_size,
+                                    {"backend": env.backend, "timeout": timeout, "device_id": device})
 
     def try_out(self) -> None:
         """Make a first collective on the group, which some backends connect by."""
@@ -92,11 +91,11 @@ class GroupMaker:
 
     def _create_as_asked(self, request: dict[str, Any]) -> None:
         if not dist.is_initialized() and self._uses_our_store(request):
-            self._create_over_our_store(*ranks_of(request), **{**request, "init_method": None})
+            self._create_over_our_store(*ranks_of(request), {**request, "init_method": None})
         else:
             self._create(**request)
 
-    def _create_over_our_store(self, rank: int, world_size: int, **request: Any) -> None:
+    def _create_over_our_store(self, rank: int, world_size: int, request: dict[str, Any]) -> None:
         """Create a group over a fresh part of the job's store, where gloo reads many addresses at a time.
 
         With GLOO_ENABLE_STORE_V2_API, which it looks at each time (gloo/common/utils.cc), it reads those of up
