@@ -13,7 +13,7 @@ from ..plan.report import Member
 from ..plan.verdict import ABSENT, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Scene, Verdict, judge
 from . import failure
 from .loop import Loop
-from .wire import Message, Wire
+from .wire import Message, Wire, verdict_message
 
 CONNECTING_S = 5.0
 SPEAKING_S = 0.5  # for the rank that was first to print its reason
@@ -245,13 +245,3 @@ def keep_alive(connection: socket.socket) -> None:
     for option, value in ((socket.TCP_KEEPIDLE, PROBE_S), (socket.TCP_KEEPINTVL, PROBE_S),
                           (socket.TCP_KEEPCNT, PROBES), (socket.TCP_USER_TIMEOUT, 1000 * PROBE_S * (PROBES + 1))):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def verdict_message(verdict: Verdict) -> Message:
-    """Return a verdict as a message."""
-    return {"first": verdict.first._asdict(), "others": verdict.others, "outside": verdict.outside}
-
-
-def read_verdict(message: Message) -> Verdict:
-    """Return the verdict of a message."""
-    return Verdict(Report(**message["first"]), message["others"], message["outside"])

@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection
 FROM_TERMINALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def fork_detached(main: Callable[[], None], kept: Collection[int]) -> None:
+def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
     """Run `main` in a process that has nothing of this one but stdin, stdout, stderr and the `kept` descriptors.
 
     It is in a session of its own, deaf to what is sent to the rank, and no child of the rank's: a
-    script that waits for its children does not find it.
+    script that waits for its children does not find it. Returns a child that ends as soon as it has
+    forked that process; the caller has to wait for it.
     """
     child = os.fork()
     if child:
-        os.waitpid(child, 0)
-        return
+        return child
     status = 1
     try:
         if os.fork() == 0:

@@ -72,7 +72,8 @@ class Relay:
         ours, its = socket.socketpair()
         self._sources = os.pipe(), os.pipe()
         reading, self._writing = zip(*self._sources, strict=True)
-        fork_detached(lambda: relay(Wire(its), *reading), kept=(its.fileno(), *reading))
+        forking = fork_detached(lambda: relay(Wire(its), *reading), kept=(its.fileno(), *reading))
+        os.waitpid(forking, 0)
         its.close()
         for descriptor in reading:
             os.close(descriptor)

@@ -20,10 +20,8 @@ from typing import NamedTuple
 from ..plan.environment import Endpoint
 from ..plan.report import Member
 from ..plan.verdict import Report, Verdict
-from . import watcher
-from .coordinator import read_verdict
 from .detached import fork_detached
-from .wire import Message, Wire
+from .wire import END, Message, Wire, read_verdict
 
 RULING_S = 4.0  # the coordinator needs SEARCHING_S, and a way to it
 
@@ -54,8 +52,13 @@ class Sentinel:
         ours, its = socket.socketpair()
         self._signals, its_signals = socket.socketpair()
         rank = os.getpid()
-        fork_detached(lambda: watcher.watch(Wire(its), its_signals, rank, who, speaks, step, hosts, timeout_s),
-                      kept=(its.fileno(), its_signals.fileno()))
+
+        def watch() -> None:
+            from .watcher import watch  # the rank itself does not wait for what this needs
+
+            watch(Wire(its), its_signals, rank, who, speaks, step, hosts, timeout_s)
+
+        self._forking = fork_detached(watch, kept=(its.fileno(), its_signals.fileno()))
         its.close()
         its_signals.close()
         self._wire = Wire(ours)
@@ -74,8 +77,12 @@ class Sentinel:
         return int(self._await("port").get("port", 0))
 
     def join(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
-        """Tell the sentinel who its rank is and where the coordinator listens; when the job ends `end` is called."""
-        signal.signal(watcher.END, lambda *_: end(int(self._await("end").get("end", 1))))
+        """Tell the sentinel who its rank is and where the coordinator listens; when the job ends `end` is called.
+
+        What a script might find of the fork is gone then.
+        """
+        os.waitpid(self._forking, 0)
+        signal.signal(END, lambda *_: end(int(self._await("end").get("end", 1))))
         self._wire.send(join=member._asdict(), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
 
     def watch_script(self) -> None:

@@ -18,18 +18,17 @@ from ..facts.process import Process
 from ..plan.report import Member
 from ..plan.verdict import CONSEQUENCE, Report, Verdict
 from ..plan.words import folded
-from .coordinator import Coordinator, dial, read_verdict, verdict_message
+from .coordinator import Coordinator, dial
 from .detached import silence
 from .failure import FORWARDING_S, tell
 from .loop import Loop
 from .postmortem import early_death, report_on
 from .reach import out_of_reach
-from .wire import Message, Wire
+from .wire import END, Message, Wire, read_verdict, verdict_message
 
 if TYPE_CHECKING:
     import psutil
 
-END = signal.SIGRTMAX  # asks a rank to end itself with the status that its sentinel tells it
 HARD_GRACE_S = 15.0  # after the deadline of the start, in which ranks that can speak end the job themselves
 RULING_S = 2.5  # for the coordinator's answer
 ASKING_HOSTS_S = 2.0

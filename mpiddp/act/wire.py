@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from typing import Any
 
+from ..plan.verdict import Report, Verdict
+
 PATIENCE_S = 2.0  # for the other end to take a message
 LONGEST_LINE = 2**20
+END = signal.SIGRTMAX  # asks a rank to end itself with the status that its sentinel tells it
 
 Message = dict[str, Any]
 
@@ -70,3 +74,13 @@ def parsed(line: bytes) -> Message:
         else:
             return message
     return {"text": line.decode(errors="replace")}
+
+
+def verdict_message(verdict: Verdict) -> Message:
+    """Return a verdict as a message."""
+    return {"first": verdict.first._asdict(), "others": verdict.others, "outside": verdict.outside}
+
+
+def read_verdict(message: Message) -> Verdict:
+    """Return the verdict of a message."""
+    return Verdict(Report(**message["first"]), message["others"], message["outside"])

@@ -57,8 +57,8 @@ def interfaces(name: str, version: tuple[int, ...], path: str, description: str)
         return frozenset({PMIX})
     if name == "Open MPI":
         folder = os.path.dirname(path)
-        components = [file for place in (folder, f"{folder}/openmpi/lib") for name in names(place, "openmpi")
-                      for file in names(f"{place}/{name}", "mca_pmix_")]
+        places = [f"{folder}/openmpi", *(f"{folder}/openmpi/lib/{name}" for name in names(f"{folder}/openmpi/lib", ""))]
+        components = [file for place in places for file in names(place, "mca_pmix_")]
         if components and not {"mca_pmix_s1.so", "mca_pmix_s2.so"} & set(components):
             return frozenset({PMIX})
     return ALL_INTERFACES
