@@ -115,9 +115,10 @@ def jobs_there(cluster: Cluster) -> dict[str, Callable[[], Cost]]:
         return Cost(time.perf_counter() - start, 0, 0)
 
     two = ("--mpi=pmix", "--ntasks-per-node=2", mpi.python)
+    one = ("--ntasks-per-node=1", "--cpus-per-task=2")  # as many cores
     return {
         OURS: lambda: srun(*two, "-m", "mpiddp", "--quiet", SCRIPT),
-        "torchrun": lambda: srun("--ntasks-per-node=1", "sh", "-c", ON_THREE_NODES, BASE / "torchrun", SCRIPT),
+        "torchrun": lambda: srun(*one, "sh", "-c", ON_THREE_NODES, BASE / "torchrun", SCRIPT),
         "plain recipe": lambda: srun(*two, PROGRAMS / "plain_recipe.py", SCRIPT),
         "floor": lambda: srun(*two, FLOOR),
     }
