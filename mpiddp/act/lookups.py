@@ -24,21 +24,35 @@ def suspended() -> Iterator[None]:
     server asks for one rank after the other; when a packet is lost, all ranks wait for five seconds
     (resolver(3)). Once a look-up has failed, a process makes no more of them from torch 2.9 on
     (pytorch#159007). So this thread's look-ups fail here at once, of which torch would warn. A
-    log level that shows more than warnings, and a C library or a torch without these variables, leave all as it is.
+    log level that shows more than warnings leaves them as they are.
     """
-    try:
-        library, c10 = ctypes.CDLL(None), ctypes.CDLL("libc10.so", os.RTLD_NOLOAD)
-        level = ctypes.c_int.in_dll(c10, "FLAGS_caffe2_log_level")
-        library.__res_state.restype = ctypes.POINTER(Resolver)
-        library.__res_init()
-        resolver: Resolver = library.__res_state().contents
-    except (OSError, AttributeError, ValueError):
+    level, resolver = log_level(), this_threads_resolver()
+    if level is None or resolver is None or level.value < WARNING:
         yield
         return
     shown, tries = level.value, resolver.tries
-    if shown >= WARNING:
-        level.value, resolver.tries = max(shown, ERROR), 0
+    level.value, resolver.tries = max(shown, ERROR), 0
     try:
         yield
     finally:
         level.value, resolver.tries = shown, tries
+
+
+def log_level() -> ctypes.c_int | None:
+    """Return torch's variable of what its log shows, None where a build has none."""
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL("libc10.so", os.RTLD_NOLOAD), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
+
+
+def this_threads_resolver() -> Resolver | None:
+    """Return this thread's resolver, configured, None with a C library that has none of this form."""
+    library = ctypes.CDLL(None)
+    try:
+        library.__res_state.restype = ctypes.POINTER(Resolver)
+        library.__res_init()
+    except AttributeError:
+        return None
+    found: Resolver = library.__res_state().contents
+    return found

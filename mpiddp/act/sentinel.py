@@ -53,12 +53,12 @@ class Sentinel:
         self._signals, its_signals = socket.socketpair()
         rank = os.getpid()
 
-        def watch() -> None:
+        def main() -> None:
             from .watcher import watch  # the rank itself does not wait for what this needs
 
             watch(Wire(its), its_signals, rank, who, speaks, step, hosts, timeout_s)
 
-        self._forking = fork_detached(watch, kept=(its.fileno(), its_signals.fileno()))
+        self._forking = fork_detached(main, kept=(its.fileno(), its_signals.fileno()))
         its.close()
         its_signals.close()
         self._wire = Wire(ours)
@@ -81,7 +81,8 @@ class Sentinel:
 
         What a script might find of the fork is gone then.
         """
-        os.waitpid(self._forking, 0)
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, as this process may have inherited
+            os.waitpid(self._forking, 0)
         signal.signal(END, lambda *_: end(int(self._await("end").get("end", 1))))
         self._wire.send(join=member._asdict(), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
 
