@@ -53,6 +53,19 @@ def test_a_world_without_the_last_rank(quick: Mpi) -> None:
     assert check(mpiexec(quick, 3, PROGRAMS / "groups.py", "first")).stdout == "first 2 of 2\n" * 2
 
 
+def test_a_rank_that_is_late_for_the_scripts_group(quick: Mpi, tmp_path: Path) -> None:
+    """The other waits for it in gloo as long as the script says, not as long as the job's store would."""
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os, time\nfrom datetime import timedelta\nimport torch.distributed as dist\n"
+        "time.sleep(90 * (os.environ['RANK'] == '1'))\n"
+        "dist.init_process_group('gloo', timeout=timedelta(seconds=3))\n")
+    done = mpiexec(quick, 2, "--no-init", script, timeout=60)
+    assert done.returncode == 1
+    assert "mpiddp: failed: rank 0 " in done.stderr
+    assert "timeout" in done.stderr
+
+
 def test_no_init_leaves_it_to_the_script(quick: Mpi) -> None:
     assert check(mpiexec(quick, 2, "--no-init", PROGRAMS / "groups.py", "bare")).stdout == "bare 2 of 2\n" * 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Collection
@@ -14,7 +15,7 @@ def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
 
     It is in a session of its own, deaf to what is sent to the rank, and no child of the rank's: a
     script that waits for its children does not find it. Returns a child that ends as soon as it has
-    forked that process; the caller has to wait for it.
+    forked that process, for the caller to reap().
     """
     child = os.fork()
     if child:
@@ -31,6 +32,12 @@ def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
         status = 0
     finally:
         os._exit(status)
+
+
+def reap(child: int) -> None:
+    """Wait for a child that ends by itself; where SIGCHLD is ignored, which a process inherits, it leaves nothing."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
 
 
 def close_all_but(kept: Collection[int]) -> None:

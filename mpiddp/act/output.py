@@ -8,7 +8,7 @@ import selectors
 import socket
 import sys
 
-from .detached import fork_detached, silence
+from .detached import fork_detached, reap, silence
 from .wire import Wire
 
 DRAINING_S = 2.0  # for the relay to write what it has
@@ -73,7 +73,7 @@ class Relay:
         self._sources = os.pipe(), os.pipe()
         reading, self._writing = zip(*self._sources, strict=True)
         forking = fork_detached(lambda: relay(Wire(its), *reading), kept=(its.fileno(), *reading))
-        os.waitpid(forking, 0)
+        reap(forking)
         its.close()
         for descriptor in reading:
             os.close(descriptor)

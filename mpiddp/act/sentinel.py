@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..plan.environment import Endpoint
 from ..plan.report import Member
 from ..plan.verdict import Report, Verdict
-from .detached import fork_detached
+from .detached import fork_detached, reap
 from .wire import END, Message, Wire, read_verdict
 
 RULING_S = 4.0  # the coordinator needs SEARCHING_S, and a way to it
@@ -81,8 +81,7 @@ class Sentinel:
 
         What a script might find of the fork is gone then.
         """
-        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, as this process may have inherited
-            os.waitpid(self._forking, 0)
+        reap(self._forking)
         signal.signal(END, lambda *_: end(int(self._await("end").get("end", 1))))
         self._wire.send(join=member._asdict(), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
 
