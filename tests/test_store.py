@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -97,7 +98,8 @@ def test_rank_0_may_have_a_connection_for_each_rank(quick: Mpi) -> None:
 
 def test_a_start_asks_no_name_server_who_the_ranks_are(quick: Mpi) -> None:
     """With a log that tells more than warnings, torch's names are left in, and so asked for."""
-    need([] if os.geteuid() == 0 else ["root, for a network namespace"])
+    tools = [name for name in ("ip", "mount", "unshare") if shutil.which(name) is None]
+    need([*tools, *(["root, for a network namespace"] if os.geteuid() else []), *quick.missing()])
     command = ["unshare", "--net", "--mount", sys.executable, str(PROGRAMS / "name_server.py"),
                *mpiexec_command(quick, 4, "-m", "mpiddp", EXAMPLES / "hello_world.py")]
     asked = {}
