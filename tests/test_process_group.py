@@ -21,6 +21,7 @@ from tests.support import (
     check_hello,
     mpiexec,
     noise,
+    single_node_environ,
     srun,
 )
 
@@ -86,7 +87,7 @@ def test_a_script_for_torchrun_runs_under_both(quick: Mpi) -> None:
     script = EXAMPLES / "hello_torchrun.py"
     check_hello(mpiexec(quick, 2, script), 2)
     done = processes.run(str(VENVS / "base/bin/torchrun"), "--nproc-per-node=2", f"--master-port={free_port()}",
-                         str(script), timeout=100, cwd=ROOT)
+                         str(script), timeout=100, env=single_node_environ(quick), cwd=ROOT)
     check_hello(done, 2)
 
 
