@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import socket
 import sys
@@ -35,6 +36,8 @@ from .plan.transports import left_out
 from .version import __version__
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import torch.distributed as dist
     from mpi4py import MPI
 
@@ -51,6 +54,8 @@ def launch(config: LaunchConfig) -> int:
     The rank leaves the job after the script's threads and atexit functions. A script that fails ends
     the job on all ranks.
     """
+    if is_run_by_another_program(sys._getframe()):
+        config = config._replace(python_exit=True)
     ending = begin(config)
     if ending is None:
         return EXIT_CANNOT_START
@@ -62,6 +67,19 @@ def launch(config: LaunchConfig) -> int:
     place = membership.environment
     ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
     return run(membership, config, ending)
+
+
+def is_run_by_another_program(frame: FrameType) -> bool:
+    """Tell whether a program that is not ours has called us: a profiler, say, which does its work when we return.
+
+    Under `python -m mpiddp` our `__main__` has called, and Python's runpy that.
+    """
+    callers = []
+    while frame.f_back is not None:
+        frame = frame.f_back
+        callers.append(str(frame.f_globals.get("__name__")))
+    outside = itertools.dropwhile(lambda name: name.startswith(f"{__package__}."), callers)
+    return next(outside, "__main__") != "__main__" or any(name != "runpy" for name in outside)
 
 
 def begin(config: LaunchConfig) -> Ending | None:
@@ -91,7 +109,7 @@ def begin(config: LaunchConfig) -> Ending | None:
         skip_exit_functions()
     trace.begin("sentinels meet")
     member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
-    ending = Ending(MPI, watched, member, output)
+    ending = Ending(MPI, watched, member, output, config.python_exit)
     ending.join(membership.endpoint)
     if config.init:
         try:
@@ -102,6 +120,7 @@ def begin(config: LaunchConfig) -> Ending | None:
                 membership.groups.try_out()
         except BaseException as error:
             ending.fail_by(error)
+            ending.end_failed()
     trace.begin("ready")
     if membership.environment.rank == 0:
         announce(membership, config)
@@ -172,7 +191,7 @@ def run(member: Membership, config: LaunchConfig, ending: Ending) -> int:
         if not config.python_exit:
             ending.finish(status)
     except BaseException as error:
-        ending.fail_by(error)
+        status = ending.fail_by(error)
     return status
 
 
@@ -373,17 +392,19 @@ def leave(config: LaunchConfig, ending: Ending) -> None:
     global membership
     if not ending.is_ours() or membership is None:
         return
+    if ending.failed:
+        if config.python_exit:
+            ending.end_failed()
+        return
     from mpi4py import MPI
 
-    if not MPI.Is_finalized():
-        ending.left()
-        trace.begin("exit")
-        try:
+    try:
+        if not MPI.Is_finalized():
+            ending.left()
+            trace.begin("exit")
             membership.leave(config.exit_timeout_s, config.trace_file)
-        except TimeoutError as error:
-            ending.fail_waiting(str(error))
-        except Exception as error:
-            ending.fail_by(error)
-        MPI.Finalize()
-    membership = None
-    ending.close()
+            MPI.Finalize()
+        membership = None
+        ending.close()
+    except BaseException as error:  # a signal's handler may raise here, too
+        ending.fail_leaving(error)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import pstats
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests import processes
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, noise, srun
+from tests.support import (
+    DEADLINE_S,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    Mpi,
+    check,
+    mpiexec,
+    need,
+    noise,
+    single_node_environ,
+    srun,
+)
 
 Script = Callable[..., Path]
 
@@ -160,3 +177,116 @@ def test_the_last_rank_is_waited_for_and_named_at_the_deadline(quick: Mpi, scrip
     assert done.returncode == 1
     assert re.search(r"mpiddp: failed: rank 0 on \S+: waited 3 s for the end of rank 1 on ", done.stderr)
     assert re.search(r"others +rank 1 on \S+ had not", done.stderr) is None  # nobody else had come to the end
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize(("end", "lives"), [("", True), ("sys.exit(3)", False)], ids=["success", "failure"])
+def test_a_detached_child_lives_on_after_a_success_alone(mpi: Mpi, end: str, lives: bool, script: Script) -> None:
+    path = script(
+        "import subprocess",
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True, stdin=subprocess.DEVNULL,",
+        "                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)",
+        "print(child.pid, flush=True)", end)
+    done = check(mpiexec(mpi, 1, path), 0 if lives else 3)
+    child = int(done.stdout)
+    try:
+        time.sleep(2 if lives else 0)  # it was ended within a second
+        assert is_running(child) == lives
+    finally:
+        processes.end_tree(child)
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there and has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_rank_has_sent_arrives_after_its_end(quick: Mpi, script: Script) -> None:
+    """The group is there until the last rank has come to its end."""
+    path = script(
+        "import torch, torch.distributed as dist",
+        "data = torch.full((4_000_000,), 7.0)",
+        "if rank == 1:",
+        "    sending = dist.isend(data, 0)",
+        "else:",
+        "    time.sleep(2)",
+        "    dist.recv(found := torch.zeros(4_000_000), 1)",
+        "    print(found.unique().tolist(), flush=True)")
+    assert check(mpiexec(quick, 2, path)).stdout == "[7.0]\n"
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+def test_a_thread_that_waits_in_input_does_not_hold_the_end(name: str, script: Script) -> None:
+    """On a terminal it has C's stdin locked; Python ends all the same."""
+    path = script("import threading", "threading.Thread(target=input, daemon=True).start()", "time.sleep(0.5)")
+    mpi = MPIS[name]
+    need(mpi.missing())
+    ours, its = os.openpty()
+    try:
+        with subprocess.Popen([str(mpi.python), "-m", "mpiddp", "--quiet", str(path)], stdin=its, stdout=its,
+                              stderr=its, env=single_node_environ(mpi), cwd=ROOT, start_new_session=True) as job:
+            try:
+                assert job.wait(timeout=40) == 0
+            finally:
+                processes.end_tree(job.pid)
+    finally:
+        os.close(ours)
+        os.close(its)
+
+
+WHILE_LEAVING = (
+    "import signal, torch.distributed as dist", "pids = [None, None]", "dist.all_gather_object(pids, os.getpid())",
+    "if rank == 0:", "    time.sleep(1.5)", "    os.kill(pids[1], signal.{number})", "    time.sleep({then})",
+    "else:", "    signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))")
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize(("number", "status", "cause"), [
+    ("SIGINT", 130, "KeyboardInterrupt"), ("SIGTERM", 7, r"sys\.exit\(7\)")])
+def test_an_interruption_while_a_rank_waits_for_the_last(
+    mpi: Mpi, number: str, status: int, cause: str, script: Script
+) -> None:
+    path = script(*(line.format(number=number, status=7, then=600) for line in WHILE_LEAVING))
+    done = check(mpiexec(mpi, 2, path), status)
+    assert re.search(rf"mpiddp: failed: rank 1 on \S+: {cause}", done.stderr), done.stderr
+
+
+def test_a_handler_that_exits_in_order_does_not_disturb_the_end(quick: Mpi, script: Script) -> None:
+    path = script(*(line.format(number="SIGTERM", status=0, then=1) for line in WHILE_LEAVING))
+    assert noise(check(mpiexec(quick, 2, path))) == []
+
+
+def test_the_crash_of_a_forked_child_goes_into_no_file_of_its_own(quick: Mpi, script: Script, tmp_path: Path) -> None:
+    path = script(
+        "import io, resource, signal", "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))", "sys.stderr = io.StringIO()",
+        "pid = os.fork()", "if pid == 0:",
+        f"    files = [open({str(tmp_path)!r} + f'/{{n}}.data', 'wb') for n in range(100)]",
+        "    os.kill(os.getpid(), signal.SIGSEGV)",
+        "assert os.waitpid(pid, 0)[1] & 0x7F == signal.SIGSEGV")
+    done = check(mpiexec(quick, 1, path))
+    files = list(tmp_path.glob("*.data"))
+    assert len(files) == 100
+    assert [file.name for file in files if file.stat().st_size] == []
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("raise ValueError('seven')", 1)], ids=["success", "failure"])
+def test_a_profiler_that_runs_us_writes_its_results(
+    name: str, end: str, status: int, script: Script, tmp_path: Path
+) -> None:
+    mpi = MPIS[name]
+    need(mpi.missing())
+    path = script("def work():", "    return sum(range(10))", "work()", end)
+    run = f"exec {mpi.python} -m cProfile -o {tmp_path}/profile.${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}} -m mpiddp {path}"
+    command = [str(mpi.mpiexec), *mpi.options, "-n", "2", "sh", "-c", run]
+    done = check(processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT), status)
+    assert done.stderr.count("mpiddp: failed: ") == (status != 0)
+    written = sorted(file.name for file in tmp_path.glob("profile.*"))
+    assert written == (["profile.0", "profile.1"] if status == 0 else written) != []
+    for file in written:
+        functions = {(Path(key[0]).name, key[2]) for key in pstats.Stats(str(tmp_path / file)).stats}
+        assert ("script.py", "work") in functions

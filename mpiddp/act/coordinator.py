@@ -55,7 +55,8 @@ class Coordinator:
         self._late: list[int] = []  # ranks that reported too, and wait for an answer
         self._since = 0.0
         self._verdict: Verdict | None = None
-        self._ended = False
+        self._ended = False  # all have been told that the job ends
+        self._over = False  # they end it
         loop.listen(self._listener, self._accept)
 
     def own_member(self, member: Member) -> Wire:
@@ -73,7 +74,7 @@ class Coordinator:
 
     def finish(self) -> None:
         """End what has not ended, because this sentinel goes."""
-        self._end_all()
+        self._end_now()
         if any(one.kind == ABSENT for one in self._reports):
             self._end_step()
 
@@ -123,6 +124,9 @@ class Coordinator:
             self._add(Report(**message["failed"]), living=not peer.gone)
         elif "spoken" in message:
             self._end_all()
+        elif "through" in message:
+            if self._verdict is not None and peer.rank == self._verdict.first.rank:
+                self._end_now()
         elif "stopped" in message:
             peer.answered = True
             if message["stopped"]:
@@ -156,7 +160,7 @@ class Coordinator:
         if living:
             self._living_reporters.append(report.rank)
         if self._verdict is not None:
-            if self._ended:
+            if self._over:
                 self._answer_quietly(report.rank)
             else:
                 self._late.append(report.rank)
@@ -216,10 +220,27 @@ class Coordinator:
         return rank == min(others, default=first)
 
     def _end_all(self) -> None:
-        """Let every sentinel end its rank."""
+        """Tell every sentinel that the job ends.
+
+        Where ranks exit by themselves the first of them takes the others along: so they wait for the one
+        that failed, which may have last words and atexit functions.
+        """
         if self._ended or self._verdict is None:
             return
         self._ended = True
+        assert self._own
+        if not (self._own.exits and self._verdict.first.rank in self._living_reporters):
+            self._end_now()
+            return
+        for peer in list(self._peers.values()):
+            peer.wire.send(end=self._verdict.first.status, abort=False)
+        self._loop.set_timer("through", self._own.grace_s, self._end_now)
+
+    def _end_now(self) -> None:
+        """Let every sentinel end its rank."""
+        if self._over or self._verdict is None:
+            return
+        self._ended = self._over = True
         for rank in self._late:
             self._answer_quietly(rank)
         for peer in list(self._peers.values()):

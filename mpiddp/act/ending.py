@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import functools
 import os
@@ -14,10 +15,10 @@ from typing import Any, NoReturn
 
 from ..plan.environment import Endpoint
 from ..plan.report import Member
-from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
+from ..plan.verdict import CONSEQUENCE, OWN, Report
 from . import failure
 from .output import Output, flush_python
-from .sentinel import Sentinel
+from .sentinel import Ruling, Sentinel
 
 # Libraries take these signals for their own use: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO),
 # MPICH swallows SIGUSR1, Intel MPI makes an exit(1) of a crash. A script finds them as Python leaves them.
@@ -29,9 +30,13 @@ hard_exit = os._exit  # which a script's call does not reach
 class Ending:
     """Ends the process that made it, and none that it forked."""
 
-    def __init__(self, mpi: Any, sentinel: Sentinel, member: Member, output: Output) -> None:
+    def __init__(self, mpi: Any, sentinel: Sentinel, member: Member, output: Output, python_exit: bool) -> None:
+        """Take what belongs to this process; `python_exit` leaves its exit to the interpreter."""
         self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
+        self._python_exit = python_exit
         self._pid = os.getpid()
+        self._ruling: Ruling | None = None
+        self._spoke = False
 
     def is_ours(self) -> bool:
         """Tell whether this is the rank's process and no child of it."""
@@ -74,10 +79,7 @@ class Ending:
         job among them; modules are not torn down. Then C's own exit functions run, from the last that
         was registered to the first, or to skip_exit_functions().
         """
-        import atexit
-
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+        run_exit_functions()
         flush()
         c_exit(status)
 
@@ -90,28 +92,60 @@ class Ending:
         self._output.end()
         self._sentinel.dismiss()
 
-    def fail_by(self, error: BaseException) -> NoReturn:
-        """End the job because the script raised, with the status that Python gives it; a child, only itself."""
+    @property
+    def failed(self) -> bool:
+        """Tell whether the job ends because of what this rank has said."""
+        return self._ruling is not None
+
+    def fail_by(self, error: BaseException) -> int:
+        """End the job because the script raised, with the status that Python gives it; a child, only itself.
+
+        Threads and atexit functions have --abort-grace to end before. Returns the status where they are left
+        to the interpreter's own exit, in which end_failed() has to be called last.
+        """
         if not self.is_ours():
             failure.show(error)
             self.finish(failure.status_of(error))
-        self.fail(failure.describe(error, self._member.rank, self._member.host), error)
+        ruling = self.accuse(error)
+        self._speak(ruling, error)
+        if self._python_exit:
+            return ruling.status
+        try:
+            run_exit_functions()
+        finally:
+            self.end_failed()
 
-    def fail_waiting(self, cause: str) -> NoReturn:
-        """End the job because this rank has waited in vain for others."""
-        self.fail(Report(self._member.rank, self._member.host, CONSEQUENCE, cause, 1))
+    def accuse(self, error: BaseException) -> Ruling:
+        """Tell the job that the script raised, and let this process live no longer than --abort-grace from now on."""
+        fresh = not self.failed
+        ruling = self._ask(failure.describe(error, self._member.rank, self._member.host))
+        if fresh:
+            limit = threading.Timer(self._member.grace_s, hard_exit, (ruling.status,))
+            limit.daemon = True
+            limit.start()
+        return ruling
+
+    def end_failed(self) -> NoReturn:
+        """End the job after fail_by(), when all that this process does at its end is done."""
+        assert self._ruling
+        self._sentinel.through()
+        let_through()
+        if not self._ruling.abort:
+            time.sleep(self._member.grace_s + 1)  # until the one that aborts has ended this rank
+        self.end_job(self._ruling.status)
+
+    def fail_leaving(self, error: BaseException) -> NoReturn:
+        """End the job because this rank could not leave it in order; all that a process does at its end was done."""
+        if isinstance(error, TimeoutError):  # it has waited in vain for others
+            report = Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1)
+        else:
+            report = failure.describe(error, self._member.rank, self._member.host)
+        self.fail(report, None if isinstance(error, TimeoutError) else error)
 
     def fail(self, report: Report, error: BaseException | None = None) -> NoReturn:
-        """End the job, and say why if no other rank failed first."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to the ranks of a failed job
-        flush()
-        ruling = self._sentinel.ask(report)
-        if ruling.verdict is not None:
-            self._speak(ruling.verdict, error)
-        elif not ruling.abort:
-            time.sleep(self._member.grace_s + 1)  # until the one that aborts has ended this rank
-        self.end_job(ruling.status)
+        """End the job at once, and say why if no other rank failed first."""
+        self._speak(self._ask(report), error)
+        self.end_failed()
 
     def end_job(self, status: int) -> NoReturn:
         """End the job on every rank with a status, in which the others may help (see `Member.exits`)."""
@@ -119,8 +153,20 @@ class Ending:
             abort(self._mpi, status)
         hard_exit(status)
 
-    def _speak(self, verdict: Verdict, error: BaseException | None) -> None:
-        """Print the job's last words, and let them get through."""
+    def _ask(self, report: Report) -> Ruling:
+        """Return what follows from this rank's failure; the first that it reports counts."""
+        if self._ruling is None:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to the ranks of a failed job
+            flush()
+            self._ruling = self._sentinel.ask(report)
+        return self._ruling
+
+    def _speak(self, ruling: Ruling, error: BaseException | None) -> None:
+        """Print the job's last words, if it is for this rank to do."""
+        if (verdict := ruling.verdict) is None or self._spoke:
+            return
+        self._spoke = True
         stack = failure.callstack(error) if error is not None and not verdict.outside else ""
         if stack and error is not None:
             failure.show(error)
@@ -128,15 +174,24 @@ class Ending:
         after_s = time.monotonic() - self._sentinel.start
         self._output.reveal(failure.tell(verdict, self._member, after_s, self._member.error_file, stack))
         self._sentinel.spoken()
-        let_through()
+
+
+def run_exit_functions() -> None:
+    """Join the threads and call the atexit functions, as Python does at the end of a program."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def flush() -> None:
-    """Write out what Python's and C's streams hold."""
+    """Write out what Python's stdout and stderr hold, and C's stdout.
+
+    No other stream of C's: a thread that waits in input() has stdin locked.
+    """
     import ctypes
 
     flush_python()
-    ctypes.CDLL(None).fflush(None)
+    libc = ctypes.CDLL(None)
+    libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
 
 
 def let_through() -> None:
@@ -158,14 +213,14 @@ def skip_exit_functions() -> None:
 
     They run in reverse order (man 3 exit): after those of the script's libraries comes one that writes out
     C's streams and one that leaves, before those of torch, which take apart its tables of operators for
-    0.2 s. Does nothing where libc has no on_exit() (glibc has).
+    0.2 s. Does nothing where libc lacks on_exit() and fcloseall() (glibc has them).
     """
     import ctypes
 
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):
+    if hasattr(libc, "on_exit") and hasattr(libc, "fcloseall"):
         libc.on_exit(libc._exit, None)  # which is called with the status
-        libc.__cxa_atexit(libc.fflush, None, None)
+        libc.__cxa_atexit(libc.fcloseall, None, None)  # waits for no stream that a thread has locked (man 3 fcloseall)
 
 
 def abort(mpi: Any, status: int) -> NoReturn:

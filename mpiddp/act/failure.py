@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from ..facts import runtime
@@ -42,14 +43,22 @@ def describe(error: BaseException, rank: int, host: str) -> Report:
     if isinstance(error, KeyboardInterrupt):
         return Report(rank, host, ENDED, "KeyboardInterrupt (SIGINT)", status, where, signal="SIGINT")
     if isinstance(error, SystemExit):
-        return Report(rank, host, OWN, f"sys.exit({error.code!r})", status, where)
-    cause = f"{type(error).__name__}: {error}".rstrip(": \n")
+        return Report(rank, host, OWN, f"sys.exit({words_of(error.code, repr)})", status, where)
+    cause = f"{type(error).__name__}: {words_of(error)}".rstrip(": \n")
     return Report(rank, host, CONSEQUENCE if is_consequence(cause) else OWN, cause.split("\n")[0], status, where)
+
+
+def words_of(value: object, form: Callable[[object], str] = str) -> str:
+    """Return what `form` makes of a value, and in the words of Python's tracebacks that it can't."""
+    try:
+        return form(value)
+    except BaseException:  # whatever a script's own __str__ or __repr__ raises
+        return f"<{type(value).__name__} {form.__name__}() failed>"
 
 
 def line_of(traceback: TracebackType | None) -> str:
     """Return the innermost line of the script in a traceback, or else its innermost line."""
-    script, found = getattr(sys.modules["__main__"], "__file__", None), ""
+    script, found = getattr(sys.modules.get("__main__"), "__file__", None), ""
     while traceback is not None:
         in_script = traceback.tb_frame.f_code.co_filename == script
         if in_script or not found.startswith(f"{script}, "):
@@ -69,7 +78,11 @@ def show(error: BaseException) -> None:
         print(callstack(error), end="", file=sys.stderr, flush=True)
         return
     traceback = without_our_frames(error.__traceback__)
-    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    try:
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    except BaseException as other:  # a script's own hook: both are shown, as Python does
+        sys.__excepthook__(type(other), other, other.__traceback__)
+        sys.__excepthook__(type(error), error, traceback)
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -85,7 +98,7 @@ def callstack(error: BaseException) -> str:
     import traceback
 
     if isinstance(error, SystemExit):
-        return "" if isinstance(error.code, int) else f"{error.code}\n"
+        return "" if isinstance(error.code, int) else f"{words_of(error.code)}\n"
 
     return "".join(traceback.format_exception(type(error), error, without_our_frames(error.__traceback__)))
 

@@ -66,14 +66,13 @@ class Membership:
     def leave(self, exit_timeout_s: float | None, trace_file: str = "") -> None:
         """Leave the job once every rank wants to; raise TimeoutError with names after `exit_timeout_s`.
 
-        Until then rank 0's store stays up: a rank that ends early takes nothing from the others. The
-        ranks' timeline is written to `trace_file`, empty for nowhere.
+        Until then rank 0's store and the process group stay up: a rank that ends early takes nothing from the
+        others. The ranks' timeline is written to `trace_file`, empty for nowhere.
         """
+        self.groups.keys.job.set(left_key(self._roll.rank), "")
+        most = self._await_all(exit_timeout_s)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.groups.keys.job.set(left_key(self._roll.rank), "")
-        calls = self._stop.calls if self._stop else 0
-        most = self._roll.await_end(calls, exit_timeout_s, self._missing, self._remind)
         if most:
             self.stop().leave(most)
         if trace_file:
@@ -116,6 +115,16 @@ class Membership:
         from mpi4py import MPI
 
         return MPI.Comm.Compare(self._roll.comm, comm) in (MPI.IDENT, MPI.CONGRUENT)
+
+    def _await_all(self, timeout_s: float | None) -> int:
+        """Return the most calls of should_stop() of a rank, when all are here; the exit(0) of a handler waits."""
+        calls = self._stop.calls if self._stop else 0
+        while True:
+            try:
+                return self._roll.await_end(calls, timeout_s, self._missing, self._remind)
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    raise
 
     def _drop_store(self) -> None:
         del self.groups

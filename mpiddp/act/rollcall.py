@@ -16,6 +16,8 @@ from . import trace
 from .waiting import sleep_until, wait_for
 
 if TYPE_CHECKING:
+    import array
+
     from mpi4py import MPI
 
 Facts = TypeVar("Facts")
@@ -44,6 +46,7 @@ class RollCall:
         self.hosts: Sequence[str] = ()
         self._deadline = time.monotonic() + timeout_s
         self._sent: list[MPI.Request] = []
+        self._end: tuple[MPI.Request, array.array[int], array.array[int]] | None = None
 
     @property
     def remaining_s(self) -> float:
@@ -100,16 +103,18 @@ class RollCall:
         """Return the largest of the ranks' `own` when all have called this.
 
         Raises TimeoutError `timeout_s` after this one did, which says who is missing. `remind` is called
-        with the seconds waited, first after a minute.
+        with the seconds waited, first after a minute. Where a signal's handler raised, it can be called again.
         """
         import array
 
         from mpi4py import MPI
 
-        mine, largest = array.array("i", [own]), array.array("i", [0])  # which nobody else holds until the end
-        barrier = self.comm.Iallreduce(mine, largest, MPI.MAX)
+        if self._end is None:
+            mine, largest = array.array("i", [own]), array.array("i", [0])  # which nobody else holds until the end
+            self._end = self.comm.Iallreduce(mine, largest, MPI.MAX), mine, largest
+        reduction, _, largest = self._end
         wait_for(
-            lambda: barrier.Test() or None,
+            lambda: reduction.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,
             lambda: TimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
             remind, REMIND_OF_END_AFTER_S,

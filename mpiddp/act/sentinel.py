@@ -12,7 +12,6 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -107,6 +106,10 @@ class Sentinel:
         """Tell that the reason is on the screen: the other ranks may be ended."""
         self._wire.send(spoken=True)
 
+    def through(self) -> None:
+        """Tell that this rank, which has failed, has nothing more to do."""
+        self._wire.send(through=True)
+
     def left(self) -> None:
         """Tell that the script has come to its end."""
         self._wire.send(left=True)
@@ -142,6 +145,7 @@ class Sentinel:
         with contextlib.suppress(ValueError):
             if (descriptor := signal.set_wakeup_fd(-1)) != self._signals.fileno():  # the script's own
                 signal.set_wakeup_fd(descriptor)
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            faulthandler.enable(file=sys.stderr)
+        faulthandler.disable()  # it would write into whatever file gets the number of our end of the wire
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.enable(file=2)
         self._wire.close()

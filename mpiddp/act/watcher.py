@@ -36,6 +36,7 @@ ASKING_S = 1.0  # between one way to end a rank and the next, harder one
 LAUNCHER_S = 2.0  # for the launcher to end a job that has lost its rank 0
 MANY_CHILDREN = 1000
 CLEANING_S = 0.7  # for what a rank left behind
+LAST_S = 0.5  # for a rank whose grace is over to end by itself
 
 
 def watch(
@@ -208,7 +209,7 @@ class Watcher:
             self.clean()
         else:
             self.rank.send(**message)
-            self.loop.set_timer("kill", self.grace_s, lambda: self.press(signal.SIGKILL))
+            self.kill_in_time()
 
     def speak(self, verdict: Verdict) -> None:
         """Print the job's last words for the rank, which is gone."""
@@ -289,13 +290,20 @@ class Watcher:
             self.press(END)
             if self.process.is_stopped():
                 self.press(signal.SIGCONT)
-        self.loop.set_timer("ask", min(ASKING_S, self.grace_s), self.ask_to_end)
-        self.loop.set_timer("kill", self.grace_s, lambda: self.press(signal.SIGKILL))
+        if not self.asked:
+            self.loop.set_timer("ask", min(ASKING_S, self.grace_s), self.ask_to_end)
+        self.kill_in_time()
+
+    def kill_in_time(self) -> None:
+        """Kill the rank when its grace is over, which has begun."""
+        if not self.loop.is_set("kill"):
+            self.loop.set_timer("kill", self.grace_s + LAST_S, lambda: self.press(signal.SIGKILL))
 
     def ask_to_end(self) -> None:
-        """Let a script that handles SIGTERM come to its own end; any other would not notice it either."""
+        """Let a script that handles SIGTERM come to its own end; any other would be cut off by it."""
         with contextlib.suppress(OSError):
-            self.press(signal.SIGTERM if self.process.handles(signal.SIGTERM) else signal.SIGKILL)
+            if self.process.handles(signal.SIGTERM):
+                self.press(signal.SIGTERM)
 
     def press(self, number: int) -> None:
         """Send a signal to the rank."""
@@ -355,6 +363,8 @@ class Watcher:
         """Say what the rank could not say, end what it left behind, and go."""
         if self.unspoken is not None:
             self.speak(self.unspoken)
+        if self.court:
+            self.court.send(through=True)
         if self.coordinator is not None and self.gone:
             self.coordinator.finish()
         if self.failed_start:
@@ -369,15 +379,11 @@ class Watcher:
         self.loop.over = True
 
     def leave(self) -> None:
-        """Go, because the rank leaves the job in order."""
+        """Go, because the rank leaves the job in order; what it has started lives on, as without us."""
         if self.coordinator is not None:
             self.coordinator.dismiss()
         elif self.court:
             self.court.send(bye=True)
-        if self.children or self.process.has_children():
-            self.remember_children()
-            self.rank.close()
-            self.clean()
         self.loop.over = True
 
     def end_step(self) -> None:
