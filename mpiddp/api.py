@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from .errors import EXIT_REQUEUE
 
@@ -14,11 +15,21 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from .act.guard import Guard
     from .act.membership import Membership
     from .act.stop import Stop
+    from .config import LaunchConfig
     from .environment import Environment
 
-_own: Membership | None = None  # of the job that init_process_group() started in this process
+
+class _Job(NamedTuple):
+    """A job that init_process_group() started in this process; nobody guards that of a single rank."""
+
+    membership: Membership
+    guard: Guard | None
+
+
+_own: _Job | None = None
 _stop: Stop | None = None
 
 
@@ -33,8 +44,14 @@ def init_process_group(
     initialised if it is not. Under `python -m mpiddp` the group that is there is returned where it
     is what is asked for.
 
+    From then on until destroy_process_group() a rank that fails ends the job as under the launcher: with a
+    report, its status, and on all ranks of the MPI job, also those outside of `comm`, which would wait for
+    it. That is a rank that is killed, and one whose program ends by an uncaught exception, or by sys.exit()
+    with another status than 0; one that comes to its end otherwise waits there for the others. The
+    ``MPIDDP_…`` variables of the launcher's options apply, with MPIDDP_BIND=launcher for the default.
+
     Raises LaunchError, the same on every rank, where the group cannot start, and ValueError where
-    the process has a default group already.
+    the process has a default group already, or a variable is wrong.
     """
     global _own
     launched = _launched()
@@ -44,15 +61,20 @@ def init_process_group(
         raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
     from mpi4py import MPI
 
-    from .config import LaunchConfig
-    from .launch import give_up, meet
+    from .launch import begin_within, give_up, meet
 
+    config = _settings(os.environ, backend)
     if not MPI.Is_initialized():
         MPI.Init_thread()
-    membership = meet(MPI.COMM_WORLD if comm is None else comm, LaunchConfig(backend=backend, binding="launcher"))
-    membership.create_group(timeout, give_up)
-    _own = membership
-    return _own.environment
+    whole = MPI.COMM_WORLD if comm is None else comm
+    if launched is None:
+        _own = _Job(*begin_within(whole, config, destroy_process_group))
+    else:  # whose launcher watches it
+        _own = _Job(meet(whole, config._replace(log_dir="")), None)
+    _own.membership.create_group(timeout, give_up)
+    if _own.guard is not None:
+        _own.guard.watch_exceptions()
+    return _own.membership.environment
 
 
 def destroy_process_group() -> None:
@@ -63,9 +85,18 @@ def destroy_process_group() -> None:
     """
     global _own, _stop
     if _own is not None:
-        leaving, _own, _stop = _own, None, None
-        leaving.leave(exit_timeout_s=None)
-        leaving.restore_environment()
+        (membership, guard), _own, _stop = _own, None, None
+        if guard is None:
+            membership.leave(exit_timeout_s=None)
+        else:
+            guard.ending.left()
+            try:
+                membership.leave(_settings(os.environ).exit_timeout_s)
+            except TimeoutError as error:
+                guard.ending.fail_leaving(error)
+            guard.release()
+            guard.ending.release()
+        membership.restore_environment()
     elif _is_initialized():
         import torch.distributed as dist
 
@@ -78,19 +109,46 @@ def process_group(
 ) -> Iterator[Environment]:
     """Hold a default process group in a `with` block, as init_process_group() makes it.
 
-    Where the block raises, the group is given up without waiting for the other ranks; to end their
-    part of an MPI job too, start it with `python -m mpi4py` (mpi4py.run).
+    Where the block raises, the job ends on all ranks, also where the exception is caught outside of the
+    block: the others would wait for this rank. What the program does on its way out has MPIDDP_ABORT_GRACE
+    seconds. A single rank just gives its group up.
     """
-    global _own
     env = init_process_group(comm, backend, timeout)
     try:
         yield env
-    except BaseException:
-        if _own is not None:
-            leaving, _own = _own, None
-            leaving.give_up()
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            destroy_process_group()
+        else:
+            _give_up(error)
         raise
     destroy_process_group()
+
+
+def _give_up(error: BaseException) -> None:
+    """Let the job of a block that has raised end; a single rank's, at once."""
+    global _own
+    if _own is None:
+        return
+    if _own.guard is not None:
+        _own.guard.accuse(error)
+    else:
+        job, _own = _own, None
+        job.membership.give_up()
+
+
+def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchConfig:
+    """Return the settings of a program with its own main(); raise ValueError where a variable is wrong."""
+    import argparse
+
+    from .cli import read_settings, variable
+
+    try:
+        config = read_settings(environ)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error)) from None
+    binding = config.binding if variable("bind") in environ else "launcher"
+    return config._replace(backend=backend or config.backend, binding=binding)
 
 
 def should_stop() -> bool:
@@ -102,7 +160,7 @@ def should_stop() -> bool:
     --stop-before the start of the job did. Without a job of mpiddp's this process alone decides.
     """
     global _stop
-    if member := _launched() or _own:
+    if member := _launched() or (_own.membership if _own else None):
         return member.stop(_stop).due()
     if _stop is None:
         from .act.stop import Stop

@@ -230,8 +230,21 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     words = command[1:] if command[:1] in (["-m"], ["--"]) else command
     if not words and (is_module or options.explain is None):
         parser.error("a module is needed after -m" if is_module else "a script is needed, or -m and a module")
+    return configuration(options, Script(words[0], tuple(words[1:]), is_module) if words else None, environ)
+
+
+def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
+    """Return what the ``MPIDDP_…`` variables say for a program with its own main().
+
+    Raises argparse.ArgumentTypeError with one line for the user where they are wrong.
+    """
+    return configuration(build_parser(environ).parse_args([]), None, environ)
+
+
+def configuration(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:
+    """Return the configuration that options, a script and torchelastic's variable in `environ` make."""
     return LaunchConfig(
-        script=Script(words[0], tuple(words[1:]), is_module) if words else None,
+        script=script,
         backend=options.backend,
         device=None if options.device == "auto" else options.device,
         init=not options.no_init,

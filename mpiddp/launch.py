@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from mpi4py import MPI
 
+    from .act.guard import Guard
     from .act.membership import Membership
     from .act.stop import Stop
     from .plan.environment import Endpoint
@@ -90,7 +92,7 @@ def begin(config: LaunchConfig) -> Ending | None:
         script.set_path(config.script)
     started_by = runtime.detect(os.environ)
     stop = None if config.stop_before_s is None else prepare_stop(config.stop_before_s, started_by)
-    output = Output(relayed=config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False)))
+    output = Output(is_relayed(config))
     watched = sentinel(config, started_by)
     try:
         MPI = initialise_mpi(config, started_by, watched)
@@ -108,9 +110,7 @@ def begin(config: LaunchConfig) -> Ending | None:
     if not config.python_exit and not needs_exit_functions():
         skip_exit_functions()
     trace.begin("sentinels meet")
-    member = membership.describe(config.abort_grace_s, runtime.kills_aborted(started_by), config.error_file)
-    ending = Ending(MPI, watched, member, output, config.python_exit)
-    ending.join(membership.endpoint)
+    ending = end_of(membership, config, watched, output)
     if config.init:
         try:
             trace.begin("process group")
@@ -125,6 +125,49 @@ def begin(config: LaunchConfig) -> Ending | None:
     if membership.environment.rank == 0:
         announce(membership, config)
     return ending
+
+
+def begin_within(
+    comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
+) -> tuple[Membership, Guard | None]:
+    """Start this rank of a program that has its own main(), up to the process group, and watch it as a script.
+
+    `leave` is called where the program ends without having left the job. A single rank, for which nobody waits, is
+    not watched, nor one that is not in the main thread, where signals can't be handled. Raises as meet() does.
+    """
+    if comm.size == 1 or threading.current_thread() is not threading.main_thread():
+        return meet(comm, config), None
+    from .act.guard import Guard
+
+    watched = sentinel(config, runtime.detect(os.environ))
+    watched.stage("the start after MPI_Init")
+    try:
+        member = meet(comm, config, watched.serve)
+    except BaseException:
+        watched.settle()
+        watched.dismiss()
+        raise
+    place = member.environment
+    ending = end_of(member, config, watched, Output(is_relayed(config)))
+    ending.direct_output(config.shown.has(place.rank, place.local_rank), config.prefix)
+    ending.watch(leave)
+    return member, Guard(ending, leave)
+
+
+def end_of(member: Membership, config: LaunchConfig, watched: Sentinel, output: Output) -> Ending:
+    """Return how this rank ends, from now on together with the others."""
+    from mpi4py import MPI
+
+    aborts_badly = runtime.kills_aborted(runtime.detect(os.environ))
+    description = member.describe(config.abort_grace_s, aborts_badly, config.error_file)
+    ending = Ending(MPI, watched, description, output, config.python_exit)
+    ending.join(member.endpoint)
+    return ending
+
+
+def is_relayed(config: LaunchConfig) -> bool:
+    """Tell whether output may have to go two ways, or to get a prefix."""
+    return config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False))
 
 
 def sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> Sentinel:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from tests import processes
@@ -54,8 +58,8 @@ def test_a_refusal_is_an_exception_on_every_rank(quick: Mpi) -> None:
     assert check(own_main(quick, 2, PROGRAM, "refused")).stdout == "refused backend-unavailable\n" * 2
 
 
-def test_a_block_that_raises_gives_the_group_up(quick: Mpi) -> None:
-    assert check(own_main(quick, 2, PROGRAM, "raises")).stdout == "raises\n" * 2
+def test_a_block_that_raises_gives_the_group_of_a_single_rank_up(quick: Mpi) -> None:
+    assert check(alone(quick, PROGRAM, "raises", env=FROM_ROOT)).stdout == "raises\n"
 
 
 def test_a_world_of_one_as_in_a_notebook(quick: Mpi) -> None:
@@ -88,3 +92,74 @@ def check_coupled(done: Done) -> None:
     for line in lines:
         first, _, last = line.split("loss ")[1].split()
         assert float(last) < float(first) / 10
+
+
+def own_end(mpi: Mpi, ranks: int, how: str, **env: str) -> Done:
+    """Run own_end.py without `-m mpiddp`."""
+    need(mpi.missing())
+    return processes.run(*mpiexec_command(mpi, ranks, PROGRAMS / "own_end.py", how), timeout=DEADLINE_S,
+                         env={**single_node_environ(mpi), **FROM_ROOT, **env}, cwd=ROOT)
+
+
+CAUSES = {"with": "ValueError: seven", "with-through": "ValueError: seven", "raise": "ValueError: seven",
+          "exit": r"sys\.exit\(7\)", "with-exit": r"sys\.exit\(7\)"}
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("how", CAUSES)
+def test_a_program_that_fails_ends_the_job(mpi: Mpi, how: str) -> None:
+    done = check(own_end(mpi, 2, how), 7 if "exit" in how else 1)
+    assert re.search(rf"mpiddp: failed: rank 1 on \S+: {CAUSES[how]}\n  where    \S+own_end.py, line \d+", done.stderr)
+    assert done.stderr.count("mpiddp: failed: ") == 1
+    assert done.stderr.count("Traceback (most recent call last)") == ("exit" not in how)
+
+
+@pytest.mark.parametrize(("how", "cause"), [
+    ("kill", "ended by SIGKILL"), ("_exit", r"os\._exit\(7\)"), ("hook", "ValueError: seven")])
+def test_other_ways_to_end(how: str, cause: str) -> None:
+    done = own_end(MPIS["openmpi5"], 2, how)
+    assert done.returncode == {"kill": 137, "_exit": 7, "hook": 1}[how], done.stderr
+    assert len(re.findall(rf"mpiddp: failed: rank 1 on \S+: {cause}", done.stderr)) == 1
+    assert done.stderr.count("hook\n") == (how == "hook")
+
+
+def test_a_block_whose_exception_is_caught_outside_ends_the_job_too(quick: Mpi) -> None:
+    """The other rank would wait for this one."""
+    done = check(own_end(quick, 2, "with-caught", MPIDDP_ABORT_GRACE="1"), 1)
+    assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi4"])
+def test_ranks_outside_of_the_communicator_end_as_well(name: str) -> None:
+    done = check(own_end(MPIS[name], 4, "half"), 1)
+    assert re.search(r"mpiddp: failed: rank 1 on \S+: ValueError: seven", done.stderr)
+    assert re.search(r"rank +1 of 2, local rank 1 on ", done.stderr)
+
+
+@pytest.mark.parametrize("how", ["forgotten", "order"])
+def test_an_end_in_order_is_no_failure(quick: Mpi, how: str) -> None:
+    assert check(own_end(quick, 2, how)).stderr == ""
+
+
+@pytest.mark.parametrize(("how", "pmi"), [("with", "pmix"), ("exit", "pmi2")])
+def test_a_program_that_fails_on_three_nodes(how: str, pmi: str, cluster: Cluster) -> None:
+    mpi = MPIS["openmpi4" if pmi == "pmix" else "impi"]
+    done = cluster.run("srun", f"--mpi={pmi}", "-N3", "-n3", str(mpi.python), str(PROGRAMS / "own_end.py"), how,
+                       timeout=DEADLINE_S, env={**mpi.environ(), **FROM_ROOT}, cwd=ROOT)
+    assert done.returncode in ((1,) if pmi == "pmix" else (7, 137)), done.stderr
+    assert len(re.findall(r"mpiddp: failed: rank 2 on node3: ", done.stderr)) == 1
+
+
+def test_the_variables_of_options_apply(quick: Mpi, tmp_path: Path) -> None:
+    done = check(own_end(quick, 2, "raise", MPIDDP_ERROR_FILE=str(tmp_path / "error.json"), MPIDDP_PREFIX="1",
+                         MPIDDP_LOG_DIR=str(tmp_path / "logs")), 1)
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == "ValueError: seven"
+    assert re.search(r"^\[1 \S+\] .*ValueError: seven$", done.stderr, re.MULTILINE)
+    (log,) = (tmp_path / "logs").glob("*/rank-00001.*.log")
+    assert "ValueError: seven" in log.read_text()
+    done = own_end(quick, 2, "raise", MPIDDP_ABORT_GRACE="soon")
+    assert "ValueError: mpiddp: argument --abort-grace: must be a number of seconds, got 'soon'" in done.stderr
+
+
+def test_nothing_of_ours_is_left_in_a_program_that_goes_on(quick: Mpi) -> None:
+    assert check(own_main(quick, 2, PROGRAM, "as before")).stdout == "as before\n" * 2

@@ -25,6 +25,7 @@ def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
         if os.fork() == 0:
             os.setsid()
             os.chdir("/")
+            signal.set_wakeup_fd(-1)
             for number in FROM_TERMINALS:
                 signal.signal(number, signal.SIG_IGN)
             close_all_but(kept)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ..plan.environment import Endpoint
 from ..plan.report import Member
-from ..plan.verdict import CONSEQUENCE, OWN, Report
+from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
 from . import failure
 from .output import Output, flush_python
 from .sentinel import Ruling, Sentinel
@@ -36,7 +36,7 @@ class Ending:
         self._python_exit = python_exit
         self._pid = os.getpid()
         self._ruling: Ruling | None = None
-        self._spoke = False
+        self._told = False
 
     def is_ours(self) -> bool:
         """Tell whether this is the rank's process and no child of it."""
@@ -53,11 +53,19 @@ class Ending:
         A script that calls os._exit(0) calls `leave` first, since the launcher would take that for a
         crash; with another status it fails as by sys.exit().
         """
-        member = self._member
-        self._output.begin(shown, member.log, f"[{member.rank} {member.host}] " if prefix else "")
+        self.direct_output(shown, prefix)
         faulthandler.disable()
         for number in FOR_SCRIPTS:
             signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
+        self.watch(leave)
+
+    def direct_output(self, shown: bool, prefix: bool) -> None:
+        """Send this process's output where it shall go: see watch_script()."""
+        member = self._member
+        self._output.begin(shown, member.log, f"[{member.rank} {member.host}] " if prefix else "")
+
+    def watch(self, leave: Callable[[], None]) -> None:
+        """Notice from now on whatever ends this process: see watch_script()."""
         self._sentinel.watch_script()
 
         @functools.wraps(hard_exit)
@@ -92,6 +100,12 @@ class Ending:
         self._output.end()
         self._sentinel.dismiss()
 
+    def release(self) -> None:
+        """Let this process go on, which has left the job."""
+        os._exit = hard_exit
+        self._sentinel.release()
+        self.close()
+
     @property
     def failed(self) -> bool:
         """Tell whether the job ends because of what this rank has said."""
@@ -120,7 +134,7 @@ class Ending:
         fresh = not self.failed
         ruling = self._ask(failure.describe(error, self._member.rank, self._member.host))
         if fresh:
-            limit = threading.Timer(self._member.grace_s, hard_exit, (ruling.status,))
+            limit = threading.Timer(self._member.grace_s, self._cut_off, (ruling,))
             limit.daemon = True
             limit.start()
         return ruling
@@ -134,13 +148,17 @@ class Ending:
             time.sleep(self._member.grace_s + 1)  # until the one that aborts has ended this rank
         self.end_job(self._ruling.status)
 
-    def fail_leaving(self, error: BaseException) -> NoReturn:
-        """End the job because this rank could not leave it in order; all that a process does at its end was done."""
+    def fail_leaving(self, error: BaseException, shown: bool = False, where: str = "") -> NoReturn:
+        """End the job because this rank could not leave it in order; what a process does at its end was done before.
+
+        `shown` tells that what was raised is on the screen already, `where` where that was, if it is not known.
+        """
         if isinstance(error, TimeoutError):  # it has waited in vain for others
             report = Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1)
         else:
             report = failure.describe(error, self._member.rank, self._member.host)
-        self.fail(report, None if isinstance(error, TimeoutError) else error)
+            report = report._replace(where=report.where or where)
+        self.fail(report, None if shown or isinstance(error, TimeoutError) else error)
 
     def fail(self, report: Report, error: BaseException | None = None) -> NoReturn:
         """End the job at once, and say why if no other rank failed first."""
@@ -163,17 +181,30 @@ class Ending:
         return self._ruling
 
     def _speak(self, ruling: Ruling, error: BaseException | None) -> None:
-        """Print the job's last words, if it is for this rank to do."""
-        if (verdict := ruling.verdict) is None or self._spoke:
+        """Print what was raised and the job's last words, if it is for this rank to do."""
+        if (verdict := ruling.verdict) is None:
             return
-        self._spoke = True
         stack = failure.callstack(error) if error is not None and not verdict.outside else ""
         if stack and error is not None:
             failure.show(error)
             self._output.reveal(stack)
+        self._tell(verdict, stack)
+
+    def _tell(self, verdict: Verdict, stack: str = "") -> None:
+        """Print the job's last words."""
+        if self._told:
+            return
+        self._told = True
         after_s = time.monotonic() - self._sentinel.start
         self._output.reveal(failure.tell(verdict, self._member, after_s, self._member.error_file, stack))
         self._sentinel.spoken()
+
+    def _cut_off(self, ruling: Ruling) -> NoReturn:
+        """End the job now: --abort-grace is over."""
+        if ruling.verdict is not None:
+            self._tell(ruling.verdict)
+        let_through()
+        self.end_job(ruling.status)
 
 
 def run_exit_functions() -> None:

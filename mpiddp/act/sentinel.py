@@ -62,6 +62,7 @@ class Sentinel:
         its_signals.close()
         self._wire = Wire(ours)
         self._inbox: dict[str, Message] = {}
+        self._hears_crashes = False
 
     def stage(self, name: str) -> None:
         """Tell the stage that begins."""
@@ -85,13 +86,24 @@ class Sentinel:
         self._wire.send(join=member._asdict(), address=endpoint.address, port=endpoint.watch_port, token=endpoint.token)
 
     def watch_script(self) -> None:
-        """Begin with the script: let crashes, forks and signals be told."""
+        """Begin with the script: let crashes, forks and signals be told, where nobody else wants to be told."""
         self._wire.send(stage="")
-        with contextlib.suppress(OSError, ValueError):
-            faulthandler.enable(file=self._wire.fileno())
+        if not faulthandler.is_enabled():
+            with contextlib.suppress(OSError, ValueError):
+                faulthandler.enable(file=self._wire.fileno())
+                self._hears_crashes = True
         self._signals.setblocking(False)
-        signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
+        if (other := signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)) >= 0:
+            signal.set_wakeup_fd(other)
         os.register_at_fork(after_in_child=self._in_child)
+
+    def release(self) -> None:
+        """Be told nothing any more; the process goes on."""
+        if self._hears_crashes:
+            faulthandler.disable()
+        if (descriptor := signal.set_wakeup_fd(-1)) != self._signals.fileno():
+            signal.set_wakeup_fd(descriptor)
+        signal.signal(END, signal.SIG_DFL)
 
     def ask(self, report: Report) -> Ruling:
         """Return what follows from the failure of this rank."""
@@ -145,7 +157,8 @@ class Sentinel:
         with contextlib.suppress(ValueError):
             if (descriptor := signal.set_wakeup_fd(-1)) != self._signals.fileno():  # the script's own
                 signal.set_wakeup_fd(descriptor)
-        faulthandler.disable()  # it would write into whatever file gets the number of our end of the wire
-        with contextlib.suppress(OSError, ValueError):
-            faulthandler.enable(file=2)
+        if self._hears_crashes:  # the stack would go into whatever file gets the number of our end of the wire
+            faulthandler.disable()
+            with contextlib.suppress(OSError, ValueError):
+                faulthandler.enable(file=2)
         self._wire.close()

@@ -1,7 +1,10 @@
 """Use the functions of the package from a program that keeps its own main()."""
 
+import faulthandler
 import os
+import signal
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
@@ -62,6 +65,18 @@ elif how == "raises":
     except KeyError:
         assert not dist.is_initialized()
         print("raises\n", end="", flush=True)
+elif how == "as before":
+    def state():
+        """Return what the launcher changes in a process."""
+        handlers = [signal.getsignal(number) for number in range(1, signal.NSIG) if number not in (9, 19, 32, 33)]
+        return handlers, sys.exit, os._exit, signal.set_wakeup_fd(-1), faulthandler.is_enabled(), threading.enumerate()
+
+    before, hook = state(), sys.excepthook
+    with mpiddp.process_group():
+        assert state() != before
+    assert state() == before
+    assert sys.excepthook == hook or "torch" in sys.excepthook.__module__  # torch leaves one of its own
+    print("as before\n", end="", flush=True)
 elif how == "adopts":
     before = dist.group.WORLD
     with mpiddp.process_group() as env:
