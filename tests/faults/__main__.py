@@ -52,7 +52,7 @@ def table(outcomes: list[Outcome]) -> str:
     names = " | ".join(launcher.name for launcher in LAUNCHERS)
     head = [f"| end | status | {names} |", "| --- | --- |" + " --- |" * len(LAUNCHERS)]
     counts = (f"{len(outcomes)} cells: cause named in {sum(one.named for one in outcomes)}, "
-              f"processes left by {sum(bool(one.left) for one in outcomes)}, "
+              f"processes left by {sum(bool(one.lost) for one in outcomes)}, "
               f"not as it should be {sum(bool(one.problems) for one in outcomes)}")
     return "\n".join([*head, *rows, "", counts])
 
