@@ -12,6 +12,7 @@ from functools import partial
 from ..plan.report import Member
 from ..plan.verdict import ABSENT, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Scene, Verdict, judge
 from . import failure
+from .entrance import Entrance
 from .loop import Loop
 from .wire import Message, Wire, verdict_message
 
@@ -31,18 +32,16 @@ class Peer:
 
 
 class Coordinator:
-    """Listens for the sentinels of all ranks; each connection's first line must hold the job's token."""
+    """Hears the sentinels of all ranks, once they have shown the job's token."""
 
     def __init__(
         self, loop: Loop, start: float, address: str, token: str, by_node: bool, end_step: Callable[[], None]
     ) -> None:
         """Listen on `address`; `by_node` tells that signals come to the ranks from Slurm's daemons on their nodes."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
-        self.port = int(self._listener.getsockname()[1])
-        self._loop, self._start, self._token, self._end_step = loop, start, token, end_step
+        self.port = Entrance(loop, address, token, self._let_speak).port
+        self._loop, self._start, self._end_step = loop, start, end_step
         self._by_node = by_node
         self._own: Member | None = None
         self._peers: dict[int, Peer] = {}
@@ -57,7 +56,6 @@ class Coordinator:
         self._verdict: Verdict | None = None
         self._ended = False  # all have been told that the job ends
         self._over = False  # they end it
-        loop.listen(self._listener, self._accept)
 
     def own_member(self, member: Member) -> Wire:
         """Admit the rank of this same sentinel and return its end of the connection."""
@@ -78,25 +76,31 @@ class Coordinator:
         if any(one.kind == ABSENT for one in self._reports):
             self._end_step()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
+    def _let_speak(self, connection: socket.socket) -> None:
+        """Wait for what one has to say who knows the token."""
+        with contextlib.suppress(OSError):  # the next read tells
             keep_alive(connection)
-            wire = Wire(connection)
-            self._loop.listen(wire, partial(self._greet, wire))
+        wire = Wire(connection)
+        self._loop.listen(wire, partial(self._greet, wire))
 
     def _greet(self, wire: Wire) -> None:
-        """Take a stranger for a rank's sentinel if it knows the token."""
-        self._loop.forget(wire)  # as a stranger
-        with contextlib.suppress(EOFError, OSError):
-            first, *others = wire.receive() or [{}]
-            if first.get("hello") == self._token:
-                peer = self._admit(wire, int(first["rank"]), str(first["host"]), int(first["pid"]))
-                for message in others:
-                    self._note(peer, message)
-                self._consider()
-                return
-        wire.close()
+        """Admit the sentinel of a rank; there is one for each, which does not come again."""
+        try:
+            messages = wire.receive()
+        except (EOFError, OSError):
+            self._loop.forget(wire)
+            wire.close()
+            return
+        if not messages:
+            return
+        self._loop.forget(wire)
+        hello, *others = messages
+        rank = int(hello["rank"])
+        if rank in self._peers or (self._own and not 0 <= rank < self._own.world_size):
+            wire.close()
+            return
+        peer = self._admit(wire, rank, str(hello["host"]), int(hello["pid"]))
+        self._note_all(peer, others)
 
     def _admit(self, wire: Wire, rank: int, host: str, pid: int) -> Peer:
         peer = self._peers[rank] = Peer(wire, rank, host)
@@ -104,7 +108,7 @@ class Coordinator:
         self._loop.listen(wire, partial(self._hear, peer))
         self._elders.setdefault(host, peer).wire.send(neighbour=rank, pid=pid)
         if self._ended and self._verdict:
-            wire.send(end=self._verdict.first.status, abort=True)
+            wire.send(end=self._verdict.first.status, abort=self._over)
         return peer
 
     def _hear(self, peer: Peer) -> None:
@@ -113,8 +117,11 @@ class Coordinator:
         except (EOFError, OSError) as error:
             self._lose(peer, error)
             return
+        self._note_all(peer, messages)
+
+    def _note_all(self, peer: Peer, messages: list[Message]) -> None:
         for message in messages:
-            self._note(peer, message)
+            self._loop.attempt(partial(self._note, peer, message))
         self._consider()
 
     def _note(self, peer: Peer, message: Message) -> None:
@@ -255,7 +262,9 @@ def dial(address: str, port: int, token: str, member: Member) -> Wire | None:
         return None
     keep_alive(connection)
     wire = Wire(connection)
-    wire.send(hello=token, rank=member.rank, host=member.host, pid=member.pid)
+    with contextlib.suppress(OSError):
+        connection.sendall(token.encode())  # before any message: it is compared before anything is parsed
+    wire.send(rank=member.rank, host=member.host, pid=member.pid)
     return wire
 
 

@@ -12,10 +12,14 @@ from .wire import Wire
 
 
 class Loop:
-    """Calls what belongs to each event, in the order in which the kernel saw them."""
+    """Calls what belongs to each event, in the order in which the kernel saw them.
 
-    def __init__(self) -> None:
+    What is called may raise: `excuse` is told, and the rest goes on.
+    """
+
+    def __init__(self, excuse: Callable[[Exception], None]) -> None:
         self.over = False  # set to return from run()
+        self._excuse = excuse
         self._selector = selectors.EpollSelector()
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
 
@@ -25,13 +29,23 @@ class Loop:
             due = min((at for at, _ in self._timers.values()), default=math.inf)
             pause = None if due == math.inf else max(0.0, due - time.monotonic())
             for key, _ in self._selector.select(pause):
-                if key.fd in self._selector.get_map():  # what came before may have ended this connection
-                    key.data()
+                known = key.fd in self._selector.get_map()  # what came before may have ended this connection
+                if known and not self.attempt(key.data):
+                    self._drop(key)
             now = time.monotonic()
             for name, (at, act) in list(self._timers.items()):
                 if at <= now and name in self._timers:
                     del self._timers[name]
-                    act()
+                    self.attempt(act)
+
+    def attempt(self, act: Callable[[], None]) -> bool:
+        """Call `act` and tell whether it came to its end."""
+        try:
+            act()
+        except Exception as error:
+            self._excuse(error)
+            return False
+        return True
 
     def listen(self, source: Wire | socket.socket | int, act: Callable[[], None]) -> None:
         """Call `act` whenever something can be read."""
@@ -53,3 +67,8 @@ class Loop:
         """Call what was set for these names no more."""
         for name in names:
             self._timers.pop(name, None)
+
+    def _drop(self, key: selectors.SelectorKey) -> None:
+        """Listen no more to what nobody can deal with: it would be there to be read at once again."""
+        if self._selector.get_map().get(key.fd) == key:
+            self._selector.unregister(key.fd)

@@ -12,15 +12,16 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..facts.process import Process
 from ..plan.report import Member
 from ..plan.verdict import CONSEQUENCE, Report, Verdict
-from ..plan.words import folded
+from ..plan.words import folded, shortened
 from .coordinator import Coordinator, dial
 from .detached import silence
-from .failure import FORWARDING_S, tell
+from .failure import FORWARDING_S, line_of, tell
 from .loop import Loop
 from .postmortem import early_death, report_on
 from .reach import out_of_reach
@@ -67,7 +68,7 @@ class Watcher:
     ) -> None:
         self.rank, self.who, self.speaks, self.step, self.timeout_s = rank, who, speaks, step, timeout_s
         self.hosts = hosts
-        self.loop = Loop()
+        self.loop = Loop(self.excuse)
         self.process = process
         self.start = time.monotonic()
         self.stage = "starting"
@@ -81,6 +82,7 @@ class Watcher:
         self.settled = False  # the reason of the job's end is known
         self.sentence: Message | None = None  # what the job's end means for the rank
         self.lost = False  # the coordinator went without a word
+        self.excuses: set[str] = set()  # that were made
         self.failed_start = False  # it did not come through its start, and others may wait for it
         self.gone = False
         self.loop.listen(rank, self.hear_rank)
@@ -98,7 +100,16 @@ class Watcher:
             self.rank_closed()
             return
         for message in messages:
-            self.obey(message)
+            self.loop.attempt(partial(self.obey, message))
+
+    def excuse(self, error: Exception) -> None:
+        """Say, once, what went wrong in the sentinel itself; one whose rank is gone has nothing to stay for."""
+        words = f"{type(error).__name__}: {error}"
+        line = f"sentinel of {self.who}: {shortened(words)} ({line_of(error.__traceback__)})"
+        if line not in self.excuses:
+            self.excuses.add(line)
+            self.say(line, whole_node=False)
+        self.loop.over |= self.gone
 
     def hear_signal(self, signals: socket.socket) -> None:
         """Tell of a SIGINT, which a rank in the middle of a collective would only notice at its end."""
@@ -126,6 +137,7 @@ class Watcher:
         elif "settled" in message:
             self.settled = True
         elif "bye" in message:
+            self.settled = True
             self.leave()
         elif self.court:
             self.court.send(**message)
@@ -234,16 +246,20 @@ class Watcher:
             self.lose_coordinator(error)
             return
         for message in messages:
-            if "ruling" in message:
-                self.rule(message)
-            elif "end" in message:
-                self.end_rank(message["end"], message["abort"])
-            elif "look" in message and self.court:
-                self.court.send(stopped=self.process.is_stopped())
-            elif "neighbour" in message:
-                self.watch_neighbour(message["neighbour"], message["pid"])
-            elif "over" in message:
-                self.settled = True
+            self.loop.attempt(partial(self.heed, message))
+
+    def heed(self, message: Message) -> None:
+        """Act on one message of the coordinator."""
+        if "ruling" in message:
+            self.rule(message)
+        elif "end" in message:
+            self.end_rank(message["end"], message["abort"])
+        elif "look" in message and self.court:
+            self.court.send(stopped=self.process.is_stopped())
+        elif "neighbour" in message:
+            self.watch_neighbour(message["neighbour"], message["pid"])
+        elif "over" in message:
+            self.settled = True
 
     def watch_neighbour(self, rank: int, pid: int) -> None:
         """Tell the coordinator when a process of this node ends: in one process's eyes there is an order."""

@@ -69,7 +69,7 @@ def parsed(line: bytes) -> Message:
     if line.startswith(b"{"):
         try:
             message: Message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         else:
             return message

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 LISTED = 5
+LONG = 2000  # characters of what is told on one line
 
 
 def listed(names: Sequence[str]) -> str:
@@ -33,3 +34,11 @@ def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
         if value != common:
             others.setdefault(value, []).append(rank)
     return common, others
+
+
+def shortened(text: str, most: int = LONG) -> str:
+    """Return a text of `most` characters or little more: one that is longer without its middle."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"

@@ -1,0 +1,72 @@
+"""The coordinator's port: who shows the job's token comes in; of a stranger nothing is parsed, kept or waited for."""
+
+from __future__ import annotations
+
+import socket
+from _operator import _compare_digest as compare_digest  # hmac's own, which would load OpenSSL too
+from collections.abc import Callable
+from functools import partial
+
+from .loop import Loop
+
+SHOWING_S = 5.0  # for a stranger to show the token
+PAUSE_S = 0.2  # where there is no descriptor for one more connection
+
+
+class Entrance:
+    """Listens on a port, and hands over the connections of those who begin with the token."""
+
+    def __init__(self, loop: Loop, address: str, token: str, admit: Callable[[socket.socket], None]) -> None:
+        """Listen on `address`; `admit` gets each connection, from which the token has been read."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        self._loop, self._token, self._admit = loop, token.encode(), admit
+        self._open()
+
+    def _open(self) -> None:
+        self._loop.listen(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            stranger, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._loop.forget(self._listener)
+            self._loop.set_timer("entrance", PAUSE_S, self._open)
+            return
+        stranger.setblocking(False)
+        self._loop.listen(stranger, partial(self._look_at, stranger, bytearray()))
+        self._loop.set_timer(timer(stranger), SHOWING_S, partial(self._turn_away, stranger))
+
+    def _look_at(self, stranger: socket.socket, shown: bytearray) -> None:
+        """Read as much as a token is long, and compare it when it is whole; it takes the same time for any."""
+        try:
+            data = stranger.recv(len(self._token) - len(shown))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        shown += data
+        if data and len(shown) < len(self._token):
+            return
+        if compare_digest(shown, self._token):
+            self._forget(stranger)
+            self._admit(stranger)
+        else:
+            self._turn_away(stranger)
+
+    def _turn_away(self, stranger: socket.socket) -> None:
+        self._forget(stranger)
+        stranger.close()
+
+    def _forget(self, stranger: socket.socket) -> None:
+        self._loop.forget(stranger)
+        self._loop.drop_timers(timer(stranger))
+
+
+def timer(stranger: socket.socket) -> str:
+    """Return the name of a stranger's timer."""
+    return f"stranger {stranger.fileno()}"

@@ -1,0 +1,228 @@
+"""The sentinels' meeting point: who gets in, what strangers can do, what a fault of its own does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpiddp.act import entrance
+from mpiddp.act.coordinator import Coordinator, dial
+from mpiddp.act.loop import Loop
+from mpiddp.act.watcher import LAUNCHER_S
+from mpiddp.act.wire import Wire
+from mpiddp.plan.report import Member
+from tests.support import ROOT, Mpi, check, mpiexec, need, noise
+
+TOKEN = "0123456789abcdef" * 2
+BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
+STRANGERS = {
+    "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",
+    "another-token": TOKEN[::-1].encode() + BRACKETS,
+}
+WAIT_S = 10
+
+
+def member(rank: int, world_size: int = 2) -> Member:
+    """Return a member of a job on one node."""
+    return Member(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0)
+
+
+class Court:
+    """A coordinator with its loop in a thread."""
+
+    def __init__(self) -> None:
+        self.excuses: list[Exception] = []
+        self.loop = Loop(self.excuses.append)
+        self.coordinator = Coordinator(self.loop, time.monotonic(), "127.0.0.1", TOKEN, False, lambda: None)
+        self.own = self.coordinator.own_member(member(0))
+        self.own.receive()  # that it is its own neighbour
+        self.thread = threading.Thread(target=self.loop.run)
+
+    def end(self) -> None:
+        """Let the loop end at the next event."""
+        self.loop.over = True
+        self.own.send(interrupted=True)
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
+
+    def join(self, rank: int) -> Wire:
+        """Connect the sentinel of a rank, and return its end."""
+        wire = dial("127.0.0.1", self.coordinator.port, TOKEN, member(rank))
+        assert wire is not None
+        return wire
+
+    def call(self, data: bytes) -> socket.socket:
+        """Connect a stranger that says something, and may be turned away before it has."""
+        stranger = socket.create_connection(("127.0.0.1", self.coordinator.port), timeout=WAIT_S)
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(data)
+        return stranger
+
+
+@pytest.fixture
+def court() -> Iterator[Court]:
+    one = Court()
+    one.thread.start()
+    yield one
+    one.end()
+
+
+def is_turned_away(stranger: socket.socket) -> bool:
+    """Tell whether the other end closes a connection without a word."""
+    try:
+        return stranger.recv(100) == b""
+    except ConnectionResetError:  # it has not read all
+        return True
+
+
+def say_and_hear(wire: Wire, **message: object) -> list[dict[str, object]]:
+    """Return what comes back."""
+    assert wire.send(**message)
+    return wire.receive(WAIT_S)
+
+
+@pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_is_turned_away_and_the_ranks_go_on(
+    data: bytes, court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrance, "SHOWING_S", 0.3)
+    with court.call(data) as stranger:
+        assert is_turned_away(stranger)
+    court.join(1)
+    assert court.own.receive(WAIT_S) == [{"neighbour": 1, "pid": os.getpid()}]
+    assert court.excuses == []
+
+
+def test_a_token_in_pieces_and_a_hello_behind_it(court: Court) -> None:
+    hello = json.dumps({"rank": 1, "host": "n0", "pid": 77}).encode() + b"\n"
+    with court.call(TOKEN[:5].encode()) as one:
+        for piece in (TOKEN[5:].encode() + hello[:3], hello[3:]):
+            time.sleep(0.1)
+            one.sendall(piece)
+        assert court.own.receive(WAIT_S) == [{"neighbour": 1, "pid": 77}]
+
+
+@pytest.mark.parametrize("rank", [1, 2, -1], ids=["there-already", "too-high", "negative"])
+def test_a_rank_that_cannot_be(rank: int, court: Court) -> None:
+    """The sentinel of a rank connects once: the first one is it."""
+    first = court.join(1)
+    court.own.receive(WAIT_S)
+    with pytest.raises(EOFError):
+        court.join(rank).receive(WAIT_S)
+    first.send(failed=report(1), gone=False)
+    assert first.receive(WAIT_S)[0]["ruling"]["first"]["rank"] == 1
+
+
+def report(rank: int) -> dict[str, object]:
+    """Return a report on a rank that raised."""
+    return {"rank": rank, "host": "n0", "kind": "own", "cause": "seven", "status": 1}
+
+
+def test_a_peer_that_says_nonsense_is_heard_all_the_same(court: Court) -> None:
+    wire = court.join(1)
+    for message in ({"failed": {"no": "report"}, "gone": False}, {"failed": 7}):
+        wire.send(**message)
+    wire._socket.sendall(BRACKETS)
+    wire.send(failed=report(1), gone=False)
+    assert wire.receive(WAIT_S)[0]["ruling"]["first"]["cause"] == "seven"
+    assert [type(one) for one in court.excuses] == [TypeError, KeyError]
+
+
+def test_what_raises_again_and_again_is_dropped() -> None:
+    """It could be read at once again, and nobody reads it."""
+    excuses: list[Exception] = []
+    loop = Loop(excuses.append)
+    ours, its = socket.socketpair()
+
+    def fail() -> None:
+        raise ValueError("seven")
+
+    its.send(b"x")
+    loop.listen(ours, fail)
+    loop.set_timer("fail", 0, fail)
+    loop.set_timer("end", 0.2, partial(setattr, loop, "over", True))
+    loop.run()
+    assert [str(one) for one in excuses] == ["seven"] * 2
+    ours.close()
+    its.close()
+
+
+SCARCE = """
+import os, resource, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
+from tests.test_sentinel import WAIT_S, Court
+court = Court()
+court.thread.start()
+strangers = [court.call(b"") for _ in range((30 - len(os.listdir("/proc/self/fd"))) // 2 + 1)]
+while True:
+    try:
+        strangers.append(court.call(b""))
+    except OSError:
+        break
+strangers.pop().close()  # one descriptor: either for this end or for the other
+strangers.append(court.call(b""))
+before = time.process_time()
+time.sleep(1)
+assert time.process_time() - before < 0.3
+for one in strangers:
+    one.close()
+court.join(1)
+assert court.own.receive(WAIT_S)[0]["neighbour"] == 1
+assert court.excuses == []
+court.end()
+"""
+
+
+def test_without_descriptors_it_sleeps_until_there_are_some() -> None:
+    done = subprocess.run([sys.executable, "-c", SCARCE], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    check(done)
+
+
+def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> None:
+    need(quick.missing())
+    script, go = tmp_path / "waits.py", tmp_path / "go"
+    script.write_text("import os, sys, time\nprint('READY', flush=True)\n"
+                      "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n")
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        stack.callback(go.touch)
+        job = pool.submit(mpiexec, quick, 2, script, go)
+        address = port_of_sentinels(quick, script)
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=2 * entrance.SHOWING_S))
+                     for _ in range(200)]
+        for data in STRANGERS.values():
+            with socket.create_connection(address) as one, contextlib.suppress(ConnectionError):
+                one.sendall(data)
+        assert all(is_turned_away(stranger) for stranger in strangers)
+        time.sleep(LAUNCHER_S + 1)  # after which the ranks would be ended that have lost their coordinator
+        assert not job.done()
+        go.touch()
+        done = check(job.result())
+    assert noise(done) == []
+    assert done.stdout == "READY\n" * 2
+
+
+def port_of_sentinels(mpi: Mpi, script: Path) -> tuple[str, int]:
+    """Return where the sentinel of rank 0 of a job listens: its command is the rank's, but it has gone to /."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.pid:
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(one.pid)
+                    if {str(mpi.python), str(script)} <= set(process.cmdline()) and process.cwd() == "/":
+                        return one.laddr
+        time.sleep(0.1)
+    raise TimeoutError("no sentinel listens")
