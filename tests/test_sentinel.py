@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -18,13 +19,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.act import entrance
+from mpiddp.act import entrance, watcher
 from mpiddp.act.coordinator import Coordinator, dial
 from mpiddp.act.loop import Loop
-from mpiddp.act.watcher import LAUNCHER_S
 from mpiddp.act.wire import Wire
 from mpiddp.plan.report import Member
-from tests.support import ROOT, Mpi, check, mpiexec, need, noise
+from tests.support import MPIS, ROOT, Mpi, check, mpiexec, need, noise
 
 TOKEN = "0123456789abcdef" * 2
 BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
@@ -33,6 +33,7 @@ STRANGERS = {
     "another-token": TOKEN[::-1].encode() + BRACKETS,
 }
 WAIT_S = 10
+SOON_S = 5  # from a fault to the end of its job, on a busy machine
 
 
 def member(rank: int, world_size: int = 2) -> Member:
@@ -206,7 +207,7 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
             with socket.create_connection(address) as one, contextlib.suppress(ConnectionError):
                 one.sendall(data)
         assert all(is_turned_away(stranger) for stranger in strangers)
-        time.sleep(LAUNCHER_S + 1)  # after which the ranks would be ended that have lost their coordinator
+        time.sleep(watcher.LAUNCHER_S + 1)  # after which the ranks would be ended that have lost their coordinator
         assert not job.done()
         go.touch()
         done = check(job.result())
@@ -226,3 +227,39 @@ def port_of_sentinels(mpi: Mpi, script: Path) -> tuple[str, int]:
                         return one.laddr
         time.sleep(0.1)
     raise TimeoutError("no sentinel listens")
+
+
+def failing(folder: Path, line: str, name: str = "fails.py") -> Path:
+    """Return a script that says when its rank 1 fails, at a line, while the others sleep."""
+    path = folder / name
+    path.write_text("import os, sys, time\nif os.environ['RANK'] == '1':\n"
+                    "    print(f'FAULT {time.time()}\\n', end='', file=sys.stderr, flush=True)\n"
+                    f"    {line}\ntime.sleep(600)\n")
+    return path
+
+
+@pytest.mark.parametrize("mpi", [MPIS["mpich"], MPIS["openmpi5"]], ids=lambda mpi: mpi.name)
+@pytest.mark.parametrize("line", ["raise ValueError('x' * 2_000_000)", "sys.exit('x' * 2_000_000)"],
+                         ids=["raise", "exit"])
+def test_an_error_of_two_megabytes_on_one_line(mpi: Mpi, line: str, tmp_path: Path) -> None:
+    done = check(mpiexec(mpi, 2, failing(tmp_path, line)), 1)
+    ended = time.time()
+    said = re.search(r"FAULT ([\d.]+)", done.stderr)
+    assert said is not None
+    assert ended - float(said[1]) < SOON_S
+    assert "x" * 2_000_000 in done.stderr
+    report = re.findall("mpiddp: failed: rank 1 on .*: .*xxx ... .* characters left out. ... xxx.*", done.stderr)
+    assert len(report) == done.stderr.count("mpiddp: failed") == 1
+    assert len(report[0]) < 3000
+
+
+def test_a_line_of_a_sentinel_that_is_no_text(capfd: pytest.CaptureFixture[str]) -> None:
+    watcher.write("odd-\udcff.py\n")
+    assert capfd.readouterr().err == "odd-?.py\n"
+
+
+def test_a_script_whose_name_is_no_text(quick: Mpi, tmp_path: Path) -> None:
+    path = failing(tmp_path, "raise ValueError('\\udc80')", os.fsdecode(b"odd-\xff.py"))
+    done = check(mpiexec(quick, 2, path), 1)
+    assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
+    assert re.search(r"where +\S+odd-\?\.py, line 4, in <module>\n", done.stderr), done.stderr

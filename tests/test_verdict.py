@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from mpiddp.act.wire import LONGEST_LINE
 from mpiddp.plan.report import Member, block, error_record
 from mpiddp.plan.verdict import (
     ABSENT,
@@ -15,6 +18,7 @@ from mpiddp.plan.verdict import (
     Report,
     Scene,
     Verdict,
+    brief,
     is_consequence,
     judge,
 )
@@ -79,6 +83,15 @@ def test_a_signal_that_others_may_get_yet() -> None:
     assert judge([terminated], SETTLING_S, Scene(HOSTS)) == Verdict(terminated)
     others = [report(rank, CONSEQUENCE) for rank in HOSTS if rank != 4]
     assert judge([terminated, *others], SETTLING_S, Scene(HOSTS, by_node=True)) is not None
+
+
+def test_a_cause_of_two_megabytes() -> None:
+    long = brief(Report(1, "n0", OWN, "ValueError: " + "x" * 2_000_000, 1, "train.py, line 3", "\udc80" * 10**6))
+    assert len(long.cause) < 2100
+    assert long.cause.startswith("ValueError: xxx")
+    assert " [1,998,012 characters left out] " in long.cause
+    assert len(json.dumps(long._asdict())) < LONGEST_LINE
+    assert long.where == "train.py, line 3"
 
 
 def test_an_interrupt_that_other_ranks_have_not_come_to_notice() -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..plan.environment import Endpoint
 from ..plan.report import Member
-from ..plan.verdict import Report, Verdict
+from ..plan.verdict import Report, Verdict, brief
 from .detached import fork_detached, reap
 from .wire import END, Message, Wire, read_verdict
 
@@ -107,6 +107,7 @@ class Sentinel:
 
     def ask(self, report: Report) -> Ruling:
         """Return what follows from the failure of this rank."""
+        report = brief(report)
         self._wire.send(failed=report._asdict())
         answer = self._await("ruling")
         if not answer:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..facts.process import Process
 from ..plan.report import Member
-from ..plan.verdict import CONSEQUENCE, Report, Verdict
+from ..plan.verdict import CONSEQUENCE, Report, Verdict, brief
 from ..plan.words import folded, shortened
 from .coordinator import Coordinator, dial
 from .detached import silence
@@ -351,7 +351,7 @@ class Watcher:
         if self.settled or self.member is None:
             self.clean()
         elif not self.asked:
-            self.accuse(report_on(self.process, self.member, status, self.stacks)._asdict())
+            self.accuse(brief(report_on(self.process, self.member, status, self.stacks))._asdict())
 
     def mourn(self, cause: str) -> None:
         """Say how the rank died in its start, of which no other can know, and do not let them wait for it."""
@@ -428,4 +428,4 @@ def knows_why(rank: Wire) -> bool:
 def write(text: str) -> None:
     """Print on stderr, in one piece."""
     with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), text.encode())
+        os.write(sys.stderr.fileno(), text.encode(errors="replace"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from .words import listed
+from .words import listed, shortened
 
+LONG_TEXT = 50_000  # characters of stacks; whole, they might not fit into a message
 SETTLING_S = 0.15  # in which the ranks that a signal was sent to, or that lost a peer, report it too
 SEARCHING_S = 1.0  # in which a reason must come up for what looks like a consequence
 
@@ -39,6 +40,12 @@ class Report(NamedTuple):
     where: str = ""
     text: str = ""
     signal: str = ""
+
+
+def brief(report: Report) -> Report:
+    """Return a report that fits into a message, its cause on a line that can be read."""
+    return report._replace(cause=shortened(report.cause), where=shortened(report.where),
+                           text=shortened(report.text, LONG_TEXT))
 
 
 class Verdict(NamedTuple):
