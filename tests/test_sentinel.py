@@ -24,7 +24,8 @@ from mpiddp.act.coordinator import Coordinator, dial
 from mpiddp.act.loop import Loop
 from mpiddp.act.wire import Wire
 from mpiddp.plan.report import Member
-from tests.support import MPIS, ROOT, Mpi, check, mpiexec, need, noise
+from tests.cluster import Cluster
+from tests.support import MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, noise, srun
 
 TOKEN = "0123456789abcdef" * 2
 BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
@@ -263,3 +264,15 @@ def test_a_script_whose_name_is_no_text(quick: Mpi, tmp_path: Path) -> None:
     done = check(mpiexec(quick, 2, path), 1)
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
     assert re.search(r"where +\S+odd-\?\.py, line 4, in <module>\n", done.stderr), done.stderr
+
+
+def test_a_package_that_is_missing_everywhere(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 4, PROGRAMS / "lacks_package.py"), 1)
+    assert done.stderr.count("Traceback (most recent call last)") == done.stderr.count("mpiddp: failed: ") == 1
+    assert re.search(r"others +the same on all 4 ranks\n", done.stderr), done.stderr
+
+
+def test_a_package_that_is_missing_on_a_node(cluster: Cluster) -> None:
+    done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", PROGRAMS / "lacks_package.py", "node2"), 1)
+    assert re.search(r"mpiddp: failed: rank \d on node2: ModuleNotFoundError: ", done.stderr), done.stderr
+    assert re.search(r"others +the same on the 2 ranks of node2\n", done.stderr), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,6 +11,7 @@ from mpiddp.act.wire import LONGEST_LINE
 from mpiddp.plan.report import Member, block, error_record
 from mpiddp.plan.verdict import (
     ABSENT,
+    ALONE_S,
     CONSEQUENCE,
     ENDED,
     OWN,
@@ -83,6 +85,27 @@ def test_a_signal_that_others_may_get_yet() -> None:
     assert judge([terminated], SETTLING_S, Scene(HOSTS)) == Verdict(terminated)
     others = [report(rank, CONSEQUENCE) for rank in HOSTS if rank != 4]
     assert judge([terminated, *others], SETTLING_S, Scene(HOSTS, by_node=True)) is not None
+
+
+@pytest.mark.parametrize(("same", "others"), [
+    (range(6), "the same on all 6 ranks"), ([2, 3], "the same on the 2 ranks of n1"),
+    ([0, 1, 4, 5], "the same on the 4 ranks of n0, n2"), ([0, 2, 3], "the same on 3 of 6 ranks"), ([3], ""),
+])
+def test_ranks_that_come_to_the_same_error(same: Sequence[int], others: str) -> None:
+    """The others come to another one, or raise it at another line."""
+    reports = [Report(rank, HOSTS[rank], OWN, "seven", 1, "" if rank in same else f"line {rank}") for rank in HOSTS]
+    reports.sort(key=lambda one: one.rank not in same)
+    assert judge(reports, SETTLING_S, Scene(HOSTS, world_size=6)) == Verdict(reports[0], others)
+
+
+@pytest.mark.parametrize(("causes", "waited_s", "waits"), [
+    (["seven"], 0, True), (["seven"], ALONE_S, False), (["seven", "eight"], ALONE_S, False),
+    (["seven", "seven"], ALONE_S, True), (["seven", "seven"], SETTLING_S, False), (["seven"] * 6, 0, False),
+])
+def test_how_long_the_same_error_of_others_is_waited_for(causes: list[str], waited_s: float, waits: bool) -> None:
+    """A rank that is alone with its error does not hold the job's end up for long."""
+    reports = [report(rank, OWN)._replace(cause=cause) for rank, cause in enumerate(causes)]
+    assert (judge(reports, waited_s, Scene(HOSTS, world_size=6)) is None) == waits
 
 
 def test_a_cause_of_two_megabytes() -> None:

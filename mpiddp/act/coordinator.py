@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..plan.report import Member
-from ..plan.verdict import ABSENT, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Scene, Verdict, judge
+from ..plan.verdict import ABSENT, ALONE_S, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Scene, Verdict, judge
 from . import failure
 from .entrance import Entrance
 from .loop import Loop
@@ -189,11 +189,12 @@ class Coordinator:
         reporters = {one.rank for one in self._reports}
         left = [peer.rank for peer in self._peers.values() if peer.left and peer.rank not in reporters]
         self._verdict = judge(self._reports, waited_s, Scene(
-            self._hosts, silent, left, self._interrupted, self._order, self._by_node))
+            self._hosts, silent, left, self._interrupted, self._order, self._by_node,
+            self._own.world_size))
         if self._verdict is not None:
             self._announce(self._verdict)
         else:
-            due = next(time_s for time_s in (SETTLING_S, SEARCHING_S) if time_s > waited_s)
+            due = next(time_s for time_s in (ALONE_S, SETTLING_S, SEARCHING_S) if time_s > waited_s)
             self._loop.set_timer("hearing", due - waited_s, self._consider)
 
     def _announce(self, verdict: Verdict) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .words import listed, shortened
 
 LONG_TEXT = 50_000  # characters of stacks; whole, they might not fit into a message
+ALONE_S = 0.03  # in which a second rank that came to the same error brings it, and SETTLING_S for all that did
 SETTLING_S = 0.15  # in which the ranks that a signal was sent to, or that lost a peer, report it too
 SEARCHING_S = 1.0  # in which a reason must come up for what looks like a consequence
 
@@ -67,11 +68,12 @@ def is_consequence(error: str) -> bool:
 class Scene(NamedTuple):
     """What is known of the ranks besides their reports.
 
-    `hosts` are those of all ranks. `silent` are the ranks of whom nothing is heard although they were
-    asked, `left` those whose script had come to its end, `interrupted` those that got a SIGINT.
-    `order` is that in which processes ended, as far as it is known: a launcher kills the other ranks
-    so soon that their reports may overtake the first one's. `by_node` tells that the ranks get a
-    scheduler's signals from their nodes' daemons, one node later than another.
+    `hosts` are those of the ranks that have joined, of `world_size`. `silent` are the ranks of whom
+    nothing is heard although they were asked, `left` those whose script had come to its end,
+    `interrupted` those that got a SIGINT. `order` is that in which processes ended, as far as it is
+    known: a launcher kills the other ranks so soon that their reports may overtake the first one's.
+    `by_node` tells that the ranks get a scheduler's signals from their nodes' daemons, one node later
+    than another.
     """
 
     hosts: Mapping[int, str]
@@ -80,6 +82,7 @@ class Scene(NamedTuple):
     interrupted: Collection[int] = ()
     order: Sequence[int] = ()
     by_node: bool = False
+    world_size: int = 0
 
 
 def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
@@ -88,32 +91,45 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
     `waited_s` is the time since the first.
     """
     lost = [one for one in reports if one.kind == CONSEQUENCE]
-    for one in reports:
-        if one.kind == OWN:
-            return Verdict(one, told(lost))
+    own = [one for one in reports if one.kind == OWN]
     gone = [one for one in reports if one.kind in (ENDED, ABSENT)]
     unheard = set(scene.hosts) - {one.rank for one in reports}
+    if own:
+        same = alike(own)
+        if len(reports) < scene.world_size and waited_s < (SETTLING_S if len(same) > 1 else ALONE_S):
+            return None
+        return Verdict(own[0], "; ".join(filter(None, (extent(same, scene), told(lost)))))
     if gone:
-        if was_sent_to_all(gone, scene):
-            return Verdict(gone[0], outside=True)
-        if gone[0].kind == ENDED:
-            seen = [one for rank in scene.order for one in gone if one.rank == rank]
-            unclear = len(seen) < len(gone) > 1 or unheard & set(scene.order)
-            others_may_get_it = scene.by_node and unheard and gone[0].signal in FROM_OUTSIDE
-            if (unclear or others_may_get_it) and waited_s < SEARCHING_S:
-                return None
-            gone = seen or gone
-        return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
+        return judge_gone(gone, lost, unheard, waited_s, scene)
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
-    others = [told(lost[1:])]
+    return Verdict(lost[0], "; ".join(filter(None, (told(lost[1:]), *whereabouts(unheard, scene)))))
+
+
+def judge_gone(
+    gone: Sequence[Report], lost: Sequence[Report], unheard: Collection[int], waited_s: float, scene: Scene
+) -> Verdict | None:
+    """Return which of the ranks that are gone is the reason that the others are `lost`; None to wait for more."""
+    if was_sent_to_all(gone, scene):
+        return Verdict(gone[0], outside=True)
+    if gone[0].kind == ENDED:
+        seen = [one for rank in scene.order for one in gone if one.rank == rank]
+        unclear = len(seen) < len(gone) > 1 or set(unheard) & set(scene.order)
+        others_may_get_it = scene.by_node and unheard and gone[0].signal in FROM_OUTSIDE
+        if (unclear or others_may_get_it) and waited_s < SEARCHING_S:
+            return None
+        gone = seen or gone
+    return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
+
+
+def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:
+    """Tell in words where the ranks are that have not reported."""
     if scene.silent:
-        others.append(f"nothing is heard of {named(scene.silent, scene.hosts)}")
+        yield f"nothing is heard of {named(scene.silent, scene.hosts)}"
     if scene.left:
-        others.append(f"{named(scene.left, scene.hosts)} had come to the end of the script")
-        if busy := unheard - set(scene.silent) - set(scene.left):
-            others.append(f"{named(busy, scene.hosts)} had not")
-    return Verdict(lost[0], "; ".join(filter(None, others)))
+        yield f"{named(scene.left, scene.hosts)} had come to the end of the script"
+        if busy := set(unheard) - set(scene.silent) - set(scene.left):
+            yield f"{named(busy, scene.hosts)} had not"
 
 
 def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
@@ -122,6 +138,23 @@ def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
     others += ["SIGINT" for rank in scene.interrupted if rank != first.rank]
     killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
     return first.signal in FROM_OUTSIDE and (len(scene.hosts) == 1 or first.signal in others or killed_too)
+
+
+def alike(own: Sequence[Report]) -> list[Report]:
+    """Return the reports that say the same as the first, which is among them."""
+    return [one for one in own if (one.cause, one.where) == (own[0].cause, own[0].where)]
+
+
+def extent(same: Sequence[Report], scene: Scene) -> str:
+    """Return in words which ranks came to the same error, empty for one alone."""
+    hosts = {one.host for one in same}
+    if len(same) == 1:
+        return ""
+    if len(same) == scene.world_size:
+        return f"the same on all {len(same):,} ranks"
+    if len(same) == sum(host in hosts for host in scene.hosts.values()):
+        return f"the same on the {len(same):,} ranks of {listed(sorted(hosts))}"
+    return f"the same on {len(same):,} of {scene.world_size:,} ranks"
 
 
 def told(lost: Sequence[Report]) -> str:
