@@ -48,7 +48,7 @@ class Court:
     def __init__(self) -> None:
         self.excuses: list[Exception] = []
         self.loop = Loop(self.excuses.append)
-        self.coordinator = Coordinator(self.loop, time.monotonic(), "127.0.0.1", TOKEN, False, lambda: None)
+        self.coordinator = Coordinator(self.loop, time.monotonic(), "127.0.0.1", TOKEN, False, False, lambda: None)
         self.own = self.coordinator.own_member(member(0))
         self.own.receive()  # that it is its own neighbour
         self.thread = threading.Thread(target=self.loop.run)

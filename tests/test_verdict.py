@@ -14,6 +14,7 @@ from mpiddp.plan.verdict import (
     ALONE_S,
     CONSEQUENCE,
     ENDED,
+    OUT_OF_MEMORY,
     OWN,
     SEARCHING_S,
     SETTLING_S,
@@ -106,6 +107,47 @@ def test_how_long_the_same_error_of_others_is_waited_for(causes: list[str], wait
     """A rank that is alone with its error does not hold the job's end up for long."""
     reports = [report(rank, OWN)._replace(cause=cause) for rank, cause in enumerate(causes)]
     assert (judge(reports, waited_s, Scene(HOSTS, world_size=6)) is None) == waits
+
+
+def killed(came_s: dict[int, float], waited_s: float, scene: Scene, cause: str = "killed") -> Verdict | None:
+    """Return the verdict on ranks that got a SIGKILL, their reports at some time after the first."""
+    reports = [report(rank, ENDED, "SIGKILL")._replace(cause=cause) for rank in came_s]
+    return judge(reports, waited_s, scene._replace(came_s=came_s, order=[*came_s, *scene.order]))
+
+
+SRUN = Scene(HOSTS, by_node=True, by_srun=True, world_size=6)
+AT_ONCE = {4: 0.0, 5: 0.01, 2: 0.02, 3: 0.03, 0: 0.04, 1: 0.05}
+FOLLOWED = {4: 0.0, 5: 0.12, 2: 0.13, 3: 0.14, 0: 0.15, 1: 0.16}
+
+
+def test_ranks_that_srun_kills() -> None:
+    """It does on SIGTERM and SIGHUP, all ranks of all nodes within 0.1 s; it never follows a rank's death so soon."""
+    verdict = killed(AT_ONCE, 0.05, SRUN)
+    assert verdict is not None
+    assert block(verdict, None, 4.3) == "mpiddp: ended by SIGKILL after 4.3 s, sent to the job from outside\n"
+    first = report(4, ENDED, "SIGKILL")._replace(cause="killed")
+    assert killed(FOLLOWED, SETTLING_S, SRUN) == Verdict(first)
+    assert killed(AT_ONCE, SETTLING_S, SRUN._replace(by_srun=False)) == Verdict(first)  # mpiexec follows at once
+
+
+def test_ranks_that_srun_is_about_to_kill() -> None:
+    two, lost = {4: 0.0, 5: 0.01}, report(0, CONSEQUENCE)
+    assert killed(two, SETTLING_S, SRUN) is None
+    named = killed(two, SEARCHING_S, SRUN)
+    assert named is not None
+    assert not named.outside
+    reports = [report(rank, ENDED, "SIGKILL") for rank in (4, 5, 2, 3, 1)]
+    scene = SRUN._replace(came_s=AT_ONCE, order=[4, 5, 2, 3, 1])
+    assert judge([lost, *reports], 0.05, scene) is None  # rank 0 had noticed, and lives
+    ended = judge([lost, *reports], 0.05, scene._replace(order=[*scene.order, 0]))
+    assert ended is not None
+    assert ended.outside
+
+
+def test_ranks_that_run_out_of_memory_at_once() -> None:
+    verdict = killed(AT_ONCE, SETTLING_S, SRUN, f"ended by SIGKILL (Killed): {OUT_OF_MEMORY}")
+    assert verdict is not None
+    assert not verdict.outside
 
 
 def test_a_cause_of_two_megabytes() -> None:

@@ -35,14 +35,15 @@ class Coordinator:
     """Hears the sentinels of all ranks, once they have shown the job's token."""
 
     def __init__(
-        self, loop: Loop, start: float, address: str, token: str, by_node: bool, end_step: Callable[[], None]
+        self, loop: Loop, start: float, address: str, token: str, by_node: bool, by_srun: bool,
+        end_step: Callable[[], None],
     ) -> None:
-        """Listen on `address`; `by_node` tells that signals come to the ranks from Slurm's daemons on their nodes."""
+        """Listen on `address`; `by_node` and `by_srun` are a Scene's."""
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self.port = Entrance(loop, address, token, self._let_speak).port
         self._loop, self._start, self._end_step = loop, start, end_step
-        self._by_node = by_node
+        self._by_node, self._by_srun = by_node, by_srun
         self._own: Member | None = None
         self._peers: dict[int, Peer] = {}
         self._hosts: dict[int, str] = {}
@@ -50,6 +51,7 @@ class Coordinator:
         self._order: list[int] = []  # in which ranks ended, as the elders saw it
         self._interrupted: list[int] = []
         self._reports: list[Report] = []
+        self._came_s: dict[int, float] = {}  # after the first
         self._living_reporters: list[int] = []
         self._late: list[int] = []  # ranks that reported too, and wait for an answer
         self._since = 0.0
@@ -175,6 +177,7 @@ class Coordinator:
         if not self._reports:
             self._since = time.monotonic()
         self._reports.append(report)
+        self._came_s.setdefault(report.rank, time.monotonic() - self._since)
         if report.kind == CONSEQUENCE and len(self._reports) == 1:
             for peer in self._peers.values():
                 peer.answered = False
@@ -189,7 +192,7 @@ class Coordinator:
         reporters = {one.rank for one in self._reports}
         left = [peer.rank for peer in self._peers.values() if peer.left and peer.rank not in reporters]
         self._verdict = judge(self._reports, waited_s, Scene(
-            self._hosts, silent, left, self._interrupted, self._order, self._by_node,
+            self._hosts, silent, left, self._interrupted, self._order, self._by_node, self._by_srun, self._came_s,
             self._own.world_size))
         if self._verdict is not None:
             self._announce(self._verdict)

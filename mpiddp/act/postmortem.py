@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..facts.process import Process
 from ..plan.report import Member
-from ..plan.verdict import ENDED, Report
+from ..plan.verdict import ENDED, OUT_OF_MEMORY, Report
 
 LAUNCHING = (f'File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}', "<frozen runpy>")
 BY_LAUNCHERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP)
@@ -43,7 +43,7 @@ def killed(process: Process, number: int) -> str:
     """Return in words what killed a process, by the number of a signal."""
     cause = f"ended by {signal_name(number)} ({signal.strsignal(number)})"
     if number == signal.SIGKILL:
-        cause += f": {'out of memory, as its cgroup counts' if process.was_out_of_memory() else BY_WHOM}"
+        cause += f": {OUT_OF_MEMORY if process.was_out_of_memory() else BY_WHOM}"
     return cause
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..facts import runtime
 from ..facts.process import Process
 from ..plan.report import Member
 from ..plan.verdict import CONSEQUENCE, Report, Verdict, brief
@@ -180,9 +181,11 @@ class Watcher:
 
     def serve(self, address: str, token: str) -> None:
         """Become the coordinator of the job's sentinels."""
+        started_by = runtime.detect(os.environ)
+        by_srun = started_by is not None and started_by.launcher is runtime.SRUN
         try:
             self.coordinator = Coordinator(
-                self.loop, self.start, address, token, self.step is not None, self.end_step)
+                self.loop, self.start, address, token, self.step is not None, by_srun, self.end_step)
         except OSError:
             self.rank.send(port=0)
         else:

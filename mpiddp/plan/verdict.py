@@ -15,6 +15,9 @@ SEARCHING_S = 1.0  # in which a reason must come up for what looks like a conseq
 OWN, ENDED, CONSEQUENCE, ABSENT = "own", "ended", "consequence", "absent"
 FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")  # what users and schedulers send
 
+OUT_OF_MEMORY = "out of memory, as its cgroup counts"
+MOMENT_S = 0.1  # at most between the first two ranks that srun kills
+
 LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank is gone or late
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "connection was",
     "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
@@ -73,7 +76,8 @@ class Scene(NamedTuple):
     `interrupted` those that got a SIGINT. `order` is that in which processes ended, as far as it is
     known: a launcher kills the other ranks so soon that their reports may overtake the first one's.
     `by_node` tells that the ranks get a scheduler's signals from their nodes' daemons, one node later
-    than another.
+    than another; `by_srun`, that srun itself started them. `came_s` are the seconds from the first
+    report to each rank's.
     """
 
     hosts: Mapping[int, str]
@@ -82,6 +86,8 @@ class Scene(NamedTuple):
     interrupted: Collection[int] = ()
     order: Sequence[int] = ()
     by_node: bool = False
+    by_srun: bool = False
+    came_s: Mapping[int, float] = {}
     world_size: int = 0
 
 
@@ -110,13 +116,15 @@ def judge_gone(
     gone: Sequence[Report], lost: Sequence[Report], unheard: Collection[int], waited_s: float, scene: Scene
 ) -> Verdict | None:
     """Return which of the ranks that are gone is the reason that the others are `lost`; None to wait for more."""
-    if was_sent_to_all(gone, scene):
+    killed = were_killed_at_once(gone, scene)
+    alive = set(scene.hosts) - set(scene.order) - {one.rank for one in gone}
+    if was_sent_to_all(gone, scene) or (killed and not alive):
         return Verdict(gone[0], outside=True)
     if gone[0].kind == ENDED:
         seen = [one for rank in scene.order for one in gone if one.rank == rank]
         unclear = len(seen) < len(gone) > 1 or set(unheard) & set(scene.order)
         others_may_get_it = scene.by_node and unheard and gone[0].signal in FROM_OUTSIDE
-        if (unclear or others_may_get_it) and waited_s < SEARCHING_S:
+        if (unclear or others_may_get_it or killed) and waited_s < SEARCHING_S:
             return None
         gone = seen or gone
     return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
@@ -138,6 +146,18 @@ def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
     others += ["SIGINT" for rank in scene.interrupted if rank != first.rank]
     killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
     return first.signal in FROM_OUTSIDE and (len(scene.hosts) == 1 or first.signal in others or killed_too)
+
+
+def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
+    """Tell whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
+
+    A rank that is killed alone, or has no memory left, loses the others later: they live on until this job ends them.
+    """
+    if not scene.by_srun or len(gone) == 1:
+        return False
+    first_s, second_s = sorted(scene.came_s[one.rank] for one in gone)[:2]
+    plainly = all(one.signal == "SIGKILL" and OUT_OF_MEMORY not in one.cause for one in gone)
+    return plainly and second_s - first_s < MOMENT_S
 
 
 def alike(own: Sequence[Report]) -> list[Report]:

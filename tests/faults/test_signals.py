@@ -20,7 +20,7 @@ from tests.faults.matrix import LAUNCHERS, Launcher, leftovers
 from tests.support import ROOT, mpiexec_command, need, single_node_environ
 
 FAULTS = Path(__file__).parent
-OUTSIDE = re.compile(r"mpiddp: ended by SIG(?:INT|TERM) after .* s, sent to the job from outside")
+OUTSIDE = re.compile(r"mpiddp: ended by SIG(?:INT|TERM|KILL) after .* s, sent to the job from outside")
 STATUS_OF_INTERRUPTED = {"Open MPI 4.1 mpirun": 1, "Open MPI 5 mpirun": 1, "MPICH mpiexec": 130}
 START_S, END_S = 90, 40
 
@@ -49,15 +49,15 @@ class Job:
 
 
 @contextlib.contextmanager
-def started(launcher: Launcher, cluster: Cluster | None, *arguments: object) -> Iterator[Job]:
+def started(launcher: Launcher, cluster: Cluster | None, *arguments: object, nodes: int = 3) -> Iterator[Job]:
     """Hold a running job of mpiddp; fail where a process of it is left."""
     mpi, python = launcher.mpi, ["-m", "mpiddp", *map(str, arguments)]
     need(mpi.missing())
     if cluster is None:
         command, env = mpiexec_command(mpi, launcher.ranks, *python), single_node_environ(mpi)
     else:
-        command = [*cluster.at("login", ROOT), "srun", f"--mpi={mpi.pmi}", "-N3", f"-n{launcher.ranks}",
-                   str(mpi.python), *python]
+        command = [*cluster.at("login", ROOT), "srun", f"--mpi={mpi.pmi}", f"-N{nodes}",
+                   f"-n{launcher.ranks}", str(mpi.python), *python]
         env = {**mpi.environ(), "SLURM_CONF": f"{RUN}/slurm.conf"}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, env=env, cwd=ROOT, start_new_session=True) as process:
@@ -105,6 +105,22 @@ def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -
         assert "srun: sending Ctrl-C to StepId=" in text
         assert len(re.findall("mpiddp: (?:failed|ended)", text)) <= 1, text
         assert job.process.returncode in (130, 137), text
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS[3:], ids=lambda launcher: launcher.name)
+@pytest.mark.parametrize(("number", "nodes"), [(signal.SIGTERM, 3), (signal.SIGHUP, 3), (signal.SIGTERM, 1)],
+                         ids=["SIGTERM", "SIGHUP", "SIGTERM-one-node"])
+def test_an_srun_that_is_sent_a_signal(
+    launcher: Launcher, number: signal.Signals, nodes: int, cluster: Cluster
+) -> None:
+    """As at a logout: srun kills all ranks with SIGKILL, and none of them has run out of memory."""
+    with started(launcher, cluster, FAULTS / "patient.py", nodes=nodes) as job:
+        job.await_ready(launcher.ranks)
+        job.process.send_signal(number)
+        text = job.output()
+    assert OUTSIDE.findall(text) == re.findall("mpiddp: ended by SIGKILL .*", text) != [], text
+    assert "mpiddp: failed" not in text
+    assert job.process.returncode == 137, text
 
 
 @pytest.mark.parametrize("launcher", [LAUNCHERS[0], LAUNCHERS[3]], ids=lambda launcher: launcher.name)
