@@ -151,7 +151,7 @@ def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
 def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
     """Tell whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
 
-    A rank that is killed alone, or has no memory left, loses the others later: they live on until this job ends them.
+    Where one rank alone was killed, by hand or for lack of memory, the others live on until this job ends them.
     """
     if not scene.by_srun or len(gone) == 1:
         return False
