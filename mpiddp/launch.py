@@ -28,7 +28,7 @@ from .facts.host import HostFacts, host_facts
 from .facts.library import Library, library
 from .facts.script import script_facts
 from .plan.environment import SET_BY_HAND, exports, ways
-from .plan.fit import check_fit, check_nested, check_whole
+from .plan.fit import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
 from .plan.job import HostPlan, ReadyFacts
 from .plan.map import Seat, lines, records
 from .plan.network import check_reached
@@ -174,7 +174,8 @@ def sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> Sentin
     """Fork this rank's sentinel; that of rank 0 can ask other hosts whether they are there."""
     rank = started_by.rank if started_by else 0
     return Sentinel(
-        f"rank {rank} on {socket.gethostname()}", runtime.is_first_on_node(os.environ), runtime.slurm_step(os.environ),
+        f"rank {rank} on {socket.gethostname()}", runtime.is_first_on_node(os.environ),
+        runtime.slurm_step(os.environ, started_by),
         lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [], config.startup_timeout_s)
 
 
@@ -245,6 +246,7 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
     so the fit is checked before, and the number of ranks after.
     """
     check_nested(runtime.outer_launcher(os.environ), config.script)
+    check_tasks(started_by)
     trace.begin("import mpi4py")
     MPI = mpi.load()
     trace.begin("check launcher")
@@ -254,7 +256,8 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, wat
     except LaunchError:  # only now, and on the rank that speaks, is the time well spent to ask srun
         check_fit(started_by, loaded, runtime.srun_mpi_types() if started_by and started_by.rank == 0 else ())
     watched.stage("MPI_Init")
-    settings = variables.set_all(transports(loaded))
+    warn(unlaunched(started_by, loaded, runtime.slurm_tasks(os.environ)))
+    settings = variables.set_all(transports(loaded)) | variables.hide(hidden(started_by, loaded))
     trace.begin("MPI_Init")
     mpi.initialise(MPI)
     variables.restore(settings)

@@ -8,7 +8,7 @@ from mpiddp.config import Script
 from mpiddp.errors import LaunchError
 from mpiddp.facts import runtime
 from mpiddp.facts.library import ALL_INTERFACES, Library, interfaces
-from mpiddp.plan.fit import check_fit, check_nested, check_whole
+from mpiddp.plan.fit import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
@@ -37,6 +37,22 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 STEP_PMIX = {**STEP, "SLURM_MPI_TYPE": "pmix", "PMIX_NAMESPACE": "slurm.pmix.1.0", "PMIX_RANK": "1"}
 STEP_PMI2 = {**STEP, "SLURM_MPI_TYPE": "pmi2", "PMI_FD": "10", "PMI_RANK": "1", "PMI_SIZE": "4"}
+# As seen in the tasks of such a step, and of ranks that Open MPI's and MPICH's and Intel's launchers start inside one.
+IN_STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+IN_PMI2 = {**IN_STEP, "SLURM_MPI_TYPE": "pmi2", "PMI_JOBID": "7.0", "PMI_FD": "10", "PMI_RANK": "0", "PMI_SIZE": "1"}
+IN_PMIX = {**IN_STEP, "SLURM_MPI_TYPE": "pmix", "PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "0",
+           "PMIX_SERVER_URI2": "pmix-server.5957;tcp4://127.0.0.1:56157"}
+BY_OPEN_MPI = {**MPIRUN, "PMIX_SERVER_URI2": "1565458432.0;tcp4://127.0.0.1:35401"}
+BY_PRRTE = {**MPIRUN, "PMIX_SERVER_URI2": "prterun-node1-6170@0.0;tcp4://127.0.0.1:46885"}
+BY_MPICH = {**HYDRA, "MPI_LOCALRANKID": "1", "HYDI_CONTROL_FD": "7"}
+BY_INTEL = {**HYDRA, "MPI_LOCALRANKID": "1", "HYDRA_BSTRAP_LAUNCHER": "fork"}
+# The same where an allocation's mpirun has its daemons on three nodes started by srun.
+ON_NODES = {**IN_STEP, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
+DAEMONS = [
+    {**MPIRUN, "PMIX_SERVER_URI2": "493486080.2;tcp4://127.0.0.1:41033"},
+    {**MPIRUN, "PMIX_SERVER_URI2": "prterun-login-6744@0.2;tcp4://127.0.0.1:54603"},
+    {**HYDRA, "MPI_LOCALRANKID": "1"}, {**HYDRA, "MPI_LOCALRANKID": "1", "HYDRA_BSTRAP_LAUNCHER": "slurm"},
+]
 SLURM_PMI = {"I_MPI_PMI_LIBRARY": "/usr/lib64/libpmi2.so"}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "6"}
 
@@ -47,6 +63,8 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "6"}
     (HYDRA, MPICH), (HYDRA, INTEL), ({**STEP, **HYDRA}, MPICH),
     (STEP_PMIX, OPEN_MPI_5), (STEP_PMI2, MPICH), ({**STEP_PMI2, **SLURM_PMI}, INTEL),
     ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, MPICH), (STEP_PMIX, UNKNOWN), (HYDRA, UNKNOWN),
+    ({**IN_PMIX, **BY_MPICH}, MPICH), ({**IN_PMI2, **BY_INTEL}, INTEL), ({**IN_PMI2, **BY_PRRTE}, OPEN_MPI_5),
+    (IN_PMIX, MPICH), (IN_PMI2, OPEN_MPI_5), (IN_PMI2, INTEL),
 ])
 def test_what_fits(environ: dict[str, str], library: Library) -> None:
     check_fit(runtime.detect(environ), library)
@@ -57,6 +75,8 @@ def test_what_fits(environ: dict[str, str], library: Library) -> None:
     (MPIRUN, INTEL, "launcher-mismatch", "start with Intel MPI's mpiexec"),
     (HYDRA, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
     ({**STEP, **HYDRA}, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
+    ({**IN_PMIX, **BY_MPICH}, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
+    ({**IN_PMI2, **BY_PRRTE}, MPICH, "launcher-mismatch", "start with MPICH's mpiexec"),
     (STEP, OPEN_MPI_5, "no-pmix", "add --mpi=pmix to srun"),
     (STEP, MPICH, "no-pmix", "add --mpi=pmi2 to srun"),
     (STEP, UNKNOWN, "no-pmix", "add --mpi=pmix or --mpi=pmi2 to srun"),
@@ -83,6 +103,55 @@ def test_one_launcher_in_another(environ: dict[str, str], script: str, words: st
         check_nested(runtime.outer_launcher(environ), Script(script))
     assert words in caught.value.found
     check_nested(runtime.outer_launcher({}), Script("t.py"))
+
+
+@pytest.mark.parametrize("launcher", [BY_OPEN_MPI, BY_PRRTE, BY_MPICH, BY_INTEL])
+def test_a_launcher_in_each_task_of_a_step(launcher: dict[str, str]) -> None:
+    for kind in (IN_STEP, IN_PMI2, IN_PMIX):
+        check_tasks(runtime.detect({**kind, **launcher}))
+        found = runtime.detect({**kind, **launcher, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
+        assert found is not None
+        assert (found.size, found.task) == (4, 1)
+        with pytest.raises(LaunchError, match="nested-launcher") as caught:
+            check_tasks(found)
+        assert f"{found.launcher.name} in each of 2 tasks" in caught.value.found
+
+
+@pytest.mark.parametrize("launcher", DAEMONS)
+def test_a_launcher_whose_daemons_are_tasks_of_a_step(launcher: dict[str, str]) -> None:
+    check_tasks(runtime.detect({**ON_NODES, **launcher}))
+    check_tasks(runtime.detect(STEP_PMI2))
+
+
+@pytest.mark.parametrize(("environ", "step"), [
+    (STEP, "7.0"), (STEP_PMI2, "7.0"), (STEP_PMIX, "7.0"), (IN_STEP, None), (IN_PMI2, None), (BATCH, None), ({}, None),
+    *[({**kind, **launcher}, None) for kind in (IN_STEP, IN_PMI2, IN_PMIX)
+      for launcher in (BY_OPEN_MPI, BY_PRRTE, BY_MPICH, BY_INTEL, *DAEMONS)],
+])
+def test_only_a_step_of_this_jobs_ranks_may_be_cancelled(environ: dict[str, str], step: str | None) -> None:
+    environ = {**environ, "SLURM_JOB_ID": "7"}
+    assert runtime.slurm_step(environ, runtime.detect(environ)) == step
+
+
+@pytest.mark.parametrize(("environ", "library", "beginning"), [
+    (IN_PMIX, MPICH, "SLURM_"), (IN_PMI2, OPEN_MPI_5, "SLURM_"), (IN_STEP, INTEL, "SLURM_"),
+    ({**IN_STEP, **SLURM_PMI}, INTEL, "I_MPI_PMI_LIBRARY"),
+    ({**IN_PMIX, **BY_MPICH}, MPICH, "PMIX_"), (STEP_PMIX, OPEN_MPI_5, ""), (IN_PMIX, OPEN_MPI_5, ""),
+    ({**IN_PMI2, **BY_PRRTE}, OPEN_MPI_5, ""), ({**IN_PMI2, **SLURM_PMI}, INTEL, ""), ({}, MPICH, ""),
+])
+def test_what_a_library_must_not_see_of_a_step(environ: dict[str, str], library: Library, beginning: str) -> None:
+    found = hidden(runtime.detect(environ), library)
+    assert beginning in found if beginning else found == ()
+
+
+def test_a_process_alone_in_an_allocation_of_several_tasks() -> None:
+    line, = unlaunched(runtime.detect(BATCH), OPEN_MPI_5, runtime.slurm_tasks(BATCH))
+    assert line.startswith("no-launcher: the Slurm allocation is for 6 tasks")
+    assert "srun --mpi=pmix python -m mpiddp ..., or the same with Open MPI's mpirun" in line
+    assert "--mpi=pmi2" in unlaunched(None, MPICH, 2)[0]
+    for started_by, tasks in ((None, 1), (None, runtime.slurm_tasks({"SLURM_NTASKS": "many"})),
+                              (runtime.detect(STEP_PMIX), 6), (runtime.detect(MPIRUN), 6)):
+        assert unlaunched(started_by, OPEN_MPI_5, tasks) == []
 
 
 def test_torchrun_around_mpiddp_is_refused_once() -> None:

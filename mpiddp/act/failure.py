@@ -21,10 +21,11 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 def refuse(message: str) -> None:
     """Print a reason not to start, before MPI is there to speak over.
 
-    Each rank knows its own rank from the launcher's variables alone: the first one speaks.
+    Each rank knows its own rank from the launcher's variables alone: the first one speaks, that of the
+    first task where each task of a Slurm step has started a launcher.
     """
     launcher = runtime.detect(os.environ)
-    if launcher is not None and launcher.rank > 0:
+    if launcher is not None and (launcher.rank > 0 or launcher.task > 0):
         time.sleep(PATIENCE_S)
     else:
         print(message, file=sys.stderr, flush=True)

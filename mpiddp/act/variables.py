@@ -18,6 +18,11 @@ def set_missing(new: Mapping[str, str]) -> dict[str, str | None]:
     return set_all({name: value for name, value in new.items() if name not in os.environ})
 
 
+def hide(beginnings: tuple[str, ...]) -> dict[str, str | None]:
+    """Take away the variables whose names begin so, and return their values."""
+    return {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(beginnings)}
+
+
 def restore(former: Mapping[str, str | None]) -> None:
     """Give variables the values that they had."""
     for name, value in former.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .library import PMI, PMIX
+from .library import ALL_INTERFACES, PMI, PMIX
 
 
 class Launcher(NamedTuple):
@@ -29,7 +29,7 @@ PMIX_LAUNCHER = Launcher("a PMIx launcher", "PMIX_RANK", None)
 TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE")
 SLURM_ANSWERS_S = 2.0
 OFFERS = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",)}
-
+OF_HYDRA = "MPI_LOCALRANKID"  # of MPICH's mpiexec and of Intel's, and not of srun --mpi=pmi2, which sets PMI_RANK too
 
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID",
                "JSM_NAMESPACE_LOCAL_RANK", "SLURM_LOCALID")
@@ -40,7 +40,8 @@ class Runtime(NamedTuple):
     """What was found: the launcher, this process's rank, the number of ranks if the launcher says it.
 
     `offers` are the interfaces that a library may use to meet the launcher. `has_pmi_library` tells
-    whether Intel MPI was shown Slurm's PMI library (I_MPI_PMI_LIBRARY).
+    whether Intel MPI was shown Slurm's PMI library (I_MPI_PMI_LIBRARY). `tasks` is how many tasks of a
+    Slurm step run such a launcher each, `task` the number of this one.
     """
 
     launcher: Launcher
@@ -48,6 +49,8 @@ class Runtime(NamedTuple):
     size: int | None
     offers: frozenset[str]
     has_pmi_library: bool
+    tasks: int = 1
+    task: int = 0
 
 
 def outer_launcher(environ: Mapping[str, str]) -> str | None:
@@ -66,10 +69,21 @@ def is_first_on_node(environ: Mapping[str, str]) -> bool:
     return not found or found[0] == "0"
 
 
-def slurm_step(environ: Mapping[str, str]) -> str | None:
-    """Return the Slurm step that this process is a task of, as scancel takes it, None outside of one."""
+def slurm_step(environ: Mapping[str, str], runtime: Runtime | None) -> str | None:
+    """Return the Slurm step whose tasks are this job's ranks, as scancel takes it, None where there is none.
+
+    Nor for a single task, which may be the user's shell, and leaves no other rank behind.
+    """
+    if runtime is None or runtime.launcher is not SRUN or runtime.size == 1:
+        return None
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     return f"{job}.{step}" if job.isdigit() and step.isdigit() else None
+
+
+def slurm_tasks(environ: Mapping[str, str]) -> int:
+    """Return for how many tasks the Slurm allocation around this process is (SLURM_NTASKS), 0 where it does not say."""
+    found = environ.get("SLURM_NTASKS", "")
+    return int(found) if found.isdigit() else 0
 
 
 def slurm_job(environ: Mapping[str, str]) -> str | None:
@@ -145,18 +159,43 @@ def srun_mpi_types() -> list[str]:
 def detect(environ: Mapping[str, str]) -> Runtime | None:
     """Return what started this process, or None where nothing did.
 
-    An mpirun or mpiexec inside a Slurm step sets its own variables beside Slurm's and counts, but
-    srun --mpi=pmi2 sets PMI_RANK as Hydra does, and SLURM_MPI_TYPE tells it.
+    An mpirun or mpiexec inside a Slurm step sets its own variables beside Slurm's and counts.
     """
     in_step = environ.get("SLURM_STEP_ID", "").isdigit()
-    by_srun = in_step and environ.get("SLURM_MPI_TYPE", "none") != "none"
+    by_srun = in_step and environ.get("SLURM_MPI_TYPE", "none") != "none" and OF_HYDRA not in environ
     order = [OPEN_MPI, *OTHERS, *([SRUN, HYDRA] if by_srun else [HYDRA, *([SRUN] if in_step else [])]), PMIX_LAUNCHER]
     if "TORCHELASTIC_RUN_ID" in environ:
         order.append(TORCHRUN)
     for launcher in order:
         if (rank := environ.get(launcher.rank, "")).isdigit():
             size = environ.get(launcher.size or "", "")
-            offers = frozenset(kind for kind, names in OFFERS.items() if any(name in environ for name in names))
-            return Runtime(launcher, int(rank), int(size) if size.isdigit() else None, offers,
-                           "I_MPI_PMI_LIBRARY" in environ)
+            around = outer_tasks(environ) if in_step and is_in_task(launcher, environ) else (1, 0)
+            return Runtime(launcher, int(rank), int(size) if size.isdigit() else None, offers(launcher, environ),
+                           "I_MPI_PMI_LIBRARY" in environ, *around)
     return None
+
+
+def offers(launcher: Launcher, environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the interfaces that a launcher offers; what a Slurm step around it offers is not for its ranks."""
+    own = {OPEN_MPI: {PMIX}, HYDRA: {PMI}}.get(launcher, ALL_INTERFACES)
+    return frozenset(kind for kind in own if any(name in environ for name in OFFERS[kind]))
+
+
+def is_in_task(launcher: Launcher, environ: Mapping[str, str]) -> bool:
+    """Tell whether the mpirun or mpiexec of this rank runs itself in the Slurm step that this rank is in.
+
+    In an allocation it runs outside, and has srun start a daemon of its own on each node: its ranks are in
+    a step of several tasks then, too. They know which daemon is theirs: Open MPI's mpirun is number 0
+    (PMIX_SERVER_URI2 begins with NAMESPACE.NUMBER); MPICH's mpiexec sets HYDI_CONTROL_FD for one that it
+    has started without srun; Intel's tells how it was started.
+    """
+    if launcher is OPEN_MPI:
+        return environ.get("PMIX_SERVER_URI2", "").partition(";")[0].endswith(".0")
+    started_by = environ.get("HYDRA_BSTRAP_LAUNCHER", "slurm")
+    return launcher is HYDRA and ("HYDI_CONTROL_FD" in environ or started_by != "slurm")
+
+
+def outer_tasks(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return how many tasks the Slurm step around this process has, and the number of the one that it is in."""
+    tasks, task = environ.get(SRUN.size or "", ""), environ.get(SRUN.rank, "")
+    return (int(tasks), int(task)) if tasks.isdigit() and task.isdigit() else (1, 0)

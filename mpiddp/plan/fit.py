@@ -12,6 +12,7 @@ from ..facts.runtime import HYDRA, OPEN_MPI, SRUN, Runtime
 LAUNCHER_OF = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
 INNER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
                    "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner")
+OF_SRUN = ("SLURM_", "PMI_", "PMIX_", "I_MPI_PMI_LIBRARY")  # how variables begin by which a library knows srun
 SRUN_OPTION = {PMI: "--mpi=pmi2", PMIX: "--mpi=pmix"}
 
 
@@ -35,6 +36,19 @@ def check_nested(outer: str | None, script: Script | None) -> None:
         )
 
 
+def check_tasks(runtime: Runtime | None) -> None:
+    """Raise LaunchError `nested-launcher` where each task of a Slurm step has started a launcher of its own."""
+    if runtime is not None and runtime.tasks > 1:
+        raise LaunchError(
+            "nested-launcher",
+            found=f"{runtime.launcher.name} in each of {runtime.tasks} tasks that srun has started: "
+            f"the same training would run {runtime.tasks} times",
+            needed="one launcher",
+            do="leave out srun, or let it start python -m mpiddp itself; in a step of one task (srun -n1) a launcher\n"
+            "of its own is fine",
+        )
+
+
 def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str] = ()) -> None:
     """Raise LaunchError `launcher-mismatch`, `no-pmix` or `pmi-unsupported` where MPI could not start.
 
@@ -45,8 +59,28 @@ def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str
         return
     if runtime.launcher in (OPEN_MPI, HYDRA) and not runtime.offers & library.interfaces:
         raise mismatch(runtime, library)
-    if runtime.launcher == SRUN:
+    if runtime.launcher == SRUN and not is_apart(runtime, library):
         check_srun(runtime, library, mpi_types)
+
+
+def is_apart(runtime: Runtime | None, library: Library) -> bool:
+    """Tell whether this process is the only task of a Slurm step that offers the library nothing it can use.
+
+    It is a world of one then, in which the library must not look for srun.
+    """
+    if runtime is None or runtime.launcher != SRUN or runtime.size != 1:
+        return False
+    return not runtime.offers & library.interfaces or (library.name == "Intel MPI" and not runtime.has_pmi_library)
+
+
+def hidden(runtime: Runtime | None, library: Library) -> tuple[str, ...]:
+    """Return how the variables begin that the library must not see: those of a Slurm step that is not for its ranks.
+
+    MPICH gives up where it finds srun's PMIx beside its own mpiexec.
+    """
+    if is_apart(runtime, library):
+        return OF_SRUN
+    return ("PMIX_",) if runtime is not None and runtime.launcher == HYDRA else ()
 
 
 def check_srun(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> None:
@@ -57,7 +91,7 @@ def check_srun(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> 
     has = f"this Slurm has --mpi={', '.join(mpi_types)}" if mpi_types else "`srun --mpi=list` shows what this Slurm has"
     needs_library = library.name == "Intel MPI" and not runtime.has_pmi_library
     hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if needs_library else ""
-    if not runtime.offers and runtime.size != 1:
+    if not runtime.offers:
         raise LaunchError(
             "no-pmix",
             found=f"{tasks(runtime)} started by srun without --mpi; {library} would make each a job of its own",
@@ -79,6 +113,17 @@ def check_srun(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> 
             needed="I_MPI_PMI_LIBRARY, set to the path of Slurm's libpmi2.so",
             do="export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so, or wherever this Slurm has it",
         )
+
+
+def unlaunched(runtime: Runtime | None, library: Library, tasks: int) -> list[str]:
+    """Return the warning `no-launcher` where nothing started this process in an allocation of several tasks."""
+    if runtime is not None or tasks < 2:
+        return []
+    option = SRUN_OPTION[max(library.interfaces)]
+    line = (f"no-launcher: the Slurm allocation is for {tasks} tasks, but nothing has started this process as one of "
+            f"them, and it trains alone; type srun {option} python -m mpiddp ..., or the same with "
+            f"{LAUNCHER_OF.get(library.name, 'mpirun')}")
+    return [line]
 
 
 def check_whole(runtime: Runtime | None, size: int, library: Library) -> None:

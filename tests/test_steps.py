@@ -1,0 +1,97 @@
+"""Inside a Slurm step: a user's shell there is left alone, and a launcher in it is one in the place of srun."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.support import (
+    DEADLINE_S,
+    EXAMPLES,
+    MPIS,
+    ROOT,
+    Done,
+    Mpi,
+    check,
+    check_hello,
+    need,
+    noise,
+    single_node_environ,
+)
+
+HELLO = EXAMPLES / "hello_world.py"
+STEPS = ("none", "pmix", "pmi2")
+ON_THIS_NODE = {"openmpi4": "--host localhost:2", "openmpi5": "--host localhost:2",
+                "mpich": "-launcher fork", "impi": "-launcher fork"}  # in a step, srun has no room for daemons
+
+
+def in_step(cluster: Cluster, mpi: Mpi, options: str, command: str, timeout: float = DEADLINE_S) -> Done:
+    """Run a shell's command in a Slurm step; `srun OPTIONS sh -c COMMAND`."""
+    need(mpi.missing())
+    return cluster.run("srun", *options.split(), "sh", "-c", command, timeout=timeout, env=environ(mpi), cwd=ROOT)
+
+
+def environ(mpi: Mpi) -> dict[str, str]:
+    """Return the environment of a job, whose files lie in the node's own /tmp."""
+    return {name: value for name, value in single_node_environ(mpi).items() if name != "TMPDIR"}
+
+
+def mpirun(mpi: Mpi, ranks: int, *command: object) -> str:
+    """Return the line that starts ranks on the node that it is typed on."""
+    return " ".join(map(str, (mpi.mpiexec, *mpi.options, ON_THIS_NODE[mpi.name], "-n", ranks, *command)))
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("step", STEPS)
+def test_mpirun_in_a_step(step: str, mpi: Mpi, cluster: Cluster) -> None:
+    done = in_step(cluster, mpi, f"--mpi={step} -n1", mpirun(mpi, 2, mpi.python, "-m", "mpiddp", HELLO))
+    check_hello(done, 2)
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("step", STEPS)
+def test_no_launcher_in_a_step_is_a_world_of_one(step: str, mpi: Mpi, cluster: Cluster) -> None:
+    done = in_step(cluster, mpi, f"--mpi={step} -n1", f"{mpi.python} -m mpiddp {HELLO}")
+    check_hello(done, 1)
+    assert noise(done) == []
+
+
+@pytest.mark.parametrize("mpi", [MPIS["openmpi4"], MPIS["mpich"]], ids=lambda mpi: mpi.name)
+def test_a_shell_outlives_a_job_that_did_not_start(mpi: Mpi, cluster: Cluster) -> None:
+    """One rank sleeps in the place of mpiddp, and the others are in MPI_Init at the deadline."""
+    rank = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+    late = f"[ {rank} = 1 ] && exec sleep 60; exec {mpi.python} -m mpiddp --startup-timeout 3 {HELLO}"
+    job = mpirun(mpi, 2, "sh", "-c", f"'{late}'")
+    done = check(in_step(cluster, mpi, "--mpi=none -n1", f"{job}; echo the shell lives, status $?"))
+    assert "mpiddp: ending rank 0 on node1: still in MPI_Init" in done.stderr
+    assert "the shell lives" in done.stdout
+    assert "CANCELLED" not in done.stderr
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+def test_mpirun_in_each_task_is_refused_once(mpi: Mpi, cluster: Cluster) -> None:
+    done = in_step(cluster, mpi, "-N1 -n2", mpirun(mpi, 2, mpi.python, "-m", "mpiddp", HELLO))
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    assert done.stderr.count("mpiddp: cannot start: nested-launcher") == 1, done.stderr
+    assert "in each of 2 tasks that srun has started" in done.stderr
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+def test_mpirun_finds_the_nodes_of_an_allocation(mpi: Mpi, cluster: Cluster) -> None:
+    """Its daemons are the tasks of a step, one on each node."""
+    need(mpi.missing())
+    command = f"{mpi.mpiexec} -n 6 {mpi.python} -m mpiddp {HELLO}"
+    done = cluster.run("salloc", "--quiet", "-N3", "--ntasks-per-node=2", "sh", "-c", command, timeout=DEADLINE_S,
+                       env=environ(mpi), cwd=ROOT)
+    assert {one["host"] for one in check_hello(done, 6)} == {"node1", "node2", "node3"}
+
+
+def test_no_launcher_in_an_allocation_of_several_tasks_is_worth_a_warning(cluster: Cluster) -> None:
+    mpi = MPIS["mpich"]
+    need(mpi.missing())
+    done = cluster.run("salloc", "--quiet", "-n4", str(mpi.python), "-m", "mpiddp", str(HELLO), timeout=DEADLINE_S,
+                       env=environ(mpi), cwd=ROOT)
+    check_hello(done, 1)
+    warning, = noise(done)
+    assert warning.startswith("mpiddp: warning: no-launcher: the Slurm allocation is for 4 tasks, ")
+    assert "srun --mpi=pmi2 python -m mpiddp" in warning
