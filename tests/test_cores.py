@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpiddp.facts.cpus import Topology, allowed, topology
+from mpiddp.facts import cpus
+from mpiddp.facts.cpus import Grant, Topology, allowed, grant, topology
 from mpiddp.facts.host import HostFacts
 from mpiddp.plan.cores import Share, cores_in, shares, warnings
 from tests import processes
@@ -25,11 +28,12 @@ def machine(cores: int, numa: int = 1, threads: int = 1) -> Topology:
 
 
 def ranks(topology: Topology, *masks: Collection[int], allowed: Collection[int] = (), cpus_per_task: int | None = None,
-          alone: bool = False, node: int = 0) -> list[HostFacts]:
+          alone: bool = False, node: int = 0, given: Grant | None = None) -> list[HostFacts]:
     """Return the facts of a node's ranks, each with the CPUs that its launcher gave it."""
     everything = frozenset(allowed or [cpu for core in topology.cores for cpu in core])
     return [HostFacts(f"n{node}", node, frozenset(mask), everything, topology if local == 0 else None, alone,
-                      cpus_per_task, (), None, {}, "", 0, 0) for local, mask in enumerate(masks)]
+                      cpus_per_task, (), None, {}, "", 0, 0, grant=given if local == 0 else None)
+            for local, mask in enumerate(masks)]
 
 
 def spans(found: Sequence[Share]) -> list[tuple[int, int, int]]:
@@ -120,6 +124,120 @@ def test_warnings() -> None:
         "shared-cores: 4 ranks were given 1 of 16 CPUs"]
 
 
+SHARED = machine(112, numa=2)  # a node that its scheduler does not confine
+GIVEN = Grant(16, each=False, job=0)
+
+
+@pytest.mark.parametrize("masks", [
+    [range(112)] * 2,  # MPICH binds nobody
+    [[0], [1]],  # Open MPI binds one or two ranks to a core
+    [range(56), range(56, 112)],  # or to a NUMA node
+    [range(28), range(28)],
+])
+def test_ranks_take_no_more_than_a_scheduler_has_given(masks: list[Collection[int]]) -> None:
+    found = shares(ranks(SHARED, *masks, given=GIVEN), "auto")
+    assert spans(found) == [(0, 7, 8), (8, 15, 8)]
+    assert [one.threads for one in found] == [8, 8]
+
+
+def test_a_launchers_binding_is_kept_where_it_is_no_wider_than_what_was_given() -> None:
+    assert spans(shares(ranks(SHARED, range(40, 48), range(48, 56), given=GIVEN), "auto")) == [(40, 47, 8), (48, 55, 8)]
+    assert spans(shares(ranks(SHARED, *[range(40, 48)] * 2, given=GIVEN), "auto")) == [(40, 43, 4), (44, 47, 4)]
+    assert spans(shares(ranks(SHARED, [7], [9], given=Grant(2, False, 0)), "auto")) == [(7, 7, 1), (9, 9, 1)]
+    wide = ranks(SHARED, range(56), range(56, 112), given=GIVEN)
+    assert spans(shares(wide, "launcher")) == [(0, 55, 56), (56, 111, 56)]
+    assert spans(shares(wide, "none")) == [(0, 111, 112)] * 2
+
+
+def test_fewer_cpus_given_than_ranks_are_shared_by_them() -> None:
+    facts = ranks(SHARED, *[range(112)] * 2, given=Grant(1, False, 0))
+    assert shares(facts, "auto") == [Share(frozenset({0}), 1)] * 2
+    assert [line.split(";")[0] for line in warnings(facts, "auto")] == ["one-core: 2 ranks have 1 core on n0"]
+
+
+def test_a_process_that_nobody_launched_takes_no_more_either() -> None:
+    assert spans(shares(ranks(SHARED, range(112), alone=True, given=GIVEN), "auto")) == [(0, 15, 16)]
+    assert spans(shares(ranks(SHARED, [5], alone=True, given=GIVEN), "auto")) == [(5, 5, 1)]
+
+
+def test_a_given_cpu_is_a_core_as_long_as_there_are_some() -> None:
+    """Whether Slurm counts cores or hardware threads: no more of either."""
+    found = shares(ranks(DGX_H100, *[range(224)] * 2, given=GIVEN), "auto")
+    assert spans(found) == [(0, 7, 8), (8, 15, 8)]
+    found = shares(ranks(DGX_H100, *[range(224)] * 2, given=Grant(112, False, 0)), "auto")
+    assert spans(found) == [(0, 55, 56), (56, 111, 56)]
+
+
+def test_jobs_that_follow_each_other_keep_apart() -> None:
+    taken = [shares(ranks(SHARED, range(112), given=Grant(16, False, job)), "auto")[0].cpus for job in range(40, 47)]
+    assert sorted(cpu for one in taken for cpu in one) == list(range(112))
+
+
+@pytest.mark.parametrize("given", [Grant(112, False, 9), Grant(5000, False, 9), Grant(56, True, 9)])
+def test_what_is_no_limit_changes_nothing(given: Grant) -> None:
+    masks = [range(112)] * 2
+    assert shares(ranks(SHARED, *masks, given=given), "auto") == shares(ranks(SHARED, *masks), "auto")
+
+
+SLURM, PBS, LSF = {"SLURM_JOB_ID": "8"}, {"PBS_JOBID": "9[3].server"}, {"LSB_JOBID": "7"}
+
+
+@pytest.mark.parametrize(("environ", "found"), [
+    ({**SLURM, "SLURM_CPUS_ON_NODE": "3", "SLURM_JOB_CPUS_PER_NODE": "4"}, Grant(3, False, 8)),
+    ({**SLURM, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}, Grant(16, False, 8)),
+    ({**SLURM, "SLURM_JOB_CPUS_PER_NODE": "8(x2),4"}, None),  # which of them is this node's?
+    ({**PBS, "NCPUS": "4"}, Grant(4, True, 9)),
+    ({**LSF, "LSB_MCPU_HOSTS": "n1 16 n2.site 8"}, Grant(8, False, 7)),
+    ({**LSF, "LSB_MCPU_HOSTS": "n1 16 n3 8"}, None),
+    ({"NCPUS": "4"}, None), ({**SLURM, "SLURM_CPUS_ON_NODE": "0"}, None), ({**SLURM, "SLURM_CPUS_ON_NODE": "-4"}, None),
+    ({**SLURM, "SLURM_CPUS_ON_NODE": "all"}, None), ({**LSF, "LSB_MCPU_HOSTS": "n2 all n1"}, None), ({}, None),
+])
+def test_what_a_scheduler_says_that_it_has_given(environ: dict[str, str], found: Grant | None) -> None:
+    assert grant(environ, "n2") == found
+
+
+def test_ranks_whose_gpus_hang_on_one_socket_split_its_cores() -> None:
+    """Four ranks on a DGX H100 have its first four GPUs."""
+    found = shares(ranks(DGX_H100, *[range(224)] * 4), "auto", near=[0] * 4)
+    assert [one.numa for one in found] == [(0,)] * 4
+    assert [one.threads for one in found] == [14] * 4
+    found = shares(ranks(DGX_H100, *[range(224)] * 4), "auto", near=[1, 0, 0, 0])
+    assert [(one.numa, one.threads) for one in found] == [((1,), 56), ((0,), 18), ((0,), 19), ((0,), 19)]
+
+
+def test_a_socket_is_more_than_a_numa_node() -> None:
+    """A DGX A100 has its GPUs on every other of eight NUMA nodes: nobody else needs the cores between."""
+    topology = machine(128, numa=8)._replace(sockets=tuple(core // 64 for core in range(128)))
+    found = shares(ranks(topology, *[range(128)] * 8), "auto", near=[3, 3, 1, 1, 7, 7, 5, 5])
+    assert [one.threads for one in found] == [16] * 8
+    assert [topology.sockets[min(one.cpus)] for one in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("packages", "sockets"), [("0 0 1 1", (0, 0, 1, 1)), ("-1 -1 -1 -1", ()), ("", ())])
+def test_sockets_as_the_kernel_tells_them(
+    packages: str, sockets: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpus, "CPUS", str(tmp_path))
+    monkeypatch.setattr(cpus, "numa_nodes", lambda: {0: 0, 1: 0, 2: 1, 3: 1})
+    for cpu, package in enumerate(packages.split()):
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}/topology/physical_package_id").write_text(f"{package}\n")
+    assert topology(range(4)) == Topology(((0,), (1,), (2,), (3,)), (0, 0, 1, 1), sockets)
+
+
+def test_gpus_do_not_crowd_ranks_on_a_socket_that_is_too_small() -> None:
+    small = machine(8, numa=4)
+    for near in ([0] * 4, [0, 0, 1, -1], [9] * 4):
+        assert [one.threads for one in shares(ranks(small, *[range(8)] * 4), "auto", near=near)] == [2] * 4
+
+
+def test_what_was_given_is_taken_near_the_gpus() -> None:
+    found = shares(ranks(SHARED, *[range(112)] * 2, given=GIVEN), "auto", near=[1, 1])
+    assert spans(found) == [(56, 63, 8), (64, 71, 8)]
+    found = shares(ranks(SHARED, *[range(112)] * 2, given=GIVEN), "auto", near=[1, 0])
+    assert spans(found) == [(56, 63, 8), (0, 7, 8)]
+
+
 HERE = sorted(allowed())
 CORES = cores_in(frozenset(HERE), topology(HERE))
 
@@ -164,6 +282,14 @@ def test_what_slurm_binds(cluster: Cluster, options: str, threads: int | None) -
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(cpu for one in found for cpu in one["cpus"]) == HERE
     assert threads is None or [one["asked"] for one in found] == [str(threads)] * 2
+
+
+def test_what_slurm_has_given_is_not_exceeded(cluster: Cluster) -> None:
+    need([] if CORES > 1 else ["a second core"])
+    done = check(srun(cluster, MPIS["openmpi4"], "-N1 -n1 --cpu-bind=none", PROGRAMS / "cores.py"))
+    one = json.loads(done.stdout)
+    assert (len(one["cpus"]), one["threads"]) == (1, 1)
+    assert re.search(rf"^  node1 +0 +cpu +{one['cpus'][0]} +0 +1 ", done.stderr, re.MULTILINE), done.stderr
 
 
 def test_an_openmp_that_binds_the_importing_thread_takes_nothing_away(quick: Mpi) -> None:

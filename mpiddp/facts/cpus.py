@@ -3,21 +3,62 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 CPUS, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
+
+
+# Where a scheduler says how many CPUs it has given, and the job's number.
+GRANTS = (("SLURM_CPUS_ON_NODE", "SLURM_JOB_ID"), ("SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_ID"), ("NCPUS", "PBS_JOBID"),
+          ("LSB_MCPU_HOSTS", "LSB_JOBID"))
+EACH = "NCPUS"  # is for one process: PBS sets it to what it sets OMP_NUM_THREADS to
 
 
 class Topology(NamedTuple):
     """How a node's CPUs (hardware threads, as Linux counts them) belong together.
 
     `cores` are the physical cores, each with its CPUs, those of one NUMA node after the other;
-    `numa` says of each core the number of its NUMA node.
+    `numa` says of each core the number of its NUMA node, `sockets` that of its socket: none where the
+    kernel does not tell.
     """
 
     cores: tuple[tuple[int, ...], ...]
     numa: tuple[int, ...]
+    sockets: tuple[int, ...] = ()
+
+
+class Grant(NamedTuple):
+    """How many CPUs of this node a scheduler has given a job, or where `each` every process of it.
+
+    `job` is its number, which jobs of one node have in turn.
+    """
+
+    cpus: int
+    each: bool
+    job: int
+
+
+def grant(environ: Mapping[str, str], host: str) -> Grant | None:
+    """Return what a scheduler says that it has given on this host, None where none says it.
+
+    Slurm's SLURM_CPUS_ON_NODE is for the step, or the batch script, that this process is in.
+    """
+    for name, job in GRANTS:
+        number = environ.get(job, "").partition(".")[0].partition("[")[0]
+        if number.isdigit() and (cpus := count(environ.get(name, ""), host)):
+            return Grant(cpus, name == EACH, int(number))
+    return None
+
+
+def count(text: str, host: str) -> int:
+    """Return the number in "16", of every node in "16(x3)", of a host in "n1 16 n2 8"; 0 for anything else."""
+    words = text.split()
+    if len(words) > 1:
+        by_host = {name.partition(".")[0]: cpus for name, cpus in zip(words[::2], words[1::2], strict=False)}
+        text = by_host.get(host.partition(".")[0], "")
+    number, _, rest = text.partition("(x")
+    return int(number) if number.isdigit() and "," not in rest else 0
 
 
 def allowed() -> frozenset[int]:
@@ -35,6 +76,11 @@ def allowed() -> frozenset[int]:
         os.sched_setaffinity(0, given)
 
 
+def are_all(cpus: Collection[int]) -> bool:
+    """Tell whether CPUs are all of this node, so that nothing confines the process that may run on them."""
+    return len(cpus) == os.cpu_count()
+
+
 def topology(cpus: Collection[int]) -> Topology:
     """Return how CPUs belong together; where the kernel does not tell, each is a core, all of one NUMA node."""
     numa = numa_nodes()
@@ -46,7 +92,20 @@ def topology(cpus: Collection[int]) -> Topology:
             seen.update(siblings)
             cores[tuple(siblings)] = numa.get(cpu, 0)
     ordered = sorted(cores, key=lambda core: (cores[core], core))
-    return Topology(tuple(ordered), tuple(cores[core] for core in ordered))
+    first = {cores[core]: core[0] for core in ordered}  # a NUMA node lies in one socket
+    sockets = {node: socket(cpu) for node, cpu in first.items()}
+    known = -1 not in sockets.values()
+    return Topology(tuple(ordered), tuple(cores[core] for core in ordered),
+                    tuple(sockets[cores[core]] for core in ordered) if known else ())
+
+
+def socket(cpu: int) -> int:
+    """Return the number of a CPU's socket, -1 where the kernel knows none."""
+    try:
+        with open(f"{CPUS}/cpu{cpu}/topology/physical_package_id") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return -1
 
 
 def numa_nodes() -> dict[int, int]:

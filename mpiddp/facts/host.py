@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from . import cpus, runtime, software
-from .cpus import Topology
+from .cpus import Grant, Topology
 from .gpus import Gpu, gpus, visible
 from .script import ScriptFacts
 
@@ -38,6 +38,8 @@ class HostFacts(NamedTuple):
     environment. `shm_bytes` is the size of /dev/shm, `open_files` how many a process may have.
     `gpus` are those that this rank could use, `seen` those that it is shown; both empty where only torch
     can tell. `given_gpus` is how many Slurm has given the job on this node, 0 where it does not say.
+    `grant` is what a scheduler has given the job of the node's CPUs, None where
+    none says it, or where a cgroup keeps the job to it: from the lowest rank of a node only.
     """
 
     hostname: str
@@ -56,6 +58,7 @@ class HostFacts(NamedTuple):
     gpus: tuple[Gpu, ...] = ()
     seen: tuple[Gpu, ...] = ()
     given_gpus: int = 0
+    grant: Grant | None = None
 
 
 def host_facts(
@@ -84,6 +87,7 @@ def host_facts(
         gpus=found,
         seen=visible(found, environ),
         given_gpus=runtime.gpus_on_node(environ),
+        grant=cpus.grant(environ, socket.gethostname()) if rank == node and cpus.are_all(allowed) else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from ..facts.cpus import Topology
@@ -11,6 +11,7 @@ from ..facts.host import HostFacts
 from .words import folded
 
 AUTO, NONE, LAUNCHER = "auto", "none", "launcher"
+UNLIMITED = 1_000_000  # more CPUs than a node has
 
 
 class Share(NamedTuple):
@@ -28,7 +29,8 @@ def shares(facts: Sequence[HostFacts], policy: str = AUTO, near: Sequence[int] =
     all that there are for it; ranks that share their cores, or were bound to a single one of many as
     Open MPI does, split them evenly. LAUNCHER keeps what the launcher gave in any case, NONE lets all
     ranks run on all that the node allows. Slurm's --cpus-per-task is a number of threads that the user
-    chosen. `near` has the NUMA node of each rank's device, -1 for none, and is empty where no rank has one.
+    chose. `near` has the NUMA node of each rank's device, -1 for none, and is empty where no rank has one.
+    AUTO takes no more CPUs of a node than a scheduler has given the job there.
     """
     near = near or [-1] * len(facts)
     nodes: dict[int, list[int]] = {}
@@ -39,7 +41,8 @@ def shares(facts: Sequence[HostFacts], policy: str = AUTO, near: Sequence[int] =
     for ranks in nodes.values():
         node = [facts[rank] for rank in ranks]
         numa = tuple(near[rank] for rank in ranks)
-        key = (node[0].topology, numa, *((one.cpus, one.allowed, one.cpus_per_task, one.alone) for one in node))
+        key = (node[0].topology, node[0].grant, numa,
+               *((one.cpus, one.allowed, one.cpus_per_task, one.alone) for one in node))
         if key not in alike:
             alike[key] = of_node(node, policy, numa)
         found.update(zip(ranks, alike[key], strict=True))
@@ -47,34 +50,92 @@ def shares(facts: Sequence[HostFacts], policy: str = AUTO, near: Sequence[int] =
 
 
 def of_node(node: Sequence[HostFacts], policy: str, near: Sequence[int]) -> list[Share]:
-    """Return the shares of one node's ranks, in the order of their local ranks.
-
-    Parts of the node go to ranks in the order of their devices' NUMA nodes.
-    """
+    """Return the shares of one node's ranks, in the order of their local ranks."""
     assert node[0].topology
     topology = node[0].topology
     masks = [one.allowed if policy == NONE else one.cpus for one in node]
     if policy == AUTO and not is_kept(node, topology):
-        alike = len(node) > 1 and len(set(masks)) == 1 and cores_in(masks[0], topology) >= len(node)
-        together = masks[0] if alike else frozenset().union(*(one.allowed for one in node))
-        order = sorted(range(len(node)), key=lambda local: near[local])
-        parts = dict(zip(order, split(together, len(node), topology), strict=True))
-        masks = [parts[local] for local in range(len(node))]
+        alike = (len(node) > 1 or node[0].alone) and len(set(masks)) == 1 and cores_in(masks[0], topology) >= len(node)
+        together = masks[0] if alike else everything(node)
+        found: dict[int, frozenset[int]] = {}
+        for ranks, cpus in by_socket(together, near, limit(node), topology):
+            part = window(cpus, limit(node) * len(ranks) // len(node), turn(node), topology)
+            found.update(zip(ranks, split(part, len(ranks), topology), strict=True))
+        masks = [found[local] for local in range(len(node))]
     return [Share(mask, one.cpus_per_task or threads(mask, masks, topology), numa_of(mask, topology))
             for one, mask in zip(node, masks, strict=True)]
 
 
 def is_kept(node: Sequence[HostFacts], topology: Topology) -> bool:
-    """Tell whether the launcher gave each rank of a node cores of its own, and enough of them."""
+    """Tell whether the launcher gave each rank of a node cores of its own, enough of them and none of other jobs."""
+    given = frozenset().union(*(one.cpus for one in node))
+    if cores_in(given, topology) > limit(node):
+        return False
     if node[0].alone:
         return True
-    if sum(len(one.cpus) for one in node) > len(frozenset().union(*(one.cpus for one in node))):
+    if sum(len(one.cpus) for one in node) > len(given):
         return False
-    part = cores_in(frozenset().union(*(one.allowed for one in node)), topology) // len(node)
+    part = min(cores_in(everything(node), topology), limit(node)) // len(node)
     return all(
         cores_in(one.cpus, topology) >= min(2, part) or len(one.cpus) >= (one.cpus_per_task or len(one.cpus) + 1)
         for one in node
     )
+
+
+def everything(node: Sequence[HostFacts]) -> frozenset[int]:
+    """Return the CPUs that the ranks of a node are allowed."""
+    return frozenset().union(*(one.allowed for one in node))
+
+
+def limit(node: Sequence[HostFacts]) -> int:
+    """Return how many CPUs the ranks of a node may take: what a scheduler has given them, if that is not all."""
+    grant = node[0].grant
+    if grant is None:
+        return UNLIMITED
+    given = grant.cpus * len(node) if grant.each else grant.cpus
+    return given if given < len(everything(node)) else UNLIMITED
+
+
+def turn(node: Sequence[HostFacts]) -> int:
+    """Return the number by which jobs of one node keep apart."""
+    return node[0].grant.job if node[0].grant else 0
+
+
+def window(cpus: frozenset[int], most: int, turn: int, topology: Topology) -> frozenset[int]:
+    """Return so many of CPUs at most, neighbours, and others in another turn, if there are enough for both.
+
+    They are of as many cores as may be: a scheduler's CPU is a core on some clusters, on others a hardware
+    thread, and nothing tells.
+    """
+    cores = [[cpu for cpu in core if cpu in cpus] for core in topology.cores]
+    ordered = [cpu for thread in zip_longest(*cores) for cpu in thread if cpu is not None]
+    if most >= len(ordered):
+        return cpus
+    start = turn % (len(ordered) // most) * most
+    return frozenset(ordered[start:start + most])
+
+
+def by_socket(
+    cpus: frozenset[int], near: Sequence[int], most: int, topology: Topology
+) -> list[tuple[list[int], frozenset[int]]]:
+    """Return for each socket that devices hang on the local ranks that have them, and which of CPUs are there.
+
+    All ranks and all CPUs together where a rank's device is near none, or a socket has fewer cores than
+    ranks. The order is that of the devices' NUMA nodes.
+    """
+    order = sorted(range(len(near)), key=lambda local: near[local])
+    sockets = topology.sockets or topology.numa
+    socket_of = dict(zip(topology.numa, sockets, strict=True))
+    found: dict[int | None, list[int]] = {}
+    for local in order:
+        found.setdefault(socket_of.get(near[local]), []).append(local)
+    parts = []
+    for socket, ranks in found.items():
+        there = frozenset(cpu for core, one in zip(topology.cores, sockets, strict=True) if one == socket
+                          for cpu in core)
+        parts.append((ranks, there & cpus))
+    enough = most >= len(near) and all(cores_in(part, topology) >= len(ranks) for ranks, part in parts)
+    return parts if enough else [(order, cpus)]
 
 
 def split(cpus: frozenset[int], ranks: int, topology: Topology) -> list[frozenset[int]]:
@@ -113,18 +174,18 @@ def warnings(facts: Sequence[HostFacts], policy: str) -> list[str]:
 
     The first is for nodes that have fewer cores than ranks, the second for a launcher that uses fewer.
     """
-    ranks: dict[int, int] = {}
-    used: dict[int, set[int]] = {}
+    nodes: dict[int, list[HostFacts]] = {}
     for one in facts:
-        ranks[one.node] = ranks.get(one.node, 0) + 1
-        used.setdefault(one.node, set()).update(one.cpus)
+        nodes.setdefault(one.node, []).append(one)
     found: dict[str, list[HostFacts]] = {}
-    for one in facts:
-        if one.topology and len(one.topology.cores) < ranks[one.node]:
-            found.setdefault(f"one-core: {ranks[one.node]} ranks have {len(one.topology.cores)} cores on @; "
-                             "ask for more (--cpus-per-task), or start fewer ranks", []).append(one)
-        elif one.topology and policy == LAUNCHER and len(used[one.node]) < ranks[one.node]:
-            found.setdefault(f"shared-cores: {ranks[one.node]} ranks were given {len(used[one.node])} of "
-                             f"{len(one.allowed)} CPUs on @; let the launcher bind them to more, or leave it to "
-                             "--bind=auto", []).append(one)
+    for node in nodes.values():
+        topology = node[0].topology
+        cores = min(len(topology.cores), limit(node)) if topology else len(node)
+        if cores < len(node):
+            found.setdefault(f"one-core: {len(node)} ranks have {cores} core{'s' * (cores > 1)} on @; "
+                             "ask for more (--cpus-per-task), or start fewer ranks", []).append(node[0])
+        elif policy == LAUNCHER and len(used := frozenset().union(*(one.cpus for one in node))) < len(node):
+            found.setdefault(f"shared-cores: {len(node)} ranks were given {len(used)} of "
+                             f"{len(node[0].allowed)} CPUs on @; let the launcher bind them to more, or leave it to "
+                             "--bind=auto", []).append(node[0])
     return [line.replace("@", folded(one.hostname for one in some)) for line, some in found.items()]
