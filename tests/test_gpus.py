@@ -19,7 +19,7 @@ from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.gpus import Choice, Sight, choose
 from mpiddp.plan.map import Seat
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, check
+from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, check, srun
 
 ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
 
@@ -199,6 +199,27 @@ def test_ranks_and_the_gpus_that_slurm_has_given(ranks: int, given: int, problem
 ])
 def test_what_slurm_says_it_has_given(environ: dict[str, str], given: int) -> None:
     assert runtime.gpus_on_node(environ) == given
+
+
+@pytest.mark.parametrize(("value", "given"), [("8", 8), ("a100:4", 4), ("", 0), ("many", 0)])
+def test_what_slurm_says_it_gives_each_task(value: str, given: int) -> None:
+    assert runtime.gpus_of_task({"SLURM_GPUS_PER_TASK": value}) == given
+    assert runtime.gpus_of_task({}) == 0
+
+
+def test_several_gpus_of_a_nodes_only_task_are_idle() -> None:
+    facts = [one._replace(task_gpus=8) for one in hosts(*alike((), 1))]
+    with pytest.raises(LaunchError, match="idle-gpus") as caught:
+        job.plan_hosts(facts, LaunchConfig())
+    assert caught.value.found == "1 rank, but 8 GPUs on n1"
+    assert job.plan_hosts(facts, LaunchConfig(idle_gpus=True))
+    assert job.plan_hosts([one._replace(task_gpus=1) for one in hosts(*alike((), 4))], LaunchConfig())
+
+
+def test_slurm_gives_its_only_task_all_gpus(cluster: Cluster) -> None:
+    done = srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=1 --gpus-per-task=4", PROGRAMS / "cores.py")
+    assert done.returncode == 3, done.stdout
+    assert "mpiddp: cannot start: idle-gpus\n  found    1 rank, but 4 GPUs on node[1-2]\n" in done.stderr
 
 
 def after(plans: list[job.HostPlan], seen: tuple[Gpu, ...], config: LaunchConfig = LaunchConfig(),  # noqa: B008

@@ -37,8 +37,8 @@ class HostFacts(NamedTuple):
     all ranks. `script` is None where the caller keeps its own main(). `prefix` is the folder of Python's
     environment. `shm_bytes` is the size of /dev/shm, `open_files` how many a process may have.
     `gpus` are those that this rank could use, `seen` those that it is shown; both empty where only torch
-    can tell. `given_gpus` is how many Slurm has given the job on this node, 0 where it does not say.
-    `grant` is what a scheduler has given the job of the node's CPUs, None where
+    can tell. `given_gpus` is how many Slurm has given the job on this node, `task_gpus` how many each task,
+    0 where it does not say. `grant` is what a scheduler has given the job of the node's CPUs, None where
     none says it, or where a cgroup keeps the job to it: from the lowest rank of a node only.
     """
 
@@ -58,6 +58,7 @@ class HostFacts(NamedTuple):
     gpus: tuple[Gpu, ...] = ()
     seen: tuple[Gpu, ...] = ()
     given_gpus: int = 0
+    task_gpus: int = 0
     grant: Grant | None = None
 
 
@@ -87,6 +88,7 @@ def host_facts(
         gpus=found,
         seen=visible(found, environ),
         given_gpus=runtime.gpus_on_node(environ),
+        task_gpus=runtime.gpus_of_task(environ),
         grant=cpus.grant(environ, socket.gethostname()) if rank == node and cpus.are_all(allowed) else None,
     )
 

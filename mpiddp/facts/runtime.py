@@ -108,6 +108,12 @@ def gpus_on_node(environ: Mapping[str, str]) -> int:
     return int(found) if found.isdigit() else 0
 
 
+def gpus_of_task(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs Slurm gives each task (SLURM_GPUS_PER_TASK: 8, or a100:8), 0 where it does not say."""
+    found = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    return int(found) if found.isdigit() else 0
+
+
 def job_end(environ: Mapping[str, str], asks: bool) -> float | None:
     """Return when Slurm will end this job, on time.time()'s clock, None where it does not say.
 

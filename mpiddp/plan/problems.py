@@ -72,15 +72,21 @@ def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> N
 def check_idle(facts: Sequence[HostFacts]) -> None:
     """Raise LaunchError `idle-gpus` where the only rank of a node was given several GPUs, of which it would use one."""
     ranks = Counter(one.node for one in facts)
-    idle = [one for one in facts if not one.alone and ranks[one.node] == 1 < one.given_gpus]
+    idle = [one for one in facts if not one.alone and ranks[one.node] == 1 < gpus_given(one)]
     if idle:
+        given = gpus_given(idle[0])
         raise LaunchError(
             "idle-gpus",
-            found=f"1 rank, but {idle[0].given_gpus} GPUs on {hosts_of(idle)}",
+            found=f"1 rank, but {given} GPUs on {hosts_of(idle)}",
             needed="one rank for each GPU",
-            do=f"start {idle[0].given_gpus} ranks a node (--ntasks-per-node={idle[0].given_gpus}), or ask for one GPU\n"
+            do=f"start {given} ranks a node (--ntasks-per-node={given}, --gpus-per-task=1), or ask for one GPU\n"
             "(--allow-idle-gpus for a script that uses several itself)",
         )
+
+
+def gpus_given(one: HostFacts) -> int:
+    """Return how many GPUs Slurm has given the only rank of a node."""
+    return max(one.given_gpus, one.task_gpus)
 
 
 def check_given(facts: Sequence[HostFacts]) -> None:
