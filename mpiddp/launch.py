@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +20,9 @@ from .act.hosting import Hosting
 from .act.output import Output
 from .act.probe import Probe
 from .act.rollcall import RollCall
+from .act.say import say
 from .act.sentinel import Sentinel
+from .act.waiting import wait_for
 from .config import LaunchConfig, Shown
 from .environment import Environment
 from .errors import EXIT_CANNOT_START, EXIT_REQUEUE, EXIT_USAGE, LaunchError, LonelyLaunchError
@@ -209,7 +213,7 @@ def explain(member: Membership, rank: int) -> int:
     env = member.environment
     if rank >= env.world_size:
         if env.rank == 0:
-            print(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}", file=sys.stderr)
+            say(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
         return EXIT_USAGE
     if env.rank == rank:
         print(member.explain(), flush=True)
@@ -286,8 +290,7 @@ def start(MPI: Any, config: LaunchConfig, watched: Sentinel) -> Membership | Non
         watched.settle()
         give_up(error)
     except LaunchError as error:
-        if MPI.COMM_WORLD.rank == 0:
-            print(error, file=sys.stderr, flush=True)
+        refuse(MPI.COMM_WORLD, error)
         return None
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         watched.settle()
@@ -299,11 +302,22 @@ def start(MPI: Any, config: LaunchConfig, watched: Sentinel) -> Membership | Non
         abort(MPI, failure.status_of(error))
 
 
+def refuse(comm: MPI.Comm, error: LaunchError) -> None:
+    """Print on rank 0 why the job cannot start, and return on every rank when that has got through. Collective."""
+    if comm.rank == 0:
+        say(str(error))
+        time.sleep(failure.FORWARDING_S)
+    said = comm.Ibarrier()
+    with contextlib.suppress(TimeoutError):
+        wait_for(lambda: said.Test() or None, time.monotonic() + failure.PATIENCE_S, TimeoutError,
+                 lambda _: None, failure.PATIENCE_S)
+
+
 def give_up(error: LonelyLaunchError) -> NoReturn:
     """End the job on all ranks for a reason that only this one knows."""
     from mpi4py import MPI
 
-    print(error, file=sys.stderr, flush=True)
+    say(str(error))
     let_through()
     abort(MPI, EXIT_CANNOT_START)
 
@@ -411,7 +425,7 @@ def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:
 def warn(warnings: Sequence[str]) -> None:
     """Print warnings, which only rank 0's plan has."""
     for warning in warnings:
-        print(f"mpiddp: warning: {warning}", file=sys.stderr, flush=True)
+        say(f"mpiddp: warning: {warning}")
 
 
 def announce(member: Membership, config: LaunchConfig) -> None:
@@ -420,8 +434,9 @@ def announce(member: Membership, config: LaunchConfig) -> None:
     nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
     if not config.quiet:
-        print(f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
-              f"tcp://{env.master_addr}:{env.master_port}", *lines(member.seats), sep="\n", file=sys.stderr, flush=True)
+        start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
+                 f"tcp://{env.master_addr}:{env.master_port}")
+        say("\n".join([start, *lines(member.seats)]))
     if config.map_file.endswith(".json"):
         failure.write_json(config.map_file, records(member.seats))
     elif config.map_file:
@@ -430,7 +445,7 @@ def announce(member: Membership, config: LaunchConfig) -> None:
         try:
             failure.write(config.map_file, svg(member.seats))
         except ImportError as error:
-            print(f"mpiddp: cannot draw {config.map_file}: {error} (pip install drawsvg)", file=sys.stderr, flush=True)
+            say(f"mpiddp: cannot draw {config.map_file}: {error} (pip install drawsvg)")
 
 
 def leave(config: LaunchConfig, ending: Ending) -> None:

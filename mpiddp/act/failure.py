@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from types import FrameType, TracebackType
 from ..facts import runtime
 from ..plan.report import Member, block, error_record
 from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, Verdict, is_consequence
+from .say import say
 
 PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
 FORWARDING_S = 0.1  # for a launcher to pass on our last words: MPICH's drops what it has not read yet
@@ -19,7 +19,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 def refuse(message: str) -> None:
-    """Print a reason not to start, before MPI is there to speak over.
+    """Print a reason not to start, before MPI is there to speak over, and return when it has got through.
 
     Each rank knows its own rank from the launcher's variables alone: the first one speaks, that of the
     first task where each task of a Slurm step has started a launcher.
@@ -27,8 +27,10 @@ def refuse(message: str) -> None:
     launcher = runtime.detect(os.environ)
     if launcher is not None and (launcher.rank > 0 or launcher.task > 0):
         time.sleep(PATIENCE_S)
-    else:
-        print(message, file=sys.stderr, flush=True)
+        return
+    say(message)
+    if launcher is not None:
+        time.sleep(FORWARDING_S)
 
 
 def status_of(error: BaseException) -> int:
@@ -110,8 +112,7 @@ def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, 
     `who` failed `after_s` after its start, None where no more is known than the verdict says.
     """
     words = block(verdict, who, after_s)
-    with contextlib.suppress(OSError):
-        os.write(2, words.encode(errors="replace"))
+    say(words)
     if error_file:
         write_json(error_file, error_record(verdict, who, stack, int(time.time())))
     return words
@@ -130,4 +131,4 @@ def write(path: str, content: str) -> None:
         with open(path, "w") as file:
             file.write(content)
     except OSError as error:
-        print(f"mpiddp: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)
+        say(f"mpiddp: cannot write {path}: {error.strerror}")

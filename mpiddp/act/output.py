@@ -9,6 +9,7 @@ import socket
 import sys
 
 from .detached import fork_detached, reap, silence
+from .say import say
 from .wire import Wire
 
 DRAINING_S = 2.0  # for the relay to write what it has
@@ -52,7 +53,7 @@ class Output:
     def reveal(self, text: str) -> None:
         """Print a text on the terminal too, if this rank's output is not shown there."""
         if self._terminal and not self._shown:
-            os.write(self._terminal[1], text.encode(errors="replace"))
+            say(text, self._terminal[1])
 
     def end(self) -> None:
         """Return when all that was written has arrived; from now on it goes to the terminal again."""

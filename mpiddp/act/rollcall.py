@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import LaunchError, LonelyLaunchError
 from ..plan.words import listed
 from . import trace
+from .say import say
 from .waiting import sleep_until, wait_for
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ TURNS = 10  # at the deadline rank 0 speaks first, then rank 1 a second later, a
 
 def tell(line: str) -> None:
     """Print a line on stderr."""
-    print(f"mpiddp: {line}", file=sys.stderr, flush=True)
+    say(f"mpiddp: {line}")
 
 
 class RollCall:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from .say import say
 from .waiting import wait_for
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Stop:
     def _announce(self) -> None:
         if self._parent is None or self._parent.rank == 0:
             why = "the walltime is near" if self.reason == WALLTIME else f"{signal.Signals(self.reason).name} was sent"
-            print(f"mpiddp: time to stop: {why}", file=sys.stderr, flush=True)
+            say(f"mpiddp: time to stop: {why}")
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._own = max(self._own, number)
@@ -144,8 +145,8 @@ class Stop:
                 return
 
     def _remind(self, waited_s: float) -> None:
-        print(f"mpiddp: rank {self._parent.rank if self._parent else 0} has waited {waited_s:.0f} s in should_stop(), "
-              "which every rank has to call equally often", file=sys.stderr, flush=True)
+        say(f"mpiddp: rank {self._parent.rank if self._parent else 0} has waited {waited_s:.0f} s in should_stop(), "
+            "which every rank has to call equally often")
 
 
 def reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) -> Callable[[], MPI.Request]:

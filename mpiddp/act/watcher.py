@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +25,7 @@ from .failure import FORWARDING_S, line_of, tell
 from .loop import Loop
 from .postmortem import early_death, report_on
 from .reach import out_of_reach
+from .say import say
 from .wire import END, Message, Wire, read_verdict, verdict_message
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def watch(
         process = Process(rank)
     except (FileNotFoundError, ProcessLookupError):  # it is gone already
         if not knows_why(channel):
-            write(f"mpiddp: {who} died as soon as it had started; its launcher may know how\n")
+            say(f"mpiddp: {who} died as soon as it had started; its launcher may know how")
             time.sleep(ASKING_S)
             cancel(step)
         return
@@ -177,7 +177,7 @@ class Watcher:
     def say(self, line: str, whole_node: bool = True) -> None:
         """Print a line, but only on one rank of a node where it concerns the whole of it."""
         if self.speaks or not whole_node:
-            write(f"mpiddp: {line}\n")
+            say(f"mpiddp: {line}")
 
     def serve(self, address: str, token: str) -> None:
         """Become the coordinator of the job's sentinels."""
@@ -426,9 +426,3 @@ def knows_why(rank: Wire) -> bool:
         return any("settled" in message or "bye" in message for message in rank.receive())
     except (EOFError, OSError):
         return False
-
-
-def write(text: str) -> None:
-    """Print on stderr, in one piece."""
-    with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), text.encode(errors="replace"))

@@ -1,0 +1,119 @@
+"""How mpiddp says something: each line and block in one piece, and a refusal before the job is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiddp.act.say import say
+from tests import processes
+from tests.cluster import Cluster
+from tests.support import (
+    DEADLINE_S,
+    EXAMPLES,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    Done,
+    Mpi,
+    alone,
+    check,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
+
+Packet = tuple[float, str]
+
+
+def job(mpi: Mpi, *arguments: object) -> list[str]:
+    """Return the command of a rank whose writes are printed with their times, under `2>&1`."""
+    return [str(mpi.python), str(PROGRAMS / "packets.py"), str(mpi.python), "-m", "mpiddp", *map(str, arguments)]
+
+
+def packets(done: Done, statuses: list[int]) -> list[Packet]:
+    """Return what the ranks of a job wrote, each with its time, the ranks' ends among it."""
+    found = [(at, text) for at, text in map(json.loads, check(done).stdout.splitlines())]
+    assert [text for _, text in found if text.startswith("status ")] == [f"status {status}" for status in statuses]
+    return found
+
+
+def on_one_node(mpi: Mpi, *arguments: object, status: int = 0) -> list[Packet]:
+    """Return what two ranks of a job wrote."""
+    need(mpi.missing())
+    command = mpiexec_command(mpi, 2, *job(mpi, *arguments)[1:])
+    return packets(processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(mpi)), [status] * 2)
+
+
+def check_time(found: list[Packet]) -> None:
+    """Fail where a rank ended within the time that a launcher needs to pass on the one refusal."""
+    ((said, refusal),) = [(at, text) for at, text in found if text.startswith("mpiddp: ")]
+    assert min(at for at, text in found if text.startswith("status ")) - said > 0.09
+    assert refusal.endswith("\n")
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "mpich"])
+def test_the_start_line_and_the_map_are_one_write(name: str) -> None:
+    said = [text for _, text in on_one_node(MPIS[name], EXAMPLES / "hello_world.py") if not text.startswith("status ")]
+    assert [text for text in said if not text.endswith("\n")] == []
+    (start,) = [text for text in said if text.startswith("mpiddp ")]
+    assert re.search(r"\n  host .*(\n  \S+ +0(-1)? .*)(\n  \S+ +1 .*)?\n$", start), start
+
+
+@pytest.mark.parametrize(("argument", "status"), [("no_such_script.py", 3), ("--frobnicate", 2)],
+                         ids=["with MPI", "before MPI"])
+@pytest.mark.parametrize("name", ["openmpi4", "mpich"])
+def test_a_refusal_has_time_to_get_through(name: str, argument: str, status: int) -> None:
+    """A launcher that sees a rank end may drop what it has not read, or speak in the middle of it."""
+    check_time(on_one_node(MPIS[name], argument, status=status))
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "impi"])
+def test_no_node_ends_before_a_refusal_got_through(cluster: Cluster, name: str) -> None:
+    """For srun prints a block line by line, and its own errors as they come."""
+    mpi = MPIS[name]
+    need(mpi.missing()[:1])
+    done = cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", "--ntasks-per-node=2", *job(mpi, "no_such_script.py"),
+                       timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+    check_time(packets(done, [3] * 6))
+
+
+def test_what_is_said_goes_to_the_terminal_where_a_script_keeps_its_stderr(quick: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "keeps.py"
+    script.write_text("import io, os, signal, sys, mpiddp\nsys.stderr = io.StringIO()\n"
+                      "os.kill(os.getpid(), signal.SIGUSR1)\nassert mpiddp.should_stop()\n")
+    done = check(alone(quick, "-m", "mpiddp", "--quiet", "--stop-before", 1, script))
+    assert done.stderr.splitlines()[-1] == "mpiddp: time to stop: SIGUSR1 was sent"
+
+
+def test_all_is_said_where_a_pipe_that_does_not_block_is_full() -> None:
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    text, heard = "x" * 300_000 + "\n", bytearray()
+
+    def hear() -> None:
+        while len(heard) < len(text):
+            time.sleep(0.01)
+            heard.extend(os.read(source, 30_000))
+
+    listener = threading.Thread(target=hear, daemon=True)
+    listener.start()
+    say(text, sink)
+    listener.join(10)
+    os.close(sink)
+    os.close(source)
+    assert heard.decode() == text
+
+
+def test_a_closed_end_is_no_error() -> None:
+    source, sink = os.pipe()
+    os.close(source)
+    say("nobody hears", sink)
+    os.close(sink)
+    say("nobody hears", sink)
