@@ -33,6 +33,13 @@ for number in range(2000):
     print("out", number, "x" * (number % 300))
     print("err", number, file=sys.stderr)
 """
+BESIDE = """
+import os, sys, time, psutil
+me = psutil.Process()
+def beside():
+    found = [one for one in psutil.process_iter(["cmdline", "environ"]) if one.info["cmdline"] == me.cmdline()]
+    return [one for one in found if one != me and (one.info["environ"] or {}).get("PMI_RANK") == os.environ["RANK"]]
+"""
 
 
 def log_of(folder: Path, rank: int) -> str:
@@ -110,3 +117,14 @@ def test_an_error_file_of_a_rank_that_was_killed(quick: Mpi, tmp_path: Path) -> 
     script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(600)\n")
     mpiexec(quick, 2, "--error-file", path, script)
     assert "rank 1 on " in json.loads(path.read_text())["message"]["message"]
+
+
+@pytest.mark.parametrize("options", [["--prefix"], ["--log-dir"]], ids=" ".join)
+def test_a_rank_that_is_hidden_has_no_relay(quick: Mpi, options: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "beside.py"
+    script.write_text(f"{BESIDE}hidden = os.environ['RANK'] != '0'\ndeadline = time.monotonic() + 5\n"
+                      "while hidden and len(beside()) > 1 and time.monotonic() < deadline:\n    time.sleep(0.1)\n"
+                      "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(len(beside())))\n")
+    logs = [tmp_path / "logs"] if "--log-dir" in options else []
+    check(mpiexec(quick, 2, *options, *logs, "--show", 0, script, tmp_path))
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["2", "1"]  # the sentinel is one

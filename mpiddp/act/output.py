@@ -38,11 +38,14 @@ class Output:
     def begin(self, shown: bool, log: str, prefix: str) -> None:
         """Send what is written from now on to the terminal if `shown`, and to the file `log` if there is one."""
         self._shown = shown
+        if self._relay is not None and not shown:
+            self._relay.dismiss()
+            self._relay = None
         if shown and not (log or prefix):
             return
         flush_python()
         self._terminal = os.dup(1), os.dup(2)
-        if shown and self._relay is not None:
+        if self._relay is not None:
             self._relay.begin(log, prefix)
             return
         file = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -79,6 +82,12 @@ class Relay:
         for descriptor in reading:
             os.close(descriptor)
         self._control = Wire(ours)
+
+    def dismiss(self) -> None:
+        """Let it end, because it is not needed."""
+        self._control.close()
+        for pipe in self._writing:
+            os.close(pipe)
 
     def begin(self, log: str, prefix: str) -> None:
         """Take over stdout and stderr."""
