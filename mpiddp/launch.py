@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .act import cores, failure, importing, script, trace, variables
 from .act.ending import Ending, abort, let_through, skip_exit_functions
 from .act.hosting import Hosting
-from .act.output import Output
+from .act.output import Output, let_flush_fail
 from .act.probe import Probe
 from .act.rollcall import RollCall
 from .act.say import say
@@ -466,6 +466,8 @@ def leave(config: LaunchConfig, ending: Ending) -> None:
             membership.leave(config.exit_timeout_s, config.trace_file)
             MPI.Finalize()
         membership = None
-        ending.close()
+        lost = ending.close()
     except BaseException as error:  # a signal's handler may raise here, too
         ending.fail_leaving(error)
+    if lost and config.python_exit:
+        let_flush_fail()

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from mpiddp.act.output import Sink
+from tests import processes
 from tests.cluster import Cluster
-from tests.support import MPIS, Mpi, check, mpiexec, srun
+from tests.support import (
+    DEADLINE_S,
+    MPIS,
+    PROGRAMS,
+    Done,
+    Mpi,
+    check,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+    srun,
+)
 
 LINES = 100_000
 CRASH = f"""
@@ -33,12 +48,22 @@ for number in range(2000):
     print("out", number, "x" * (number % 300))
     print("err", number, file=sys.stderr)
 """
+
 BESIDE = """
 import os, sys, time, psutil
 me = psutil.Process()
 def beside():
     found = [one for one in psutil.process_iter(["cmdline", "environ"]) if one.info["cmdline"] == me.cmdline()]
     return [one for one in found if one != me and (one.info["environ"] or {}).get("PMI_RANK") == os.environ["RANK"]]
+"""
+ROOM_COMES_BACK = """
+import os, sys
+for number in range(20_000):
+    print("line", number, "before")
+sys.stdout.flush()
+os.unlink(sys.argv[1])
+for number in range(100):
+    print("line", number, "after")
 """
 
 
@@ -119,6 +144,64 @@ def test_an_error_file_of_a_rank_that_was_killed(quick: Mpi, tmp_path: Path) -> 
     assert "rank 1 on " in json.loads(path.read_text())["message"]["message"]
 
 
+def in_shell(mpi: Mpi, command: str, *arguments: object) -> Done:
+    """Run two ranks whose program is a shell's, which finds `python -m mpiddp ARGUMENTS` as its own arguments."""
+    need(mpi.missing())
+    shell, python = mpiexec_command(mpi, 2), str(mpi.python)
+    assert shell.pop() == python
+    return processes.run(*shell, "sh", "-c", command, "sh", python, "-m", "mpiddp", *map(str, arguments),
+                         timeout=DEADLINE_S, env=single_node_environ(mpi))
+
+
+@pytest.mark.parametrize("options", [["--prefix"], ["--log-dir"], ["--prefix", "--exit=python"], []], ids=" ".join)
+def test_output_that_stdout_does_not_take_is_told_and_shows_in_the_status(
+        quick: Mpi, options: list[str], tmp_path: Path) -> None:
+    """As Python has it; a log is complete all the same."""
+    script = tmp_path / "talks.py"
+    script.write_text("for number in range(200):\n    print('line', number)\n")
+    logs = [tmp_path / "logs"] if "--log-dir" in options else []
+    done = check(in_shell(quick, 'exec "$@" > /dev/full', *options, *logs, script), 120)
+    said = re.findall(r"mpiddp: (rank \d on \S+: )?cannot write stdout: No space left on device( \(at byte 0\))?",
+                      done.stderr)
+    assert len(said) == 2, done.stderr
+    if options:
+        assert {who.split(" on ")[0] for who, _ in said} == {"rank 0", "rank 1"}
+    for log in logs:
+        assert log_of(log, 1) == "".join(f"line {number}\n" for number in range(200))
+
+
+def test_a_log_goes_on_when_there_is_room_again(quick: Mpi, tmp_path: Path) -> None:
+    """On a file system of its own, which a file fills up, until the script removes that."""
+    need(["root"] if os.geteuid() else [])
+    disk, script = tmp_path / "disk", tmp_path / "script.py"
+    disk.mkdir()
+    script.write_text(ROOM_COMES_BACK)
+    job = mpiexec_command(quick, 1, "-m", "mpiddp", "--log-dir", disk / "logs", script, disk / "filler")
+    prepare = 'mount -t tmpfs -o size=1m tmpfs "$0"; head -c 900k /dev/zero > "$0/filler"'
+    done = check(processes.run("unshare", "--mount", "sh", "-c", f'{prepare}; "$@" && cat "$0"/logs/*/* > "$0/../copy"',
+                               str(disk), *job, timeout=DEADLINE_S, env=single_node_environ(quick)))
+    before, after = ["".join(f"line {number} {when}\n" for number in range(many))
+                     for when, many in (("before", 20_000), ("after", 100))]
+    assert done.stdout == before + after
+    (at,) = re.findall(r"^mpiddp: rank 0 on \S+: cannot write \S+/disk/logs/\S+: No space left on device "
+                       r"\(at byte (\d+)\);", done.stderr, re.MULTILINE)
+    log = (tmp_path / "copy").read_text()
+    ((mark, missing),) = re.findall(r"(\n\[mpiddp: (\d+) bytes are missing here\]\n)", log)
+    first, last = log.split(mark)
+    assert len(first) == int(at)
+    assert first == before[:len(first)]
+    assert last == (before + after)[len(first) + int(missing):]
+    assert last.endswith(after)
+
+
+def test_a_stdout_that_does_not_block_is_waited_for(quick: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "talks.py"
+    script.write_text("for number in range(4000):\n    print('line', number, '.' * 40)\n")
+    job = mpiexec_command(quick, 1, PROGRAMS / "slow_reader.py", quick.python, "-m", "mpiddp", "--prefix", script)
+    done = check(processes.run(*job, timeout=DEADLINE_S, env=single_node_environ(quick)))
+    assert [line.split()[3] for line in done.stdout.splitlines()] == [str(number) for number in range(4000)]
+
+
 @pytest.mark.parametrize("options", [["--prefix"], ["--log-dir"]], ids=" ".join)
 def test_a_rank_that_is_hidden_has_no_relay(quick: Mpi, options: list[str], tmp_path: Path) -> None:
     script = tmp_path / "beside.py"
@@ -128,3 +211,36 @@ def test_a_rank_that_is_hidden_has_no_relay(quick: Mpi, options: list[str], tmp_
     logs = [tmp_path / "logs"] if "--log-dir" in options else []
     check(mpiexec(quick, 2, *options, *logs, "--show", 0, script, tmp_path))
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["2", "1"]  # the sentinel is one
+
+
+def test_output_is_not_lost_in_silence_where_the_relay_is_killed(quick: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "kills.py"
+    script.write_text(f"{BESIDE}stdouts = {{one: os.readlink(f'/proc/{{one.pid}}/fd/1') for one in beside()}}\n"
+                      "(relay,) = [one for one in stdouts if stdouts[one] != os.devnull]\nrelay.kill()\n")
+    done = check(mpiexec(quick, 1, "--prefix", script), 120)
+    assert "mpiddp: rank 0 on " in done.stderr
+    assert "its output on is gone" in done.stderr
+
+
+def test_a_sink_that_fails_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """A terminal that was hung up takes nothing more: EIO."""
+    master, terminal = os.openpty()
+    sink = Sink(terminal, "stdout", "rank 3 on n07")
+    sink.write(b"seven\n")
+    os.close(master)
+    sink.write(b"eight\n")
+    sink.write(b"nine\n")
+    os.close(terminal)
+    assert capfd.readouterr().err == ("mpiddp: rank 3 on n07: cannot write stdout: Input/output error (at byte 6); "
+                                      "this output is lost, what follows is tried again\n")
+    assert sink.failed
+
+
+def test_a_sink_that_nobody_reads_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    source, pipe = os.pipe()
+    os.close(source)
+    sink = Sink(pipe, "stdout", "rank 3 on n07")
+    sink.write(b"seven\n")
+    os.close(pipe)
+    assert capfd.readouterr().err == ""
+    assert not sink.failed

@@ -62,7 +62,8 @@ class Ending:
     def direct_output(self, shown: bool, prefix: bool) -> None:
         """Send this process's output where it shall go: see watch_script()."""
         member = self._member
-        self._output.begin(shown, member.log, f"[{member.rank} {member.host}] " if prefix else "")
+        self._output.begin(shown, member.log, f"[{member.rank} {member.host}] " if prefix else "",
+                           f"rank {member.rank} on {member.host}")
 
     def watch(self, leave: Callable[[], None]) -> None:
         """Notice from now on whatever ends this process: see watch_script()."""
@@ -75,7 +76,7 @@ class Ending:
                     self.fail(Report(self._member.rank, self._member.host, OWN, f"os._exit({status})", status & 0xFF,
                                      failure.line_at(sys._getframe(1))))
                 leave()
-                c_exit(0)
+                c_exit(self._output.status(0))
             hard_exit(status)
 
         os._exit = _exit
@@ -88,17 +89,17 @@ class Ending:
         was registered to the first, or to skip_exit_functions().
         """
         run_exit_functions()
-        flush()
-        c_exit(status)
+        c_exit(self._output.status(status, flush()))
 
     def left(self) -> None:
         """Tell that the script has come to its end."""
         self._sentinel.left()
 
-    def close(self) -> None:
-        """End what is beside this process, which has left the job."""
-        self._output.end()
+    def close(self) -> bool:
+        """End what is beside this process, which has left the job, and tell whether output was lost."""
+        lost = self._output.end()
         self._sentinel.dismiss()
+        return lost
 
     def release(self) -> None:
         """Let this process go on, which has left the job."""
@@ -213,16 +214,17 @@ def run_exit_functions() -> None:
     atexit._run_exitfuncs()
 
 
-def flush() -> None:
-    """Write out what Python's stdout and stderr hold, and C's stdout.
+def flush() -> str:
+    """Write out what Python's stdout and stderr hold, and C's stdout, and return why that failed for Python's.
 
     No other stream of C's: a thread that waits in input() has stdin locked.
     """
     import ctypes
 
-    flush_python()
+    failed = flush_python()
     libc = ctypes.CDLL(None)
     libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
+    return failed
 
 
 def let_through() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
 import sys
 
+from ..errors import EXIT_OUTPUT_LOST
 from .detached import fork_detached, reap, silence
-from .say import say
+from .say import say, write_some
 from .wire import Wire
 
-DRAINING_S = 2.0  # for the relay to write what it has
+FOREVER_S = 10**6
+GONE = (errno.EPIPE, errno.EBADF)  # nobody reads any more, or never did
+PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
 WRITE_BYTES = 4096  # PIPE_BUF: what a pipe takes in one piece (man 7 pipe)
 
 
@@ -34,9 +38,13 @@ class Output:
         self._relay = Relay() if relayed else None
         self._terminal: tuple[int, int] | None = None
         self._shown = True
+        self._lost = False
 
-    def begin(self, shown: bool, log: str, prefix: str) -> None:
-        """Send what is written from now on to the terminal if `shown`, and to the file `log` if there is one."""
+    def begin(self, shown: bool, log: str, prefix: str, who: str) -> None:
+        """Send what is written from now on to the terminal if `shown`, and to the file `log` if there is one.
+
+        `who` is what to call the rank where that fails.
+        """
         self._shown = shown
         if self._relay is not None and not shown:
             self._relay.dismiss()
@@ -46,7 +54,7 @@ class Output:
         flush_python()
         self._terminal = os.dup(1), os.dup(2)
         if self._relay is not None:
-            self._relay.begin(log, prefix)
+            self._relay.begin(log, prefix, who)
             return
         file = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         for descriptor in (1, 2):
@@ -58,30 +66,36 @@ class Output:
         if self._terminal and not self._shown:
             say(text, self._terminal[1])
 
-    def end(self) -> None:
-        """Return when all that was written has arrived; from now on it goes to the terminal again."""
+    def end(self) -> bool:
+        """Return when all that was written has arrived, and whether some was lost; it goes to the terminal again."""
         if self._terminal is None:
-            return
+            return False
         flush_python()
         for descriptor, former in enumerate(self._terminal, start=1):
             os.dup2(former, descriptor)
-        if self._relay is not None:
-            self._relay.end()
+        self._lost = self._relay is not None and self._relay.end()
+        return self._lost
+
+    def status(self, own: int, error: str = "") -> int:
+        """Return a rank's exit status, to which output that was lost gives Python's; `error` is the last flush's."""
+        if error:
+            say(f"mpiddp: cannot write {error}")
+        return own or (EXIT_OUTPUT_LOST if error or self._lost else 0)
 
 
 class Relay:
     """A process that passes a rank's output on, and has all of it also when the rank crashes."""
 
     def __init__(self) -> None:
-        ours, its = socket.socketpair()
-        self._sources = os.pipe(), os.pipe()
-        reading, self._writing = zip(*self._sources, strict=True)
+        self._socket, its = socket.socketpair()
+        reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
         forking = fork_detached(lambda: relay(Wire(its), *reading), kept=(its.fileno(), *reading))
         reap(forking)
         its.close()
         for descriptor in reading:
             os.close(descriptor)
-        self._control = Wire(ours)
+        self._control = Wire(self._socket)
+        self._who = ""
 
     def dismiss(self) -> None:
         """Let it end, because it is not needed."""
@@ -89,53 +103,126 @@ class Relay:
         for pipe in self._writing:
             os.close(pipe)
 
-    def begin(self, log: str, prefix: str) -> None:
+    def begin(self, log: str, prefix: str, who: str) -> None:
         """Take over stdout and stderr."""
-        self._control.send(log=log, prefix=prefix)
+        self._who = who
+        self._control.send(log=log, prefix=prefix, who=who)
         for descriptor, pipe in enumerate(self._writing, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
 
-    def end(self) -> None:
-        """Wait until the relay has passed on all that it got, and is gone."""
-        with contextlib.suppress(EOFError, OSError):
-            self._control.receive(DRAINING_S)
+    def end(self) -> bool:
+        """Return when it has passed on what this rank has written, and whether stdout did not take all of it.
+
+        Whoever reads slowly is waited for, as without a relay; other processes may still write.
+        """
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            return bool(self._control.receive(FOREVER_S)[0]["lost"])
+        except (EOFError, OSError):
+            say(f"mpiddp: {self._who}: the process that passed its output on is gone, and output perhaps lost")
+            return True
 
 
 def relay(control: Wire, out: int, err: int) -> None:
-    """Pass on what comes from two pipes, until they are closed."""
+    """Pass on what comes from two pipes, until they are closed, and tell the rank what became of its part."""
     try:
-        message = control.receive(timeout_s=10**6)[0]
+        passing = Passing(**control.receive(FOREVER_S)[0])
     except EOFError:
         return
-    log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) if message["log"] else None
-    prefix = message["prefix"].encode()
-    begun = {out: b"", err: b""}
+    streams = {out: 1, err: 2}
     with selectors.DefaultSelector() as selector:
-        selector.register(out, selectors.EVENT_READ, 1)
-        selector.register(err, selectors.EVENT_READ, 2)
-        while selector.get_map():
-            for key, _ in selector.select():
-                data = os.read(key.fd, 65536)
-                if log is not None:
-                    write_all(log, data)
+        for source in (out, err, control):
+            selector.register(source, selectors.EVENT_READ)
+        while streams:
+            ready = {key.fileobj for key, _ in selector.select()}
+            for source in [source for source in streams if source in ready]:
+                data = os.read(source, PIPE_BYTES)
+                passing.take(streams[source], data)
                 if not data:
-                    selector.unregister(key.fd)
-                lines = prefixed(begun, key.fd, data, prefix) if prefix else [data]
-                for text in lines:
-                    write_all(key.data, text)
+                    selector.unregister(source)
+                    del streams[source]
+            if control in ready:  # after what the rank wrote before: it comes to its end, or is gone
+                selector.unregister(control)
+                for stream in streams.values():
+                    passing.take(stream, b"")
+                control.send(lost=passing.lost)
+    control.send(lost=passing.lost)
+
+
+class Passing:
+    """The output of the rank called `who`, on its way to the terminal and to a log, empty for none."""
+
+    def __init__(self, log: str, prefix: str, who: str) -> None:
+        self._prefix = prefix.encode()
+        self._begun = {1: b"", 2: b""}
+        self._terminal = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
+        self._log = open_log(log, who) if log else None
+
+    @property
+    def lost(self) -> bool:
+        """Tell whether something did not get to stdout."""
+        return self._terminal[1].failed
+
+    def take(self, stream: int, data: bytes) -> None:
+        """Pass on what comes from a stream, where that pauses (empty `data`) also a line that has no end yet."""
+        if self._log is not None:
+            self._log.write(data)
+        for text in prefixed(self._begun, stream, data, self._prefix) if self._prefix else [data]:
+            self._terminal[stream].write(text)
+
+
+class Sink:
+    """A descriptor that output goes to; what it cannot take, on a full disk, is lost, and that is said once.
+
+    `size` is where the first byte goes. Where `marks`, a line tells in it how much is missing.
+    """
+
+    def __init__(self, descriptor: int, name: str, who: str, size: int = 0, marks: bool = False) -> None:
+        self.failed = False
+        self._descriptor, self._name, self._who, self._size, self._marks = descriptor, name, who, size, marks
+        self._missing = 0  # bytes since the last that was written
+
+    def write(self, data: bytes) -> None:
+        """Write the data, or as much of it as goes; where nobody reads any more, nowhere."""
+        mark = b"\n[mpiddp: %d bytes are missing here]\n" % self._missing if self._marks and self._missing else b""
+        rest = mark + data if data else b""
+        try:
+            while rest:
+                count = write_some(self._descriptor, rest)
+                rest, self._size = rest[count:], self._size + count
+        except OSError as error:
+            if error.errno in GONE:
+                silence(self._descriptor)
+                return
+            self._fail(error)
+        self._missing = len(rest) if len(rest) <= len(data) else self._missing + len(data)
+
+    def _fail(self, error: OSError) -> None:
+        """Say, the first time, that something is lost."""
+        if not self.failed:
+            say(f"mpiddp: {self._who}: cannot write {self._name}: {error.strerror} (at byte {self._size}); "
+                "this output is lost, what follows is tried again")
+        self.failed = True
+
+
+def open_log(log: str, who: str) -> Sink:
+    """Return a log to which output is appended."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    return Sink(descriptor, log, who, os.fstat(descriptor).st_size, marks=True)
 
 
 def prefixed(begun: dict[int, bytes], source: int, data: bytes, prefix: bytes) -> list[bytes]:
     """Return the lines that new data completes, prefixed, in pieces that a pipe takes whole.
 
-    `begun` holds each source's last line, which is complete when the data ends (empty `data`). A
+    `begun` holds each source's last line, which is complete when the data pauses (empty `data`). A
     carriage return, by which progress bars begin anew, ends a line.
     """
     text = begun[source] + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     *lines, begun[source] = text.split(b"\n")
     if not data and begun[source]:
         lines.append(begun[source])
+        begun[source] = b""
     pieces = [b""]
     for line in lines:
         if len(pieces[-1]) + len(prefix) + len(line) >= WRITE_BYTES:
@@ -144,17 +231,21 @@ def prefixed(begun: dict[int, bytes], source: int, data: bytes, prefix: bytes) -
     return pieces
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write to a descriptor; where nobody reads any more, nowhere."""
-    while data:
+def flush_python() -> str:
+    """Write out what Python's streams hold, and return why that failed, empty where nobody wants it."""
+    failed = ""
+    for name in ("stdout", "stderr"):
         try:
-            data = data[os.write(descriptor, data):]
-        except OSError:
-            silence(descriptor)
+            with contextlib.suppress(BrokenPipeError, ValueError, AttributeError):
+                getattr(sys, name).flush()
+        except OSError as error:
+            failed = f"{name}: {error.strerror}"
+    return failed
 
 
-def flush_python() -> None:
-    """Write out what Python's streams hold."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+def let_flush_fail() -> None:
+    """Let Python's tear-down find that stdout could not be written, which gives it the exit status for that."""
+    def fail() -> None:
+        raise OSError("output was lost")
+
+    sys.stdout.flush = fail  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ def tell(what: str) -> None:
 
 read_end, write_end = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)  # each write is read alone (man 2 pipe)
 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 2**20)
-process = subprocess.Popen(sys.argv[1:], stdout=write_end, stderr=write_end, close_fds=False)  # PMI_FD
+process = subprocess.Popen(sys.argv[1:], stdout=write_end, stderr=write_end, close_fds=False)  # PMI_FD is for it
 os.close(write_end)
 while text := os.read(read_end, 2**16):
     tell(text.decode())
