@@ -244,3 +244,16 @@ def test_a_sink_that_nobody_reads_is_silent(capfd: pytest.CaptureFixture[str]) -
     os.close(pipe)
     assert capfd.readouterr().err == ""
     assert not sink.failed
+
+
+@pytest.mark.parametrize("options", [["--prefix"], ["--log-dir"], []], ids=" ".join)
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], closed: int, tmp_path: Path) -> None:
+    """A pipe to the relay and a socket to the sentinel would get the first numbers that are free."""
+    script = tmp_path / "talks.py"
+    script.write_text(f"import os\nprint('seven')\nnowhere = os.path.samefile('/dev/fd/{closed}', os.devnull)\n"
+                      f"assert nowhere or {options}\n")
+    logs = [tmp_path / "logs"] if "--log-dir" in options else []
+    done = check(in_shell(quick, f'exec "$@" {closed}>&-', *options, *logs, script))
+    assert done.stdout.count("seven") == (0 if closed == 1 else 2)
+    assert done.stderr.count("mpiddp ") == (0 if closed == 2 else 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import selectors
 import socket
@@ -15,7 +14,6 @@ from .say import say, write_some
 from .wire import Wire
 
 FOREVER_S = 10**6
-GONE = (errno.EPIPE, errno.EBADF)  # nobody reads any more, or never did
 PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
 WRITE_BYTES = 4096  # PIPE_BUF: what a pipe takes in one piece (man 7 pipe)
 
@@ -35,6 +33,7 @@ class Output:
 
     def __init__(self, relayed: bool) -> None:
         """Fork a relay if the output may have to go two ways, or to get a prefix: before MPI is there."""
+        occupy_closed()
         self._relay = Relay() if relayed else None
         self._terminal: tuple[int, int] | None = None
         self._shown = True
@@ -124,6 +123,13 @@ class Relay:
             return True
 
 
+def occupy_closed() -> None:
+    """Let stdin, stdout and stderr lead nowhere where they are closed, so that no other file gets their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
 def relay(control: Wire, out: int, err: int) -> None:
     """Pass on what comes from two pipes, until they are closed, and tell the rank what became of its part."""
     try:
@@ -191,10 +197,10 @@ class Sink:
             while rest:
                 count = write_some(self._descriptor, rest)
                 rest, self._size = rest[count:], self._size + count
+        except BrokenPipeError:
+            silence(self._descriptor)
+            return
         except OSError as error:
-            if error.errno in GONE:
-                silence(self._descriptor)
-                return
             self._fail(error)
         self._missing = len(rest) if len(rest) <= len(data) else self._missing + len(data)
 
