@@ -17,7 +17,7 @@ from ..plan.environment import Endpoint
 from ..plan.report import Member
 from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
 from . import failure
-from .output import Output, flush_python
+from .output import Output, flush_python, let_flush_fail
 from .sentinel import Ruling, Sentinel
 
 # Libraries take these signals for their own use: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO),
@@ -105,7 +105,8 @@ class Ending:
         """Let this process go on, which has left the job."""
         os._exit = hard_exit
         self._sentinel.release()
-        self.close()
+        if self.close():
+            let_flush_fail()
 
     @property
     def failed(self) -> bool:
