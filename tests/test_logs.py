@@ -257,3 +257,16 @@ def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], cl
     done = check(in_shell(quick, f'exec "$@" {closed}>&-', *options, *logs, script))
     assert done.stdout.count("seven") == (0 if closed == 1 else 2)
     assert done.stderr.count("mpiddp ") == (0 if closed == 2 else 1)
+
+
+def test_a_log_tells_how_much_is_missing_in_all(tmp_path: Path) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    log = Sink(full, "log", "rank 3 on n07", marks=True)
+    for data in (b"seven\n", b"eight\n", b""):
+        log.write(data)
+    with (tmp_path / "log").open("wb") as room:
+        os.dup2(room.fileno(), full)
+    for data in (b"nine\n", b"ten\n"):
+        log.write(data)
+    os.close(full)
+    assert (tmp_path / "log").read_text() == "\n[mpiddp: 12 bytes are missing here]\nnine\nten\n"

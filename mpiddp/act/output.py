@@ -191,8 +191,10 @@ class Sink:
 
     def write(self, data: bytes) -> None:
         """Write the data, or as much of it as goes; where nobody reads any more, nowhere."""
+        if not data:
+            return
         mark = b"\n[mpiddp: %d bytes are missing here]\n" % self._missing if self._marks and self._missing else b""
-        rest = mark + data if data else b""
+        rest = mark + data
         try:
             while rest:
                 count = write_some(self._descriptor, rest)
