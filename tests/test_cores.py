@@ -193,7 +193,14 @@ SLURM, PBS, LSF = {"SLURM_JOB_ID": "8"}, {"PBS_JOBID": "9[3].server"}, {"LSB_JOB
     ({**SLURM, "SLURM_CPUS_ON_NODE": "all"}, None), ({**LSF, "LSB_MCPU_HOSTS": "n2 all n1"}, None), ({}, None),
 ])
 def test_what_a_scheduler_says_that_it_has_given(environ: dict[str, str], found: Grant | None) -> None:
-    assert grant(environ, "n2") == found
+    assert grant(environ, "n2", by_mpirun=False) == found
+
+
+def test_what_slurm_has_given_the_job_counts_for_mpirun_not_its_daemons_step() -> None:
+    """As with SRUN_CPUS_PER_TASK=2 in the environment of mpirun, in an allocation of two tasks a node."""
+    environ = {**SLURM, "SLURM_CPUS_ON_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
+    assert grant(environ, "n2", by_mpirun=True) == Grant(4, False, 8)
+    assert grant({**environ, "SLURM_JOB_CPUS_PER_NODE": "4,2"}, "n2", by_mpirun=True) == Grant(2, False, 8)
 
 
 def test_ranks_whose_gpus_hang_on_one_socket_split_its_cores() -> None:

@@ -19,7 +19,7 @@ from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.gpus import Choice, Sight, choose
 from mpiddp.plan.map import Seat
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, check, srun
+from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, check
 
 ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
 
@@ -217,7 +217,10 @@ def test_several_gpus_of_a_nodes_only_task_are_idle() -> None:
 
 
 def test_slurm_gives_its_only_task_all_gpus(cluster: Cluster) -> None:
-    done = srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=1 --gpus-per-task=4", PROGRAMS / "cores.py")
+    mpi = MPIS["openmpi4"]
+    done = cluster.run("salloc", "--quiet", "-N2", "--ntasks-per-node=1", "--gpus-per-task=4", "srun", "--mpi=pmix",
+                       str(mpi.python), "-m", "mpiddp", str(PROGRAMS / "cores.py"), timeout=DEADLINE_S,
+                       env=mpi.environ(), cwd=ROOT)
     assert done.returncode == 3, done.stdout
     assert "mpiddp: cannot start: idle-gpus\n  found    1 rank, but 4 GPUs on node[1-2]\n" in done.stderr
 

@@ -255,7 +255,7 @@ def test_an_error_of_two_megabytes_on_one_line(mpi: Mpi, line: str, tmp_path: Pa
 
 
 def test_a_line_of_a_sentinel_that_is_no_text(capfd: pytest.CaptureFixture[str]) -> None:
-    watcher.write("odd-\udcff.py\n")
+    say("odd-\udcff.py\n")
     assert capfd.readouterr().err == "odd-?.py\n"
 
 

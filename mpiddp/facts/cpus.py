@@ -39,12 +39,14 @@ class Grant(NamedTuple):
     job: int
 
 
-def grant(environ: Mapping[str, str], host: str) -> Grant | None:
+def grant(environ: Mapping[str, str], host: str, by_mpirun: bool) -> Grant | None:
     """Return what a scheduler says that it has given on this host, None where none says it.
 
-    Slurm's SLURM_CPUS_ON_NODE is for the step, or the batch script, that this process is in.
+    SLURM_CPUS_ON_NODE is for the step that this process is in. That of an mpirun's daemon may be smaller than
+    what the job has for its ranks.
     """
-    for name, job in GRANTS:
+    names = (*GRANTS[1:], GRANTS[0]) if by_mpirun else GRANTS
+    for name, job in names:
         number = environ.get(job, "").partition(".")[0].partition("[")[0]
         if number.isdigit() and (cpus := count(environ.get(name, ""), host)):
             return Grant(cpus, name == EACH, int(number))

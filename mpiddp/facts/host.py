@@ -70,6 +70,9 @@ def host_facts(
     found = gpus() if look_at_gpus else ()
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     allowed = cpus.allowed()
+    started_by = runtime.detect(environ)
+    by_mpirun = started_by is not None and started_by.launcher is not runtime.SRUN
+    unconfined = rank == node and cpus.are_all(allowed)
     shm = os.statvfs("/dev/shm")  # noqa: S108 (it is looked at, not written to)
     return HostFacts(
         hostname=socket.gethostname(),
@@ -77,7 +80,7 @@ def host_facts(
         cpus=frozenset(os.sched_getaffinity(0)),
         allowed=allowed,
         topology=cpus.topology(allowed) if rank == node else None,
-        alone=runtime.detect(environ) is None,
+        alone=started_by is None,
         cpus_per_task=int(per_task) if per_task.isdigit() else None,
         interfaces=() if whole or rank != node else interfaces(),
         script=script,
@@ -89,7 +92,7 @@ def host_facts(
         seen=visible(found, environ),
         given_gpus=runtime.gpus_on_node(environ),
         task_gpus=runtime.gpus_of_task(environ),
-        grant=cpus.grant(environ, socket.gethostname()) if rank == node and cpus.are_all(allowed) else None,
+        grant=cpus.grant(environ, socket.gethostname(), by_mpirun) if unconfined else None,
     )
 
 
