@@ -61,12 +61,14 @@ def init_process_group(
         raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
     from mpi4py import MPI
 
+    from .act import signals
     from .launch import begin_within, give_up, meet
 
     config = _settings(os.environ, backend)
     if not MPI.Is_initialized():
         MPI.Init_thread()
     whole = MPI.COMM_WORLD if comm is None else comm
+    signals.protect_workers()
     if launched is None:
         _own = _Job(*begin_within(whole, config, destroy_process_group))
     else:  # whose launcher watches it
@@ -156,8 +158,9 @@ def should_stop() -> bool:
 
     It is once any rank was sent SIGUSR1 or SIGTERM, or the walltime is nearer than --stop-before. Every
     rank of the job has to call it equally often: a call starts a reduction over MPI and reads that of the
-    call before it, so that no step is held up by it. The first call begins to note signals, and with
-    --stop-before the start of the job did. Without a job of mpiddp's this process alone decides.
+    call before it, so that no step is held up by it. Signals are noted from the first call on, and under
+    `python -m mpiddp` from the start of the job where the script's own code has this call in it, or with
+    --stop-before. Without a job of mpiddp's this process alone decides.
     """
     global _stop
     if member := _launched() or (_own.membership if _own else None):

@@ -126,7 +126,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stop-before": {
         "default": None, "type": seconds, "metavar": "SECONDS",
-        "help": "let mpiddp.should_stop() be true so long before the walltime, and at a signal from the very start",
+        "help": "let mpiddp.should_stop() be true so long before the walltime",
     },
     "error-file": {
         "default": None, "metavar": "FILE",

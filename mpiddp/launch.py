@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .act import cores, failure, importing, script, trace, variables
+from .act import cores, failure, importing, script, signals, trace, variables
 from .act.ending import Ending, abort, let_through, skip_exit_functions
 from .act.hosting import Hosting
 from .act.output import Output, let_flush_fail
@@ -30,7 +30,7 @@ from .facts import fabric, mpi, runtime
 from .facts.devices import DeviceFacts, device_facts, torch_error
 from .facts.host import HostFacts, host_facts
 from .facts.library import Library, library
-from .facts.script import script_facts
+from .facts.script import asks_to_stop, script_facts
 from .plan.environment import SET_BY_HAND, exports, ways
 from .plan.fit import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
 from .plan.job import HostPlan, ReadyFacts
@@ -95,11 +95,12 @@ def begin(config: LaunchConfig) -> Ending | None:
     if config.script is not None:
         script.set_path(config.script)
     started_by = runtime.detect(os.environ)
-    stop = None if config.stop_before_s is None else prepare_stop(config.stop_before_s, started_by)
     output = Output(is_relayed(config))
     watched = sentinel(config, started_by)
+    stop = prepare_stop(config, started_by)
     try:
-        MPI = initialise_mpi(config, started_by, watched)
+        with signals.held() if stop else contextlib.nullcontext():
+            MPI = initialise_mpi(config, started_by, watched)
     except LaunchError as error:
         watched.settle()
         failure.refuse(str(error))
@@ -143,7 +144,8 @@ def begin_within(
         return meet(comm, config), None
     from .act.guard import Guard
 
-    watched = sentinel(config, runtime.detect(os.environ))
+    started_by = runtime.detect(os.environ)
+    watched = sentinel(config, started_by)
     watched.stage("the start after MPI_Init")
     try:
         member = meet(comm, config, watched.serve)
@@ -151,6 +153,8 @@ def begin_within(
         watched.settle()
         watched.dismiss()
         raise
+    if stop := prepare_stop(config, started_by):
+        member.stop(stop)
     place = member.environment
     ending = end_of(member, config, watched, Output(is_relayed(config)))
     ending.direct_output(config.shown.has(place.rank, place.local_rank), config.prefix)
@@ -183,19 +187,26 @@ def sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> Sentin
         lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [], config.startup_timeout_s)
 
 
-def prepare_stop(before_s: float, started_by: runtime.Runtime | None) -> Stop:
-    """Note from now on that the job shall stop: by a signal, or `before_s` seconds before Slurm ends it."""
+def prepare_stop(config: LaunchConfig, started_by: runtime.Runtime | None) -> Stop | None:
+    """Return what says when the job stops where somebody asks: the script in its code, or --stop-before."""
+    if config.stop_before_s is None and not (config.script and asks_to_stop(config.script)):
+        return None
     from .act.stop import Stop
 
     stop = Stop()
-    stop.catch()
+    if config.stop_before_s is not None:
+        set_walltime(stop, config.stop_before_s, started_by)
+    return stop
+
+
+def set_walltime(stop: Stop, before_s: float, started_by: runtime.Runtime | None) -> None:
+    """Let it be time to stop `before_s` seconds before Slurm ends the job, and warn where nobody tells when that is."""
     is_first = started_by is None or started_by.rank == 0
     end = runtime.job_end(os.environ, is_first)
     if end is not None:
         stop.stop_at(end - before_s)
     elif is_first and runtime.slurm_job(os.environ):
         warn(["walltime-unknown: squeue does not say here when the job ends, so that only a signal stops it in time"])
-    return stop
 
 
 def needs_exit_functions() -> bool:
@@ -227,6 +238,7 @@ def run(member: Membership, config: LaunchConfig, ending: Ending) -> int:
     """
     assert config.script is not None
     member.groups.adopt_calls()
+    signals.protect_workers()
     status = 0
     try:
         try:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.config import Script
+from mpiddp.facts.script import asks_to_stop
 from tests import processes
 from tests.support import PROGRAMS, ROOT, Mpi, alone, check, mpiexec, mpiexec_command, noise, single_node_environ
 
@@ -89,3 +91,27 @@ def test_standard_input_reaches_rank_0(quick: Mpi, tmp_path: Path) -> None:
     done = processes.run("sh", str(shell), *mpiexec_command(quick, 2, "-m", "mpiddp", script), timeout=60,
                          env=single_node_environ(quick), cwd=ROOT)
     assert check(done).stdout == "hello\n"
+
+
+@pytest.mark.parametrize(("source", "asks"), [
+    ("import mpiddp\nif mpiddp.should_stop(): pass", True),
+    ("from mpiddp import should_stop as over\ndef train():\n    return [over() for _ in 'ab']", True),
+    ("class Loop:\n    def over(self):\n        import mpiddp.api\n        return mpiddp.api.should_stop()", True),
+    ("import mpiddp\nprint(mpiddp.restart_count)", False),
+    ("import stopper\nprint(stopper.should_stop)", False),
+    ("'mpiddp.should_stop()'", False), ("import mpiddp\nmpiddp.should_stop(", False),
+])
+def test_whether_a_script_asks_when_to_stop(source: str, asks: bool, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(source)
+    assert asks_to_stop(Script(str(script), (), False)) == asks
+
+
+def test_whether_a_module_asks_when_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No parent of it is imported for that."""
+    (inner := tmp_path / "asking" / "inner").mkdir(parents=True)
+    (inner.parent / "__init__.py").write_text("raise RuntimeError")
+    (inner / "__init__.py").write_text("raise RuntimeError")
+    (inner / "__main__.py").write_text("from mpiddp import should_stop")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert asks_to_stop(Script("asking.inner", (), True))
+    assert not asks_to_stop(Script("asking.outer", (), True))

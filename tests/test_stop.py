@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from mpiddp.act.stop import SIGNALS
+from mpiddp.act.signals import SIGNALS
+from tests import processes
 from tests.faults.matrix import LAUNCHERS, Launcher
-from tests.faults.test_signals import started
-from tests.support import MPIS, PROGRAMS, ROOT, Mpi, alone, check, mpiexec
+from tests.faults.test_signals import Job, started
+from tests.support import MPIS, PROGRAMS, ROOT, Mpi, alone, check, mpiexec, mpiexec_command, need, single_node_environ
 
 STOPS = PROGRAMS / "stops.py"
 
@@ -41,6 +45,93 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: 
     assert text.count(f"mpiddp: time to stop: {number.name} was sent") == 1
     assert "failed" not in text
     assert job.process.returncode == 75, text
+
+
+SNIPPET, = re.findall(r"```python\n(for batch in loader:\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+AROUND_IT = """\
+import os, sys, time, torch, mpiddp
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self):
+        return 3000
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.zeros(4)
+
+def save_checkpoint():
+    open(sys.argv[1] + "/" + os.environ["RANK"], "x").close()
+
+loader = DataLoader(Data(), num_workers=2)
+"""
+
+
+@pytest.mark.parametrize(("launcher", "after_s"), [
+    *((LAUNCHERS[2], after_s) for after_s in (0, 0.05, 0.15, 0.3, 0.6)), (LAUNCHERS[1], 0.1)],
+    ids=lambda one: one.name if isinstance(one, Launcher) else f"{one}")
+def test_the_snippet_of_the_readme_stops_from_the_start_on(launcher: Launcher, after_s: float, tmp_path: Path) -> None:
+    """Its workers are forked before it asks, and the signal is for them too."""
+    (script := tmp_path / "train.py").write_text(AROUND_IT + SNIPPET)
+    (checkpoints := tmp_path / "checkpoints").mkdir()
+    with started(launcher, None, script, checkpoints) as job:
+        await_start(job)
+        time.sleep(after_s)
+        job.process.send_signal(signal.SIGUSR1)
+        text = job.output()
+    assert job.process.returncode == 75, text
+    assert len(list(checkpoints.iterdir())) == launcher.ranks, text
+
+
+def await_start(job: Job) -> None:
+    """Read a job's output up to the start line."""
+    assert job.process.stdout
+    while not (line := job.process.stdout.readline()).startswith("mpiddp "):
+        assert line, job.lines
+        job.lines.append(line)
+
+
+@pytest.mark.parametrize("library", ["/libmpi.so", "/libtorch_cpu.so"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_the_start_counts(number: signal.Signals, library: str, quick: Mpi) -> None:
+    """It comes when rank 0 waits in MPI_Init for a rank that is late, and while torch is imported."""
+    need(quick.missing())
+    rank = [str(quick.python), "-m", "mpiddp", str(STOPS)]
+    command = [*mpiexec_command(quick, 1)[:-1], *rank, ":", "-n", "1", "sh", "-c", 'sleep 3; exec "$@"', "late", *rank]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, env=single_node_environ(quick), cwd=ROOT, start_new_session=True) as process:
+        try:
+            first = await_library(process.pid, rank, library)
+            time.sleep(0.3)
+            first.send_signal(number)
+            text, _ = process.communicate(timeout=60)
+        finally:
+            processes.end_tree(process.pid)
+    assert process.returncode == 75, text
+    assert set(steps(text)) <= {"1", "2"}, text
+
+
+def await_library(launcher: int, command: list[str], library: str) -> psutil.Process:
+    """Return the first process of a launcher's that runs a command, once it has loaded a library."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for process in psutil.Process(launcher).children(recursive=True):
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.cmdline() == command and library in Path(f"/proc/{process.pid}/maps").read_text():
+                    return process
+        time.sleep(0.02)
+    raise TimeoutError(f"no process has loaded {library}")
+
+
+def test_a_script_that_does_not_ask_ends_by_the_signal(quick: Mpi, tmp_path: Path) -> None:
+    """As under plain Python, and its workers with it, although they leave the signal to it."""
+    (script := tmp_path / "train.py").write_text(
+        "import os, signal, torch\nfrom torch.utils.data import DataLoader\nclass early: should_stop = False\n"
+        "for _ in DataLoader(torch.zeros(9), num_workers=2):\n"
+        "    if not early.should_stop:\n        os.killpg(0, signal.SIGUSR1)\n")
+    done = alone(quick, "-m", "mpiddp", script)
+    assert done.returncode == -signal.SIGUSR1, done.stderr
+    assert "ended by SIGUSR1" in done.stderr
 
 
 TABLE = (ROOT / "batch/README.md").read_text()
@@ -115,6 +206,44 @@ def test_a_script_ends_its_own_processes_after_a_signal_too(quick: Mpi) -> None:
                "    assert {one.pid for one in multiprocessing.active_children()} == set(workers)\n"
                "print('ended')")
     assert check(alone(quick, "-c", program, timeout=30)).stdout == "ended\n"
+
+
+def test_processes_that_a_rank_or_a_worker_starts_obey_as_ever(quick: Mpi) -> None:
+    """Signals that are noted, and left to the rank, are not blocked in programs."""
+    done = check(alone(quick, "-m", "tests.programs.forks", timeout=60))
+    assert done.stdout == "rank: all end\nworker: all end\nended\n"
+
+
+def test_workers_from_before_the_first_question_leave_signals_to_their_rank(quick: Mpi) -> None:
+    """In a program with its own main(), too."""
+    program = ("import mpiddp, multiprocessing, os, signal, time\n"
+               "with mpiddp.process_group():\n"
+               "    worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,))\n"
+               "    worker.start()\n"
+               "    assert not mpiddp.should_stop()\n"
+               "    for number in (signal.SIGUSR1, signal.SIGTERM):\n"
+               "        os.kill(os.getpid(), number)\n"
+               "        os.system(f'kill -{int(number)} {worker.pid}')\n"
+               "    worker.join(0.5)\n"
+               "    assert mpiddp.should_stop() and worker.is_alive()\n"
+               "    worker.terminate()\n"
+               "    worker.join()\n"
+               "    assert worker.exitcode == -signal.SIGTERM\n"
+               "print('ended')")
+    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
+
+
+def test_a_worker_whose_rank_is_gone_ends_by_the_signal_that_it_left_to_it(quick: Mpi) -> None:
+    """It holds the pipe of the test until then, or for 20 s."""
+    program = ("import mpiddp, multiprocessing, os, signal, time\n"
+               "mpiddp.should_stop()\n"
+               "worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(20,))\n"
+               "worker.start()\n"
+               "os.system(f'kill {worker.pid}')\n"
+               "os.kill(os.getpid(), signal.SIGKILL)")
+    start = time.monotonic()
+    assert alone(quick, "-c", program, timeout=60).returncode == -signal.SIGKILL
+    assert time.monotonic() < start + 15
 
 
 def test_a_group_made_again_hears_signals_too(quick: Mpi) -> None:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import array
-import contextlib
-import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from . import signals
 from .say import say
 from .waiting import wait_for
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 WALLTIME = 1  # a reason like the numbers of signals, and less urgent than any
 SPINNING_S = 0.0005  # for ranks that are about as far
 REMIND_AFTER_S = 60.0
@@ -34,10 +29,8 @@ class Stop:
 
     def __init__(self) -> None:
         self.reason = 0  # on which all agree: a signal's number or WALLTIME, 0 for none yet
-        self._own = 0
         self._end = float("inf")
         self._ready = False  # signals are noted, as far as they can be
-        self._caught: list[int] = []
         self._parent: MPI.Comm | None = None
         self._comm: MPI.Comm | None = None
         self._pending: MPI.Request | None = None
@@ -45,26 +38,9 @@ class Stop:
         self.calls = 0  # in which the ranks took part
         self._sent, self._result = array.array("i", [0]), array.array("i", [0])
 
-    def catch(self) -> None:
-        """Note the signals that schedulers send from now on, where the script does not handle them itself.
-
-        Schedulers send them to a rank's DataLoader workers, too: a process that is forked after this
-        leaves them to its rank.
-        """
-        self._ready = True
-        for number in SIGNALS:
-            if signal.getsignal(number) == signal.SIG_DFL:
-                with contextlib.suppress(ValueError):  # not in the main thread
-                    signal.signal(number, self._note)
-                    self._caught.append(number)
-        os.register_at_fork(after_in_child=self._follow)
-
     def release(self) -> None:
-        """Let signals do again what they did before catch()."""
-        for number in self._caught:
-            if signal.getsignal(number) == self._note:
-                signal.signal(number, signal.SIG_DFL)
-        self._caught.clear()
+        """Note no signals any more."""
+        signals.release()
 
     def stop_at(self, end: float) -> None:
         """Find it time to stop at `end`, on time.time()'s clock."""
@@ -77,7 +53,8 @@ class Stop:
     def due(self) -> bool:
         """Tell whether it is time to stop, the same on every rank that has called this equally often."""
         if not self._ready:
-            self.catch()
+            signals.catch()
+            self._ready = True
         if not self.reason:
             if self._parent is None:
                 self.reason = self._wanted()
@@ -105,20 +82,8 @@ class Stop:
             why = "the walltime is near" if self.reason == WALLTIME else f"{signal.Signals(self.reason).name} was sent"
             say(f"mpiddp: time to stop: {why}")
 
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self._own = max(self._own, number)
-
-    def _follow(self) -> None:
-        """In a forked process, let a signal count only where the process that forked it has sent it."""
-        with contextlib.suppress(ValueError):  # forked by another thread than the main one
-            for number in self._caught:
-                signal.signal(number, signal.SIG_DFL)
-        if self._caught:
-            signal.pthread_sigmask(signal.SIG_BLOCK, self._caught)
-            threading.Thread(target=obey_parent, args=(self._caught, os.getppid()), daemon=True).start()
-
     def _wanted(self) -> int:
-        return self._own or (WALLTIME if time.time() > self._end else 0)
+        return signals.noted or (WALLTIME if time.time() > self._end else 0)
 
     def _read(self) -> None:
         if self._pending is not None:
@@ -167,17 +132,3 @@ def reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) 
         return request
 
     return start
-
-
-def obey_parent(numbers: list[int], parent: int) -> None:
-    """End this process at the first of these signals, which all its threads block, that its parent has sent.
-
-    A DataLoader's worker ends with status 0 then, as torch has it; its loader would call it a failure otherwise.
-    """
-    while (sent := signal.sigwaitinfo(numbers)).si_pid != parent:
-        pass
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
-        os._exit(0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-    os.kill(os.getpid(), sent.si_signo)

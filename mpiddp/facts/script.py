@@ -68,6 +68,29 @@ def compile_error(path: str) -> str | None:
     return None
 
 
+def asks_to_stop(script: Script) -> bool:
+    """Tell whether a script's own code calls mpiddp.should_stop(), by the names in it; no module is imported for it."""
+    try:
+        path = module_path(script.target) if script.is_module else script.target
+        return {"mpiddp", "should_stop"} <= names(compiled(path))
+    except (ImportError, KeyError, OSError, SyntaxError, ValueError):
+        return False
+
+
+def names(code: types.CodeType) -> set[str]:
+    """Return the names of all globals, attributes and modules in some code, each part of a dotted one."""
+    nested = (names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return {part for name in code.co_names for part in name.split(".")}.union(*nested)
+
+
+def module_path(name: str) -> str:
+    """Return the file of a module that shall run as a script, empty where none is seen without an import."""
+    spec = search_module(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        return module_path(f"{name}.__main__")
+    return spec.origin or "" if spec is not None else ""
+
+
 def module_facts(name: str) -> ScriptFacts:
     """Return the facts of a module that shall run as a script."""
     try:
@@ -99,6 +122,7 @@ def find_module(name: str) -> ModuleSpec:
     return spec
 
 
+@functools.cache
 def search_module(name: str) -> ModuleSpec | None:
     """Return where a module lies, without an import, None where it does not seem to be."""
     spec: ModuleSpec | None = None
