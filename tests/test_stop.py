@@ -214,6 +214,19 @@ def test_processes_that_a_rank_or_a_worker_starts_obey_as_ever(quick: Mpi) -> No
     assert done.stdout == "rank: all end\nworker: all end\nended\n"
 
 
+def test_a_loaders_worker_can_end_its_programs(quick: Mpi) -> None:
+    program = ("import mpiddp, subprocess\nfrom torch.utils.data import DataLoader\n"
+               "class Data:\n"
+               "    def __len__(self): return 4\n"
+               "    def __getitem__(self, index):\n"
+               "        decoder = subprocess.Popen(['sleep', '1000'])\n"
+               "        decoder.terminate()\n"
+               "        return decoder.wait()\n"
+               "mpiddp.should_stop()\n"
+               "print([int(status) for status in DataLoader(Data(), num_workers=2)])")
+    assert check(alone(quick, "-c", program, timeout=30)).stdout == "[-15, -15, -15, -15]\n"
+
+
 def test_workers_from_before_the_first_question_leave_signals_to_their_rank(quick: Mpi) -> None:
     """In a program with its own main(), too."""
     program = ("import mpiddp, multiprocessing, os, signal, time\n"
