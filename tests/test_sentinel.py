@@ -22,6 +22,7 @@ import pytest
 from mpiddp.act import entrance, watcher
 from mpiddp.act.coordinator import Coordinator, dial
 from mpiddp.act.loop import Loop
+from mpiddp.act.say import say
 from mpiddp.act.wire import Wire
 from mpiddp.plan.report import Member
 from tests.cluster import Cluster
