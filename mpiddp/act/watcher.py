@@ -373,9 +373,9 @@ class Watcher:
 
     def remember_children(self) -> None:
         """Note the rank's descendants while it is there to be their parent."""
-        from .descendants import children
-
         if not self.gone:
+            from .descendants import children
+
             self.children |= children(self.process.pid)
 
     def clean(self) -> None:

@@ -16,7 +16,6 @@ OWN, ENDED, CONSEQUENCE, ABSENT = "own", "ended", "consequence", "absent"
 FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")  # what users and schedulers send
 
 OUT_OF_MEMORY = "out of memory, as its cgroup counts"
-MOMENT_S = 0.1  # at most between the first two ranks that srun kills
 
 LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank is gone or late
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "connection was",
@@ -157,7 +156,7 @@ def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
         return False
     first_s, second_s = sorted(scene.came_s[one.rank] for one in gone)[:2]
     plainly = all(one.signal == "SIGKILL" and OUT_OF_MEMORY not in one.cause for one in gone)
-    return plainly and second_s - first_s < MOMENT_S
+    return plainly and second_s - first_s < SETTLING_S
 
 
 def alike(own: Sequence[Report]) -> list[Report]:
