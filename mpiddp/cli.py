@@ -122,7 +122,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "abort-grace": {
         "default": str(DEFAULT_ABORT_GRACE_S), "type": seconds, "metavar": "SECONDS",
-        "help": "when a rank fails, kill the others that have not ended by then (default: %(default)s)",
+        "help": "when a rank fails, kill it and the others where they have not ended by then (default: %(default)s)",
     },
     "stop-before": {
         "default": None, "type": seconds, "metavar": "SECONDS",
