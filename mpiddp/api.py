@@ -87,8 +87,14 @@ def destroy_process_group() -> None:
     """
     global _own, _stop
     if _own is not None:
+        from mpi4py import MPI
+
+        from .act import signals
+
         (membership, guard), _own, _stop = _own, None, None
-        if guard is None:
+        if MPI.Is_finalized():  # nobody can be waited for
+            membership.give_up()
+        elif guard is None:
             membership.leave(exit_timeout_s=None)
         else:
             guard.ending.left()
@@ -96,8 +102,10 @@ def destroy_process_group() -> None:
                 membership.leave(_settings(os.environ).exit_timeout_s)
             except TimeoutError as error:
                 guard.ending.fail_leaving(error)
+        if guard is not None:
             guard.release()
             guard.ending.release()
+            signals.release()
         membership.restore_environment()
     elif _is_initialized():
         import torch.distributed as dist
@@ -118,13 +126,21 @@ def process_group(
     env = init_process_group(comm, backend, timeout)
     try:
         yield env
+    except GeneratorExit:  # a generator around the block is not used any more
+        destroy_process_group()
+        raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
+        if isinstance(error, SystemExit) and (error.code in (None, 0) or _all_stop(error)):
             destroy_process_group()
         else:
             _give_up(error)
         raise
     destroy_process_group()
+
+
+def _all_stop(error: SystemExit) -> bool:
+    """Tell whether a program ends by stop_for_requeue() because all ranks have agreed to."""
+    return error.code == EXIT_REQUEUE and _own is not None and _own.membership.stops()
 
 
 def _give_up(error: BaseException) -> None:
@@ -150,7 +166,7 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
     except argparse.ArgumentTypeError as error:
         raise ValueError(str(error)) from None
     binding = config.binding if variable("bind") in environ else "launcher"
-    return config._replace(backend=backend or config.backend, binding=binding)
+    return config._replace(backend=backend or config.backend, binding=binding, python_exit=False)
 
 
 def should_stop() -> bool:

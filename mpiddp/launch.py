@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .act import cores, failure, importing, script, signals, trace, variables
-from .act.ending import Ending, abort, let_through, skip_exit_functions
+from .act.ending import Ending, abort, c_exit, give_signals_back, let_through, skip_exit_functions
 from .act.hosting import Hosting
 from .act.output import Output, let_flush_fail
 from .act.probe import Probe
-from .act.rollcall import RollCall
+from .act.rollcall import REMIND_AFTER_S, RollCall
 from .act.say import say
 from .act.sentinel import Sentinel
 from .act.waiting import wait_for
@@ -58,10 +58,42 @@ def launch(config: LaunchConfig) -> int:
     """Start this rank, run the script in it, and return the exit status.
 
     The rank leaves the job after the script's threads and atexit functions. A script that fails ends
-    the job on all ranks.
+    the job on all ranks. Where another program runs ours, a profiler, say, it does its work when we return:
+    the process is left by Python's own exit.
     """
-    if is_run_by_another_program(sys._getframe()):
-        config = config._replace(python_exit=True)
+    callers = [frame.f_globals for frame in outer_frames(sys._getframe())]
+    if all(names.get("__name__") == "runpy" for names in callers[1:]):  # Python itself runs our __main__, or another
+        return start_and_run(config)
+    status = Status()
+    if getattr(callers[0].get("__spec__"), "name", "") == f"{__package__}.__main__":
+        atexit.register(status.insist)  # which comes after all that is registered from now on
+    status.number = start_and_run(config._replace(python_exit=True))
+    return status.number
+
+
+class Status:
+    """Our exit status, which a program that runs ours may swallow, as Python's profilers do."""
+
+    number = 0
+
+    def insist(self) -> None:
+        """End this process with it."""
+        if self.number:
+            c_exit(self.number)
+
+
+def outer_frames(frame: FrameType) -> list[FrameType]:
+    """Return the frames of those that have called this package, innermost first."""
+    outer = []
+    while frame.f_back is not None:
+        frame = frame.f_back
+        outer.append(frame)
+    own = f"{__package__}."
+    return list(itertools.dropwhile(lambda one: str(one.f_globals.get("__name__")).startswith(own), outer))
+
+
+def start_and_run(config: LaunchConfig) -> int:
+    """Do what launch() does, and leave the process as `config` says."""
     ending = begin(config)
     if ending is None:
         return EXIT_CANNOT_START
@@ -73,19 +105,6 @@ def launch(config: LaunchConfig) -> int:
     place = membership.environment
     ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
     return run(membership, config, ending)
-
-
-def is_run_by_another_program(frame: FrameType) -> bool:
-    """Tell whether a program that is not ours has called us: a profiler, say, which does its work when we return.
-
-    Under `python -m mpiddp` our `__main__` has called, and Python's runpy that.
-    """
-    callers = []
-    while frame.f_back is not None:
-        frame = frame.f_back
-        callers.append(str(frame.f_globals.get("__name__")))
-    outside = itertools.dropwhile(lambda name: name.startswith(f"{__package__}."), callers)
-    return next(outside, "__main__") != "__main__" or any(name != "runpy" for name in outside)
 
 
 def begin(config: LaunchConfig) -> Ending | None:
@@ -101,6 +120,7 @@ def begin(config: LaunchConfig) -> Ending | None:
     try:
         with signals.held() if stop else contextlib.nullcontext():
             MPI = initialise_mpi(config, started_by, watched)
+            give_signals_back()
     except LaunchError as error:
         watched.settle()
         failure.refuse(str(error))
@@ -147,6 +167,7 @@ def begin_within(
     started_by = runtime.detect(os.environ)
     watched = sentinel(config, started_by)
     watched.stage("the start after MPI_Init")
+    await_all(comm, config.startup_timeout_s)
     try:
         member = meet(comm, config, watched.serve)
     except BaseException:
@@ -160,6 +181,23 @@ def begin_within(
     ending.direct_output(config.shown.has(place.rank, place.local_rank), config.prefix)
     ending.watch(leave)
     return member, Guard(ending, leave)
+
+
+def await_all(comm: MPI.Comm, timeout_s: float) -> None:
+    """Return when all ranks have come to init_process_group(); end the MPI job where one has not, in time."""
+    barrier = comm.Ibarrier()
+    rank = f"rank {comm.rank} of {comm.size}"
+    try:
+        wait_for(lambda: barrier.Test() or None, time.monotonic() + timeout_s, TimeoutError,
+                 lambda waited_s: say(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others"),
+                 REMIND_AFTER_S)
+    except TimeoutError:
+        give_up(LonelyLaunchError(
+            "startup-timeout",
+            found=f"not all ranks had called init_process_group() {timeout_s:g} s after {rank}",
+            needed="the same call by every rank of the communicator",
+            do="look for a rank that failed before, or that takes another way; more time: MPIDDP_STARTUP_TIMEOUT",
+        ))
 
 
 def end_of(member: Membership, config: LaunchConfig, watched: Sentinel, output: Output) -> Ending:

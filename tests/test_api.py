@@ -136,9 +136,58 @@ def test_ranks_outside_of_the_communicator_end_as_well(name: str) -> None:
     assert re.search(r"rank +1 of 2, local rank 1 on ", done.stderr)
 
 
-@pytest.mark.parametrize("how", ["forgotten", "order"])
+ORDERLY = ["forgotten", "order", "handled", "finalize", "thread", "generator", "descriptors"]
+
+
+@pytest.mark.parametrize("how", ORDERLY)
 def test_an_end_in_order_is_no_failure(quick: Mpi, how: str) -> None:
+    """Also where a sys.exit() was caught, MPI was finalised before, or the end came in a thread."""
     assert check(own_end(quick, 2, how)).stderr == ""
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+def test_an_exit_whose_status_nobody_tells_does_not_hang_the_others(name: str) -> None:
+    """Of a SystemExit that a program raises by itself nobody hears; the other rank is in a collective."""
+    done = own_end(MPIS[name], 2, "unsaid")
+    assert done.returncode != 0
+    assert re.search(r"mpiddp: failed: rank 0 on ", done.stderr), done.stderr
+    assert re.search(r"others +rank 1 on \S+ had come to the end of the script", done.stderr)
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi4"])
+def test_a_block_whose_ranks_stop_for_requeue_has_not_failed(name: str) -> None:
+    done = check(own_end(MPIS[name], 2, "requeue"), 75)
+    assert "failed" not in done.stderr
+    assert done.stderr.count("mpiddp: time to stop: SIGUSR1 was sent\n") == 1
+
+
+def test_what_a_block_raised_is_shown_when_it_is_cut_off(quick: Mpi) -> None:
+    done = check(own_end(quick, 2, "with-finally", MPIDDP_ABORT_GRACE="1"), 1)
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
+    assert re.search(r"mpiddp: rank 1 on \S+ is cut off in what it does at its end, 1 s after it failed", done.stderr)
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_deadline(mpi: Mpi) -> None:
+    done = own_end(mpi, 2, "late", MPIDDP_STARTUP_TIMEOUT="4")
+    assert done.returncode in (3, 5), done.stderr  # Open MPI's mpirun may tell the first rank's
+    assert done.stderr.count("mpiddp: cannot start: startup-timeout") == 1
+
+
+def test_a_way_out_that_is_not_for_programs(quick: Mpi) -> None:
+    check(own_end(quick, 2, "raise", MPIDDP_EXIT="python"), 1)
+
+
+def test_tests_that_use_a_group(quick: Mpi, tmp_path: Path) -> None:
+    """Pytest notes the errors that it catches where Python notes that of a program's end."""
+    (tmp_path / "test_it.py").write_text(
+        "import mpiddp, pytest\n@pytest.fixture(scope='session', autouse=True)\ndef group():\n"
+        "    return mpiddp.init_process_group()\n@pytest.mark.xfail\ndef test_fails():\n    assert False\n"
+        "def test_passes():\n    pass\n")
+    done = check(own_main(quick, 2, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "test_it.py"))
+    assert done.stdout.count("1 passed, 1 xfailed") == 2
+    assert "mpiddp" not in done.stderr
 
 
 @pytest.mark.parametrize(("how", "pmi"), [("with", "pmix"), ("exit", "pmi2")])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPIS, ROOT, Mpi, check, mpiexec
+from tests.support import DEADLINE_S, MPIS, ROOT, Mpi, check, mpiexec, single_node_environ
 
 HEAD = "import atexit, os, sys, threading, time\nrank = int(os.environ['RANK'])\n"
 ODD_WORDS = """
@@ -124,3 +125,108 @@ def test_a_hook_that_raises_is_shown_with_what_it_was_to_show(quick: Mpi, script
     done = check(mpiexec(quick, 2, script), 1)
     assert "KeyError: 'hook'" in done.stderr
     assert done.stderr.index("ValueError: seven") < done.stderr.index("mpiddp: failed: rank 1 on ")
+
+
+BOTH_FAIL = """
+atexit.register(time.sleep, 4)
+raise ValueError("seven")
+"""
+STREAMS = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.fputs(b"kept", ctypes.c_void_p(libc.fopen((sys.argv[1] + str(rank)).encode(), b"w")))
+if rank == 1:
+    raise ValueError("seven")
+time.sleep(600)
+"""
+DEAD_WORKER = """
+import signal
+from torch.utils.data import DataLoader, Dataset
+class Killed(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if rank == 1 and index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+list(DataLoader(Killed(), num_workers=2))
+time.sleep(600)
+"""
+ODD_STREAM = """
+class Odd:
+    def write(self, text):
+        pass
+    def flush(self):
+        raise RuntimeError("no flush")
+sys.stderr = Odd()
+if rank == 1:
+    raise ValueError("seven")
+time.sleep(600)
+"""
+TERMINATED = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pid = os.getpid()
+def later():
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(0.5)
+threading.Thread(target=later).start()
+"""
+
+
+def test_several_that_fail_have_one_report_and_their_time(cluster: Cluster) -> None:
+    """Each exits by itself under pmi2, and the first to do so takes the others along."""
+    mpi = MPIS["impi"]
+    done = cluster.run("srun", "--mpi=pmi2", "-N3", "-n3", "sh", "-c",
+                       f"cat > /tmp/both.py <<'END'\n{HEAD + BOTH_FAIL}END\nexec {mpi.python} -m mpiddp /tmp/both.py",
+                       timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+    assert done.returncode in (1, 137), done.stderr
+    assert done.stderr.count("mpiddp: failed: rank ") == 1, done.stderr
+    assert "the same on all 3 ranks" in done.stderr
+    assert "is cut off" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+def test_what_c_streams_hold_is_written(name: str, script: Path, tmp_path: Path) -> None:
+    script.write_text(HEAD + STREAMS)
+    check(mpiexec(MPIS[name], 2, script, tmp_path / "stream"), 1)
+    assert (tmp_path / "stream1").read_text() == "kept"
+
+
+@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+def test_a_loaders_worker_that_is_killed(mpi: Mpi, script: Path) -> None:
+    """Torch's handler of SIGCHLD raises wherever the rank is by then, also in our own code."""
+    script.write_text(HEAD + DEAD_WORKER)
+    for _ in range(3):
+        done = check(mpiexec(mpi, 2, script), 1)
+        assert re.search(r"mpiddp: failed: rank 1 on \S+: (RuntimeError: DataLoader worker|Connection)", done.stderr)
+        assert "is killed by signal: Killed" in done.stderr
+        assert "/mpiddp/" not in done.stderr
+
+
+def test_a_stream_of_the_scripts_own_that_cannot_be_flushed(quick: Mpi, script: Path) -> None:
+    script.write_text(HEAD + ODD_STREAM)
+    done = check(mpiexec(quick, 2, script), 1)
+    assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
+
+
+def test_a_handler_that_exits_in_order_while_threads_are_waited_for(quick: Mpi, script: Path) -> None:
+    script.write_text(HEAD + TERMINATED)
+    assert "failed" not in check(mpiexec(quick, 2, script)).stderr
+
+
+@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+def test_a_status_that_a_profiler_swallows(name: str, tmp_path: Path) -> None:
+    """That of ranks that stop for requeue tells a batch script not to take the training for done."""
+    mpi = MPIS[name]
+    (tmp_path / "stops.py").write_text(
+        "import mpiddp, os, signal, time\nmpiddp.should_stop()\nos.kill(os.getpid(), signal.SIGUSR1)\n"
+        "while not mpiddp.should_stop():\n    time.sleep(0.01)\nmpiddp.stop_for_requeue()\n")
+    profile = f"exec {mpi.python} -m cProfile -o {tmp_path}/profile.$$ -m mpiddp {tmp_path}/"
+    command = [str(mpi.mpiexec), *mpi.options, "-n", "2", "sh", "-c"]
+    for script, status in (("stops.py", 75), ("missing.py", 3)):
+        done = processes.run(*command, profile + script, timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
+        check(done, status)
+    assert len(list(tmp_path.glob("profile.*"))) >= 2

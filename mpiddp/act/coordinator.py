@@ -54,6 +54,7 @@ class Coordinator:
         self._came_s: dict[int, float] = {}  # after the first
         self._living_reporters: list[int] = []
         self._late: list[int] = []  # ranks that reported too, and wait for an answer
+        self._waiting: set[int] = set()  # those that have it, and are to be told when the first is through
         self._since = 0.0
         self._verdict: Verdict | None = None
         self._ended = False  # all have been told that the job ends
@@ -169,10 +170,9 @@ class Coordinator:
         if living:
             self._living_reporters.append(report.rank)
         if self._verdict is not None:
-            if self._over:
+            self._late.append(report.rank)
+            if self._ended:
                 self._answer_quietly(report.rank)
-            else:
-                self._late.append(report.rank)
             return
         if not self._reports:
             self._since = time.monotonic()
@@ -216,7 +216,10 @@ class Coordinator:
         """Rule that a rank was not the first."""
         assert self._verdict
         if rank in self._peers:
-            self._peers[rank].wire.send(ruling=None, status=self._verdict.first.status, abort=self._must_abort(rank))
+            abort = self._over and self._must_abort(rank)
+            self._peers[rank].wire.send(ruling=None, status=self._verdict.first.status, abort=abort)
+            if not self._over:
+                self._waiting.add(rank)
 
     def _must_abort(self, rank: int) -> bool:
         """Tell whether a rank has to end the job: each for itself, or the first by MPI_Abort, or one that lives."""
@@ -243,6 +246,8 @@ class Coordinator:
         if not (self._own.exits and self._verdict.first.rank in self._living_reporters):
             self._end_now()
             return
+        for rank in self._late:
+            self._answer_quietly(rank)
         for peer in list(self._peers.values()):
             peer.wire.send(end=self._verdict.first.status, abort=False)
         self._loop.set_timer("through", self._own.grace_s, self._end_now)
@@ -253,9 +258,11 @@ class Coordinator:
             return
         self._ended = self._over = True
         for rank in self._late:
-            self._answer_quietly(rank)
+            if rank not in self._waiting:
+                self._answer_quietly(rank)
         for peer in list(self._peers.values()):
-            peer.wire.send(end=self._verdict.first.status, abort=self._must_abort(peer.rank))
+            peer.wire.send(end=self._verdict.first.status, abort=self._must_abort(peer.rank),
+                           waits=peer.rank in self._waiting)
 
 
 def dial(address: str, port: int, token: str, member: Member) -> Wire | None:

@@ -43,11 +43,10 @@ def reap(child: int) -> None:
 
 def close_all_but(kept: Collection[int]) -> None:
     """Close what was inherited, a launcher's connection among it: it must end with the rank."""
-    start = 3
-    for descriptor in sorted(kept):
-        os.closerange(start, descriptor)
-        start = descriptor + 1
-    os.closerange(start, max(start, 1024))
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):  # that by which the folder was read is closed already
+                os.close(descriptor)
 
 
 def silence(*descriptors: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import os
@@ -18,7 +19,9 @@ from ..plan.report import Member
 from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
 from . import failure
 from .output import Output, flush_python, let_flush_fail
+from .say import say
 from .sentinel import Ruling, Sentinel
+from .wire import END
 
 # Libraries take these signals for their own use: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO),
 # MPICH swallows SIGUSR1, Intel MPI makes an exit(1) of a crash. A script finds them as Python leaves them.
@@ -36,7 +39,8 @@ class Ending:
         self._python_exit = python_exit
         self._pid = os.getpid()
         self._ruling: Ruling | None = None
-        self._told = False
+        self._asking = threading.RLock()
+        self._shown = self._told = False
 
     def is_ours(self) -> bool:
         """Tell whether this is the rank's process and no child of it."""
@@ -55,8 +59,7 @@ class Ending:
         """
         self.direct_output(shown, prefix)
         faulthandler.disable()
-        for number in FOR_SCRIPTS:
-            signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
+        give_signals_back()
         self.watch(leave)
 
     def direct_output(self, shown: bool, prefix: bool) -> None:
@@ -122,29 +125,37 @@ class Ending:
         if not self.is_ours():
             failure.show(error)
             self.finish(failure.status_of(error))
-        ruling = self.accuse(error)
-        self._speak(ruling, error)
-        if self._python_exit:
-            return ruling.status
-        try:
-            run_exit_functions()
-        finally:
+        error = self.accuse(error)
+        assert self._ruling
+        self._speak(self._ruling, error)
+        if not self._python_exit:
+            with contextlib.suppress(BaseException):  # the reason is told already
+                run_exit_functions()
             self.end_failed()
+        return self._ruling.status
 
-    def accuse(self, error: BaseException) -> Ruling:
-        """Tell the job that the script raised, and let this process live no longer than --abort-grace from now on."""
-        fresh = not self.failed
-        ruling = self._ask(failure.describe(error, self._member.rank, self._member.host))
-        if fresh:
-            limit = threading.Timer(self._member.grace_s, self._cut_off, (ruling,))
-            limit.daemon = True
-            limit.start()
-        return ruling
+    def accuse(self, error: BaseException) -> BaseException:
+        """Tell the job that the script raised, and let this process live no longer than --abort-grace from now on.
+
+        Returns what it raised: where a signal's handler raises meanwhile, as torch's does for a DataLoader's
+        worker that has died, that came last.
+        """
+        while not self.failed:
+            try:
+                ruling = self._ask(failure.describe(error, self._member.rank, self._member.host))
+                limit = threading.Timer(self._member.grace_s, self._cut_off, (ruling, error))
+                limit.daemon = True
+                with contextlib.suppress(RuntimeError):  # without a thread it is for the sentinel to end us
+                    limit.start()
+            except BaseException as other:
+                error = other
+        return error
 
     def end_failed(self) -> NoReturn:
         """End the job after fail_by(), when all that this process does at its end is done."""
         assert self._ruling
         self._sentinel.through()
+        flush_streams()
         let_through()
         if not self._ruling.abort:
             time.sleep(self._member.grace_s + 1)  # until the one that aborts has ended this rank
@@ -164,7 +175,11 @@ class Ending:
 
     def fail(self, report: Report, error: BaseException | None = None) -> NoReturn:
         """End the job at once, and say why if no other rank failed first."""
-        self._speak(self._ask(report), error)
+        while not self.failed:
+            with contextlib.suppress(BaseException):  # of a signal's handler
+                self._ask(report)
+        assert self._ruling
+        self._speak(self._ruling, error)
         self.end_failed()
 
     def end_job(self, status: int) -> NoReturn:
@@ -175,19 +190,23 @@ class Ending:
 
     def _ask(self, report: Report) -> Ruling:
         """Return what follows from this rank's failure; the first that it reports counts."""
-        if self._ruling is None:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to the ranks of a failed job
-            flush()
-            self._ruling = self._sentinel.ask(report)
-        return self._ruling
+        with self._asking:
+            if self._ruling is None:
+                if threading.current_thread() is threading.main_thread():
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
+                flush()
+                ruling = self._sentinel.ask(report)
+                silence_handlers()
+                self._ruling = ruling
+            return self._ruling
 
     def _speak(self, ruling: Ruling, error: BaseException | None) -> None:
         """Print what was raised and the job's last words, if it is for this rank to do."""
-        if (verdict := ruling.verdict) is None:
+        if (verdict := ruling.verdict) is None or self._told:
             return
         stack = failure.callstack(error) if error is not None and not verdict.outside else ""
         if stack and error is not None:
+            self._shown = True
             failure.show(error)
             self._output.reveal(stack)
         self._tell(verdict, stack)
@@ -201,17 +220,46 @@ class Ending:
         self._output.reveal(failure.tell(verdict, self._member, after_s, self._member.error_file, stack))
         self._sentinel.spoken()
 
-    def _cut_off(self, ruling: Ruling) -> NoReturn:
+    def _cut_off(self, ruling: Ruling, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""
         if ruling.verdict is not None:
-            self._tell(ruling.verdict)
+            stack = failure.callstack(error)
+            if stack and not self._shown:
+                say(stack)
+            self._tell(ruling.verdict, stack)
+            who = f"rank {self._member.rank} on {self._member.host}"
+            say(f"mpiddp: {who} is cut off in what it does at its end, {self._member.grace_s:g} s after it failed; "
+                "for more time: --abort-grace SECONDS")
         let_through()
         self.end_job(ruling.status)
 
 
+def give_signals_back() -> None:
+    """Let signals do again what Python has them do, which MPI_Init may have changed."""
+    for number in FOR_SCRIPTS:
+        signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
+
+
+def silence_handlers() -> None:
+    """Let no signal's handler of the script raise any more, in what is left of this process."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) and number != END:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else ignore)
+
+
+def ignore(*_: object) -> None:
+    """Be a signal's handler; a program that is started finds the signal as ever, as it would not if it was ignored."""
+
+
 def run_exit_functions() -> None:
     """Join the threads and call the atexit functions, as Python does at the end of a program."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except SystemExit as error:  # of a signal's handler
+        if error.code not in (None, 0):
+            raise
     atexit._run_exitfuncs()
 
 
@@ -226,6 +274,16 @@ def flush() -> str:
     libc = ctypes.CDLL(None)
     libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
     return failed
+
+
+def flush_streams() -> None:
+    """Write out what all of C's streams hold, but wait for none that a thread has locked."""
+    import ctypes
+
+    flushing = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        flushing.start()
+        flushing.join(failure.FORWARDING_S)
 
 
 def let_through() -> None:

@@ -77,15 +77,24 @@ def line_at(frame: FrameType, line: int | None = None) -> str:
 
 def show(error: BaseException) -> None:
     """Print what a script raised as Python would, without our own frames."""
-    if isinstance(error, SystemExit):
-        print(callstack(error), end="", file=sys.stderr, flush=True)
-        return
-    traceback = without_our_frames(error.__traceback__)
+    strip(error)
     try:
-        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
-    except BaseException as other:  # a script's own hook: both are shown, as Python does
+        if isinstance(error, SystemExit):
+            print(callstack(error), end="", file=sys.stderr, flush=True)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException as other:  # a script's own hook, or its own stderr: both are shown, as Python does
         sys.__excepthook__(type(other), other, other.__traceback__)
-        sys.__excepthook__(type(error), error, traceback)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def strip(error: BaseException | None) -> None:
+    """Take our own frames from the start of what was raised, and of what it was raised from or while handling."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = without_our_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -103,7 +112,11 @@ def callstack(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int) else f"{words_of(error.code)}\n"
 
-    return "".join(traceback.format_exception(type(error), error, without_our_frames(error.__traceback__)))
+    strip(error)
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:  # an error that is odd itself
+        return f"{type(error).__name__}: {words_of(error)}\n"
 
 
 def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "") -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import atexit
 import sys
-import threading
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 from . import failure
@@ -16,13 +15,16 @@ from .ending import Ending
 class Guard:
     """Ends the job where the program fails, as the launcher does for a script; until release().
 
-    A program that comes to its end in order calls `leave` first, if it has not done so itself.
+    A program that comes to its end otherwise calls `leave` first, if it has not done so itself.
     """
 
     def __init__(self, ending: Ending, leave: Callable[[], None]) -> None:
+        """Watch the program of the main thread, which calls this."""
         self.ending, self._leave = ending, leave
-        self._error: BaseException | None = None  # by which the program ends, as far as we know
-        self._where = ""  # it called sys.exit()
+        self._program = outermost(sys._getframe())
+        self._raised: BaseException | None = None  # by a block, and told to the job
+        self._exited: SystemExit | None = None  # what sys.exit() has raised last, and where
+        self._where = ""
         self._hook, self._exit = sys.excepthook, sys.exit
         sys.exit = self._note_exit
         atexit.register(self._end)
@@ -35,8 +37,7 @@ class Guard:
 
     def accuse(self, error: BaseException) -> None:
         """Tell the job that the program raised; what it does on its way out has --abort-grace."""
-        self._error = error
-        self.ending.accuse(error)
+        self._raised = self.ending.accuse(error)
 
     def release(self) -> None:
         """Let exceptions and exits do again what they did."""
@@ -48,7 +49,7 @@ class Guard:
 
     def _fail(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         """Be `sys.excepthook`; inside of another hook, which may hold back what is printed, leave the end to _end()."""
-        if not self.ending.is_ours():
+        if not self.ending.is_ours() or not self._ends_program(traceback):
             self._hook(kind, error, traceback)
         elif sys.excepthook == self._fail:
             self.release()
@@ -59,20 +60,51 @@ class Guard:
 
     def _note_exit(self, status: object = None) -> NoReturn:
         """Be `sys.exit`."""
-        error = SystemExit(status)
-        if status not in (None, 0) and threading.current_thread() is threading.main_thread():
-            self._error, self._where = error, failure.line_at(sys._getframe(1))
-        raise error
+        self._exited, self._where = SystemExit(status), failure.line_at(sys._getframe(1))
+        raise self._exited
 
     def _end(self) -> None:
         """Leave the job at the end of the program, or end it where the program has failed."""
         if not self.ending.is_ours():
             return
-        error = self._error
-        if error is None and not hasattr(sys, "ps1"):  # at a prompt there may have been any number
-            error = getattr(sys, "last_value", None)
-        if error is None:
+        last: BaseException | None = getattr(sys, "last_value", None)
+        if self._raised is None and last is not None and self._ends_program(last.__traceback__):
+            self._raised = last  # another hook has taken the place of ours
+        if self._raised is None and has_raised(self._program):
+            self._raised = self._exit_of_program()
+        if self._raised is None:
             self._leave()
             return
         self.release()
-        self.ending.fail_leaving(error, shown=error is getattr(sys, "last_value", None), where=self._where)
+        self.ending.fail_leaving(self._raised, shown=self._raised is last, where=self._where)
+
+    def _exit_of_program(self) -> SystemExit | None:
+        """Return the failure by which the program has ended, None where that is in order, or nobody knows.
+
+        Of a SystemExit that it raised by itself nobody knows the status. The other ranks are to notice it then
+        as that of a process that is gone: they lose their connections.
+        """
+        if self._exited is not None:
+            return self._exited if failure.status_of(self._exited) else None
+        dist = sys.modules["torch.distributed"]
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return None
+
+    def _ends_program(self, traceback: TracebackType | None) -> bool:
+        """Tell whether an exception came through the whole program, and was not just shown by it."""
+        return traceback is not None and traceback.tb_frame is self._program
+
+
+def outermost(frame: FrameType) -> FrameType:
+    """Return the frame of the program itself."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def has_raised(frame: FrameType) -> bool:
+    """Tell whether a frame that has come to its end did so by an exception: its last instruction is no return."""
+    import opcode
+
+    return not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

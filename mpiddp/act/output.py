@@ -72,6 +72,8 @@ class Output:
         flush_python()
         for descriptor, former in enumerate(self._terminal, start=1):
             os.dup2(former, descriptor)
+            os.close(former)
+        self._terminal = None
         self._lost = self._relay is not None and self._relay.end()
         return self._lost
 
@@ -246,8 +248,8 @@ def flush_python() -> str:
         try:
             with contextlib.suppress(BrokenPipeError, ValueError, AttributeError):
                 getattr(sys, name).flush()
-        except OSError as error:
-            failed = f"{name}: {error.strerror}"
+        except Exception as error:  # of a stream of the script's own, perhaps
+            failed = f"{name}: {getattr(error, 'strerror', error)}"
     return failed
 
 

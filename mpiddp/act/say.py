@@ -11,7 +11,7 @@ STDERR = 2  # also where a script has put something else in the place of sys.std
 
 def say(text: str, descriptor: int = STDERR) -> None:
     """Print a line or a block by one write, after what Python's stderr holds; where nobody reads, nowhere."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with contextlib.suppress(Exception):  # a script may have put anything there
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         write_all(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))

@@ -101,9 +101,13 @@ class Sentinel:
         """Be told nothing any more; the process goes on."""
         if self._hears_crashes:
             faulthandler.disable()
-        if (descriptor := signal.set_wakeup_fd(-1)) != self._signals.fileno():
+        with contextlib.suppress(ValueError):  # not in the main thread
+            self._hear_no_signals()
+            signal.signal(END, signal.SIG_DFL)
+
+    def _hear_no_signals(self) -> None:
+        if (descriptor := signal.set_wakeup_fd(-1)) != self._signals.fileno():  # the script's own
             signal.set_wakeup_fd(descriptor)
-        signal.signal(END, signal.SIG_DFL)
 
     def ask(self, report: Report) -> Ruling:
         """Return what follows from the failure of this rank."""
@@ -137,6 +141,9 @@ class Sentinel:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._wire.receive()
+        with contextlib.suppress(ValueError):
+            self._hear_no_signals()
+            self._signals.close()
         self._wire.close()
 
     def _await(self, key: str) -> Message:
@@ -156,8 +163,7 @@ class Sentinel:
             return
         self._wire.send(forked=os.getpid())
         with contextlib.suppress(ValueError):
-            if (descriptor := signal.set_wakeup_fd(-1)) != self._signals.fileno():  # the script's own
-                signal.set_wakeup_fd(descriptor)
+            self._hear_no_signals()
         if self._hears_crashes:  # the stack would go into whatever file gets the number of our end of the wire
             faulthandler.disable()
             with contextlib.suppress(OSError, ValueError):

@@ -34,6 +34,13 @@ def are_free(number: int) -> bool:
     return signal.getsignal(number) in (signal.SIG_DFL, note)
 
 
+def caught_in_c() -> set[int]:
+    """Return the signals for which there is a handler that Python knows nothing of: faulthandler.register()'s, say."""
+    with open("/proc/self/status") as file:
+        mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+    return {number for number in SIGNALS if mask >> (number - 1) & 1 and signal.getsignal(number) == signal.SIG_DFL}
+
+
 def catch() -> None:
     """Note the signals from now on, where the script does not handle them itself."""
     for number in filter(are_free, SIGNALS):
@@ -43,9 +50,9 @@ def catch() -> None:
 
 
 def release() -> None:
-    """Let signals do again what they did before catch()."""
-    global noted
-    noted = 0
+    """Let signals do again what they did before catch(), in workers too."""
+    global noted, _protecting
+    noted, _protecting = 0, False
     for number in SIGNALS:
         if signal.getsignal(number) == note:
             signal.signal(number, signal.SIG_DFL)
@@ -69,9 +76,14 @@ def protect_workers() -> None:
     the signals as Python leaves them.
     """
     global _protecting
-    if not _protecting:
-        _protecting = True
-        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+    _protecting = True
+    register()
+
+
+@functools.cache
+def register() -> None:
+    """Be called at each fork."""
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 def _before_fork() -> None:
@@ -86,12 +98,15 @@ def _after_fork() -> None:
 def _in_child() -> None:
     global noted
     noted = 0
-    free = set(filter(are_free, SIGNALS))
-    for number in free:
-        signal.signal(number, signal.SIG_DFL)
+    caught = caught_in_c()
+    free = {number for number in filter(are_free, SIGNALS) if number not in caught}
+    for number in SIGNALS:
+        if signal.getsignal(number) == note:
+            signal.signal(number, signal.SIG_DFL)
     mask = _forking.mask - _left
     _left.clear()
-    if sys._getframe(1).f_globals.get("__name__", "").endswith(".popen_fork"):  # multiprocessing's, or a copy of it
+    forker = sys._getframe(1).f_globals.get("__name__", "")
+    if _protecting and forker.endswith(".popen_fork"):  # multiprocessing's, or a copy of it
         _left.update(free)
         begin_worker()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask | _left)

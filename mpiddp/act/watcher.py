@@ -256,7 +256,7 @@ class Watcher:
         if "ruling" in message:
             self.rule(message)
         elif "end" in message:
-            self.end_rank(message["end"], message["abort"])
+            self.end_rank(message["end"], message["abort"], message.get("waits", False))
         elif "look" in message and self.court:
             self.court.send(stopped=self.process.is_stopped())
         elif "neighbour" in message:
@@ -296,15 +296,18 @@ class Watcher:
             if self.asked and self.sentence:
                 self.rule(self.sentence)
 
-    def end_rank(self, status: int, abort: bool) -> None:
-        """End the rank because the job ends: asked where it may do it itself, then ended by force."""
+    def end_rank(self, status: int, abort: bool, waits: bool = False) -> None:
+        """End the rank because the job ends: asked where it may do it itself, then ended by force.
+
+        `waits` tells that it has failed too, and waits to be told.
+        """
         self.settled = True
         self.sentence = {"ruling": None, "status": status, "abort": abort}
         if self.gone:  # and its report has crossed this on the way
             self.rule(self.sentence)
             return
         self.remember_children()
-        if abort and not self.asked:
+        if abort and (waits or not self.asked):
             self.rank.send(end=status)
             self.press(END)
             if self.process.is_stopped():

@@ -4,9 +4,13 @@ The other ranks sleep meanwhile, or where HOW ends with -through are at the end 
 """
 
 import os
+import signal
 import sys
+import threading
 import time
+from pathlib import Path
 
+import torch
 from mpi4py import MPI
 
 import mpiddp
@@ -51,6 +55,41 @@ elif how == "half":
                 raise ValueError("seven")
             wait()
     wait()
+elif how == "with-finally":
+    try:
+        with mpiddp.process_group():
+            if is_last:
+                raise ValueError("seven")
+            wait()
+    finally:
+        wait()
+elif how == "requeue":
+    with mpiddp.process_group():
+        if is_last:
+            os.kill(os.getpid(), signal.SIGUSR1) if mpiddp.should_stop() is False else None
+        while not mpiddp.should_stop():
+            time.sleep(0.01)
+        mpiddp.stop_for_requeue()
+elif how == "generator":
+    def steps():
+        """Hold a group as long as there are steps."""
+        with mpiddp.process_group():
+            yield 1
+            yield 2
+
+    for _ in steps():
+        break
+elif how == "late":
+    if is_last:
+        sys.exit(5)
+    mpiddp.init_process_group()
+elif how == "descriptors":
+    open_files = []
+    for _ in range(3):
+        with mpiddp.process_group():
+            pass
+        open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert open_files[1] == open_files[2], open_files
 elif how == "order":
     with mpiddp.process_group():
         if is_last:
@@ -58,7 +97,22 @@ elif how == "order":
         time.sleep(1)
 else:
     mpiddp.init_process_group()
-    if is_last:
+    if how == "handled":
+        try:
+            sys.exit(3)
+        except SystemExit:
+            sys.exit(0) if is_last else None
+    elif how == "finalize":
+        MPI.Finalize()
+    elif how == "thread":
+        thread = threading.Thread(target=mpiddp.destroy_process_group)
+        thread.start()
+        thread.join()
+    elif how == "unsaid" and not is_last:
+        torch.distributed.all_reduce(torch.ones(1))
+    elif is_last:
+        if how == "unsaid":
+            raise SystemExit(7)
         if how == "raise":
             raise ValueError("seven")
         if how == "hook":
@@ -72,5 +126,5 @@ else:
             os.kill(os.getpid(), 9)
     if how == "forgotten":
         time.sleep(MPI.COMM_WORLD.rank)
-    else:
+    elif how not in ("handled", "finalize", "thread"):
         wait()
