@@ -27,6 +27,7 @@ from .wire import END
 # MPICH swallows SIGUSR1, Intel MPI makes an exit(1) of a crash. A script finds them as Python leaves them.
 FOR_SCRIPTS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
                signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+MOST_ATTEMPTS = 20
 hard_exit = os._exit  # which a script's call does not reach
 
 
@@ -40,6 +41,7 @@ class Ending:
         self._pid = os.getpid()
         self._ruling: Ruling | None = None
         self._asking = threading.RLock()
+        self._attempts = 0  # to ask; a signal's handler may break one off
         self._shown = self._told = False
 
     def is_ours(self) -> bool:
@@ -191,6 +193,9 @@ class Ending:
     def _ask(self, report: Report) -> Ruling:
         """Return what follows from this rank's failure; the first that it reports counts."""
         with self._asking:
+            self._attempts += 1
+            if self._attempts > MOST_ATTEMPTS:
+                self._ruling = self._ruling or Ruling(Verdict(report), report.status, True)
             if self._ruling is None:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
