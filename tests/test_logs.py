@@ -104,6 +104,15 @@ def test_logs_of_three_nodes(cluster: Cluster) -> None:
     assert {line.split("]")[0] for line in done.stdout.splitlines()} == {"[0 node1", "[2 node2", "[4 node3"}
 
 
+@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+def test_the_last_line_of_a_rank_that_fails_needs_no_end(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    print('so far', end='')\n"
+                      "    raise ValueError('seven')\ntime.sleep(600)\n")
+    done = check(mpiexec(MPIS[name], 2, "--prefix", script), 1)
+    assert re.search(r"^\[1 \S+\] so far$", done.stdout, re.MULTILINE), done.stdout
+
+
 def test_a_folder_that_cannot_be_made_is_refused_once(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = check(mpiexec(quick, 2, "--log-dir", tmp_path / "file", "-m", "this"), 3)

@@ -158,6 +158,7 @@ class Ending:
         assert self._ruling
         self._sentinel.through()
         flush_streams()
+        self._output.end()
         if self._told:
             let_through()
         else:  # where ranks exit by themselves, Slurm kills one that is later than the others
