@@ -19,7 +19,7 @@ from .act.ending import Ending, abort, c_exit, give_signals_back, let_through, s
 from .act.hosting import Hosting
 from .act.output import Output, let_flush_fail
 from .act.probe import Probe
-from .act.rollcall import REMIND_AFTER_S, RollCall
+from .act.rollcall import REMIND_AFTER_S, TURNS, RollCall
 from .act.say import say
 from .act.sentinel import Sentinel
 from .act.waiting import wait_for
@@ -158,7 +158,8 @@ def begin_within(
     """Start this rank of a program that has its own main(), up to the process group, and watch it as a script.
 
     `leave` is called where the program ends without having left the job. A single rank, for which nobody waits, is
-    not watched, nor one that is not in the main thread, where signals can't be handled. Raises as meet() does.
+    not watched, nor one that is not in the main thread, where signals can't be handled. Raises LaunchError; what only
+    this rank knows ends the job.
     """
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return meet(comm, config), None
@@ -167,9 +168,12 @@ def begin_within(
     started_by = runtime.detect(os.environ)
     watched = sentinel(config, started_by)
     watched.stage("the start after MPI_Init")
-    await_all(comm, config.startup_timeout_s)
     try:
+        await_all(comm, config.startup_timeout_s)
         member = meet(comm, config, watched.serve)
+    except LonelyLaunchError as error:
+        watched.settle()
+        give_up(error)
     except BaseException:
         watched.settle()
         watched.dismiss()
@@ -184,20 +188,22 @@ def begin_within(
 
 
 def await_all(comm: MPI.Comm, timeout_s: float) -> None:
-    """Return when all ranks have come to init_process_group(); end the MPI job where one has not, in time."""
+    """Return when all ranks have come to init_process_group(); raise LonelyLaunchError where one has not, in time."""
     barrier = comm.Ibarrier()
     rank = f"rank {comm.rank} of {comm.size}"
-    try:
-        wait_for(lambda: barrier.Test() or None, time.monotonic() + timeout_s, TimeoutError,
-                 lambda waited_s: say(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others"),
-                 REMIND_AFTER_S)
-    except TimeoutError:
-        give_up(LonelyLaunchError(
-            "startup-timeout",
-            found=f"not all ranks had called init_process_group() {timeout_s:g} s after {rank}",
-            needed="the same call by every rank of the communicator",
-            do="look for a rank that failed before, or that takes another way; more time: MPIDDP_STARTUP_TIMEOUT",
-        ))
+    late = LonelyLaunchError(
+        "startup-timeout",
+        found=f"not all ranks had called init_process_group() {timeout_s:g} s after {rank}",
+        needed="the same call by every rank of the communicator",
+        do="look for a rank that failed before, or that takes another way; more time: MPIDDP_STARTUP_TIMEOUT",
+    )
+
+    def remind(waited_s: float) -> None:
+        if comm.rank == 0:
+            say(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others")
+
+    deadline = time.monotonic() + timeout_s + min(comm.rank, TURNS)
+    wait_for(lambda: barrier.Test() or None, deadline, lambda: late, remind, REMIND_AFTER_S)
 
 
 def end_of(member: Membership, config: LaunchConfig, watched: Sentinel, output: Output) -> Ending:

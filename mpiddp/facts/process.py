@@ -56,18 +56,6 @@ class Process:
             caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
         return bool(int(caught, 16) >> (number - 1) & 1)
 
-    def has_children(self) -> bool:
-        """Tell whether the process has children, or the kernel does not say (without CONFIG_PROC_CHILDREN)."""
-        folder = f"/proc/{self.pid}/task"
-        try:
-            for thread in os.listdir(folder):
-                with open(f"{folder}/{thread}/children") as file:
-                    if file.read():
-                        return True
-        except OSError:
-            return True
-        return False
-
     def was_out_of_memory(self) -> bool:
         """Tell whether the kernel has ended a process of its cgroup for lack of memory since we know it."""
         return oom_kills(self._cgroup) > self._oom_kills
