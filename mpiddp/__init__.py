@@ -5,7 +5,7 @@ Importing this package starts nothing: neither MPI nor torch is loaded before it
 
 import os
 
-from .act import trace as _trace  # noqa: F401 (it notes when this process comes to us)
+from . import stages as _stages  # noqa: F401 (it notes when this process comes to us)
 from .api import destroy_process_group, init_process_group, process_group, should_stop, stop_for_requeue
 from .errors import EXIT_REQUEUE as REQUEUE
 from .errors import LaunchError

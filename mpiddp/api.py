@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .errors import EXIT_REQUEUE
 
@@ -15,22 +15,13 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from .act.guard import Guard
-    from .act.membership import Membership
-    from .act.stop import Stop
     from .config import LaunchConfig
     from .environment import Environment
+    from .run.running import RunningJob
+    from .run.stop import Stop
 
-
-class _Job(NamedTuple):
-    """A job that init_process_group() started in this process; nobody guards that of a single rank."""
-
-    membership: Membership
-    guard: Guard | None
-
-
-_own: _Job | None = None
-_stop: Stop | None = None
+_own: RunningJob | None = None  # which init_process_group() started in this process
+_stop: Stop | None = None  # of should_stop(), before there is a job
 
 
 def init_process_group(
@@ -56,13 +47,14 @@ def init_process_group(
     global _own
     launched = _launched()
     if launched is not None and _adopts(launched, comm, backend, timeout):
-        return launched.environment
+        return launched.membership.environment
     if _is_initialized():
         raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
     from mpi4py import MPI
 
-    from .act import signals
-    from .launch import begin_within, give_up, meet
+    from .join.refusal import refuse_alone
+    from .launch import join, start_within
+    from .run import signals
 
     config = _settings(os.environ, backend)
     if not MPI.Is_initialized():
@@ -70,10 +62,10 @@ def init_process_group(
     whole = MPI.COMM_WORLD if comm is None else comm
     signals.protect_workers()
     if launched is None:
-        _own = _Job(*begin_within(whole, config, destroy_process_group))
+        _own = start_within(whole, config, destroy_process_group)
     else:  # whose launcher watches it
-        _own = _Job(meet(whole, config._replace(log_dir="")), None)
-    _own.membership.create_group(timeout, give_up)
+        _own = join(whole, config._replace(log_dir=""))
+    _own.membership.create_group(timeout, refuse_alone)
     if _own.guard is not None:
         _own.guard.watch_exceptions()
     return _own.membership.environment
@@ -89,24 +81,24 @@ def destroy_process_group() -> None:
     if _own is not None:
         from mpi4py import MPI
 
-        from .act import signals
+        from .run import signals
 
-        (membership, guard), _own, _stop = _own, None, None
+        job, _own, _stop = _own, None, None
         if MPI.Is_finalized():  # nobody can be waited for
-            membership.give_up()
-        elif guard is None:
-            membership.leave(exit_timeout_s=None)
+            job.give_up()
+        elif job.ending is None:
+            job.leave(exit_timeout_s=None)
         else:
-            guard.ending.left()
+            job.ending.left()
             try:
-                membership.leave(_settings(os.environ).exit_timeout_s)
+                job.leave(_settings(os.environ).exit_timeout_s)
             except TimeoutError as error:
-                guard.ending.fail_leaving(error)
-        if guard is not None:
-            guard.release()
-            guard.ending.release()
+                job.ending.fail_leaving(error)
+        if job.guard is not None:
+            job.guard.release()
+            job.guard.ending.release()
             signals.release()
-        membership.restore_environment()
+        job.restore()
     elif _is_initialized():
         import torch.distributed as dist
 
@@ -140,7 +132,7 @@ def process_group(
 
 def _all_stop(error: SystemExit) -> bool:
     """Tell whether a program ends by stop_for_requeue() because all ranks have agreed to."""
-    return error.code == EXIT_REQUEUE and _own is not None and _own.membership.stops()
+    return error.code == EXIT_REQUEUE and _own is not None and _own.stops()
 
 
 def _give_up(error: BaseException) -> None:
@@ -152,7 +144,7 @@ def _give_up(error: BaseException) -> None:
         _own.guard.accuse(error)
     else:
         job, _own = _own, None
-        job.membership.give_up()
+        job.give_up()
 
 
 def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchConfig:
@@ -179,10 +171,10 @@ def should_stop() -> bool:
     --stop-before. Without a job of mpiddp's this process alone decides.
     """
     global _stop
-    if member := _launched() or (_own.membership if _own else None):
-        return member.stop(_stop).due()
+    if job := _launched() or _own:
+        return job.stop(_stop).due()
     if _stop is None:
-        from .act.stop import Stop
+        from .run.stop import Stop
 
         _stop = Stop()
     return _stop.due()
@@ -193,20 +185,22 @@ def stop_for_requeue() -> NoReturn:
     raise SystemExit(EXIT_REQUEUE)
 
 
-def _launched() -> Membership | None:
-    """Return this process's part in the job that `python -m mpiddp` started, if it did."""
+def _launched() -> RunningJob | None:
+    """Return this process's part in the job that `python -m mpiddp` started, if it did and has not left it."""
     launch = sys.modules.get("mpiddp.launch")
-    return launch.membership if launch is not None else None
+    job: RunningJob | None = launch.job if launch is not None else None
+    return None if job is None or job.left else job
 
 
 def _adopts(
-    launched: Membership, comm: MPI.Comm | None, backend: str | None, timeout: timedelta | None
+    launched: RunningJob, comm: MPI.Comm | None, backend: str | None, timeout: timedelta | None
 ) -> bool:
     """Take the launcher's group for a call and tell so; destroy it where another one is asked for."""
-    if comm is not None and not launched.spans(comm):
-        launched.groups.discard()
+    member = launched.membership
+    if comm is not None and not member.spans(comm):
+        member.groups.discard()
         return False
-    return launched.groups.claim(backend=backend, timeout=timeout)
+    return member.groups.claim(backend=backend, timeout=timeout)
 
 
 def _is_initialized() -> bool:

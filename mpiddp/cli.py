@@ -199,9 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         job = read_config(sys.argv[1:] if arguments is None else arguments, os.environ)
     except argparse.ArgumentTypeError as error:
-        from .act.failure import refuse
+        from .join.refusal import refuse_early
 
-        refuse(str(error))
+        refuse_early(str(error))
         return EXIT_USAGE
     if isinstance(job, Shape):
         from .facts.runtime import slurm_hosts

@@ -17,7 +17,7 @@ from mpiddp.facts.host import HostFacts
 from mpiddp.plan import gpus, job, topology
 from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.gpus import Choice, Sight, choose
-from mpiddp.plan.map import Seat
+from mpiddp.plan.seat import Seat
 from tests.cluster import Cluster
 from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, check
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.act.output import Sink
+from mpiddp.run.relay import Sink
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from mpiddp.act.picture import svg
 from mpiddp.facts.gpus import Gpu
-from mpiddp.plan.map import Seat, devices, lines, model, ranges, records
+from mpiddp.plan.seat import Seat
+from mpiddp.show.map import devices, lines, model, ranges, records
+from mpiddp.show.picture import svg
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpiddp.act.probe import PATIENCE_S, Door, Listener, Probe
 from mpiddp.facts.host import Interface
+from mpiddp.join.probe import PATIENCE_S, Door, Listener, Probe
 from mpiddp.plan.network import Trial
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.act.say import say
+from mpiddp.say import say
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (

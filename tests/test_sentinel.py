@@ -19,12 +19,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.act import entrance, watcher
-from mpiddp.act.coordinator import Coordinator, dial
-from mpiddp.act.loop import Loop
-from mpiddp.act.say import say
-from mpiddp.act.wire import Wire
-from mpiddp.plan.report import Member
+from mpiddp.plan.member import Member
+from mpiddp.say import say
+from mpiddp.sentinel import entrance, watcher
+from mpiddp.sentinel.coordinator import Coordinator, dial
+from mpiddp.sentinel.loop import Loop
+from mpiddp.sentinel.wire import Wire
 from tests.cluster import Cluster
 from tests.support import MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, noise, srun
 

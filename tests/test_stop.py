@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.act.signals import SIGNALS
+from mpiddp.run.signals import SIGNALS
 from tests import processes
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import Job, started

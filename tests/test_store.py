@@ -89,7 +89,7 @@ def test_jobs_that_start_together_stay_apart(quick: Mpi) -> None:
 
 
 def test_rank_0_may_have_a_connection_for_each_rank(quick: Mpi) -> None:
-    told = check(alone(quick, "-c", "import resource as r; from mpiddp.act.hosting import allow_connections as allow; "
+    told = check(alone(quick, "-c", "import resource as r; from mpiddp.join.hosting import allow_connections as allow; "
                        "r.setrlimit(r.RLIMIT_NOFILE, (600, 3000)); limits = []; "
                        "[(allow(n), limits.append(r.getrlimit(r.RLIMIT_NOFILE))) for n in (4, 1000, 10_000)]; "
                        "print(limits)")).stdout

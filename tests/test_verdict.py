@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpiddp.act.wire import LONGEST_LINE
-from mpiddp.plan.report import Member, block, error_record
+from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import (
     ABSENT,
     ALONE_S,
@@ -25,6 +24,8 @@ from mpiddp.plan.verdict import (
     is_consequence,
     judge,
 )
+from mpiddp.sentinel.wire import LONGEST_LINE
+from mpiddp.show.report import block, error_record
 
 HOSTS = {rank: f"n{rank // 2}" for rank in range(6)}
 

@@ -13,7 +13,7 @@ from ..facts.gpus import VISIBLE
 from ..facts.host import HostFacts
 from . import cores, devices, environment, gpus, network, problems, topology
 from .gpus import Choice, Sight
-from .map import Seat
+from .seat import Seat
 
 
 class HostPlan(NamedTuple):

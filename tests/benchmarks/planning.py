@@ -25,8 +25,8 @@ from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
 from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
-from mpiddp.plan.map import Seat
 from mpiddp.plan.network import Trial, agreed, candidates
+from mpiddp.plan.seat import Seat
 
 RANKS_PER_NODE = 8
 CPUS = frozenset(range(64))

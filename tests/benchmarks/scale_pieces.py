@@ -13,12 +13,12 @@ import time
 
 from mpi4py import MPI
 
-import mpiddp.act.rendezvous as rendezvous
-from mpiddp.act.hosting import allow_connections
-from mpiddp.act.rollcall import RollCall
-from mpiddp.act.waiting import sleep_until
+import mpiddp.join.rendezvous as rendezvous
 from mpiddp.config import LaunchConfig
+from mpiddp.join.hosting import allow_connections
+from mpiddp.join.rollcall import RollCall
 from mpiddp.plan.job import plan_hosts
+from mpiddp.waiting import sleep_until
 from tests.benchmarks.planning import host, ready
 
 TIMEOUT_S = 100

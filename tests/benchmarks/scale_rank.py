@@ -19,10 +19,10 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import mpiddp
-from mpiddp.act import rendezvous
-from mpiddp.act.rendezvous import KeySpaces
 from mpiddp.config import LaunchConfig
-from mpiddp.launch import meet
+from mpiddp.join import rendezvous
+from mpiddp.join.rendezvous import KeySpaces
+from mpiddp.launch import join
 
 world = MPI.COMM_WORLD
 asked = 0
@@ -89,14 +89,14 @@ def by_env(wrapped):
 
 def by_nccl(wrapped):
     rendezvous.KeySpaces = CountedSpaces if wrapped else KeySpaces
-    membership = meet(world, LaunchConfig(backend="gloo", binding="launcher"))
-    store = membership.groups.keys.fresh(world.size)
+    job = join(world, LaunchConfig(backend="gloo", binding="launcher"))
+    store = job.membership.groups.keys.fresh(world.size)
     if world.rank == 0:
         store.set("0", "identifier")
     store.get("0")
     yield
-    membership.leave(None)
-    membership.restore_environment()
+    job.leave(None)
+    job.restore()
 
 
 ways = {"mpiddp": by_mpiddp, "env": by_env, "nccl": by_nccl}

@@ -16,10 +16,10 @@ from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.gpus import VISIBLE, Gpu, visible
 from mpiddp.facts.host import host_facts
 from mpiddp.facts.mpi import node_key
-from mpiddp.launch import seat
+from mpiddp.join.prepare import seat
 from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.job import ReadyFacts, plan_devices, plan_hosts
-from mpiddp.plan.map import lines
+from mpiddp.show.map import lines
 
 comm, host = MPI.COMM_WORLD, socket.gethostname()
 GPUS = tuple(Gpu(f"GPU-{at}{host}", f"GPU-{at}{host}", "NVIDIA H100 80GB HBM3") for at in range(4))

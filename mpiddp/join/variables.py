@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+Former = dict[str, str | None]  # what variables were; None for one that was not set
 
-def set_all(new: Mapping[str, str]) -> dict[str, str | None]:
-    """Set variables and return their former values, None for those that were not set."""
+
+def set_all(new: Mapping[str, str]) -> Former:
+    """Set variables and return their former values."""
     former = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     return former
 
 
-def set_missing(new: Mapping[str, str]) -> dict[str, str | None]:
+def set_missing(new: Mapping[str, str]) -> Former:
     """Set those variables that are not set yet and return their former values."""
     return set_all({name: value for name, value in new.items() if name not in os.environ})
 
 
-def hide(beginnings: tuple[str, ...]) -> dict[str, str | None]:
+def hide(beginnings: tuple[str, ...]) -> Former:
     """Take away the variables whose names begin so, and return their values."""
     return {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(beginnings)}
 

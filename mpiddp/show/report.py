@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import time
 
-from .verdict import OWN, Verdict
+from ..plan.member import Member
+from ..plan.verdict import OWN, Verdict
+from ..say import say
+from .files import write_json
 
 
-class Member(NamedTuple):
-    """What is told of a rank where it fails, and how it ends.
+def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "") -> str:
+    """Print the last words of the job, in one piece, write them as JSON where that is wanted, return them.
 
-    `log` is the file that has its output, empty for none; `error_file` is where the reason is written
-    as JSON, empty for nowhere. `grace_s` is the time in which the ranks of a failed job end by
-    themselves. `exits` tells that each rank exits by itself with the job's status, because the
-    launcher would lose the status that MPI_Abort was given.
+    `who` failed `after_s` after its start, None where no more is known than the verdict says.
     """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    host: str
-    device: str
-    pid: int
-    run_id: str
-    grace_s: float
-    exits: bool = False
-    log: str = ""
-    error_file: str = ""
+    words = block(verdict, who, after_s)
+    say(words)
+    if error_file:
+        write_json(error_file, error_record(verdict, who, stack, int(time.time())))
+    return words
 
 
 def block(verdict: Verdict, who: Member | None, after_s: float) -> str:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from ..facts.process import Process
-from ..plan.report import Member
+from ..plan.member import Member
 from ..plan.verdict import ENDED, OUT_OF_MEMORY, Report
 
 LAUNCHING = (f'File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}', "<frozen runpy>")

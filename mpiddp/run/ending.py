@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import functools
@@ -14,21 +13,18 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..exits import abort, c_exit, flush, flush_streams, hard_exit, let_through, run_exit_functions
 from ..plan.environment import Endpoint
-from ..plan.report import Member
+from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
+from ..say import say
+from ..sentinel.handle import Ruling, Sentinel
+from ..show.report import tell
 from . import failure
-from .output import Output, flush_python, let_flush_fail
-from .say import say
-from .sentinel import Ruling, Sentinel
-from .wire import END
+from .handlers import give_signals_back, silence_handlers
+from .output import Output, let_flush_fail
 
-# Libraries take these signals for their own use: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO),
-# MPICH swallows SIGUSR1, Intel MPI makes an exit(1) of a crash. A script finds them as Python leaves them.
-FOR_SCRIPTS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
-               signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 MOST_ATTEMPTS = 20
-hard_exit = os._exit  # which a script's call does not reach
 
 
 class Ending:
@@ -226,7 +222,7 @@ class Ending:
             return
         self._told = True
         after_s = time.monotonic() - self._sentinel.start
-        self._output.reveal(failure.tell(verdict, self._member, after_s, self._member.error_file, stack))
+        self._output.reveal(tell(verdict, self._member, after_s, self._member.error_file, stack))
         self._sentinel.spoken()
 
     def _cut_off(self, ruling: Ruling, error: BaseException) -> NoReturn:
@@ -241,91 +237,3 @@ class Ending:
                 "for more time: --abort-grace SECONDS")
         let_through()
         self.end_job(ruling.status)
-
-
-def give_signals_back() -> None:
-    """Let signals do again what Python has them do, which MPI_Init may have changed."""
-    for number in FOR_SCRIPTS:
-        signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
-
-
-def silence_handlers() -> None:
-    """Let no signal's handler of the script raise any more, in what is left of this process."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)) and number != END:
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else ignore)
-
-
-def ignore(*_: object) -> None:
-    """Be a signal's handler; a program that is started finds the signal as ever, as it would not if it was ignored."""
-
-
-def run_exit_functions() -> None:
-    """Join the threads and call the atexit functions, as Python does at the end of a program."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-    except SystemExit as error:  # of a signal's handler
-        if error.code not in (None, 0):
-            raise
-    atexit._run_exitfuncs()
-
-
-def flush() -> str:
-    """Write out what Python's stdout and stderr hold, and C's stdout, and return why that failed for Python's.
-
-    No other stream of C's: a thread that waits in input() has stdin locked.
-    """
-    import ctypes
-
-    failed = flush_python()
-    libc = ctypes.CDLL(None)
-    libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
-    return failed
-
-
-def flush_streams() -> None:
-    """Write out what all of C's streams hold, but wait for none that a thread has locked."""
-    import ctypes
-
-    flushing = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
-    with contextlib.suppress(RuntimeError):  # no thread can be started
-        flushing.start()
-        flushing.join(failure.FORWARDING_S)
-
-
-def let_through() -> None:
-    """Return when what was said has probably reached the launcher."""
-    flush()
-    time.sleep(failure.FORWARDING_S)
-
-
-def c_exit(status: int) -> NoReturn:
-    """Leave by C's exit(), which holds the interpreter: no thread runs on in it."""
-    import ctypes
-
-    ctypes.PyDLL(None).exit(status)
-    hard_exit(status)
-
-
-def skip_exit_functions() -> None:
-    """Let C's exit() call the exit functions that are registered after this, and none from before.
-
-    They run in reverse order (man 3 exit): after those of the script's libraries comes one that writes out
-    C's streams and one that leaves, before those of torch, which take apart its tables of operators for
-    0.2 s. Does nothing where libc lacks on_exit() and fcloseall() (glibc has them).
-    """
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit") and hasattr(libc, "fcloseall"):
-        libc.on_exit(libc._exit, None)  # which is called with the status
-        libc.__cxa_atexit(libc.fcloseall, None, None)  # waits for no stream that a thread has locked (man 3 fcloseall)
-
-
-def abort(mpi: Any, status: int) -> NoReturn:
-    """End the job on every rank with a status (MPI 4.1, MPI_Abort); MPICH's may return before it has."""
-    if not mpi.Is_finalized():
-        mpi.COMM_WORLD.Abort(status)
-    hard_exit(status)

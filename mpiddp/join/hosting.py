@@ -12,6 +12,7 @@ from ..plan import devices, network
 from ..plan.environment import Endpoint
 from ..plan.job import DevicePlan, HostPlan, ReadyFacts, plan_devices, plan_hosts
 from .probe import Door, Listener
+from .rollcall import RollCall
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -20,15 +21,14 @@ OF_SCRIPTS = 512  # open files that a script may need
 
 
 class Hosting:
-    """Makes rank 0's plans, and holds what they need to come true; `hosts` are the ranks' hostnames.
+    """Makes rank 0's plans for a roll call, and holds what they need to come true.
 
     `serve_sentinels` lets the ranks' sentinels meet at an address, and returns on which port.
     """
 
-    def __init__(self, config: LaunchConfig, serve_sentinels: Callable[[str, str], int]) -> None:
+    def __init__(self, roll: RollCall, config: LaunchConfig, serve_sentinels: Callable[[str, str], int]) -> None:
         self.server: dist.Store | None = None
-        self.hosts: Sequence[str] = ()
-        self._config = config
+        self._roll, self._config = roll, config
         self._asked = network.Asked(config.interface, config.master_addr)
         self._serve_sentinels = serve_sentinels
         self._offered: list[Interface] = []
@@ -36,7 +36,7 @@ class Hosting:
 
     def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
         """Return each rank's plan before torch, and for some where to try this rank's addresses."""
-        self.hosts = [one.hostname for one in facts]
+        self._roll.hosts = [one.hostname for one in facts]
         plans = plan_hosts(facts, self._config)
         self._offered = network.candidates(facts, self._asked)
         if plans[0].place.num_nodes == 1:
@@ -49,17 +49,18 @@ class Hosting:
         """Return each rank's plan after torch, with the store already there to be reached."""
         if self._listener is not None:
             self._listener.close()  # all that were to try it have
-        devices.check_torch([one.devices for one in facts], self.hosts)
+        hosts = self._roll.hosts
+        devices.check_torch([one.devices for one in facts], hosts)
         trials = {one.place.node_rank: one.trials for one in facts if one.trials}
-        names = {one.place.node_rank: self.hosts[one.place.rank] for one in facts}
+        names = {one.place.node_rank: hosts[one.place.rank] for one in facts}
         address, interfaces = network.agreed(self._offered, trials, names, self._asked)
-        return plan_devices(facts, self.hosts, self._config, self._serve(address), interfaces)
+        return plan_devices(facts, hosts, self._config, self._serve(address), interfaces)
 
     def _serve(self, address: str) -> Endpoint:
         """Start the job's store, and let this rank's sentinel listen."""
         from .rendezvous import serve
 
-        allow_connections(len(self.hosts))
+        allow_connections(self._roll.size)
         self.server, endpoint = serve(address, self._config.startup_timeout_s)
         return endpoint._replace(watch_port=self._serve_sentinels(address, endpoint.token))
 

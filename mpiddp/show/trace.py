@@ -1,41 +1,35 @@
-"""When each stage of a rank began, and for --trace the timeline of all ranks in Chrome's trace format."""
+"""For --trace the timeline of all ranks, in Chrome's trace format."""
 
 from __future__ import annotations
 
+import array
+import itertools
+import statistics
 import time
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # as typing has it, which takes its time
+from ..say import say
+from ..stages import WAIT, begun
+from ..waiting import sleep_until
+from .files import write_json
+
 if TYPE_CHECKING:
-    from typing import Any
-
     from mpi4py import MPI
 
 Stages = list[tuple[str, int]]  # name and beginning, in nanoseconds of time.time_ns()
-WAIT = "wait: "  # begins the names of stages in which a rank waits for others
 # What is none of ours in a start: Python's, MPI's and torch's part, and the script with what follows it.
 OTHERS = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective", "script",
           "exit", WAIT)
 ROUND_TRIPS = 20
 
-_stages: Stages = [("import mpiddp", time.time_ns())]
-
-
-def begin(stage: str) -> None:
-    """Note that a stage begins, and the one before it ends."""
-    _stages.append((stage, time.time_ns()))
-
-
 def write(path: str, comm: MPI.Comm, host: str) -> None:
     """Write the ranks' stages to a file of rank 0's, and say which took longest. Collective."""
-    own = [("interpreter", started_ns()), *_stages, ("", time.time_ns())]
+    own = [("interpreter", started_ns()), *begun, ("", time.time_ns())]
     offset = clock_offset_ns(comm)
     found = comm.gather((host, offset, [(name, at - offset) for name, at in own]), root=0)
     if found is not None:
-        from .failure import write_json
-        from .rollcall import tell
-
         write_json(path, chrome(found))
-        tell(f"trace: {slowest(found)}")
+        say(f"mpiddp: trace: {slowest(found)}")
 
 
 def started_ns() -> int:
@@ -49,12 +43,8 @@ def started_ns() -> int:
 def clock_offset_ns(comm: MPI.Comm) -> int:
     """Return how far this rank's clock is ahead of rank 0's: by the quickest of some round trips. Collective.
 
-    Ranks whose turn it is not sleep: they would take the cores from those that are measured.
+    A rank sleeps until its turn comes, so that it takes no core from the two that are measured.
     """
-    import array
-
-    from .waiting import sleep_until
-
     clock, offset = array.array("q", [0]), array.array("q", [0])
     if comm.rank == 0:
         for rank in range(1, comm.size):
@@ -82,8 +72,6 @@ def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
 
     `ranks` has each rank's host, its clock's offset and its stages, which end where the next begins.
     """
-    import itertools
-
     start = min(at for _, _, stages in ranks for _, at in stages)
     events: list[dict[str, Any]] = []
     for rank, (host, _, stages) in enumerate(ranks):
@@ -101,9 +89,6 @@ def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
 
     The script's length and waiting for others say nothing about the start.
     """
-    import itertools
-    import statistics
-
     took: dict[str, list[tuple[int, int]]] = {}
     own_ns = [0] * len(ranks)
     for rank, (_, _, stages) in enumerate(ranks):

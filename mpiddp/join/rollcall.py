@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LaunchError, LonelyLaunchError
 from ..plan.words import listed
-from . import trace
-from .say import say
-from .waiting import sleep_until, wait_for
+from ..say import say
+from ..stages import WAIT, begin
+from ..waiting import sleep_until, wait_for
 
 if TYPE_CHECKING:
     import array
@@ -28,9 +28,23 @@ REMIND_AFTER_S, REMIND_OF_END_AFTER_S = 10.0, 60.0
 TURNS = 10  # at the deadline rank 0 speaks first, then rank 1 a second later, and so on
 
 
-def tell(line: str) -> None:
-    """Print a line on stderr."""
-    say(f"mpiddp: {line}")
+def await_all(comm: MPI.Comm, timeout_s: float) -> None:
+    """Return when all ranks have come to init_process_group(); raise LonelyLaunchError where one has not, in time."""
+    barrier = comm.Ibarrier()
+    rank = f"rank {comm.rank} of {comm.size}"
+    late = LonelyLaunchError(
+        "startup-timeout",
+        found=f"not all ranks had called init_process_group() {timeout_s:g} s after {rank}",
+        needed="the same call by every rank of the communicator",
+        do="look for a rank that failed before, or that takes another way; more time: MPIDDP_STARTUP_TIMEOUT",
+    )
+
+    def remind(waited_s: float) -> None:
+        if comm.rank == 0:
+            say(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others")
+
+    deadline = time.monotonic() + timeout_s + min(comm.rank, TURNS)
+    wait_for(lambda: barrier.Test() or None, deadline, lambda: late, remind, REMIND_AFTER_S)
 
 
 class RollCall:
@@ -63,10 +77,10 @@ class RollCall:
         `stage` says what a rank that is late is doing. A LaunchError of `plan` is raised on every
         rank and ends the roll call; at the deadline, LonelyLaunchError on each rank that still waits.
         """
-        trace.begin(f"{trace.WAIT}{stage}")
+        begin(f"{WAIT}{stage}")
         if self.rank == 0:
             found = self._collect(stage, facts)
-            trace.begin(f"plan: {stage}")
+            begin(f"plan: {stage}")
             answer = self._decide(found, plan)
         else:
             self._send(facts, 0)
@@ -159,7 +173,7 @@ class RollCall:
             return f"{len(ranks)} of {self.size} ranks: {listed([f'{self.name(rank)} ({stage})' for rank in ranks])}"
 
         wait_for(everyone, self._deadline, lambda: self._late(f"waited for {missing()}"),
-                 lambda waited_s: tell(f"waiting {waited_s:.0f} s for {missing()}"), REMIND_AFTER_S)
+                 lambda waited_s: say(f"mpiddp: waiting {waited_s:.0f} s for {missing()}"), REMIND_AFTER_S)
         return [found[rank] for rank in range(self.size)]
 
     def _send(self, what: object, rank: int) -> None:

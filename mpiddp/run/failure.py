@@ -1,36 +1,15 @@
-"""Say what went wrong, once per job."""
+"""What a script has raised: its status, its place and its traceback, without our own frames."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from ..facts import runtime
-from ..plan.report import Member, block, error_record
-from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, Verdict, is_consequence
-from .say import say
+from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, is_consequence
 
-PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
-FORWARDING_S = 0.1  # for a launcher to pass on our last words: MPICH's drops what it has not read yet
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-
-
-def refuse(message: str) -> None:
-    """Print a reason not to start, before MPI is there to speak over, and return when it has got through.
-
-    Each rank knows its own rank from the launcher's variables alone: the first one speaks, that of the
-    first task where each task of a Slurm step has started a launcher.
-    """
-    launcher = runtime.detect(os.environ)
-    if launcher is not None and (launcher.rank > 0 or launcher.task > 0):
-        time.sleep(PATIENCE_S)
-        return
-    say(message)
-    if launcher is not None:
-        time.sleep(FORWARDING_S)
 
 
 def status_of(error: BaseException) -> int:
@@ -117,31 +96,3 @@ def callstack(error: BaseException) -> str:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:  # an error that is odd itself
         return f"{type(error).__name__}: {words_of(error)}\n"
-
-
-def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "") -> str:
-    """Print the last words of the job, in one piece, write them as JSON where that is wanted, return them.
-
-    `who` failed `after_s` after its start, None where no more is known than the verdict says.
-    """
-    words = block(verdict, who, after_s)
-    say(words)
-    if error_file:
-        write_json(error_file, error_record(verdict, who, stack, int(time.time())))
-    return words
-
-
-def write_json(path: str, content: object) -> None:
-    """Write a file that was asked for, or say why that cannot be done."""
-    import json
-
-    write(path, json.dumps(content))
-
-
-def write(path: str, content: str) -> None:
-    """Write a file that was asked for, or say why that cannot be done."""
-    try:
-        with open(path, "w") as file:
-            file.write(content)
-    except OSError as error:
-        say(f"mpiddp: cannot write {path}: {error.strerror}")

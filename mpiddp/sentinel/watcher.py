@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from ..facts import runtime
 from ..facts.process import Process
-from ..plan.report import Member
+from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, Report, Verdict, brief
 from ..plan.words import folded, shortened
+from ..say import FORWARDING_S, say
+from ..show.report import tell
 from .coordinator import Coordinator, dial
 from .detached import silence
-from .failure import FORWARDING_S, line_of, tell
 from .loop import Loop
 from .postmortem import early_death, report_on
 from .reach import out_of_reach
-from .say import say
 from .wire import END, Message, Wire, read_verdict, verdict_message
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Watcher:
     def excuse(self, error: Exception) -> None:
         """Say, once, what went wrong in the sentinel itself; one whose rank is gone has nothing to stay for."""
         words = f"{type(error).__name__}: {error}"
-        line = f"sentinel of {self.who}: {shortened(words)} ({line_of(error.__traceback__)})"
+        line = f"sentinel of {self.who}: {shortened(words)} ({place_of(error)})"
         if line not in self.excuses:
             self.excuses.add(line)
             self.say(line, whole_node=False)
@@ -411,6 +411,14 @@ class Watcher:
     def end_step(self) -> None:
         """Cancel the Slurm step: srun waits on for other ranks where it has no PMIx to tell it of one."""
         cancel(self.step)
+
+
+def place_of(error: Exception) -> str:
+    """Return the innermost line of our own code that an exception came through."""
+    import traceback
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
 
 
 def cancel(step: str | None) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..plan.environment import Endpoint
-from ..plan.report import Member
+from ..plan.member import Member
 from ..plan.verdict import Report, Verdict, brief
 from .detached import fork_detached, reap
 from .wire import END, Message, Wire, read_verdict

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..plan.report import Member
+from ..plan.member import Member
 from ..plan.verdict import ABSENT, ALONE_S, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Scene, Verdict, judge
-from . import failure
+from ..say import FORWARDING_S
+from ..show.report import tell
 from .entrance import Entrance
 from .loop import Loop
 from .wire import Message, Wire, verdict_message
@@ -206,8 +207,8 @@ class Coordinator:
         first = self._peers.get(verdict.first.rank)
         self._late += [report.rank for report in self._reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ABSENT:
-            failure.tell(verdict, None, time.monotonic() - self._start, self._own.error_file)
-            self._loop.set_timer("spoken", failure.FORWARDING_S, self._end_all)
+            tell(verdict, None, time.monotonic() - self._start, self._own.error_file)
+            self._loop.set_timer("spoken", FORWARDING_S, self._end_all)
         else:
             first.wire.send(ruling=verdict_message(verdict), abort=True)
             self._loop.set_timer("spoken", SPEAKING_S, self._end_all)

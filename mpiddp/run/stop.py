@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..say import say
+from ..waiting import wait_for
 from . import signals
-from .say import say
-from .waiting import wait_for
 
 if TYPE_CHECKING:
     from mpi4py import MPI

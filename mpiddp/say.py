@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 
+FORWARDING_S = 0.1  # for a launcher to pass on our last words: MPICH's drops what it has not read yet
 STDERR = 2  # also where a script has put something else in the place of sys.stderr
 
 
@@ -15,6 +17,12 @@ def say(text: str, descriptor: int = STDERR) -> None:
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         write_all(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Print warnings."""
+    for warning in warnings:
+        say(f"mpiddp: warning: {warning}")
 
 
 def write_all(descriptor: int, data: bytes) -> None:

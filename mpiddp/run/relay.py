@@ -1,87 +1,18 @@
-"""Where a rank's stdout and stderr go: to the terminal, to a log, to both, native output included."""
+"""A process that passes a rank's output on: to the terminal, to a log, to both."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import socket
-import sys
 
-from ..errors import EXIT_OUTPUT_LOST
-from .detached import fork_detached, reap, silence
-from .say import say, write_some
-from .wire import Wire
+from ..say import say, write_some
+from ..sentinel.detached import fork_detached, reap, silence
+from ..sentinel.wire import Wire
 
 FOREVER_S = 10**6
 PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
 WRITE_BYTES = 4096  # PIPE_BUF: what a pipe takes in one piece (man 7 pipe)
-
-
-def create(log: str) -> str:
-    """Make a file and the folders above it, and return why that failed, empty where it did not."""
-    try:
-        os.makedirs(os.path.dirname(log), exist_ok=True)
-        with open(log, "ab"):
-            return ""
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}"
-
-
-class Output:
-    """The output of one rank; without a log and a prefix that of a rank that is shown stays as it is."""
-
-    def __init__(self, relayed: bool) -> None:
-        """Fork a relay if the output may have to go two ways, or to get a prefix: before MPI is there."""
-        occupy_closed()
-        self._relay = Relay() if relayed else None
-        self._terminal: tuple[int, int] | None = None
-        self._shown = True
-        self._lost = False
-
-    def begin(self, shown: bool, log: str, prefix: str, who: str) -> None:
-        """Send what is written from now on to the terminal if `shown`, and to the file `log` if there is one.
-
-        `who` is what to call the rank where that fails.
-        """
-        self._shown = shown
-        if self._relay is not None and not shown:
-            self._relay.dismiss()
-            self._relay = None
-        if shown and not (log or prefix):
-            return
-        flush_python()
-        self._terminal = os.dup(1), os.dup(2)
-        if self._relay is not None:
-            self._relay.begin(log, prefix, who)
-            return
-        file = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        for descriptor in (1, 2):
-            os.dup2(file, descriptor)
-        os.close(file)
-
-    def reveal(self, text: str) -> None:
-        """Print a text on the terminal too, if this rank's output is not shown there."""
-        if self._terminal and not self._shown:
-            say(text, self._terminal[1])
-
-    def end(self) -> bool:
-        """Return when all that was written has arrived, and whether some was lost; it goes to the terminal again."""
-        if self._terminal is None:
-            return False
-        flush_python()
-        for descriptor, former in enumerate(self._terminal, start=1):
-            os.dup2(former, descriptor)
-            os.close(former)
-        self._terminal = None
-        self._lost = self._relay is not None and self._relay.end()
-        return self._lost
-
-    def status(self, own: int, error: str = "") -> int:
-        """Return a rank's exit status, to which output that was lost gives Python's; `error` is the last flush's."""
-        if error:
-            say(f"mpiddp: cannot write {error}")
-        return own or (EXIT_OUTPUT_LOST if error or self._lost else 0)
 
 
 class Relay:
@@ -123,13 +54,6 @@ class Relay:
         except (EOFError, OSError):
             say(f"mpiddp: {self._who}: the process that passed its output on is gone, and output perhaps lost")
             return True
-
-
-def occupy_closed() -> None:
-    """Let stdin, stdout and stderr lead nowhere where they are closed, so that no other file gets their numbers."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
 
 
 def relay(control: Wire, out: int, err: int) -> None:
@@ -239,23 +163,3 @@ def prefixed(begun: dict[int, bytes], source: int, data: bytes, prefix: bytes) -
             pieces.append(b"")
         pieces[-1] += prefix + line + b"\n"
     return pieces
-
-
-def flush_python() -> str:
-    """Write out what Python's streams hold, and return why that failed, empty where nobody wants it."""
-    failed = ""
-    for name in ("stdout", "stderr"):
-        try:
-            with contextlib.suppress(BrokenPipeError, ValueError, AttributeError):
-                getattr(sys, name).flush()
-        except Exception as error:  # of a stream of the script's own, perhaps
-            failed = f"{name}: {getattr(error, 'strerror', error)}"
-    return failed
-
-
-def let_flush_fail() -> None:
-    """Let Python's tear-down find that stdout could not be written, which gives it the exit status for that."""
-    def fail() -> None:
-        raise OSError("output was lost")
-
-    sys.stdout.flush = fail  # type: ignore[method-assign]

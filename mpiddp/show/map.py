@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
 
 from ..facts.gpus import Gpu
-from .words import folded
+from ..plan.seat import Seat
+from ..plan.words import folded
 
 HEAD = ("host", "ranks", "device", "cpus", "numa", "threads", "interface")
 WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # at most, 100 columns in all
 BRANDS = ("AMD", "Data", "GeForce", "Graphics", "Instinct", "Intel(R)", "Max", "NVIDIA", "Quadro", "RTX", "Tesla")
 ROWS = 10  # more kinds of nodes than that are counted
-
-
-class Seat(NamedTuple):
-    """Where a rank sits: node, by number and name, device, CPUs, threads and network interface.
-
-    `gpu` is what is known of the device, None for a CPU. `numa` are the NUMA nodes of its CPUs.
-    `interface` is empty where torch chooses it.
-    """
-
-    rank: int
-    node: int
-    host: str
-    device: str
-    gpu: Gpu | None
-    cpus: frozenset[int]
-    numa: tuple[int, ...]
-    threads: int
-    interface: str
 
 
 def lines(seats: Sequence[Seat]) -> list[str]:

@@ -1,1 +1,0 @@
-"""Make it so: apply one rank's plan."""

@@ -1,0 +1,32 @@
+"""The files that hold the ranks' output."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ..facts import runtime
+from ..plan.problems import check_logs
+from .rollcall import RollCall
+
+
+def open_log(roll: RollCall, folder: str, run_id: str) -> str:
+    """Make this rank's log in a folder of the job's own and return its path.
+
+    That folder has the Slurm job's number, or the job's `run_id`. Collective. Raises LaunchError
+    `log-unwritable` on every rank.
+    """
+    job = runtime.slurm_job(os.environ) or run_id
+    log = f"{folder}/{job}/rank-{roll.rank:05d}.{socket.gethostname().split('.')[0]}.log"
+    roll.agree("opening logs", create(log), lambda errors: check_logs(errors, roll.hosts))
+    return log
+
+
+def create(log: str) -> str:
+    """Make a file and the folders above it, and return why that failed, empty where it did not."""
+    try:
+        os.makedirs(os.path.dirname(log), exist_ok=True)
+        with open(log, "ab"):
+            return ""
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"

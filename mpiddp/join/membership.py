@@ -1,0 +1,144 @@
+"""What a rank holds of its job: its place, the store, the process group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from ..config import LaunchConfig
+from ..environment import Environment, Place
+from ..errors import LonelyLaunchError
+from ..facts import runtime
+from ..plan.environment import Endpoint, explain, exports, ways
+from ..plan.job import DevicePlan
+from ..plan.member import Member
+from ..plan.network import check_reached
+from ..plan.seat import Seat
+from ..plan.words import listed
+from . import device, rendezvous, variables
+from .logs import open_log
+from .process_group import GroupMaker
+from .rollcall import RollCall
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ANSWER_S = 2.0  # for rank 0's store
+
+
+def enter(
+    roll: RollCall, place: Place, plan: DevicePlan, config: LaunchConfig, former: variables.Former,
+    server: dist.Store | None,
+) -> Membership:
+    """Set this rank's variables and device, connect it to the store, and return what it holds of the job.
+
+    `former` is what the variables that were set before had been, `server` rank 0's store, None on other ranks.
+    Collective. Raises LaunchError `log-unwritable` or `address-unreachable`, on every rank.
+    """
+    endpoint = plan.endpoint
+    former = former | variables.set_missing(ways(plan.interface, place.num_nodes)) | variables.set_all(
+        exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
+    environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
+                              device=device.use(plan.device))
+    log = open_log(roll, config.log_dir, endpoint.run_id) if config.log_dir else ""
+    groups = GroupMaker(environment, rendezvous.KeySpaces(connect(roll, endpoint), endpoint.token))
+    return Membership(environment, roll, groups, server, former, endpoint, log, plan.seats)
+
+
+def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:
+    """Connect to rank 0's store; raise LaunchError `address-unreachable` where some rank can't.
+
+    This is the last point at which rank 0 can name a rank that is late: what follows waits in torch.
+    """
+    store, error = rendezvous.connect(endpoint, roll.remaining_s)
+    roll.agree("devices and store", error, lambda errors: check_reached(errors, roll.hosts, endpoint))
+    assert store is not None
+    return store
+
+
+class Membership:
+    """Holds the ranks' communicator, the store (on rank 0 its server too) and the process group.
+
+    `seats` are those of all ranks, on rank 0; empty elsewhere.
+    """
+
+    def __init__(
+        self, environment: Environment, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
+        former: variables.Former, endpoint: Endpoint, log: str, seats: Sequence[Seat],
+    ) -> None:
+        self.environment, self.endpoint, self.seats = environment, endpoint, seats
+        self.roll, self.groups = roll, groups
+        self._server = server
+        self._former = former
+        self._log = log
+
+    @property
+    def comm(self) -> MPI.Comm:
+        """The communicator of the job's ranks, our own."""
+        return self.roll.comm
+
+    def describe(self, config: LaunchConfig) -> Member:
+        """Return what is told of this rank where it fails."""
+        env = self.environment
+        exits = runtime.kills_aborted(runtime.detect(os.environ))
+        return Member(env.rank, env.world_size, env.local_rank, socket.gethostname(), str(env.device), os.getpid(),
+                      self.endpoint.run_id, config.abort_grace_s, exits, self._log, config.error_file)
+
+    def create_group(self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object]) -> None:
+        """Create the job's process group; `give_up` is called where it is not there at the deadline of the start.
+
+        It is there when all ranks have it: one that ended before would take its end of gloo's
+        connections from another that is still making its own.
+        """
+        with self.roll.watch("process group", give_up):
+            self.groups.create(timeout)
+            self.roll.await_all()
+
+    def want_to_leave(self) -> None:
+        """Note in the store that this rank is ready to leave."""
+        self.groups.keys.job.set(left_key(self.roll.rank), "")
+
+    def missing(self) -> str:
+        """Return in words which ranks are not ready to leave; rank 0, if its store does not answer."""
+        store = self.groups.keys.job
+        found: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):  # dist.DistNetworkError among them
+                found.extend(rank for rank in range(self.roll.size) if not store.check([left_key(rank)]))
+
+        asking = threading.Thread(target=ask, daemon=True)  # a store that does not answer holds whoever asks
+        asking.start()
+        asking.join(ANSWER_S)
+        return listed([self.roll.name(rank) for rank in ([0] if asking.is_alive() else found)])
+
+    def drop_store(self) -> None:
+        """Drop the connection to the store, and on rank 0 the store."""
+        del self.groups
+        self._server = None
+
+    def restore_environment(self) -> None:
+        """Give the variables that the job set their former values."""
+        variables.restore(self._former)
+
+    def explain(self) -> str:
+        """Return where each variable that the script finds comes from."""
+        return explain(os.environ, self._former)
+
+    def spans(self, comm: MPI.Comm) -> bool:
+        """Tell whether a communicator has the ranks of the job in the same order."""
+        from mpi4py import MPI
+
+        return MPI.Comm.Compare(self.comm, comm) in (MPI.IDENT, MPI.CONGRUENT)
+
+
+def left_key(rank: int) -> str:
+    """Return the store's key that says that a rank is ready to leave."""
+    return f"left/{rank}"

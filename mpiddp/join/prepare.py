@@ -1,0 +1,52 @@
+"""Make the plan before torch come true in this process: variables, cores, and torch itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ..config import LaunchConfig
+from ..facts.devices import DeviceFacts, device_facts, torch_error
+from ..plan.environment import SET_BY_HAND
+from ..plan.job import HostPlan, ReadyFacts
+from ..plan.seat import Seat
+from ..stages import begin
+from . import cores, variables
+from .importing import quick
+from .probe import Probe
+
+
+def set_variables(host: HostPlan, config: LaunchConfig) -> variables.Former:
+    """Set the variables that torch must find when it is imported, and return what they were."""
+    threads = {"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}
+    return variables.set_all({**threads, **host.settings}) | variables.set_missing(host.defaults)
+
+
+def bind_cores(host: HostPlan) -> frozenset[int]:
+    """Run on this rank's CPUs from now on, and return them."""
+    cpus = host.cpus or frozenset(os.sched_getaffinity(0))
+    cores.bind(cpus)
+    return cpus
+
+
+def import_torch(config: LaunchConfig, cpus: frozenset[int]) -> DeviceFacts:
+    """Import torch on these CPUs and return which devices it finds."""
+    begin("import torch")
+    with quick():
+        error = torch_error()
+    cores.bind(cpus)  # an OpenMP that was told to bind its threads has taken them from this one
+    begin("devices")
+    return DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")
+
+
+def ready_facts(host: HostPlan, cpus: frozenset[int], devices: DeviceFacts, probe: Probe | None) -> ReadyFacts:
+    """Return what rank 0 is told of this rank after torch."""
+    former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
+    return ReadyFacts(host.place, devices, former, seat(host, cpus), host.choice, probe.trials() if probe else ())
+
+
+def seat(host: HostPlan, cpus: frozenset[int]) -> Seat:
+    """Return where this rank sits, without its device; its interface only if the user has named one."""
+    threads = os.environ["OMP_NUM_THREADS"]
+    return Seat(host.place.rank, host.place.node_rank, socket.gethostname(), "", None, cpus, host.numa,
+                int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""))

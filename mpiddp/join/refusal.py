@@ -1,0 +1,67 @@
+"""Say, once per job, why it cannot start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+from ..errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
+from ..exits import abort, let_through
+from ..facts import runtime
+from ..say import FORWARDING_S, say
+from ..waiting import wait_for
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..sentinel.handle import Sentinel
+
+PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
+
+
+def refuse_early(message: str) -> None:
+    """Print a reason before MPI is there to speak over, and return when it has got through.
+
+    A rank knows its own number from the launcher's variables. Rank 0 speaks; where each task of a Slurm
+    step has started a launcher, only rank 0 of the first task.
+    """
+    launcher = runtime.detect(os.environ)
+    if launcher is not None and (launcher.rank > 0 or launcher.task > 0):
+        time.sleep(PATIENCE_S)
+        return
+    say(message)
+    if launcher is not None:
+        time.sleep(FORWARDING_S)
+
+
+@contextlib.contextmanager
+def refusing_early(sentinel: Sentinel) -> Iterator[None]:
+    """Hold the start up to MPI_Init, and say why the job cannot start."""
+    try:
+        yield
+    except LaunchError as error:
+        sentinel.settle()
+        refuse_early(str(error))
+        raise
+
+
+def refuse(comm: MPI.Comm, error: LaunchError) -> None:
+    """Print on rank 0 why the job cannot start, and return on every rank when that has got through. Collective."""
+    if comm.rank == 0:
+        say(str(error))
+        time.sleep(FORWARDING_S)
+    said = comm.Ibarrier()
+    with contextlib.suppress(TimeoutError):
+        wait_for(lambda: said.Test() or None, time.monotonic() + PATIENCE_S, TimeoutError, lambda _: None, PATIENCE_S)
+
+
+def refuse_alone(error: LonelyLaunchError) -> NoReturn:
+    """Print a reason that only this rank knows, and end the job on all ranks."""
+    from mpi4py import MPI
+
+    say(str(error))
+    let_through()
+    abort(MPI, EXIT_CANNOT_START)

@@ -1,0 +1,25 @@
+"""Where a rank sits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..facts.gpus import Gpu
+
+
+class Seat(NamedTuple):
+    """Where a rank sits: node, by number and name, device, CPUs, threads and network interface.
+
+    `gpu` is what is known of the device, None for a CPU. `numa` are the NUMA nodes of its CPUs.
+    `interface` is empty where torch chooses it.
+    """
+
+    rank: int
+    node: int
+    host: str
+    device: str
+    gpu: Gpu | None
+    cpus: frozenset[int]
+    numa: tuple[int, ...]
+    threads: int
+    interface: str

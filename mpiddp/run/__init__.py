@@ -1,0 +1,1 @@
+"""The script runs, stops, fails, ends; and its output."""

@@ -1,0 +1,88 @@
+"""Where a rank's stdout and stderr go: to the terminal, to a log, to both, native output included."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..config import LaunchConfig, Shown
+from ..errors import EXIT_OUTPUT_LOST
+from ..exits import flush_python
+from ..say import say
+from .relay import Relay
+
+
+def is_relayed(config: LaunchConfig) -> bool:
+    """Tell whether output may have to go two ways, or to get a prefix."""
+    return config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False))
+
+
+class Output:
+    """The output of one rank; without a log and a prefix that of a rank that is shown stays as it is."""
+
+    def __init__(self, relayed: bool) -> None:
+        """Fork a relay if the output may have to go two ways, or to get a prefix: before MPI is there."""
+        occupy_closed()
+        self._relay = Relay() if relayed else None
+        self._terminal: tuple[int, int] | None = None
+        self._shown = True
+        self._lost = False
+
+    def begin(self, shown: bool, log: str, prefix: str, who: str) -> None:
+        """Send what is written from now on to the terminal if `shown`, and to the file `log` if there is one.
+
+        `who` is what to call the rank where that fails.
+        """
+        self._shown = shown
+        if self._relay is not None and not shown:
+            self._relay.dismiss()
+            self._relay = None
+        if shown and not (log or prefix):
+            return
+        flush_python()
+        self._terminal = os.dup(1), os.dup(2)
+        if self._relay is not None:
+            self._relay.begin(log, prefix, who)
+            return
+        file = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        for descriptor in (1, 2):
+            os.dup2(file, descriptor)
+        os.close(file)
+
+    def reveal(self, text: str) -> None:
+        """Print a text on the terminal too, if this rank's output is not shown there."""
+        if self._terminal and not self._shown:
+            say(text, self._terminal[1])
+
+    def end(self) -> bool:
+        """Return when all that was written has arrived, and whether some was lost; it goes to the terminal again."""
+        if self._terminal is None:
+            return False
+        flush_python()
+        for descriptor, former in enumerate(self._terminal, start=1):
+            os.dup2(former, descriptor)
+            os.close(former)
+        self._terminal = None
+        self._lost = self._relay is not None and self._relay.end()
+        return self._lost
+
+    def status(self, own: int, error: str = "") -> int:
+        """Return a rank's exit status, to which output that was lost gives Python's; `error` is the last flush's."""
+        if error:
+            say(f"mpiddp: cannot write {error}")
+        return own or (EXIT_OUTPUT_LOST if error or self._lost else 0)
+
+
+def occupy_closed() -> None:
+    """Let stdin, stdout and stderr lead nowhere where they are closed, so that no other file gets their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+def let_flush_fail() -> None:
+    """Let Python's tear-down find that stdout could not be written, which gives it the exit status for that."""
+    def fail() -> None:
+        raise OSError("output was lost")
+
+    sys.stdout.flush = fail  # type: ignore[method-assign]

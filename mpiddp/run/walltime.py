@@ -1,0 +1,36 @@
+"""Prepare to stop before the job is ended from outside, where somebody asks for it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ..config import LaunchConfig
+from ..facts import runtime
+from ..facts.script import asks_to_stop
+from ..say import warn
+
+if TYPE_CHECKING:
+    from .stop import Stop
+
+
+def prepare_stop(config: LaunchConfig, started_by: runtime.Runtime | None) -> Stop | None:
+    """Return what says when the job stops, if the script's code or --stop-before asks for it."""
+    if config.stop_before_s is None and not (config.script and asks_to_stop(config.script)):
+        return None
+    from .stop import Stop
+
+    stop = Stop()
+    if config.stop_before_s is not None:
+        set_walltime(stop, config.stop_before_s, started_by)
+    return stop
+
+
+def set_walltime(stop: Stop, before_s: float, started_by: runtime.Runtime | None) -> None:
+    """Let the job stop `before_s` seconds before Slurm ends it, and warn where nobody tells when that is."""
+    is_first = started_by is None or started_by.rank == 0
+    end = runtime.job_end(os.environ, is_first)
+    if end is not None:
+        stop.stop_at(end - before_s)
+    elif is_first and runtime.slurm_job(os.environ):
+        warn(["walltime-unknown: squeue does not say here when the job ends, so that only a signal stops it in time"])

@@ -1,0 +1,1 @@
+"""What people look at: the map and its picture, the trace, the report."""

@@ -1,0 +1,32 @@
+"""What a job says of itself when it has started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..config import LaunchConfig
+from ..environment import Environment
+from ..plan.seat import Seat
+from ..say import say
+from ..version import __version__
+from .files import write, write_json
+from .map import lines, records
+
+
+def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig) -> None:
+    """Print the start line and the map, and write the map to a file, where they are wanted."""
+    nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
+    ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
+    if not config.quiet:
+        start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
+                 f"tcp://{env.master_addr}:{env.master_port}")
+        say("\n".join([start, *lines(seats)]))
+    if config.map_file.endswith(".json"):
+        write_json(config.map_file, records(seats))
+    elif config.map_file:
+        from .picture import svg
+
+        try:
+            write(config.map_file, svg(seats))
+        except ImportError as error:
+            say(f"mpiddp: cannot draw {config.map_file}: {error} (pip install drawsvg)")
