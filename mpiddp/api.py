@@ -44,31 +44,37 @@ def init_process_group(
     Raises LaunchError, the same on every rank, where the group cannot start, and ValueError where
     the process has a default group already, or a variable is wrong.
     """
-    global _own
     launched = _launched()
     if launched is not None and _adopts(launched, comm, backend, timeout):
         return launched.membership.environment
     if _is_initialized():
         raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
+    job = _start(comm, _settings(os.environ, backend), is_watched=launched is not None)
+    from .join.refusal import refuse_alone
+
+    job.membership.create_group(timeout, refuse_alone)
+    if job.guard is not None:
+        job.guard.watch_exceptions()
+    return job.membership.environment
+
+
+def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> RunningJob:
+    """Start a job of a communicator's ranks, and MPI before; `is_watched` tells that the launcher watches this one."""
+    global _own
     from mpi4py import MPI
 
-    from .join.refusal import refuse_alone
     from .launch import join, start_within
     from .run import signals
 
-    config = _settings(os.environ, backend)
     if not MPI.Is_initialized():
         MPI.Init_thread()
     whole = MPI.COMM_WORLD if comm is None else comm
     signals.protect_workers()
-    if launched is None:
-        _own = start_within(whole, config, destroy_process_group)
-    else:  # whose launcher watches it
+    if is_watched:
         _own = join(whole, config._replace(log_dir=""))
-    _own.membership.create_group(timeout, refuse_alone)
-    if _own.guard is not None:
-        _own.guard.watch_exceptions()
-    return _own.membership.environment
+    else:
+        _own = start_within(whole, config, destroy_process_group)
+    return _own
 
 
 def destroy_process_group() -> None:

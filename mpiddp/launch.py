@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import stages
 from .config import LaunchConfig
-from .errors import EXIT_CANNOT_START, EXIT_REQUEUE, EXIT_USAGE, LaunchError, LonelyLaunchError
+from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from .exits import abort, let_through, skip_exit_functions
 from .facts import runtime
-from .facts.library import library
+from .facts.library import needs_exit_functions
 from .facts.look import look_at_host
 from .join.beside import fork_sentinel
 from .join.hosting import Hosting
@@ -28,16 +28,16 @@ from .join.rollcall import RollCall, await_all
 from .run import caller, failure, script, signals
 from .run.ending import Ending
 from .run.handlers import give_signals_back
-from .run.output import Output, is_relayed, let_flush_fail
+from .run.output import Output, is_relayed
+from .run.running import RunningJob, leave, run
 from .run.walltime import prepare_stop
-from .say import say, warn
-from .show.start import announce
+from .say import warn
+from .show.start import announce, explain
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .join.membership import Membership
-    from .run.running import RunningJob
     from .run.stop import Stop
     from .sentinel.handle import Sentinel
 
@@ -70,14 +70,17 @@ def start_and_run(config: LaunchConfig) -> int:
     leaving = functools.partial(leave, job, config)
     atexit.register(leaving)
     if config.explain is not None:
-        return explain(job.membership, config.explain)
+        return explain(job.membership.explain(), job.membership.environment, config.explain)
     place = job.membership.environment
     job.ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
     return run(job, config)
 
 
 def start(config: LaunchConfig) -> RunningJob:
-    """Start this rank, up to the script, in nine steps; raise LaunchError, which has been told, where it can't be."""
+    """Start this rank, up to the script, in nine steps; the steps 3 to 7 are those of meet().
+
+    Raises LaunchError, which has been told, where the job cannot start.
+    """
     stages.begin("sentinel")
     if config.script is not None:
         script.set_path(config.script)
@@ -90,7 +93,7 @@ def start(config: LaunchConfig) -> RunningJob:
         give_signals_back()
     with refusing(MPI, sentinel):
         membership = meet(MPI.COMM_WORLD, config, sentinel.serve)  # 3 to 7
-    if not config.python_exit and not needs_exit_functions():
+    if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
     if config.init:
@@ -133,8 +136,6 @@ def watch(
 ) -> RunningJob:
     """Let this rank's sentinel meet the others: from now on the ranks end together."""
     from mpi4py import MPI
-
-    from .run.running import RunningJob
 
     stages.begin("sentinels meet")
     ending = Ending(MPI, sentinel, membership.describe(config), output, config.python_exit)
@@ -215,79 +216,4 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
 
 def join(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
     """Start this rank of a program that nobody watches, or that is watched already. Collective; raises LaunchError."""
-    from .run.running import RunningJob
-
     return RunningJob(meet(comm, config))
-
-
-def needs_exit_functions() -> bool:
-    """Tell whether somebody needs the exit functions that C libraries have registered up to now.
-
-    MPICH and its like tell their launcher in one of them that the rank is through: without, it ends the other
-    ranks. Profilers that were put into the process write their results in one.
-    """
-    tools = ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH")
-    return library().name != "Open MPI" or any(os.environ.get(name) for name in tools)
-
-
-def explain(member: Membership, rank: int) -> int:
-    """Print on one rank where its variables come from, and return the exit status."""
-    env = member.environment
-    if rank >= env.world_size:
-        if env.rank == 0:
-            say(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
-        return EXIT_USAGE
-    if env.rank == rank:
-        print(member.explain(), flush=True)
-    return 0
-
-
-def run(started: RunningJob, config: LaunchConfig) -> int:
-    """Run the script and return its exit status, or end the job on all ranks where it fails.
-
-    EXIT_REQUEUE is no failure where all ranks have agreed to stop.
-    """
-    assert config.script is not None
-    assert started.ending
-    started.membership.groups.adopt_calls()
-    signals.protect_workers()
-    status = 0
-    try:
-        try:
-            stages.begin("script")
-            script.run(config.script)
-        except SystemExit as error:
-            status = failure.status_of(error)
-            if status and not (status == EXIT_REQUEUE and started.stops()):
-                raise
-        if not config.python_exit:
-            started.ending.finish(status)
-    except BaseException as error:
-        status = started.ending.fail_by(error)
-    return status
-
-
-def leave(started: RunningJob, config: LaunchConfig) -> None:
-    """Leave the job and finalise MPI, in the rank's own process and in none that it forked."""
-    ending = started.ending
-    assert ending
-    if not ending.is_ours() or started.left:
-        return
-    if ending.failed:
-        if config.python_exit:
-            ending.end_failed()
-        return
-    from mpi4py import MPI
-
-    try:
-        if not MPI.Is_finalized():
-            ending.left()
-            stages.begin("exit")
-            started.leave(config.exit_timeout_s, config.trace_file)
-            MPI.Finalize()
-        started.left = True
-        lost = ending.close()
-    except BaseException as error:  # a signal's handler may raise here, too
-        ending.fail_leaving(error)
-    if lost and config.python_exit:
-        let_flush_fail()

@@ -8,51 +8,105 @@ import subprocess
 import sys
 from pathlib import Path
 
+import networkx
 import pytest
 
 import mpiddp
 from tests.support import ROOT, Mpi, alone, check
 
 PACKAGE = ROOT / "mpiddp"
-ROOMS = ["leaf", "facts", "plan", "act", "launch", "cli"]  # each may import those before it, and its own
-LEAVES = {"errors", "config", "environment", "version"}
-ENTRIES = {"__init__", "__main__", "cli", "api"}
+GROUND = {"config", "environment", "errors", "exits", "say", "stages", "version", "waiting"}
+MAY_IMPORT = {  # a room, and what it may import besides the ground and itself: rooms, or some of their modules
+    "facts": set(),
+    "plan": {"facts"},
+    "show": {"facts.gpus", "plan"},
+    "sentinel": {"facts.process", "plan", "show.report"},
+    "join": {"facts", "plan", "sentinel.handle", "sentinel.messages"},
+    "run": {"facts", "plan", "show", "join", "sentinel.handle", "sentinel.messages", "sentinel.wire",
+            "sentinel.detached"},
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 16, 300, 42
 
 
-def room(module: str) -> str:
-    """Return the room of a module, from its name below the package."""
-    first = module.split(".")[0]
-    if first in LEAVES:
-        return "leaf"
-    return "cli" if first in ENTRIES else first
+def name(path: Path) -> str:
+    """Return a module's name below the package, empty for the package itself."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 
-def imports(path: Path) -> list[str]:
-    """Return the modules of the package that a file imports, by their names below the package."""
-    package = list(path.relative_to(PACKAGE).with_suffix("").parts)[:-1]
-    found = []
+MODULES = {name(path) for path in FILES}
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules of the package that a file imports anywhere in it, by their names below the package."""
+    package = list(path.relative_to(PACKAGE).parts)[:-1]
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
-            found += [".".join([*base, alias.name]) for alias in node.names]
+            for alias in node.names:
+                whole = ".".join([*base, alias.name])
+                found.add(whole if whole in MODULES else ".".join(base))
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_one_way(path: Path) -> None:
-    own = ROOMS.index(room(".".join(path.relative_to(PACKAGE).with_suffix("").parts)))
-    upward = [name for name in imports(path) if ROOMS.index(room(name)) > own]
-    assert upward == []
+def outside(path: Path) -> set[str]:
+    """Return the modules outside the package that a file imports anywhere in it."""
+    tree = ast.parse(path.read_text())
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return found | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+
+
+def test_each_folder_is_a_room() -> None:
+    assert {path.parent.name for path in FILES} - {"mpiddp"} == set(MAY_IMPORT)
+    assert GROUND <= MODULES
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_what_it_may(room: str) -> None:
+    allowed = MAY_IMPORT[room] | GROUND | {room}
+    found = {f"{path.name}: {one}" for path in (PACKAGE / room).glob("*.py") for one in imports(path)
+             if one not in allowed and one.split(".")[0] not in allowed}
+    assert found == set()
+
+
+def test_the_ground_imports_nothing_but_itself() -> None:
+    for module in GROUND:
+        assert imports(PACKAGE / f"{module}.py") <= GROUND, module
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    graph = networkx.DiGraph([(name(path), other) for path in FILES for other in imports(path)])
+    assert len(graph) > len(MAY_IMPORT)
+    assert list(networkx.simple_cycles(graph)) == []
+
+
+def test_sentinels_know_neither_mpi_nor_torch() -> None:
+    found = {one.split(".")[0] for path in (PACKAGE / "sentinel").glob("*.py") for one in outside(path)}
+    assert "psutil" in found
+    assert not found & {"mpi4py", "torch"}
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, *(PACKAGE / room for room in MAY_IMPORT)], ids=lambda folder: folder.name)
+def test_a_folder_can_be_overlooked(folder: Path) -> None:
+    assert len([path for path in folder.iterdir() if path.is_file()]) <= MOST_FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_files_and_functions_are_short(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < MOST_LINES_OF_A_FUNCTION, node.name
 
 
 def test_the_plan_is_pure() -> None:
     """No MPI, no torch, no environment: nothing but the facts, Python's own modules and two libraries that are pure."""
     for path in (PACKAGE / "plan").glob("*.py"):
-        tree = ast.parse(path.read_text())
-        outside = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        outside |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
-        assert outside <= {"__future__", "collections", "collections.abc", "itertools", "typing",
-                           "ClusterShell.NodeSet", "networkx"}, path
+        assert outside(path) <= {"__future__", "collections", "collections.abc", "itertools", "typing",
+                                 "ClusterShell.NodeSet", "networkx"}, path
 
 
 def test_importing_the_package_imports_neither_torch_nor_mpi(quick: Mpi) -> None:

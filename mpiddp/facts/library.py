@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .fabric import names
@@ -70,3 +71,13 @@ def library_path(extension: str) -> str:
         paths = [line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line]
     named = [path for path in paths if os.path.basename(path).startswith(("libmpi.", "libmpich.", "libmpi_cray"))]
     return named[0] if named else extension
+
+
+def needs_exit_functions(environ: Mapping[str, str]) -> bool:
+    """Tell whether somebody needs the exit functions that C libraries have registered up to now.
+
+    MPICH and its like tell their launcher in one of them that the rank is through: without, it ends the other
+    ranks. Profilers that were put into the process write their results in one.
+    """
+    tools = ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH")
+    return library().name != "Open MPI" or any(environ.get(name) for name in tools)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from ..config import LaunchConfig
@@ -22,7 +23,7 @@ from ..plan.member import Member
 from ..plan.network import check_reached
 from ..plan.seat import Seat
 from ..plan.words import listed
-from . import device, rendezvous, variables
+from . import rendezvous, variables
 from .logs import open_log
 from .process_group import GroupMaker
 from .rollcall import RollCall
@@ -46,10 +47,18 @@ def enter(
     former = former | variables.set_missing(ways(plan.interface, place.num_nodes)) | variables.set_all(
         exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
     environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
-                              device=device.use(plan.device))
+                              device=use_device(plan.device))
     log = open_log(roll, config.log_dir, endpoint.run_id) if config.log_dir else ""
     groups = GroupMaker(environment, rendezvous.KeySpaces(connect(roll, endpoint), endpoint.token))
     return Membership(environment, roll, groups, server, former, endpoint, log, plan.seats)
+
+
+def use_device(name: str) -> torch.device:
+    """Set the current device of this process and return it; the CPU needs no setting."""
+    device = torch.device(name)
+    if device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
+    return device
 
 
 def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:

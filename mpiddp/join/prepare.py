@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -11,7 +12,7 @@ from ..plan.environment import SET_BY_HAND
 from ..plan.job import HostPlan, ReadyFacts
 from ..plan.seat import Seat
 from ..stages import begin
-from . import cores, variables
+from . import variables
 from .importing import quick
 from .probe import Probe
 
@@ -25,8 +26,16 @@ def set_variables(host: HostPlan, config: LaunchConfig) -> variables.Former:
 def bind_cores(host: HostPlan) -> frozenset[int]:
     """Run on this rank's CPUs from now on, and return them."""
     cpus = host.cpus or frozenset(os.sched_getaffinity(0))
-    cores.bind(cpus)
+    bind(cpus)
     return cpus
+
+
+def bind(cpus: frozenset[int]) -> None:
+    """Let every thread of this process run on these CPUs, and with them all that it starts from now on."""
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if os.sched_getaffinity(thread) != cpus:
+                os.sched_setaffinity(thread, cpus)
 
 
 def import_torch(config: LaunchConfig, cpus: frozenset[int]) -> DeviceFacts:
@@ -34,7 +43,7 @@ def import_torch(config: LaunchConfig, cpus: frozenset[int]) -> DeviceFacts:
     begin("import torch")
     with quick():
         error = torch_error()
-    cores.bind(cpus)  # an OpenMP that was told to bind its threads has taken them from this one
+    bind(cpus)  # an OpenMP that was told to bind its threads has taken them from this one
     begin("devices")
     return DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")
 

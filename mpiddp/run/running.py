@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
+from .. import stages
+from ..config import LaunchConfig
+from ..errors import EXIT_REQUEUE
 from ..say import say
+from . import failure, script, signals
+from .output import let_flush_fail
 
 if TYPE_CHECKING:
     from ..join.membership import Membership
@@ -52,6 +55,8 @@ class RunningJob:
         Until then rank 0's store and the process group stay up: a rank that ends early takes nothing from the
         others. The ranks' timeline is written to `trace_file`, empty for nowhere.
         """
+        import torch.distributed as dist
+
         member = self.membership
         member.want_to_leave()
         most_calls = self._await_all(exit_timeout_s)
@@ -68,6 +73,8 @@ class RunningJob:
 
     def give_up(self) -> None:
         """Leave the job without a word to the other ranks."""
+        import torch.distributed as dist
+
         if dist.is_initialized():
             dist.destroy_process_group()
         self.membership.drop_store()
@@ -94,3 +101,54 @@ class RunningJob:
         member = self.membership
         if member.roll.rank == member.groups.keys.first("reminds", member.roll.rank):
             say(f"mpiddp: waiting {waited_s:.0f} s for the end of {member.missing()}")
+
+
+def run(job: RunningJob, config: LaunchConfig) -> int:
+    """Run the script and return its exit status, or end the job on all ranks where it fails.
+
+    EXIT_REQUEUE is no failure where all ranks have agreed to stop.
+    """
+    assert config.script is not None
+    assert job.ending
+    job.membership.groups.adopt_calls()
+    signals.protect_workers()
+    status = 0
+    try:
+        try:
+            stages.begin("script")
+            script.run(config.script)
+        except SystemExit as error:
+            status = failure.status_of(error)
+            if status and not (status == EXIT_REQUEUE and job.stops()):
+                raise
+        if not config.python_exit:
+            job.ending.finish(status)
+    except BaseException as error:
+        status = job.ending.fail_by(error)
+    return status
+
+
+def leave(job: RunningJob, config: LaunchConfig) -> None:
+    """Leave the job and finalise MPI, in the rank's own process and in none that it forked."""
+    ending = job.ending
+    assert ending
+    if not ending.is_ours() or job.left:
+        return
+    if ending.failed:
+        if config.python_exit:
+            ending.end_failed()
+        return
+    from mpi4py import MPI
+
+    try:
+        if not MPI.Is_finalized():
+            ending.left()
+            stages.begin("exit")
+            job.leave(config.exit_timeout_s, config.trace_file)
+            MPI.Finalize()
+        job.left = True
+        lost = ending.close()
+    except BaseException as error:  # a signal's handler may raise here, too
+        ending.fail_leaving(error)
+    if lost and config.python_exit:
+        let_flush_fail()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..config import LaunchConfig
 from ..environment import Environment
+from ..errors import EXIT_USAGE
 from ..plan.seat import Seat
 from ..say import say
 from ..version import __version__
@@ -30,3 +31,14 @@ def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig) -> N
             write(config.map_file, svg(seats))
         except ImportError as error:
             say(f"mpiddp: cannot draw {config.map_file}: {error} (pip install drawsvg)")
+
+
+def explain(origins: str, env: Environment, rank: int) -> int:
+    """Print on one rank where its variables come from, and return the exit status."""
+    if rank >= env.world_size:
+        if env.rank == 0:
+            say(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
+        return EXIT_USAGE
+    if env.rank == rank:
+        print(origins, flush=True)
+    return 0
