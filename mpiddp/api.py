@@ -29,20 +29,19 @@ def init_process_group(
 ) -> Environment:
     """Make the ranks of an MPI communicator torch's default process group and return this rank's part.
 
-    Collective over `comm`, which is COMM_WORLD by default and may be any intra-communicator: ranks
-    outside it take no part, and several communicators get a group each. `backend` None is the
-    device's own; `timeout` is that of the group's collectives, None for torch's default. MPI is
-    initialised if it is not. Under `python -m mpiddp` the group that is there is returned where it
-    is what is asked for.
+    Collective over `comm`. That is COMM_WORLD by default, or any intra-communicator: ranks outside it take
+    no part, and several communicators get a group each. `backend` None means the device's own. `timeout` is
+    that of the group's collectives, None for torch's default. MPI is initialised if it is not yet. Under
+    `python -m mpiddp` the launcher's group is returned, if it is what is asked for.
 
-    From then on until destroy_process_group() a rank that fails ends the job as under the launcher: with a
-    report, its status, and on all ranks of the MPI job, also those outside of `comm`, which would wait for
-    it. That is a rank that is killed, and one whose program ends by an uncaught exception, or by sys.exit()
-    with another status than 0; one that comes to its end otherwise waits there for the others. The
-    ``MPIDDP_…`` variables of the launcher's options apply, with MPIDDP_BIND=launcher for the default.
+    Until destroy_process_group() a rank that fails ends the job as under the launcher: with a report, with its
+    status, and on all ranks of the MPI job, also on those outside of `comm`. A rank fails if it is killed, or
+    if its program ends by an uncaught exception or by sys.exit() with a status other than 0. A rank whose
+    program ends in any other way waits for the others. The ``MPIDDP_…`` variables of the launcher's options
+    apply; the default of MPIDDP_BIND is launcher here.
 
-    Raises LaunchError, the same on every rank, where the group cannot start, and ValueError where
-    the process has a default group already, or a variable is wrong.
+    Raises LaunchError, the same on every rank, if the group cannot start, and ValueError if the process has a
+    default group already or a variable is wrong.
     """
     launched = _launched()
     if launched is not None and _adopts(launched, comm, backend, timeout):
@@ -80,8 +79,8 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
 def destroy_process_group() -> None:
     """Destroy the default process group and undo what init_process_group() set in the environment.
 
-    Collective over its communicator: returns when every rank of it has called this, so that none
-    takes the store away from the others.
+    Collective over its communicator: returns when every rank has called this, because the others may still
+    need the store.
     """
     global _own, _stop
     if _own is not None:
@@ -117,9 +116,9 @@ def process_group(
 ) -> Iterator[Environment]:
     """Hold a default process group in a `with` block, as init_process_group() makes it.
 
-    Where the block raises, the job ends on all ranks, also where the exception is caught outside of the
-    block: the others would wait for this rank. What the program does on its way out has MPIDDP_ABORT_GRACE
-    seconds. A single rank just gives its group up.
+    If the block raises, the job ends on all ranks, even if the exception is caught outside of the block: the
+    other ranks would wait for this one. The program has MPIDDP_ABORT_GRACE seconds for its way out. A single
+    rank just gives its group up.
     """
     env = init_process_group(comm, backend, timeout)
     try:
@@ -142,12 +141,12 @@ def _all_stop(error: SystemExit) -> bool:
 
 
 def _give_up(error: BaseException) -> None:
-    """Let the job of a block that has raised end; a single rank's, at once."""
+    """End the job because a block has raised; a single rank just gives its group up."""
     global _own
     if _own is None:
         return
     if _own.guard is not None:
-        _own.guard.accuse(error)
+        _own.guard.report(error)
     else:
         job, _own = _own, None
         job.give_up()
@@ -170,11 +169,11 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
 def should_stop() -> bool:
     """Tell in a training loop whether it is time to write a checkpoint and stop; the same on all ranks at one step.
 
-    It is once any rank was sent SIGUSR1 or SIGTERM, or the walltime is nearer than --stop-before. Every
-    rank of the job has to call it equally often: a call starts a reduction over MPI and reads that of the
-    call before it, so that no step is held up by it. Signals are noted from the first call on, and under
-    `python -m mpiddp` from the start of the job where the script's own code has this call in it, or with
-    --stop-before. Without a job of mpiddp's this process alone decides.
+    It is time as soon as a rank was sent SIGUSR1 or SIGTERM, or the walltime is nearer than --stop-before.
+    Every rank of the job has to call this equally often: a call starts a reduction over MPI and reads the one
+    that the call before has started, so no step waits for it. Signals are noted from the first call on; under
+    `python -m mpiddp` from the start of the job on, if the script's own code has this call in it, or with
+    --stop-before. Without a job of mpiddp's this process decides alone.
     """
     global _stop
     if job := _launched() or _own:
@@ -192,7 +191,7 @@ def stop_for_requeue() -> NoReturn:
 
 
 def _launched() -> RunningJob | None:
-    """Return this process's part in the job that `python -m mpiddp` started, if it did and has not left it."""
+    """Return this process's part in the job that `python -m mpiddp` started, None if there is none or it has left."""
     launch = sys.modules.get("mpiddp.launch")
     job: RunningJob | None = launch.job if launch is not None else None
     return None if job is None or job.left else job
@@ -201,7 +200,7 @@ def _launched() -> RunningJob | None:
 def _adopts(
     launched: RunningJob, comm: MPI.Comm | None, backend: str | None, timeout: timedelta | None
 ) -> bool:
-    """Take the launcher's group for a call and tell so; destroy it where another one is asked for."""
+    """Tell whether the launcher's group is what a call asks for; destroy the group if not."""
     member = launched.membership
     if comm is not None and not member.spans(comm):
         member.groups.discard()

@@ -29,7 +29,7 @@ from .run import caller, failure, script, signals
 from .run.ending import Ending
 from .run.handlers import give_signals_back
 from .run.output import Output, is_relayed
-from .run.running import RunningJob, leave, run
+from .run.running import RunningJob, leave_job, run_script
 from .run.walltime import prepare_stop
 from .say import warn
 from .show.start import announce, explain
@@ -48,8 +48,8 @@ def launch(config: LaunchConfig) -> int:
     """Start this rank, run the script in it, and return the exit status.
 
     The rank leaves the job after the script's threads and atexit functions. A script that fails ends
-    the job on all ranks. Where another program runs ours, a profiler, say, it does its work when we return:
-    the process is left by Python's own exit.
+    the job on all ranks. If another program runs ours, such as a profiler, it has work to do when we return:
+    then the process ends by Python's own exit.
     """
     frame = sys._getframe()
     if caller.is_python(frame):
@@ -60,20 +60,20 @@ def launch(config: LaunchConfig) -> int:
 
 
 def start_and_run(config: LaunchConfig) -> int:
-    """Do what launch() does, and leave the process as `config` says."""
+    """Start this rank and run the script in it; end the process as `config` says."""
     global job
     try:
         job = start(config)
     except LaunchError:  # which has been told
         return EXIT_CANNOT_START
     assert job.ending
-    leaving = functools.partial(leave, job, config)
+    leaving = functools.partial(leave_job, job, config)
     atexit.register(leaving)
     if config.explain is not None:
         return explain(job.membership.explain(), job.membership.environment, config.explain)
     place = job.membership.environment
     job.ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
-    return run(job, config)
+    return run_script(job, config)
 
 
 def start(config: LaunchConfig) -> RunningJob:
@@ -107,9 +107,9 @@ def start(config: LaunchConfig) -> RunningJob:
 def meet(
     comm: MPI.Comm, config: LaunchConfig, serve_sentinels: Callable[[str, str], int] = lambda *_: 0
 ) -> Membership:
-    """Bring the ranks of a communicator together as a job, which has no process group yet; return this rank's part.
+    """Bring the ranks of a communicator together as a job, still without a process group; return this rank's part.
 
-    `serve_sentinels` lets the ranks' sentinels meet, and returns where: as Sentinel.serve() does.
+    `serve_sentinels` lets this rank's sentinel coordinate the others, as Sentinel.serve() does.
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
     stages.begin("facts")
@@ -134,7 +134,7 @@ def meet(
 def watch(
     membership: Membership, config: LaunchConfig, sentinel: Sentinel, output: Output, stop: Stop | None
 ) -> RunningJob:
-    """Let this rank's sentinel meet the others: from now on the ranks end together."""
+    """Let this rank's sentinel meet the others': from now on the ranks end together."""
     from mpi4py import MPI
 
     stages.begin("sentinels meet")
@@ -144,7 +144,7 @@ def watch(
 
 
 def create_group(started: RunningJob, config: LaunchConfig) -> None:
-    """Create the process group, or end the job on all ranks where that fails."""
+    """Create the process group; end the job on all ranks if that fails."""
     assert started.ending
     try:
         stages.begin("process group")
@@ -159,7 +159,7 @@ def create_group(started: RunningJob, config: LaunchConfig) -> None:
 
 @contextlib.contextmanager
 def refusing(MPI: Any, sentinel: Sentinel) -> Iterator[None]:
-    """Hold the start after MPI_Init: say why the job cannot start, once, and leave MPI or end the job on all ranks."""
+    """Run the start after MPI_Init in this block; if it fails, say why, once, and end the job on all ranks."""
     try:
         yield
     except LonelyLaunchError as error:
@@ -181,11 +181,11 @@ def refusing(MPI: Any, sentinel: Sentinel) -> Iterator[None]:
 
 
 def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]) -> RunningJob:
-    """Start this rank of a program that has its own main(), up to the process group, and watch it as a script.
+    """Start this rank of a program with its own main(), up to the process group, and watch it like a script.
 
-    `leave` is called where the program ends without having left the job. A single rank, for which nobody waits, is
-    not watched, nor one that is not in the main thread, where signals can't be handled. Raises LaunchError; what only
-    this rank knows ends the job.
+    `leave` is called if the program ends without having left the job. A single rank is not watched, because nobody
+    waits for it; nor is a rank outside of the main thread, where signals can't be handled. Raises LaunchError; for a
+    reason that only this rank knows the job ends.
     """
     from .run.guard import Guard
 
@@ -215,5 +215,5 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
 
 
 def join(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
-    """Start this rank of a program that nobody watches, or that is watched already. Collective; raises LaunchError."""
+    """Start this rank of a program that need not be watched, or is watched already. Collective; raises LaunchError."""
     return RunningJob(meet(comm, config))

@@ -1,4 +1,4 @@
-"""Fork this rank's sentinel, with what only the rank can find out."""
+"""Fork this rank's sentinel, and tell it what only the rank can find out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..sentinel.handle import Sentinel
 
 
 def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> Sentinel:
-    """Fork the process that watches this one; that of rank 0 can ask other hosts whether they are there."""
+    """Fork the process that watches this one; rank 0's can ask other hosts whether they answer."""
     rank = started_by.rank if started_by else 0
     return Sentinel(
         f"rank {rank} on {socket.gethostname()}", runtime.is_first_on_node(os.environ),

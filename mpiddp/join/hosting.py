@@ -1,4 +1,4 @@
-"""What rank 0 does for all between the plans: it can be tried at its addresses, and serves the store at one of them."""
+"""Rank 0's part in the start: it makes the plans, lets other nodes try its addresses, and serves the store at one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .rollcall import RollCall
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-OF_SCRIPTS = 512  # open files that a script may need
+OF_SCRIPTS = 512  # open files for the script
 
 
 class Hosting:
-    """Makes rank 0's plans for a roll call, and holds what they need to come true.
+    """Makes rank 0's plans for a roll call.
 
     `serve_sentinels` lets the ranks' sentinels meet at an address, and returns on which port.
     """
@@ -35,7 +35,7 @@ class Hosting:
         self._listener: Listener | None = None
 
     def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
-        """Return each rank's plan before torch, and for some where to try this rank's addresses."""
+        """Return each rank's plan before torch, and with it, for one rank a node, where to try rank 0's addresses."""
         self._roll.hosts = [one.hostname for one in facts]
         plans = plan_hosts(facts, self._config)
         self._offered = network.candidates(facts, self._asked)
@@ -46,27 +46,27 @@ class Hosting:
         return [(plan, door if plan.tries else None) for plan in plans]
 
     def plan_devices(self, facts: Sequence[ReadyFacts]) -> list[DevicePlan]:
-        """Return each rank's plan after torch, with the store already there to be reached."""
+        """Return each rank's plan after torch; the store listens by then."""
         if self._listener is not None:
-            self._listener.close()  # all that were to try it have
+            self._listener.close()  # by now every node has tried
         hosts = self._roll.hosts
         devices.check_torch([one.devices for one in facts], hosts)
         trials = {one.place.node_rank: one.trials for one in facts if one.trials}
         names = {one.place.node_rank: hosts[one.place.rank] for one in facts}
         address, interfaces = network.agreed(self._offered, trials, names, self._asked)
-        return plan_devices(facts, hosts, self._config, self._serve(address), interfaces)
+        return plan_devices(facts, hosts, self._config, self._open_store(address), interfaces)
 
-    def _serve(self, address: str) -> Endpoint:
+    def _open_store(self, address: str) -> Endpoint:
         """Start the job's store, and let this rank's sentinel listen."""
-        from .rendezvous import serve
+        from .rendezvous import serve_store
 
         allow_connections(self._roll.size)
-        self.server, endpoint = serve(address, self._config.startup_timeout_s)
+        self.server, endpoint = serve_store(address, self._config.startup_timeout_s)
         return endpoint._replace(watch_port=self._serve_sentinels(address, endpoint.token))
 
 
 def allow_connections(number: int) -> None:
-    """Let this process have so many open files besides those of a script, as far as the hard limit goes."""
+    """Allow this process `number` open files besides a script's own, or as many as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < number + OF_SCRIPTS:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(number + OF_SCRIPTS, hard), hard))

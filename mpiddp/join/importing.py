@@ -1,4 +1,4 @@
-"""What makes the import of torch quicker, and is as it was afterwards."""
+"""Settings for the time of torch's import, which make it quicker."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """Import torch in this block: without a look for garbage, nor for the source of torch's own lines.
+    """Import torch in this block without collecting garbage and without reading torch's source.
 
-    What a module makes stays, so that all that looking finds nothing. What was made then counts as old at
-    once, which the next collection would look at otherwise (gc.freeze() and gc.unfreeze() move it there
-    without a look, CPython's Modules/gcmodule.c). And torch asks inspect.getframeinfo() for the line of
-    each of its operators, of which it needs the number only (torch/_library/utils.py): with the text,
-    which is the default, Python looks for the file of every module each time.
+    The objects that an import makes stay, so a collection finds nothing. Afterwards gc.freeze() and
+    gc.unfreeze() move them to the oldest generation at once (CPython, Modules/gcmodule.c); otherwise the
+    next collection would look at all of them. torch also asks inspect.getframeinfo() for the line number
+    of each of its operators (torch/_library/utils.py). By default Python reads the text of the line too,
+    and looks for the file of every module to do so.
     """
     from inspect import getframeinfo
 

@@ -1,4 +1,4 @@
-"""MPI_Init, once it is sure that launcher, library and number of tasks belong together."""
+"""MPI_Init, after a check that launcher, library and number of tasks belong together."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from . import variables
 
 
 def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, sentinel: Sentinel) -> Any:
-    """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, where it can't be whole.
+    """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
-    Where launcher and library don't fit, MPI_Init ends the process or makes each a world of its own:
-    so the fit is checked before, and the number of ranks after.
+    If launcher and library don't fit, MPI_Init ends the process, or makes each process a world of its own.
+    So their fit is checked before, and the number of ranks after.
     """
     check_nested(runtime.outer_launcher(os.environ), config.script)
     check_tasks(started_by)
@@ -31,7 +31,7 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, sen
     loaded = library()
     try:
         check_fit(started_by, loaded)
-    except LaunchError:  # only now, and on the rank that speaks, is the time well spent to ask srun
+    except LaunchError:  # srun is asked only now, by the rank that speaks: it takes time
         check_fit(started_by, loaded, runtime.srun_mpi_types() if started_by and started_by.rank == 0 else ())
     sentinel.stage("MPI_Init")
     warn(unlaunched(started_by, loaded, runtime.slurm_tasks(os.environ)))
@@ -49,7 +49,7 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, sen
 
 
 def transports(loaded: Library) -> dict[str, str]:
-    """Return the variables that spare MPI_Init the search for networks that this node does not have."""
+    """Return variables that keep Open MPI from searching for fast networks, if this node has none."""
     if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or fabric.has_fabric():
         return {}
     chosen = fabric.chosen_components(os.environ, loaded.path)

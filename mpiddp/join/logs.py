@@ -23,7 +23,7 @@ def open_log(roll: RollCall, folder: str, run_id: str) -> str:
 
 
 def create(log: str) -> str:
-    """Make a file and the folders above it, and return why that failed, empty where it did not."""
+    """Make a file and the folders above it; return why that failed, or an empty text."""
     try:
         os.makedirs(os.path.dirname(log), exist_ok=True)
         with open(log, "ab"):

@@ -1,4 +1,4 @@
-"""Connect torch's store without a look-up of its peers' names."""
+"""Connect torch's store without looking up host names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Resolver(ctypes.Structure):
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Make TCPStore's connections in this block, to addresses that are numbers already.
+    """Make TCPStore's connections, to numeric addresses, in this block.
 
-    TCPStore asks the name server who its peer is, for its log, on both ends of each connection, and the
-    server asks for one rank after the other; when a packet is lost, all ranks wait for five seconds
-    (resolver(3)). Once a look-up has failed, a process makes no more of them from torch 2.9 on
-    (pytorch#159007). So this thread's look-ups fail here at once, of which torch would warn. A
-    log level that shows more than warnings leaves them as they are.
+    For its log TCPStore asks the name server who its peer is, at both ends of each connection. Its server
+    does so for one rank after the other: when a packet is lost, all ranks wait five seconds (resolver(3)).
+    From torch 2.9 on a process stops asking once a look-up has failed (pytorch#159007). So this block lets
+    this thread's look-ups fail at once, and hides torch's warning about it. If torch's log level shows more
+    than warnings, the look-ups stay: somebody reads that log.
     """
     level, resolver = log_level(), this_threads_resolver()
     if level is None or resolver is None or level.value < WARNING:
@@ -39,7 +39,7 @@ def suspended() -> Iterator[None]:
 
 
 def log_level() -> ctypes.c_int | None:
-    """Return torch's variable of what its log shows, None where a build has none."""
+    """Return the variable that holds torch's log level, None if this build has none."""
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL("libc10.so", os.RTLD_NOLOAD), "FLAGS_caffe2_log_level")
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def log_level() -> ctypes.c_int | None:
 
 
 def this_threads_resolver() -> Resolver | None:
-    """Return this thread's resolver, configured, None with a C library that has none of this form."""
+    """Return this thread's resolver, initialised, None if the C library has none of this form."""
     library = ctypes.CDLL(None)
     try:
         library.__res_state.restype = ctypes.POINTER(Resolver)

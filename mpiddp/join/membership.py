@@ -40,7 +40,7 @@ def enter(
 ) -> Membership:
     """Set this rank's variables and device, connect it to the store, and return what it holds of the job.
 
-    `former` is what the variables that were set before had been, `server` rank 0's store, None on other ranks.
+    `former` holds what the variables that are already set were before. `server` is rank 0's store, None elsewhere.
     Collective. Raises LaunchError `log-unwritable` or `address-unreachable`, on every rank.
     """
     endpoint = plan.endpoint
@@ -54,7 +54,7 @@ def enter(
 
 
 def use_device(name: str) -> torch.device:
-    """Set the current device of this process and return it; the CPU needs no setting."""
+    """Make a device the current one of this process, and return it."""
     device = torch.device(name)
     if device.type != "cpu":
         getattr(torch, device.type).set_device(device)
@@ -64,7 +64,7 @@ def use_device(name: str) -> torch.device:
 def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:
     """Connect to rank 0's store; raise LaunchError `address-unreachable` where some rank can't.
 
-    This is the last point at which rank 0 can name a rank that is late: what follows waits in torch.
+    After this, ranks wait for each other inside torch, where nobody can name the one that is late.
     """
     store, error = rendezvous.connect(endpoint, roll.remaining_s)
     roll.agree("devices and store", error, lambda errors: check_reached(errors, roll.hosts, endpoint))
@@ -94,17 +94,17 @@ class Membership:
         return self.roll.comm
 
     def describe(self, config: LaunchConfig) -> Member:
-        """Return what is told of this rank where it fails."""
+        """Return what this rank's sentinel has to know of it."""
         env = self.environment
         exits = runtime.kills_aborted(runtime.detect(os.environ))
         return Member(env.rank, env.world_size, env.local_rank, socket.gethostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, config.abort_grace_s, exits, self._log, config.error_file)
 
     def create_group(self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object]) -> None:
-        """Create the job's process group; `give_up` is called where it is not there at the deadline of the start.
+        """Create the job's process group; call `give_up` if that takes longer than the start may take.
 
-        It is there when all ranks have it: one that ended before would take its end of gloo's
-        connections from another that is still making its own.
+        Return when all ranks have the group: a rank that ended earlier would close its gloo connections
+        while another rank still makes its own.
         """
         with self.roll.watch("process group", give_up):
             self.groups.create(timeout)
@@ -115,7 +115,7 @@ class Membership:
         self.groups.keys.job.set(left_key(self.roll.rank), "")
 
     def missing(self) -> str:
-        """Return in words which ranks are not ready to leave; rank 0, if its store does not answer."""
+        """Return in words which ranks are not ready to leave: rank 0, if its store does not answer."""
         store = self.groups.keys.job
         found: list[int] = []
 
@@ -123,7 +123,7 @@ class Membership:
             with contextlib.suppress(RuntimeError):  # dist.DistNetworkError among them
                 found.extend(rank for rank in range(self.roll.size) if not store.check([left_key(rank)]))
 
-        asking = threading.Thread(target=ask, daemon=True)  # a store that does not answer holds whoever asks
+        asking = threading.Thread(target=ask, daemon=True)  # a thread, because a dead store never answers
         asking.start()
         asking.join(ANSWER_S)
         return listed([self.roll.name(rank) for rank in ([0] if asking.is_alive() else found)])
@@ -149,5 +149,5 @@ class Membership:
 
 
 def left_key(rank: int) -> str:
-    """Return the store's key that says that a rank is ready to leave."""
+    """Return the key by which a rank says that it is ready to leave."""
     return f"left/{rank}"

@@ -31,7 +31,7 @@ def bind_cores(host: HostPlan) -> frozenset[int]:
 
 
 def bind(cpus: frozenset[int]) -> None:
-    """Let every thread of this process run on these CPUs, and with them all that it starts from now on."""
+    """Bind every thread of this process to these CPUs, and with them all that they start later."""
     for thread in map(int, os.listdir("/proc/self/task")):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             if os.sched_getaffinity(thread) != cpus:
@@ -43,7 +43,7 @@ def import_torch(config: LaunchConfig, cpus: frozenset[int]) -> DeviceFacts:
     begin("import torch")
     with quick():
         error = torch_error()
-    bind(cpus)  # an OpenMP that was told to bind its threads has taken them from this one
+    bind(cpus)  # OpenMP may have moved this thread, if it was told to bind its own (OMP_PROC_BIND)
     begin("devices")
     return DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")
 

@@ -1,6 +1,7 @@
-"""Rank 0's addresses, tried from the other nodes: a listener on all of them, and connections to it.
+"""Try rank 0's addresses from the other nodes.
 
-The kernel makes the connections while the ranks import torch: nobody waits for them before.
+Rank 0 listens on all of them. One rank of each other node connects to all of them. The kernel does that
+while the ranks import torch, so it costs no time.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import NamedTuple
 from ..facts.host import Interface
 from ..plan.network import Trial
 
-PATIENCE_S = 2.0  # for an address that does not answer
-RUNNERS_UP_S = 0.1  # for the others when the best one has
+PATIENCE_S = 2.0  # for any answer
+RUNNERS_UP_S = 0.1  # for the other addresses, once the best one has answered
 
 
 class Door(NamedTuple):
-    """Where rank 0 can be tried: addresses, the best first, a port, and the answer that shows that it is rank 0."""
+    """Where rank 0 listens: its addresses, the best first, a port, and the answer by which it is known."""
 
     addresses: tuple[str, ...]
     port: int
@@ -31,7 +32,7 @@ class Door(NamedTuple):
 
 
 class Listener:
-    """Answers every connection to this node, on any address, with a token, until it is closed."""
+    """Listens on all addresses of this node and answers each connection with a token, until it is closed."""
 
     def __init__(self) -> None:
         try:
@@ -44,7 +45,7 @@ class Listener:
         self._thread.start()
 
     def door(self, addresses: Sequence[str]) -> Door:
-        """Return where to try these addresses."""
+        """Return how to try these addresses."""
         return Door(tuple(addresses), int(self._socket.getsockname()[1]), self.token)
 
     def close(self) -> None:
@@ -66,7 +67,7 @@ class Listener:
 
 
 class Probe:
-    """Connections to all addresses of a door, begun at once; `interfaces` are this node's own."""
+    """Begins to connect to all addresses of a door at once; `interfaces` are this node's own."""
 
     def __init__(self, door: Door, interfaces: Sequence[Interface]) -> None:
         self._door = door
@@ -85,7 +86,7 @@ class Probe:
                 one.close()
 
     def trials(self) -> tuple[Trial, ...]:
-        """Return what came of each address, once the best has answered or all have had their time."""
+        """Return the result for each address; wait until the best one has answered, or until time is up."""
         with selectors.DefaultSelector() as selector:
             for at, one in self._pending.items():
                 selector.register(one, selectors.EVENT_READ, at)

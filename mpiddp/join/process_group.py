@@ -21,8 +21,8 @@ from .rendezvous import KeySpaces
 class GroupMaker:
     """Makes default process groups over the job's own store.
 
-    `unclaimed` tells that the group that is alive was made before the script ran and that the script
-    has not called init_process_group() for it yet.
+    `unclaimed` is true while the script has not yet called init_process_group() for the group that was
+    made before it ran.
     """
 
     def __init__(self, environment: Environment, keys: KeySpaces) -> None:
@@ -36,8 +36,8 @@ class GroupMaker:
     def create(self, timeout: timedelta | None = None) -> None:
         """Initialise the default process group with the job's ranks; `timeout` None is torch's own.
 
-        With NCCL and its like the group is bound to its device, so that it connects now and a broken
-        fabric does not wait for the first step (torch.distributed.init_process_group, `device_id`).
+        With NCCL and its like the group is bound to its device: it then connects at once, and a broken fabric
+        shows now and not at the first step (torch.distributed.init_process_group, `device_id`).
         """
         env = self.environment
         self._timeout = timeout
@@ -46,13 +46,13 @@ class GroupMaker:
                                     {"backend": env.backend, "timeout": timeout, "device_id": device})
 
     def try_out(self) -> None:
-        """Make a first collective on the group, which some backends connect by."""
+        """Run a first collective: some backends connect only then."""
         dist.all_reduce(torch.zeros(1, device=self.environment.device))
 
     def adopt_calls(self) -> None:
-        """Let the script's own init_process_group() find the group that is there, or make another.
+        """Replace torch's init_process_group(): the script's call takes the group that is there, or makes another.
 
-        torch.distributed binds the function in several of its modules; each gets ours.
+        Several modules of torch.distributed hold the function; each gets ours.
         """
         self.unclaimed = dist.is_initialized()
         original = self._create
@@ -67,7 +67,7 @@ class GroupMaker:
                 module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
     def claim(self, *arguments: Any, **keywords: Any) -> bool:
-        """Return whether the unclaimed group serves a first request for one; destroy it where not.
+        """Tell whether the unclaimed group is what the caller asks for; destroy it if not.
 
         The arguments are those of torch.distributed.init_process_group().
         """
@@ -96,11 +96,11 @@ class GroupMaker:
             self._create(**request)
 
     def _create_over_our_store(self, rank: int, world_size: int, request: dict[str, Any]) -> None:
-        """Create a group over a fresh part of the job's store, where gloo reads many addresses at a time.
+        """Create a group over a fresh part of the job's store, and let gloo read many addresses at a time.
 
-        With GLOO_ENABLE_STORE_V2_API, which it looks at each time (gloo/common/utils.cc), it reads those of up
-        to 128 ranks in one operation, and waits for them as long as the store does: so that is given the group's
-        timeout, as torch gives it to a store of env://. Groups of some of the ranks are made in gloo's usual way.
+        With GLOO_ENABLE_STORE_V2_API, which gloo looks at for each group (gloo/common/utils.cc), it reads the
+        addresses of up to 128 ranks in one operation. It then waits as long as the store does, so the store gets
+        the group's timeout, as torch does for env://. Groups of some of the ranks are made in gloo's usual way.
         """
         store = self.keys.fresh(world_size)
         store.set_timeout(request["timeout"] or dist.distributed_c10d.default_pg_timeout)
@@ -111,7 +111,7 @@ class GroupMaker:
             variables.restore(former)
 
     def _is_as_asked(self, request: dict[str, Any]) -> bool:
-        """Tell whether the group that is there is what a script asks for."""
+        """Tell whether our group is what a script asks for."""
         env = self.environment
         special = {"backend", "init_method", "store", "rank", "world_size", "timeout", "device_id", "group_name"}
         parameters = self._signature.parameters
@@ -125,10 +125,10 @@ class GroupMaker:
         )
 
     def _uses_our_store(self, request: dict[str, Any]) -> bool:
-        """Tell whether a script's request means the job's own meeting point.
+        """Tell whether a script's request means the job's own store.
 
-        That is env:// with our address, and env:// with any other for all our ranks: the address
-        that a script writes over ours (localhost, say) can at best be as good.
+        It does for env:// with our address, and for env:// with any other address if it wants all our
+        ranks: an address that a script writes over ours (localhost, say) is no better than ours.
         """
         env = self.environment
         ours = f"{env.master_addr}:{env.master_port}"
@@ -141,13 +141,13 @@ class GroupMaker:
 
 
 def serves_cpu(backend: str) -> bool:
-    """Tell whether a backend needs no device of its own: only those that don't are bound to one."""
+    """Tell whether a backend serves the CPU; a group of any other is bound to its device."""
     return all("cpu" in dist.Backend.backend_capability.get(part.rpartition(":")[2], ["cpu"])
                for part in backend.split(","))
 
 
 def covers(ours: str, asked: str | None, device: torch.device) -> bool:
-    """Tell whether a group of our backend does all that one of the backend asked for does."""
+    """Tell whether our backend serves every device type that the backend asked for serves, by the same backend."""
     if asked is None and device.type == "cpu":
         return True
     have, want = (backends_by_device(name) for name in (ours, asked))

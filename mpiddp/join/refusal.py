@@ -23,7 +23,7 @@ PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another ran
 
 
 def refuse_early(message: str) -> None:
-    """Print a reason before MPI is there to speak over, and return when it has got through.
+    """Print a reason before MPI is there; return when the launcher has had time to pass it on.
 
     A rank knows its own number from the launcher's variables. Rank 0 speaks; where each task of a Slurm
     step has started a launcher, only rank 0 of the first task.
@@ -39,7 +39,7 @@ def refuse_early(message: str) -> None:
 
 @contextlib.contextmanager
 def refusing_early(sentinel: Sentinel) -> Iterator[None]:
-    """Hold the start up to MPI_Init, and say why the job cannot start."""
+    """Run the start up to MPI_Init in this block; if it fails, say why."""
     try:
         yield
     except LaunchError as error:
@@ -49,7 +49,7 @@ def refusing_early(sentinel: Sentinel) -> Iterator[None]:
 
 
 def refuse(comm: MPI.Comm, error: LaunchError) -> None:
-    """Print on rank 0 why the job cannot start, and return on every rank when that has got through. Collective."""
+    """Print on rank 0 why the job cannot start; return when the launcher has had time to pass it on. Collective."""
     if comm.rank == 0:
         say(str(error))
         time.sleep(FORWARDING_S)

@@ -1,4 +1,4 @@
-"""The store where the ranks meet: served by rank 0, bound before its address is known to anyone."""
+"""The store where the ranks meet. Rank 0 serves it, and it listens before anybody learns its address."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from . import lookups
 CONNECT_TIMEOUT_S = 30.0
 
 
-def serve(address: str, timeout_s: float) -> tuple[dist.Store, Endpoint]:
-    """Start the store's server on a free port of `address`, and of no other interface.
+def serve_store(address: str, timeout_s: float) -> tuple[dist.Store, Endpoint]:
+    """Serve the store on a free port of `address`, and on no other interface.
 
-    The server may be shared within this process, so that a script's own env:// finds it in use by
-    itself rather than taken.
+    The server can be shared within this process: if a script opens a store of its own by env://, it gets
+    this one, and no error that the port is taken.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN) as listener:
@@ -38,7 +38,7 @@ def serve(address: str, timeout_s: float) -> tuple[dist.Store, Endpoint]:
 def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, str | None]:
     """Connect to rank 0's store and return it, or why that failed.
 
-    Waits for keys then take as long as torch's own store would wait.
+    From then on it waits for a key as long as torch's own store would.
     """
     patience = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
     try:
@@ -51,10 +51,10 @@ def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, st
 
 
 class KeySpaces:
-    """Fresh parts of the job's store, each for one use.
+    """Hands out fresh parts of the job's store, each for one use.
 
-    A second process group over the keys of the first reads what that one left and fails at random.
-    The ranks that share a group must ask for its keys equally often for its size.
+    A second process group over the same keys would read what the first one left, and fail at random.
+    All ranks of a group must have asked equally often for groups of its size.
     """
 
     def __init__(self, store: dist.Store, token: str) -> None:

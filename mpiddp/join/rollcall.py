@@ -1,4 +1,4 @@
-"""Bring all ranks' facts to rank 0 and its plan back, with a deadline and with names."""
+"""Bring all ranks' facts to rank 0, and its plan back. Each wait has a deadline and says whom it waits for."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Plan = TypeVar("Plan")
 
 TAG = 1
 REMIND_AFTER_S, REMIND_OF_END_AFTER_S = 10.0, 60.0
-TURNS = 10  # at the deadline rank 0 speaks first, then rank 1 a second later, and so on
+TURNS = 10  # at the deadline rank 0 speaks first, rank 1 a second later, and so on; those from rank 10 on together
 
 
 def await_all(comm: MPI.Comm, timeout_s: float) -> None:
-    """Return when all ranks have come to init_process_group(); raise LonelyLaunchError where one has not, in time."""
+    """Return when all ranks have come to init_process_group(); raise LonelyLaunchError if one does not come in time."""
     barrier = comm.Ibarrier()
     rank = f"rank {comm.rank} of {comm.size}"
     late = LonelyLaunchError(
@@ -48,13 +48,13 @@ def await_all(comm: MPI.Comm, timeout_s: float) -> None:
 
 
 class RollCall:
-    """The ranks of a communicator, on their way to a start `timeout_s` seconds from now at the latest.
+    """The ranks of a communicator during their start, which may take `timeout_s` seconds from now.
 
-    `hosts` are the ranks' hostnames on rank 0 once it knows them, empty elsewhere.
+    `hosts` are the ranks' hostnames: on rank 0, as soon as it knows them; empty elsewhere.
     """
 
     def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
-        self.comm = comm.Dup()  # keeps our messages apart from the caller's
+        self.comm = comm.Dup()  # so that our messages never meet the caller's
         self.rank, self.size = comm.rank, comm.size
         self.timeout_s = timeout_s
         self.hosts: Sequence[str] = ()
@@ -72,10 +72,10 @@ class RollCall:
         return f"rank {rank} on {self.hosts[rank]}" if self.hosts else f"rank {rank}"
 
     def agree(self, stage: str, facts: Facts, plan: Callable[[Sequence[Facts]], Sequence[Plan]]) -> Plan:
-        """Return this rank's part of what `plan` makes on rank 0 from the facts of all ranks.
+        """Send this rank's facts to rank 0, where `plan` makes a plan for each rank, and return this rank's.
 
-        `stage` says what a rank that is late is doing. A LaunchError of `plan` is raised on every
-        rank and ends the roll call; at the deadline, LonelyLaunchError on each rank that still waits.
+        `stage` says what a rank is doing that has not sent its facts. A LaunchError of `plan` is raised
+        on every rank and ends the roll call. At the deadline each rank that still waits raises LonelyLaunchError.
         """
         begin(f"{WAIT}{stage}")
         if self.rank == 0:
@@ -92,9 +92,9 @@ class RollCall:
 
     @contextmanager
     def watch(self, stage: str, give_up: Callable[[LonelyLaunchError], object]) -> Iterator[None]:
-        """Hold a stage in which this rank waits inside a library, and call `give_up` at the deadline.
+        """Run a block in which this rank waits inside a library; call `give_up` at the deadline.
 
-        It is called in a thread of its own, with what to say, while the library still waits.
+        `give_up` gets the error and runs in a thread of its own, while the library still waits.
         """
         late = f"{self.name(self.rank)} waits for the others ({stage})"
         seconds = self.remaining_s + min(self.rank, TURNS)
@@ -105,10 +105,10 @@ class RollCall:
             yield
         finally:
             timer.cancel()
-            timer.join()  # no thread of ours is there while the script runs
+            timer.join()  # no thread of ours is left when the script runs
 
     def await_all(self) -> None:
-        """Return when all ranks have called this; for use inside watch(), which has the deadline."""
+        """Return when all ranks have called this; use it inside watch(), which has the deadline."""
         sleep_until(self.comm.Ibarrier().Test)
 
     def await_end(
@@ -116,15 +116,15 @@ class RollCall:
     ) -> int:
         """Return the largest of the ranks' `own` when all have called this.
 
-        Raises TimeoutError `timeout_s` after this one did, which says who is missing. `remind` is called
-        with the seconds waited, first after a minute. Where a signal's handler raised, it can be called again.
+        Raises TimeoutError after `timeout_s`, with the names of those that are missing. `remind` gets the
+        seconds waited, first after a minute. If a signal's handler raises meanwhile, call this again.
         """
         import array
 
         from mpi4py import MPI
 
         if self._end is None:
-            mine, largest = array.array("i", [own]), array.array("i", [0])  # which nobody else holds until the end
+            mine, largest = array.array("i", [own]), array.array("i", [0])  # MPI writes to these
             self._end = self.comm.Iallreduce(mine, largest, MPI.MAX), mine, largest
         reduction, _, largest = self._end
         wait_for(
@@ -136,7 +136,7 @@ class RollCall:
         return largest[0]
 
     def close(self) -> None:
-        """Free the communicator. Collective, once every rank has what was sent to it."""
+        """Free the communicator, when every rank has received what was sent to it. Collective."""
         for request in self._sent:
             request.wait()
         self.comm.Free()
@@ -180,7 +180,7 @@ class RollCall:
         self._sent.append(self.comm.isend(what, dest=rank, tag=TAG))
 
     def _receive(self, source: int | None = None) -> tuple[int, Any] | None:
-        """Return the sender and content of a message that is there, None where none is."""
+        """Return the sender and content of a message that has come, None if none has."""
         from mpi4py import MPI
 
         status = MPI.Status()

@@ -16,17 +16,17 @@ def set_all(new: Mapping[str, str]) -> Former:
 
 
 def set_missing(new: Mapping[str, str]) -> Former:
-    """Set those variables that are not set yet and return their former values."""
+    """Set those variables that are not set yet, and return what they were."""
     return set_all({name: value for name, value in new.items() if name not in os.environ})
 
 
 def hide(beginnings: tuple[str, ...]) -> Former:
-    """Take away the variables whose names begin so, and return their values."""
+    """Remove the variables whose names begin with one of `beginnings`, and return what they were."""
     return {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(beginnings)}
 
 
 def restore(former: Mapping[str, str | None]) -> None:
-    """Give variables the values that they had."""
+    """Set variables to what they were."""
     for name, value in former.items():
         if value is None:
             os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""Who runs this package: Python itself, or another program that has work to do after us, a profiler, say."""
+"""Find out who runs this package: Python itself, or a program that has work to do after us, such as a profiler."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def is_python(frame: FrameType) -> bool:
-    """Tell whether Python runs our `__main__`, or another module that has called us, and nobody is in between."""
+    """Tell whether Python itself runs our `__main__`, or another module that has called us."""
     return all(caller.f_globals.get("__name__") == "runpy" for caller in callers(frame)[1:])
 
 
 def callers(frame: FrameType) -> list[FrameType]:
-    """Return the frames of those that have called this package, innermost first."""
+    """Return the frames outside this package that have called it, innermost first."""
     outer = []
     while frame.f_back is not None:
         frame = frame.f_back
@@ -26,10 +26,10 @@ def callers(frame: FrameType) -> list[FrameType]:
 
 
 class Status:
-    """Our exit status, which a program that runs ours may swallow, as Python's profilers do."""
+    """Keeps our exit status: a program that runs ours may lose it, as Python's profilers do."""
 
     def __init__(self, frame: FrameType) -> None:
-        """End the process with the status after all that is registered from now on, if our `__main__` is run."""
+        """If our `__main__` is run, end the process with the status, after all atexit functions registered later."""
         self.number = 0
         spec = callers(frame)[0].f_globals.get("__spec__")
         if getattr(spec, "name", "") == f"{PACKAGE}.__main__":

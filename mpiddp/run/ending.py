@@ -1,4 +1,4 @@
-"""How a rank ends: itself in order, or its whole job where it failed."""
+"""How a rank ends: alone and in order, or with the whole job because it failed."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ MOST_ATTEMPTS = 20
 
 
 class Ending:
-    """Ends the process that made it, and none that it forked."""
+    """Ends the process that made it, but none of the processes that it forked."""
 
     def __init__(self, mpi: Any, sentinel: Sentinel, member: Member, output: Output, python_exit: bool) -> None:
-        """Take what belongs to this process; `python_exit` leaves its exit to the interpreter."""
+        """Keep what belongs to this process; `python_exit` lets the interpreter exit in its own way."""
         self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
         self._python_exit = python_exit
         self._pid = os.getpid()
         self._ruling: Ruling | None = None
         self._asking = threading.RLock()
-        self._attempts = 0  # to ask; a signal's handler may break one off
+        self._attempts = 0  # to ask the sentinel; a signal's handler may break one off
         self._shown = self._told = False
 
     def is_ours(self) -> bool:
-        """Tell whether this is the rank's process and no child of it."""
+        """Tell whether this is the rank's process, and not a child of it."""
         return os.getpid() == self._pid
 
     def join(self, endpoint: Endpoint) -> None:
@@ -49,11 +49,11 @@ class Ending:
         self._sentinel.join(self._member, endpoint, self.end_job)
 
     def watch_script(self, leave: Callable[[], None], shown: bool, prefix: bool) -> None:
-        """Begin with the script: its output goes where it shall, and whatever ends this process is noticed.
+        """Prepare for the script: direct its output, and notice whatever ends this process.
 
         The output is shown on the terminal if `shown`, each line with rank and host if `prefix`.
-        A script that calls os._exit(0) calls `leave` first, since the launcher would take that for a
-        crash; with another status it fails as by sys.exit().
+        If the script calls os._exit(0), `leave` is called first, because the launcher would take that for
+        a crash. With another status it fails as by sys.exit().
         """
         self.direct_output(shown, prefix)
         faulthandler.disable()
@@ -61,13 +61,13 @@ class Ending:
         self.watch(leave)
 
     def direct_output(self, shown: bool, prefix: bool) -> None:
-        """Send this process's output where it shall go: see watch_script()."""
+        """Direct this process's output, as watch_script() says."""
         member = self._member
         self._output.begin(shown, member.log, f"[{member.rank} {member.host}] " if prefix else "",
                            f"rank {member.rank} on {member.host}")
 
     def watch(self, leave: Callable[[], None]) -> None:
-        """Notice from now on whatever ends this process: see watch_script()."""
+        """Notice from now on whatever ends this process, as watch_script() says."""
         self._sentinel.watch_script()
 
         @functools.wraps(hard_exit)
@@ -83,11 +83,11 @@ class Ending:
         os._exit = _exit
 
     def finish(self, status: int = 0) -> NoReturn:
-        """End this process in order, a child that the script forked too, without the interpreter's slow tear-down.
+        """End this process in order, without the interpreter's slow tear-down; the script's forked children, too.
 
-        As Python does first, threads are joined and atexit functions called, that which leaves the
-        job among them; modules are not torn down. Then C's own exit functions run, from the last that
-        was registered to the first, or to skip_exit_functions().
+        As in Python, threads are joined first, and then atexit functions are called; one of them leaves
+        the job. Modules are not torn down. Then C's exit functions run, the last one registered first, down
+        to those that skip_exit_functions() skips.
         """
         run_exit_functions()
         c_exit(self._output.status(status, flush()))
@@ -97,13 +97,13 @@ class Ending:
         self._sentinel.left()
 
     def close(self) -> bool:
-        """End what is beside this process, which has left the job, and tell whether output was lost."""
+        """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
         lost = self._output.end()
         self._sentinel.dismiss()
         return lost
 
     def release(self) -> None:
-        """Let this process go on, which has left the job."""
+        """Let this process go on without a job."""
         os._exit = hard_exit
         self._sentinel.release()
         if self.close():
@@ -115,15 +115,15 @@ class Ending:
         return self._ruling is not None
 
     def fail_by(self, error: BaseException) -> int:
-        """End the job because the script raised, with the status that Python gives it; a child, only itself.
+        """End the job because the script raised, with the status that Python gives that; a child ends only itself.
 
-        Threads and atexit functions have --abort-grace to end before. Returns the status where they are left
-        to the interpreter's own exit, in which end_failed() has to be called last.
+        Before that, threads and atexit functions have --abort-grace to end. With `python_exit` the interpreter
+        runs them: then return the status, and call end_failed() as the last of them.
         """
         if not self.is_ours():
             failure.show(error)
             self.finish(failure.status_of(error))
-        error = self.accuse(error)
+        error = self.report(error)
         assert self._ruling
         self._speak(self._ruling, error)
         if not self._python_exit:
@@ -132,41 +132,41 @@ class Ending:
             self.end_failed()
         return self._ruling.status
 
-    def accuse(self, error: BaseException) -> BaseException:
-        """Tell the job that the script raised, and let this process live no longer than --abort-grace from now on.
+    def report(self, error: BaseException) -> BaseException:
+        """Tell the job that the script raised; this process lives no longer than --abort-grace from now on.
 
-        Returns what it raised: where a signal's handler raises meanwhile, as torch's does for a DataLoader's
-        worker that has died, that came last.
+        Return the error. If a signal's handler raises meanwhile, as torch's does when a DataLoader's worker has
+        died, return that one.
         """
         while not self.failed:
             try:
                 ruling = self._ask(failure.describe(error, self._member.rank, self._member.host))
                 limit = threading.Timer(self._member.grace_s, self._cut_off, (ruling, error))
                 limit.daemon = True
-                with contextlib.suppress(RuntimeError):  # without a thread it is for the sentinel to end us
+                with contextlib.suppress(RuntimeError):  # if no thread can be started, the sentinel ends us
                     limit.start()
             except BaseException as other:
                 error = other
         return error
 
     def end_failed(self) -> NoReturn:
-        """End the job after fail_by(), when all that this process does at its end is done."""
+        """End the job after fail_by(), when this process has nothing more to do."""
         assert self._ruling
         self._sentinel.through()
         flush_streams()
         self._output.end()
         if self._told:
             let_through()
-        else:  # where ranks exit by themselves, Slurm kills one that is later than the others
+        else:  # if ranks exit by themselves, Slurm kills the one that is late
             flush()
         if not self._ruling.abort:
-            time.sleep(self._member.grace_s + 1)  # until the one that aborts has ended this rank
+            time.sleep(self._member.grace_s + 1)  # the rank that aborts ends this one
         self.end_job(self._ruling.status)
 
     def fail_leaving(self, error: BaseException, shown: bool = False, where: str = "") -> NoReturn:
-        """End the job because this rank could not leave it in order; what a process does at its end was done before.
+        """End the job because this rank could not leave it in order; its threads and atexit functions have ended.
 
-        `shown` tells that what was raised is on the screen already, `where` where that was, if it is not known.
+        `shown` tells that the error is on the screen already. `where` is its line, if the error has no traceback.
         """
         if isinstance(error, TimeoutError):  # it has waited in vain for others
             report = Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1)
@@ -176,7 +176,7 @@ class Ending:
         self.fail(report, None if shown or isinstance(error, TimeoutError) else error)
 
     def fail(self, report: Report, error: BaseException | None = None) -> NoReturn:
-        """End the job at once, and say why if no other rank failed first."""
+        """End the job at once; say why, unless another rank failed first."""
         while not self.failed:
             with contextlib.suppress(BaseException):  # of a signal's handler
                 self._ask(report)
@@ -185,13 +185,13 @@ class Ending:
         self.end_failed()
 
     def end_job(self, status: int) -> NoReturn:
-        """End the job on every rank with a status, in which the others may help (see `Member.exits`)."""
+        """End the job on every rank with a status; see `Member.exits`."""
         if not self._member.exits:
             abort(self._mpi, status)
         hard_exit(status)
 
     def _ask(self, report: Report) -> Ruling:
-        """Return what follows from this rank's failure; the first that it reports counts."""
+        """Return what follows from this rank's failure; only its first report counts."""
         with self._asking:
             self._attempts += 1
             if self._attempts > MOST_ATTEMPTS:
@@ -206,7 +206,7 @@ class Ending:
             return self._ruling
 
     def _speak(self, ruling: Ruling, error: BaseException | None) -> None:
-        """Print what was raised and the job's last words, if it is for this rank to do."""
+        """Print the error and the report, if this rank has to."""
         if (verdict := ruling.verdict) is None or self._told:
             return
         stack = failure.callstack(error) if error is not None and not verdict.outside else ""
@@ -217,7 +217,7 @@ class Ending:
         self._tell(verdict, stack)
 
     def _tell(self, verdict: Verdict, stack: str = "") -> None:
-        """Print the job's last words."""
+        """Print the report."""
         if self._told:
             return
         self._told = True

@@ -31,7 +31,7 @@ def describe(error: BaseException, rank: int, host: str) -> Report:
 
 
 def words_of(value: object, form: Callable[[object], str] = str) -> str:
-    """Return what `form` makes of a value, and in the words of Python's tracebacks that it can't."""
+    """Return what `form` makes of a value; if that raises, what Python's tracebacks say then."""
     try:
         return form(value)
     except BaseException:  # whatever a script's own __str__ or __repr__ raises
@@ -39,7 +39,7 @@ def words_of(value: object, form: Callable[[object], str] = str) -> str:
 
 
 def line_of(traceback: TracebackType | None) -> str:
-    """Return the innermost line of the script in a traceback, or else its innermost line."""
+    """Return the innermost line of the script in a traceback; the innermost of all if the script has none."""
     script, found = getattr(sys.modules.get("__main__"), "__file__", None), ""
     while traceback is not None:
         in_script = traceback.tb_frame.f_code.co_filename == script
@@ -50,25 +50,25 @@ def line_of(traceback: TracebackType | None) -> str:
 
 
 def line_at(frame: FrameType, line: int | None = None) -> str:
-    """Return where a frame is, or where it was at a line."""
+    """Return file, line and function of a frame, in words; `line` is the current one if None."""
     return f"{frame.f_code.co_filename}, line {line or frame.f_lineno}, in {frame.f_code.co_name}"
 
 
 def show(error: BaseException) -> None:
-    """Print what a script raised as Python would, without our own frames."""
+    """Print what a script raised, as Python would, but without our own frames."""
     strip(error)
     try:
         if isinstance(error, SystemExit):
             print(callstack(error), end="", file=sys.stderr, flush=True)
         else:
             sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException as other:  # a script's own hook, or its own stderr: both are shown, as Python does
+    except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
         sys.__excepthook__(type(other), other, other.__traceback__)
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def strip(error: BaseException | None) -> None:
-    """Take our own frames from the start of what was raised, and of what it was raised from or while handling."""
+    """Remove our own frames from the traceback of an error, and from those of its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -77,7 +77,7 @@ def strip(error: BaseException | None) -> None:
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback that starts in the script."""
+    """Return a traceback from its first frame in the script on."""
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(ours):
         traceback = traceback.tb_next

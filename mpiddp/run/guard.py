@@ -1,4 +1,4 @@
-"""Notice how a program with a main() of its own ends: by an exception, by sys.exit(), or without a word."""
+"""Notice how a program with its own main() ends: by an exception, by sys.exit(), or in order."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from .ending import Ending
 
 
 class Guard:
-    """Ends the job where the program fails, as the launcher does for a script; until release().
+    """Ends the job if the program fails, as the launcher does for a script, until release().
 
-    A program that comes to its end otherwise calls `leave` first, if it has not done so itself.
+    If the program ends in order without having left the job, `leave` is called.
     """
 
     def __init__(self, ending: Ending, leave: Callable[[], None]) -> None:
-        """Watch the program of the main thread, which calls this."""
+        """Watch the program; call this in its main thread."""
         self.ending, self._leave = ending, leave
         self._program = outermost(sys._getframe())
-        self._raised: BaseException | None = None  # by a block, and told to the job
-        self._exited: SystemExit | None = None  # what sys.exit() has raised last, and where
+        self._raised: BaseException | None = None  # by a `with` block; the job knows it
+        self._exited: SystemExit | None = None  # what sys.exit() raised last; self._where is the line
         self._where = ""
         self._hook, self._exit = sys.excepthook, sys.exit
         sys.exit = self._note_exit
         atexit.register(self._end)
 
     def watch_exceptions(self) -> None:
-        """Stand in for `sys.excepthook`, in which torch puts one of its own with each default group."""
+        """Put ours in the place of `sys.excepthook`; torch sets one with each default group, which ours then calls."""
         if sys.excepthook != self._fail:
             self._hook = sys.excepthook
             sys.excepthook = self._fail
 
-    def accuse(self, error: BaseException) -> None:
-        """Tell the job that the program raised; what it does on its way out has --abort-grace."""
-        self._raised = self.ending.accuse(error)
+    def report(self, error: BaseException) -> None:
+        """Tell the job that the program raised; the program then has --abort-grace to end."""
+        self._raised = self.ending.report(error)
 
     def release(self) -> None:
         """Let exceptions and exits do again what they did."""
@@ -48,14 +48,14 @@ class Guard:
             sys.exit = self._exit
 
     def _fail(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """Be `sys.excepthook`; inside of another hook, which may hold back what is printed, leave the end to _end()."""
+        """Be `sys.excepthook`. If another hook calls us, it may hold back output: leave the end to _end() then."""
         if not self.ending.is_ours() or not self._ends_program(traceback):
             self._hook(kind, error, traceback)
         elif sys.excepthook == self._fail:
             self.release()
             self.ending.fail_by(error)
         else:
-            self.accuse(error)
+            self.report(error)
             self._hook(kind, error, traceback)
 
     def _note_exit(self, status: object = None) -> NoReturn:
@@ -64,12 +64,12 @@ class Guard:
         raise self._exited
 
     def _end(self) -> None:
-        """Leave the job at the end of the program, or end it where the program has failed."""
+        """Leave the job at the end of the program, or end the job if the program has failed."""
         if not self.ending.is_ours():
             return
         last: BaseException | None = getattr(sys, "last_value", None)
         if self._raised is None and last is not None and self._ends_program(last.__traceback__):
-            self._raised = last  # another hook has taken the place of ours
+            self._raised = last  # another hook has replaced ours
         if self._raised is None and has_raised(self._program):
             self._raised = self._exit_of_program()
         if self._raised is None:
@@ -79,10 +79,10 @@ class Guard:
         self.ending.fail_leaving(self._raised, shown=self._raised is last, where=self._where)
 
     def _exit_of_program(self) -> SystemExit | None:
-        """Return the failure by which the program has ended, None where that is in order, or nobody knows.
+        """Return the SystemExit by which the program has failed; None if it ended in order, or if nobody knows.
 
-        Of a SystemExit that it raised by itself nobody knows the status. The other ranks are to notice it then
-        as that of a process that is gone: they lose their connections.
+        If the program raised SystemExit itself, nobody knows its status. This rank then drops its connections:
+        the other ranks notice that, as with a process that is gone.
         """
         if self._exited is not None:
             return self._exited if failure.status_of(self._exited) else None
@@ -92,19 +92,19 @@ class Guard:
         return None
 
     def _ends_program(self, traceback: TracebackType | None) -> bool:
-        """Tell whether an exception came through the whole program, and was not just shown by it."""
+        """Tell whether an exception left the program, and was not just shown by it."""
         return traceback is not None and traceback.tb_frame is self._program
 
 
 def outermost(frame: FrameType) -> FrameType:
-    """Return the frame of the program itself."""
+    """Return the outermost frame, that of the program itself."""
     while frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
 def has_raised(frame: FrameType) -> bool:
-    """Tell whether a frame that has come to its end did so by an exception: its last instruction is no return."""
+    """Tell whether a frame that has ended did so by an exception: its last instruction is no return."""
     import opcode
 
     return not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

@@ -7,20 +7,20 @@ import threading
 
 from ..sentinel.wire import END
 
-# Libraries take these signals for their own use: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO),
-# MPICH swallows SIGUSR1, Intel MPI makes an exit(1) of a crash. A script finds them as Python leaves them.
+# Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH
+# swallows SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.
 FOR_SCRIPTS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
                signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 def give_signals_back() -> None:
-    """Let signals do again what Python has them do, which MPI_Init may have changed."""
+    """Undo what MPI_Init has done to signals: let each do what Python has it do."""
     for number in FOR_SCRIPTS:
         signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
 
 
 def silence_handlers() -> None:
-    """Let no signal's handler of the script raise any more, in what is left of this process."""
+    """Replace the script's signal handlers, so that none of them raises while this process ends."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in signal.valid_signals():
@@ -29,4 +29,4 @@ def silence_handlers() -> None:
 
 
 def ignore(*_: object) -> None:
-    """Be a signal's handler; a program that is started finds the signal as ever, as it would not if it was ignored."""
+    """Be a signal's handler that does nothing. Unlike SIG_IGN, programs that are started don't inherit it."""

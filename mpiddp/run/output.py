@@ -1,4 +1,4 @@
-"""Where a rank's stdout and stderr go: to the terminal, to a log, to both, native output included."""
+"""Where a rank's stdout and stderr go: to the terminal, to a log, or to both. Output of C code is included."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def is_relayed(config: LaunchConfig) -> bool:
 
 
 class Output:
-    """The output of one rank; without a log and a prefix that of a rank that is shown stays as it is."""
+    """The output of one rank. If it is shown and has neither log nor prefix, nothing is changed."""
 
     def __init__(self, relayed: bool) -> None:
-        """Fork a relay if the output may have to go two ways, or to get a prefix: before MPI is there."""
+        """Fork a relay, before MPI is there, if `relayed`: the output may have to go two ways, or to get a prefix."""
         occupy_closed()
         self._relay = Relay() if relayed else None
         self._terminal: tuple[int, int] | None = None
@@ -55,7 +55,7 @@ class Output:
             say(text, self._terminal[1])
 
     def end(self) -> bool:
-        """Return when all that was written has arrived, and whether some was lost; it goes to the terminal again."""
+        """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost."""
         if self._terminal is None:
             return False
         flush_python()
@@ -67,21 +67,24 @@ class Output:
         return self._lost
 
     def status(self, own: int, error: str = "") -> int:
-        """Return a rank's exit status, to which output that was lost gives Python's; `error` is the last flush's."""
+        """Return a rank's exit status: its `own`, or if that is 0 and output was lost, Python's for that.
+
+        `error` says why the last flush failed, empty if it did not.
+        """
         if error:
             say(f"mpiddp: cannot write {error}")
         return own or (EXIT_OUTPUT_LOST if error or self._lost else 0)
 
 
 def occupy_closed() -> None:
-    """Let stdin, stdout and stderr lead nowhere where they are closed, so that no other file gets their numbers."""
+    """Open /dev/null as stdin, stdout or stderr if one is closed, so that no other file gets its number."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
 
 
 def let_flush_fail() -> None:
-    """Let Python's tear-down find that stdout could not be written, which gives it the exit status for that."""
+    """Let Python's last flush of stdout fail: Python then exits with its status for lost output."""
     def fail() -> None:
         raise OSError("output was lost")
 

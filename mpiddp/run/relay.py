@@ -16,7 +16,7 @@ WRITE_BYTES = 4096  # PIPE_BUF: what a pipe takes in one piece (man 7 pipe)
 
 
 class Relay:
-    """A process that passes a rank's output on, and has all of it also when the rank crashes."""
+    """A process that passes a rank's output on; it gets all of it even if the rank crashes."""
 
     def __init__(self) -> None:
         self._socket, its = socket.socketpair()
@@ -30,7 +30,7 @@ class Relay:
         self._who = ""
 
     def dismiss(self) -> None:
-        """Let it end, because it is not needed."""
+        """End the relay, which is not needed."""
         self._control.close()
         for pipe in self._writing:
             os.close(pipe)
@@ -44,9 +44,9 @@ class Relay:
             os.close(pipe)
 
     def end(self) -> bool:
-        """Return when it has passed on what this rank has written, and whether stdout did not take all of it.
+        """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
 
-        Whoever reads slowly is waited for, as without a relay; other processes may still write.
+        A slow reader is waited for, as without a relay. Other processes may still write to the relay.
         """
         try:
             self._socket.shutdown(socket.SHUT_WR)
@@ -57,7 +57,7 @@ class Relay:
 
 
 def relay(control: Wire, out: int, err: int) -> None:
-    """Pass on what comes from two pipes, until they are closed, and tell the rank what became of its part."""
+    """Pass on what comes from two pipes until they are closed, and tell the rank whether its part was lost."""
     try:
         passing = Passing(**control.receive(FOREVER_S)[0])
     except EOFError:
@@ -74,7 +74,7 @@ def relay(control: Wire, out: int, err: int) -> None:
                 if not data:
                     selector.unregister(source)
                     del streams[source]
-            if control in ready:  # after what the rank wrote before: it comes to its end, or is gone
+            if control in ready:  # the rank ends, or is gone; what it wrote before was read above
                 selector.unregister(control)
                 for stream in streams.values():
                     passing.take(stream, b"")
@@ -83,7 +83,7 @@ def relay(control: Wire, out: int, err: int) -> None:
 
 
 class Passing:
-    """The output of the rank called `who`, on its way to the terminal and to a log, empty for none."""
+    """Passes the output of the rank called `who` to the terminal, and to a `log` if that is not empty."""
 
     def __init__(self, log: str, prefix: str, who: str) -> None:
         self._prefix = prefix.encode()
@@ -93,11 +93,11 @@ class Passing:
 
     @property
     def lost(self) -> bool:
-        """Tell whether something did not get to stdout."""
+        """Tell whether stdout lost something."""
         return self._terminal[1].failed
 
     def take(self, stream: int, data: bytes) -> None:
-        """Pass on what comes from a stream, where that pauses (empty `data`) also a line that has no end yet."""
+        """Pass on data of a stream; empty data says that the stream pauses, and a line without an end is passed on."""
         if self._log is not None:
             self._log.write(data)
         for text in prefixed(self._begun, stream, data, self._prefix) if self._prefix else [data]:
@@ -105,9 +105,9 @@ class Passing:
 
 
 class Sink:
-    """A descriptor that output goes to; what it cannot take, on a full disk, is lost, and that is said once.
+    """A descriptor that output goes to. What it can't take, on a full disk, is lost; that is said once.
 
-    `size` is where the first byte goes. Where `marks`, a line tells in it how much is missing.
+    `size` is the position of the first byte. If `marks`, a line in the output says how much is missing.
     """
 
     def __init__(self, descriptor: int, name: str, who: str, size: int = 0, marks: bool = False) -> None:
@@ -116,7 +116,7 @@ class Sink:
         self._missing = 0  # bytes since the last that was written
 
     def write(self, data: bytes) -> None:
-        """Write the data, or as much of it as goes; where nobody reads any more, nowhere."""
+        """Write as much of the data as the descriptor takes; drop it if nobody reads any more."""
         if not data:
             return
         mark = b"\n[mpiddp: %d bytes are missing here]\n" % self._missing if self._marks and self._missing else b""
@@ -133,7 +133,7 @@ class Sink:
         self._missing = len(rest) if len(rest) <= len(data) else self._missing + len(data)
 
     def _fail(self, error: OSError) -> None:
-        """Say, the first time, that something is lost."""
+        """Say that output is lost, the first time that it happens."""
         if not self.failed:
             say(f"mpiddp: {self._who}: cannot write {self._name}: {error.strerror} (at byte {self._size}); "
                 "this output is lost, what follows is tried again")
@@ -147,10 +147,10 @@ def open_log(log: str, who: str) -> Sink:
 
 
 def prefixed(begun: dict[int, bytes], source: int, data: bytes, prefix: bytes) -> list[bytes]:
-    """Return the lines that new data completes, prefixed, in pieces that a pipe takes whole.
+    """Return the lines that new data completes, each with the prefix, in pieces that a pipe takes whole.
 
-    `begun` holds each source's last line, which is complete when the data pauses (empty `data`). A
-    carriage return, by which progress bars begin anew, ends a line.
+    `begun` holds the beginning of each source's last line; empty `data` completes it. A carriage return,
+    with which progress bars begin anew, ends a line.
     """
     text = begun[source] + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     *lines, begun[source] = text.split(b"\n")

@@ -1,4 +1,4 @@
-"""A job that runs in this process: how its ranks agree to stop, and how this one leaves it."""
+"""A job that runs in this process: its script, how its ranks agree to stop, how this rank leaves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class RunningJob:
-    """A job, as this process has its part in it.
+    """Holds this process's part in a job.
 
-    `ending` ends the job where this rank fails; it is None where nobody watches the rank. `guard` notices how a
-    program with a main() of its own ends. `stop` has noted signals already.
+    `ending` ends the job if this rank fails; it is None if nobody watches the rank. `guard` notices how a
+    program with its own main() ends. `stop` has noted signals already.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class RunningJob:
         return self._stop is not None and self._stop.reason != 0
 
     def leave(self, exit_timeout_s: float | None, trace_file: str = "") -> None:
-        """Leave the job once every rank wants to; raise TimeoutError with names after `exit_timeout_s`.
+        """Leave the job when every rank wants to; after `exit_timeout_s` raise TimeoutError with the missing ranks.
 
-        Until then rank 0's store and the process group stay up: a rank that ends early takes nothing from the
-        others. The ranks' timeline is written to `trace_file`, empty for nowhere.
+        Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
+        others. The ranks' timeline is written to `trace_file`, unless that is empty.
         """
         import torch.distributed as dist
 
@@ -63,7 +63,7 @@ class RunningJob:
         if dist.is_initialized():
             dist.destroy_process_group()
         if most_calls:
-            self.stop().leave(most_calls)
+            self.stop().complete(most_calls)
         if trace_file:
             from ..show import trace
 
@@ -72,7 +72,7 @@ class RunningJob:
         member.roll.close()
 
     def give_up(self) -> None:
-        """Leave the job without a word to the other ranks."""
+        """Leave the job without telling the other ranks."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -87,7 +87,7 @@ class RunningJob:
             self._stop.release()
 
     def _await_all(self, timeout_s: float | None) -> int:
-        """Return the most calls of should_stop() of a rank, when all are here; the exit(0) of a handler waits."""
+        """Wait for all ranks, also in a handler's exit(0), and return the most calls of should_stop() that one made."""
         calls = self._stop.calls if self._stop else 0
         while True:
             try:
@@ -97,14 +97,14 @@ class RunningJob:
                     raise
 
     def _remind(self, waited_s: float) -> None:
-        """Say whom the job waits for, once per job: by the rank that has waited longest."""
+        """Say whom the job waits for, if this rank has waited longest."""
         member = self.membership
         if member.roll.rank == member.groups.keys.first("reminds", member.roll.rank):
             say(f"mpiddp: waiting {waited_s:.0f} s for the end of {member.missing()}")
 
 
-def run(job: RunningJob, config: LaunchConfig) -> int:
-    """Run the script and return its exit status, or end the job on all ranks where it fails.
+def run_script(job: RunningJob, config: LaunchConfig) -> int:
+    """Run the script and return its exit status; end the job on all ranks if it fails.
 
     EXIT_REQUEUE is no failure where all ranks have agreed to stop.
     """
@@ -128,8 +128,8 @@ def run(job: RunningJob, config: LaunchConfig) -> int:
     return status
 
 
-def leave(job: RunningJob, config: LaunchConfig) -> None:
-    """Leave the job and finalise MPI, in the rank's own process and in none that it forked."""
+def leave_job(job: RunningJob, config: LaunchConfig) -> None:
+    """Leave the job and finalise MPI. Do nothing in a process that the rank has forked."""
     ending = job.ending
     assert ending
     if not ending.is_ours() or job.left:

@@ -14,10 +14,10 @@ from ..facts.script import compiled, find_module
 
 
 def set_path(script: Script) -> None:
-    """Put on sys.path what Python itself would put there for the script, in place of our own entry.
+    """Replace our own entry on sys.path by the one that Python would put there for the script.
 
-    That is the script's folder, links resolved, or the working directory for a module; nothing under
-    -P, -I or PYTHONSAFEPATH (Python manual, sys.path).
+    That is the script's folder with links resolved, or the working directory for a module. With -P, -I or
+    PYTHONSAFEPATH there is none (Python manual, sys.path).
     """
     if getattr(sys.flags, "safe_path", sys.flags.isolated):
         return
@@ -25,10 +25,10 @@ def set_path(script: Script) -> None:
 
 
 def run(script: Script) -> None:
-    """Run the script as the module `__main__`, which it stays after this returns.
+    """Run the script as the module `__main__`; it stays `__main__` after this returns.
 
-    What the script raises passes through. Threads, atexit functions and the workers that
-    multiprocessing spawns find the script as `__main__`, by its file or by its module's name.
+    Errors of the script pass through. Threads, atexit functions and multiprocessing's spawned workers
+    find the script as `__main__`, by its file or by its module's name.
     """
     main, code = module_main(script.target) if script.is_module else file_main(script.target)
     sys.argv = [script.target if main.__spec__ is None else str(main.__file__), *script.arguments]

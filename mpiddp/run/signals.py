@@ -1,4 +1,4 @@
-"""The signals by which schedulers end a job: a rank notes them, and the workers that it forks leave them to it."""
+"""The signals by which schedulers end a job. A rank notes them, and its forked workers leave them to the rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 LOOK_S, FOREVER_S = 1.0, 1e6
 SETTLING_S = 0.005
 
-noted = 0  # the signal that came, the most urgent of them; 0 for none
+noted = 0  # the most urgent signal that came; 0 for none
 _forking = threading.local()
 _left: set[int] = set()  # in a worker, the signals that it leaves to its rank
 _protecting = False
@@ -30,19 +30,19 @@ def note(number: int, _: FrameType | None) -> None:
 
 
 def are_free(number: int) -> bool:
-    """Tell whether the script leaves a signal to us."""
+    """Tell whether the script has no handler of its own for a signal."""
     return signal.getsignal(number) in (signal.SIG_DFL, note)
 
 
 def caught_in_c() -> set[int]:
-    """Return the signals for which there is a handler that Python knows nothing of: faulthandler.register()'s, say."""
+    """Return the signals that have a handler unknown to Python: faulthandler.register() sets such ones."""
     with open("/proc/self/status") as file:
         mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
     return {number for number in SIGNALS if mask >> (number - 1) & 1 and signal.getsignal(number) == signal.SIG_DFL}
 
 
 def catch() -> None:
-    """Note the signals from now on, where the script does not handle them itself."""
+    """Note from now on the signals that the script does not handle itself."""
     for number in filter(are_free, SIGNALS):
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(number, note)
@@ -50,7 +50,7 @@ def catch() -> None:
 
 
 def release() -> None:
-    """Let signals do again what they did before catch(), in workers too."""
+    """Undo catch(), for workers too."""
     global noted, _protecting
     noted, _protecting = 0, False
     for number in SIGNALS:
@@ -60,7 +60,7 @@ def release() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Keep the signals until the end of this block and then note them: MPI_Init has handlers of its own in place."""
+    """Hold the signals back during this block and note them at its end: MPI_Init sets handlers of its own."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -70,10 +70,10 @@ def held() -> Iterator[None]:
 
 
 def protect_workers() -> None:
-    """Let the workers that multiprocessing forks from now on leave the signals to this rank.
+    """Let workers that multiprocessing forks from now on leave the signals to this rank.
 
-    Schedulers send them to a rank's DataLoader workers, too. Any other process that is forked finds
-    the signals as Python leaves them.
+    Schedulers send the signals to a rank's DataLoader workers, too. Other forked processes get the
+    signals as Python has them.
     """
     global _protecting
     _protecting = True
@@ -82,12 +82,12 @@ def protect_workers() -> None:
 
 @functools.cache
 def register() -> None:
-    """Be called at each fork."""
+    """Register our hooks for each fork."""
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 def _before_fork() -> None:
-    """Keep signals from the child until it has its own way with them: its parent may send one at once."""
+    """Block the signals until the child has set its own mask: the parent may send one at once."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
@@ -113,15 +113,15 @@ def _in_child() -> None:
 
 
 def begin_worker() -> None:
-    """Obey the parent alone in this process, and let the programs that it starts obey whom they would."""
+    """Obey only the parent in this worker; programs that the worker starts get the signals as usual."""
     threading.Thread(target=obey_parent, args=(os.getppid(),), daemon=True).start()
     let_others_in()
 
 
 def obey_parent(parent: int) -> None:
-    """End this process by the first of the signals that it has to obey.
+    """End this process by the first signal that it has to obey.
 
-    A DataLoader's worker ends with status 0 then, as torch has it; its loader would call it a failure otherwise.
+    A DataLoader's worker ends with status 0, as in torch; its loader would call anything else a failure.
     """
     number = await_order(parent)
     data = sys.modules.get("torch.utils.data")
@@ -132,13 +132,13 @@ def obey_parent(parent: int) -> None:
 
 
 def await_order(parent: int) -> int:
-    """Return the first signal that the parent has sent, or that came from elsewhere and has ended the parent."""
+    """Return the first signal that the parent sent, or that came from elsewhere and has ended the parent, too."""
     came = 0
     while not came or os.getppid() == parent:
         sent = signal.sigtimedwait(_left, LOOK_S if came else FOREVER_S)
         if sent is None:
             continue
-        if sent.si_signo not in _left:  # by now this process handles it itself
+        if sent.si_signo not in _left:  # this process handles it itself by now
             os.kill(os.getpid(), sent.si_signo)
         elif sent.si_pid == parent:
             return sent.si_signo
@@ -149,12 +149,12 @@ def await_order(parent: int) -> int:
 
 @functools.cache
 def let_others_in() -> None:
-    """Let handlers of this worker's own, and programs that it starts, get the signals that it leaves to its rank."""
+    """Let this worker's own handlers, and programs that it starts, get the signals that it leaves to its rank."""
     import _posixsubprocess
     import posix
 
     replace("fork_exec", unblocked, _posixsubprocess)
-    replace("_fork_exec", unblocked, sys.modules.get("subprocess"))  # the same, which it has imported by name
+    replace("_fork_exec", unblocked, sys.modules.get("subprocess"))  # it has imported the same function by name
     for name in ("execv", "execve"):
         replace(name, settled, posix, os)
     for name in ("posix_spawn", "posix_spawnp"):
@@ -164,7 +164,7 @@ def let_others_in() -> None:
 
 
 def replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], *modules: Any) -> None:
-    """Put what `wrap` makes of a function in its place in modules that have it; pickle compares it in both."""
+    """Replace a function by what `wrap` makes of it, in all of the modules that have it: pickle compares them."""
     found = [module for module in modules if hasattr(module, name)]
     made = wrap(getattr(found[0], name)) if found else None
     for module in found:
@@ -172,10 +172,10 @@ def replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
 
 
 def unblocked(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `start`, by which a program begins, such that it inherits no blocked signal.
+    """Return a function like `start`, which starts a program, so that the program inherits no blocked signal.
 
-    fork_exec() blocks all signals itself while a child shares its memory, so that none can come in but
-    in the moments before and after.
+    fork_exec() itself blocks all signals while a child shares its memory. So a signal can only come in
+    just before and just after.
     """
     @functools.wraps(start)
     def started(*arguments: Any) -> Any:
@@ -189,18 +189,18 @@ def unblocked(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settled(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return os.execv() such that the program blocks no signal, and none is lost with the thread that awaits them."""
+    """Return a function like os.execv(): the program blocks no signal, and no signal is lost with our thread."""
     @unblocked
     @functools.wraps(execute)
     def executed(*arguments: Any) -> Any:
-        time.sleep(SETTLING_S)  # for that thread to act on a signal that it was handed before they were unblocked
+        time.sleep(SETTLING_S)  # our thread may have a signal already, and has to act on it
         return execute(*arguments)
 
     return executed
 
 
 def with_mask(spawn: Callable[..., int]) -> Callable[..., int]:
-    """Return os.posix_spawn() such that the program blocks none of the signals left to the rank."""
+    """Return a function like os.posix_spawn(): the program blocks none of the signals left to the rank."""
     @functools.wraps(spawn)
     def spawned(*arguments: Any, **options: Any) -> int:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - _left
@@ -210,7 +210,7 @@ def with_mask(spawn: Callable[..., int]) -> Callable[..., int]:
 
 
 def by_spawn(system: Callable[[str], int]) -> Callable[[str], int]:
-    """Return os.system() by os.posix_spawn(): C's has no way to give a shell a mask but this process's own."""
+    """Return a function like os.system(), by os.posix_spawn(): C's system() gives the shell this process's mask."""
     @functools.wraps(system)
     def ran(command: str) -> int:
         return os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", command], os.environ), 0)[1]
@@ -219,7 +219,7 @@ def by_spawn(system: Callable[[str], int]) -> Callable[[str], int]:
 
 
 def heeded(install: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
-    """Return signal.signal() such that what this process handles itself is no longer left to the rank."""
+    """Return a function like signal.signal(): a signal that this process handles is not left to the rank any more."""
     @functools.wraps(install)
     def installed(number: int, handler: Any) -> Any:
         former = install(number, handler)

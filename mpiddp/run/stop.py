@@ -1,4 +1,4 @@
-"""The decision to stop before the job is ended from outside: all ranks take it at the same step."""
+"""Decide to stop before the job is ended from outside, on all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 WALLTIME = 1  # a reason like the numbers of signals, and less urgent than any
-SPINNING_S = 0.0005  # for ranks that are about as far
+SPINNING_S = 0.0005  # before a rank that waits for others sleeps
 REMIND_AFTER_S = 60.0
 
 
 class Stop:
-    """Says when to stop, because of a signal or of the time.
+    """Says when to stop, because of a signal or because of the time.
 
-    With a communicator the ranks agree: each call of `due` starts a reduction over all of them and
-    reads the one that the call before it started, which has had a step's time to come through.
+    With a communicator the ranks agree: each call of `due` starts a reduction over all of them, and reads
+    the reduction that the call before it has started. That one had a whole step's time.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Stop:
         self._parent = comm if comm.size > 1 else None
 
     def due(self) -> bool:
-        """Tell whether it is time to stop, the same on every rank that has called this equally often."""
+        """Tell whether it is time to stop: the same on all ranks that have called this equally often."""
         if not self._ready:
             signals.catch()
             self._ready = True
@@ -66,8 +66,8 @@ class Stop:
                 self._announce()
         return self.reason != 0
 
-    def leave(self, most: int) -> None:
-        """Complete what is under way, when every rank has come to its end; `most` is the largest of their `calls`."""
+    def complete(self, most: int) -> None:
+        """Complete the last reduction, when every rank has come to its end; `most` is the largest of their `calls`."""
         if self._parent is None:
             return
         while self.calls < most and not self.reason:
@@ -102,7 +102,7 @@ class Stop:
         self._pending = self._start()
 
     def _await(self, request: MPI.Request) -> None:
-        """Return when a request is complete; ranks that are about as far are not slept for."""
+        """Return when a request is complete; sleep only if that takes longer than SPINNING_S."""
         spun_until = time.perf_counter() + SPINNING_S
         while not request.Test():
             if time.perf_counter() > spun_until:
@@ -115,13 +115,13 @@ class Stop:
 
 
 def reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) -> Callable[[], MPI.Request]:
-    """Return what starts a reduction for the largest of the ranks' `sent`; collective.
+    """Return a function that starts a reduction for the largest of the ranks' `sent`. Collective.
 
-    It is a persistent one, which is cheaper to start, where the library has those (MPI 4.0).
+    The reduction is a persistent one, which is cheaper to start, if the library has those (MPI 4.0).
     """
     from mpi4py import MPI
 
-    ours, all_ranks = [sent, 1, MPI.INT], [result, 1, MPI.INT]  # for mpi4py not to look it up at each call
+    ours, all_ranks = [sent, 1, MPI.INT], [result, 1, MPI.INT]  # so that mpi4py need not look it up at each call
     try:
         request = comm.Allreduce_init(ours, all_ranks, MPI.MAX)
     except NotImplementedError:

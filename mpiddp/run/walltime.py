@@ -1,4 +1,4 @@
-"""Prepare to stop before the job is ended from outside, where somebody asks for it."""
+"""Prepare to stop before the scheduler ends the job, if somebody asks for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prepare_stop(config: LaunchConfig, started_by: runtime.Runtime | None) -> St
 
 
 def set_walltime(stop: Stop, before_s: float, started_by: runtime.Runtime | None) -> None:
-    """Let the job stop `before_s` seconds before Slurm ends it, and warn where nobody tells when that is."""
+    """Let the job stop `before_s` seconds before Slurm ends it; warn if nobody tells when that is."""
     is_first = started_by is None or started_by.rank == 0
     end = runtime.job_end(os.environ, is_first)
     if end is not None:

@@ -48,7 +48,7 @@ def messages(facts, answers):
 
 def connections():
     """Return rank 0's CPU seconds for as many connections to its store."""
-    server, endpoint = rendezvous.serve("127.0.0.1", TIMEOUT_S) if world.rank == 0 else (None, None)
+    server, endpoint = rendezvous.serve_store("127.0.0.1", TIMEOUT_S) if world.rank == 0 else (None, None)
     endpoint = world.bcast(endpoint)
     if server is not None:
         server.set("identifier", "of NCCL")
