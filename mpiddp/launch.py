@@ -32,7 +32,6 @@ from .run.output import Output, is_relayed
 from .run.running import RunningJob, leave_job, run_script
 from .run.walltime import prepare_stop
 from .say import warn
-from .show.start import announce, explain
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -70,6 +69,8 @@ def start_and_run(config: LaunchConfig) -> int:
     leaving = functools.partial(leave_job, job, config)
     atexit.register(leaving)
     if config.explain is not None:
+        from .show.start import explain
+
         return explain(job.membership.explain(), job.membership.environment, config.explain)
     place = job.membership.environment
     job.ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
@@ -100,6 +101,8 @@ def start(config: LaunchConfig) -> RunningJob:
         create_group(started, config)  # 9
     stages.begin("ready")
     if membership.environment.rank == 0:
+        from .show.start import announce  # the other ranks need not load it
+
         announce(membership.environment, membership.seats, config)
     return started
 
