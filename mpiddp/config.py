@@ -12,7 +12,7 @@ DEFAULT_ABORT_GRACE_S = 5.0
 
 
 class Script(NamedTuple):
-    """The program to run: a file, or a module where `is_module`, with its own arguments."""
+    """The program to run, with its own arguments: a file, or a module if `is_module` is true."""
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -20,7 +20,7 @@ class Script(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The shape of a job that is only thought of."""
+    """The shape of a job that is described and not started (--dry-run)."""
 
     nodes: int
     ranks_per_node: int
@@ -41,20 +41,20 @@ class Shown(NamedTuple):
 class LaunchConfig(NamedTuple):
     """The options of a job; the same on every rank.
 
-    `script` is None where the caller keeps its own main(). `backend` None asks torch for the device's
-    own, `device` None takes the accelerator that there is. `group_timeout` is for the process group's
-    collectives, None for torch's default. `exit_timeout_s` None waits for the last rank as long as it
-    runs. `explain` is a rank whose environment shall be explained, in the place of running the script.
-    `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` is where the
-    reason is written as JSON, `log_dir` where each rank's output is, both empty for nowhere. `prefix`
-    puts rank and host before each line. `python_exit` leaves the process by the interpreter's own exit.
-    `binding` is a policy for the cores (`plan.cores.shares`), `threads` the number of a rank's threads,
-    None for as many as it has cores. `map_file` is where rank 0 writes every rank's place, a .json or
-    .svg; `trace_file` where it writes when each began which stage; both empty for nowhere. `stop_before_s`
-    is how long before the end of its Slurm job a script that asks shall stop, None for as long as it
-    runs. `idle_gpus` lets the only rank of a node have several GPUs, `share_gpus` lets several ranks have
-    one; `virtual_local_rank` shows each rank its own alone and exports LOCAL_RANK=0. `interface` and
-    `master_addr` name the network on which nodes meet, None for the best one.
+    `script` is None if the caller keeps its own main(). `backend` None takes torch's own backend for the
+    device. `device` None takes the accelerator that torch finds. `group_timeout` is for the process group's
+    collectives; None takes torch's default. `exit_timeout_s` is how long finished ranks wait for the others;
+    None sets no limit. `explain` is a rank whose environment is explained; the script does not run then.
+    `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason
+    of a failure as JSON, `log_dir` each rank's output; empty writes neither. `prefix` puts rank and host
+    before each line of output. `python_exit` ends the process by the interpreter's own exit. `binding` is a
+    policy for the cores (`plan.cores.shares`). `threads` is the number of a rank's threads; None takes the
+    number of its cores. Rank 0 writes every rank's place to `map_file`, a .json or .svg file, and the times
+    at which each rank began each stage to `trace_file`; empty writes neither. `stop_before_s` is how long
+    before the end of the Slurm job mpiddp.should_stop() becomes true; None leaves that to signals.
+    `idle_gpus` lets the only rank of a node have several GPUs. `share_gpus` lets several ranks share a GPU.
+    `virtual_local_rank` shows each rank only its own GPU and exports LOCAL_RANK=0. `interface` and
+    `master_addr` name the network on which nodes meet; None takes the best one.
     """
 
     script: Script | None = None

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class Place(NamedTuple):
     """A rank's place in the job.
 
-    `rank` counts over the job, `local_rank` over the ranks of the node, `node_rank`, which torchrun
-    calls GROUP_RANK, over the nodes; each from 0.
+    `rank` counts the ranks of the job, `local_rank` those of the node, and `node_rank` the nodes. All
+    count from 0. torchrun's name for `node_rank` is GROUP_RANK.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Ways out of this process, and out of the job with it."""
+"""Ways to end this process, or the whole job with it."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from typing import Any, NoReturn
 
 from .say import FORWARDING_S
 
-hard_exit = os._exit  # which a script's call does not reach
+hard_exit = os._exit  # Python's own: os._exit is replaced while a script runs, so that its call is noticed
 
 
 def run_exit_functions() -> None:
     """Join the threads and call the atexit functions, as Python does at the end of a program."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
-    except SystemExit as error:  # of a signal's handler
+    except SystemExit as error:  # raised by a signal's handler
         if error.code not in (None, 0):
             raise
     atexit._run_exitfuncs()
 
 
 def flush_python() -> str:
-    """Write out what Python's streams hold, and return why that failed, empty where nobody wants it."""
+    """Flush Python's stdout and stderr, and return why that failed.
+
+    The reason is empty if it worked, or if the stream is closed or nobody reads it.
+    """
     failed = ""
     for name in ("stdout", "stderr"):
         try:
             with contextlib.suppress(BrokenPipeError, ValueError, AttributeError):
                 getattr(sys, name).flush()
-        except Exception as error:  # of a stream of the script's own, perhaps
+        except Exception as error:  # a script may have put any object in the stream's place
             failed = f"{name}: {getattr(error, 'strerror', error)}"
     return failed
 
 
 def flush() -> str:
-    """Write out what Python's stdout and stderr hold, and C's stdout, and return why that failed for Python's.
+    """Flush Python's stdout and stderr and C's stdout, and return why that failed for Python's.
 
-    No other stream of C's: a thread that waits in input() has stdin locked.
+    C's other streams are left alone: a thread that waits in input() has locked stdin.
     """
     import ctypes
 
@@ -51,7 +54,7 @@ def flush() -> str:
 
 
 def flush_streams() -> None:
-    """Write out what all of C's streams hold, but wait for none that a thread has locked."""
+    """Flush all of C's streams, but do not wait long for a stream that a thread has locked."""
     import ctypes
 
     flushing = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
@@ -61,13 +64,13 @@ def flush_streams() -> None:
 
 
 def let_through() -> None:
-    """Return when what was said has probably reached the launcher."""
+    """Flush, and wait until the launcher has probably read the output."""
     flush()
     time.sleep(FORWARDING_S)
 
 
 def c_exit(status: int) -> NoReturn:
-    """Leave by C's exit(), which holds the interpreter: no thread runs on in it."""
+    """Leave by C's exit() and keep the interpreter's lock, so that no thread runs Python code meanwhile."""
     import ctypes
 
     ctypes.PyDLL(None).exit(status)
@@ -75,22 +78,26 @@ def c_exit(status: int) -> NoReturn:
 
 
 def skip_exit_functions() -> None:
-    """Let C's exit() call the exit functions that are registered after this, and none from before.
+    """Let C's exit() call the exit functions that are registered after this call, and none from before.
 
-    They run in reverse order (man 3 exit): after those of the script's libraries comes one that writes out
-    C's streams and one that leaves, before those of torch, which take apart its tables of operators for
-    0.2 s. Does nothing where libc lacks on_exit() and fcloseall() (glibc has them).
+    C calls exit functions in reverse order (man 3 exit). This call registers two: one writes out C's streams,
+    the next ends the process. They run after those of the script's libraries. Those of torch never
+    run: they would take apart its tables of operators, which takes 0.2 s. Does nothing if libc lacks
+    on_exit() or fcloseall() (glibc has them).
     """
     import ctypes
 
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit") and hasattr(libc, "fcloseall"):
-        libc.on_exit(libc._exit, None)  # which is called with the status
+        libc.on_exit(libc._exit, None)  # on_exit() hands the status to _exit()
         libc.__cxa_atexit(libc.fcloseall, None, None)  # waits for no stream that a thread has locked (man 3 fcloseall)
 
 
 def abort(mpi: Any, status: int) -> NoReturn:
-    """End the job on every rank with a status (MPI 4.1, MPI_Abort); MPICH's may return before it has."""
+    """End the job on every rank with a status (MPI 4.1, MPI_Abort), and this process if MPI_Abort returns.
+
+    MPICH's may return before the job has ended.
+    """
     if not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(status)
     hard_exit(status)

@@ -1,4 +1,4 @@
-"""What mpiddp says, on stderr: each line or block in one piece, so that no other process's comes into it."""
+"""Print on stderr: each line or block by one write, so that no other process prints into the middle of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-FORWARDING_S = 0.1  # for a launcher to pass on our last words: MPICH's drops what it has not read yet
-STDERR = 2  # also where a script has put something else in the place of sys.stderr
+FORWARDING_S = 0.1  # time for a launcher to pass on a rank's last output: MPICH's drops what it has not read by then
+STDERR = 2  # the descriptor: a script may have put something else in the place of sys.stderr
 
 
 def say(text: str, descriptor: int = STDERR) -> None:
-    """Print a line or a block by one write, after what Python's stderr holds; where nobody reads, nowhere."""
-    with contextlib.suppress(Exception):  # a script may have put anything there
+    """Flush Python's stderr, then print a line or a block by one write; print nothing if nobody reads it."""
+    with contextlib.suppress(Exception):  # a script may have put any object in the place of sys.stderr
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         write_all(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))
@@ -32,7 +32,10 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def write_some(descriptor: int, data: bytes) -> int:
-    """Write as soon as the descriptor takes something, also where it does not block, and return how many bytes."""
+    """Wait until the descriptor takes data, write what it takes, and return the number of bytes written.
+
+    The descriptor may be a blocking or a non-blocking one.
+    """
     while True:
         try:
             return os.write(descriptor, data)

@@ -2,11 +2,11 @@
 
 import time
 
-WAIT = "wait: "  # begins the names of stages in which a rank waits for others
+WAIT = "wait: "  # prefix of the stages in which a rank waits for others
 
-begun: list[tuple[str, int]] = [("import mpiddp", time.time_ns())]  # name and beginning, in ns of time.time_ns()
+begun: list[tuple[str, int]] = [("import mpiddp", time.time_ns())]  # each stage's name, and when it began (time_ns)
 
 
 def begin(stage: str) -> None:
-    """Note that a stage begins, and the one before it ends."""
+    """Note that a stage begins and that the stage before ends."""
     begun.append((stage, time.time_ns()))

@@ -16,7 +16,7 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
 
 
 def sleep_until(look: Callable[[], bool]) -> None:
-    """Return when something is so; for where another holds the deadline."""
+    """Sleep until `look` returns True, without a deadline: the caller relies on somebody else's."""
     wait_for(lambda: look() or None, math.inf, TimeoutError, lambda _: None, math.inf)
 
 
@@ -27,10 +27,10 @@ def wait_for(
     remind: Callable[[float], None],
     remind_after_s: float,
 ) -> Found:
-    """Return what `look` finds as soon as it is not None; raise `late()` once `deadline` has passed.
+    """Return the first result of `look` that is not None; raise `late()` once `deadline` has passed.
 
-    `deadline` is on time.monotonic()'s clock and may be infinite. `remind` is called with the seconds
-    waited after `remind_after_s`, and again whenever they have doubled.
+    `deadline` is a time of time.monotonic() and may be infinite. `remind` is called with the seconds
+    waited: first after `remind_after_s`, and again each time that the wait has doubled.
     """
     start = time.monotonic()
     while (found := look()) is None:
