@@ -9,16 +9,16 @@ from ..plan.seat import Seat
 from ..plan.words import folded
 
 HEAD = ("host", "ranks", "device", "cpus", "numa", "threads", "interface")
-WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # at most, 100 columns in all
+WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # the most characters of each column, 100 in all
 BRANDS = ("AMD", "Data", "GeForce", "Graphics", "Instinct", "Intel(R)", "Max", "NVIDIA", "Quadro", "RTX", "Tesla")
-ROWS = 10  # more kinds of nodes than that are counted
+ROWS = 10  # at most; nodes of further kinds are only counted
 
 
 def lines(seats: Sequence[Seat]) -> list[str]:
-    """Return the map as a table, in rank order of `seats`.
+    """Return the map as a table; `seats` are in rank order.
 
-    The few ranks of a single node have a line each; otherwise nodes that look alike share one, the
-    commonest kind first, so that what differs from it stands out.
+    If the job has a single node and few ranks, each rank has a line. Otherwise nodes that look alike share
+    a line. The commonest kind comes first, so that the others stand out.
     """
     nodes = by_node(seats)
     if len(nodes) == 1 and len(seats) <= ROWS:
@@ -52,7 +52,7 @@ def kinds(nodes: Iterable[list[Seat]]) -> list[list[list[Seat]]]:
 
 
 def hosts(nodes: Sequence[Sequence[Seat]]) -> str:
-    """Return the names of nodes, folded where there are several."""
+    """Return the names of nodes, folded if there are several."""
     return folded(node[0].host for node in nodes) if len(nodes) > 1 else nodes[0][0].host
 
 
@@ -72,7 +72,7 @@ def row(nodes: Sequence[Sequence[Seat]]) -> tuple[str, ...]:
 
 
 def described(seats: Sequence[Seat], by_uuid: bool) -> str:
-    """Return the devices of a node's ranks with their model, and of a single one the beginning of its UUID."""
+    """Return the devices of a node's ranks and their models; `by_uuid` adds the beginning of a single GPU's UUID."""
     words = [devices([seat.device for seat in seats]), *dict.fromkeys(model(seat.gpu) for seat in seats)]
     if by_uuid and len(seats) == 1 and seats[0].gpu:
         words.append(short(seats[0].gpu))
@@ -113,7 +113,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def ends(numbers: Collection[int]) -> list[int]:
-    """Return the smallest and the largest of numbers, one where they are the same."""
+    """Return the smallest and the largest of some numbers, or one number if the two are equal."""
     return sorted({min(numbers), max(numbers)})
 
 

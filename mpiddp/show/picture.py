@@ -15,7 +15,7 @@ PLAIN, ODD, FILL, PAPER = "#333", "#c00", "#eef3f8", "white"
 def svg(seats: Sequence[Seat]) -> str:
     """Return the picture; what differs from the commonest kind of node is red.
 
-    Raises ImportError where drawsvg is not installed.
+    Raises ImportError if drawsvg is not installed.
     """
     import drawsvg
 
@@ -44,7 +44,11 @@ def svg(seats: Sequence[Seat]) -> str:
 
 
 def words(name: str, seat: Seat, peer: Seat | None) -> list[tuple[str, bool]]:
-    """Return the lines of a rank's cell, each with whether the rank's peer on the usual node has the same."""
+    """Return the lines of a rank's cell, and for each line whether it is the same for `peer`.
+
+    `peer` sits in the same place on a node of the commonest kind. It is None if that node has fewer ranks:
+    then no line is the same.
+    """
     numa = f"NUMA {ranges(seat.numa)}, {seat.threads} thread{'s' * (seat.threads != 1)}"
     device = f"{seat.device} {model(seat.gpu)}".strip()
     return [

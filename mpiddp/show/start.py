@@ -1,4 +1,4 @@
-"""What a job says of itself when it has started."""
+"""Show what a job is like when it has started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .map import lines, records
 
 
 def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig) -> None:
-    """Print the start line and the map, and write the map to a file, where they are wanted."""
+    """Print the start line and the map unless `quiet` is set, and write the map to `map_file` if it is named."""
     nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
     if not config.quiet:

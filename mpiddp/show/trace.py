@@ -1,4 +1,4 @@
-"""For --trace the timeline of all ranks, in Chrome's trace format."""
+"""Write the timeline of all ranks in Chrome's trace format, for --trace."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .files import write_json
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Stages = list[tuple[str, int]]  # name and beginning, in nanoseconds of time.time_ns()
-# What is none of ours in a start: Python's, MPI's and torch's part, and the script with what follows it.
+Stages = list[tuple[str, int]]  # each stage's name, and when it began, in nanoseconds of time.time_ns()
+# Stages whose time is not mpiddp's own: those of Python, MPI and torch, the script and what follows, and waiting.
 OTHERS = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective", "script",
           "exit", WAIT)
 ROUND_TRIPS = 20
 
 def write(path: str, comm: MPI.Comm, host: str) -> None:
-    """Write the ranks' stages to a file of rank 0's, and say which took longest. Collective."""
+    """Write all ranks' stages to a file on rank 0, and print which stage took longest. Collective."""
     own = [("interpreter", started_ns()), *begun, ("", time.time_ns())]
     offset = clock_offset_ns(comm)
     found = comm.gather((host, offset, [(name, at - offset) for name, at in own]), root=0)
@@ -41,9 +41,10 @@ def started_ns() -> int:
 
 
 def clock_offset_ns(comm: MPI.Comm) -> int:
-    """Return how far this rank's clock is ahead of rank 0's: by the quickest of some round trips. Collective.
+    """Return how far this rank's clock is ahead of rank 0's, in nanoseconds. Collective.
 
-    A rank sleeps until its turn comes, so that it takes no core from the two that are measured.
+    The quickest of ROUND_TRIPS round trips counts. Ranks wait asleep until their turn, so that they take
+    no core from the two ranks that are measured.
     """
     clock, offset = array.array("q", [0]), array.array("q", [0])
     if comm.rank == 0:
@@ -70,7 +71,8 @@ def clock_offset_ns(comm: MPI.Comm) -> int:
 def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
     """Return the timeline in Chrome's trace format: a process for each rank, times in microseconds.
 
-    `ranks` has each rank's host, its clock's offset and its stages, which end where the next begins.
+    `ranks` holds each rank's host, the offset of its clock in nanoseconds, and its stages. A stage ends when
+    the next one begins.
     """
     start = min(at for _, _, stages in ranks for _, at in stages)
     events: list[dict[str, Any]] = []
@@ -85,9 +87,9 @@ def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
 
 
 def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
-    """Return in words which rank needed most for which stage of the start, and how long mpiddp's own part was.
+    """Return in words the slowest stage of the start, the rank that it was on, and how long mpiddp's own part was.
 
-    The script's length and waiting for others say nothing about the start.
+    The script, the exit and waiting for others do not count: they say nothing about the start.
     """
     took: dict[str, list[tuple[int, int]]] = {}
     own_ns = [0] * len(ranks)
