@@ -9,17 +9,17 @@ from typing import NamedTuple
 CPUS, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 
 
-# Where a scheduler says how many CPUs it has given, and the job's number.
+# The variables in which a scheduler tells how many CPUs it gave the job, and the job's number.
 GRANTS = (("SLURM_CPUS_ON_NODE", "SLURM_JOB_ID"), ("SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_ID"), ("NCPUS", "PBS_JOBID"),
           ("LSB_MCPU_HOSTS", "LSB_JOBID"))
-EACH = "NCPUS"  # is for one process: PBS sets it to what it sets OMP_NUM_THREADS to
+EACH = "NCPUS"  # counts the CPUs of one process: PBS gives it the value of OMP_NUM_THREADS
 
 
 class Topology(NamedTuple):
     """How a node's CPUs (hardware threads, as Linux counts them) belong together.
 
-    `cores` are the physical cores, each with its CPUs, those of one NUMA node after the other;
-    `numa` says of each core the number of its NUMA node, `sockets` that of its socket: none where the
+    `cores` holds the CPUs of each physical core; the cores of one NUMA node follow each other. `numa` holds
+    the number of each core's NUMA node, `sockets` that of each core's socket. `sockets` is empty if the
     kernel does not tell.
     """
 
@@ -29,9 +29,9 @@ class Topology(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """How many CPUs of this node a scheduler has given a job, or where `each` every process of it.
+    """How many CPUs of this node a scheduler has given a job; if `each` is true, each process of the job.
 
-    `job` is its number, which jobs of one node have in turn.
+    `job` is the job's number; jobs that share a node differ in it.
     """
 
     cpus: int
@@ -40,10 +40,10 @@ class Grant(NamedTuple):
 
 
 def grant(environ: Mapping[str, str], host: str, by_mpirun: bool) -> Grant | None:
-    """Return what a scheduler says that it has given on this host, None where none says it.
+    """Return what a scheduler says it has given the job on this host, None if none says so.
 
-    SLURM_CPUS_ON_NODE is for the step that this process is in. That of an mpirun's daemon may be smaller than
-    what the job has for its ranks.
+    SLURM_CPUS_ON_NODE counts the CPUs of the Slurm step that this process is in. Under mpirun that is the
+    step of mpirun's daemon, which may have fewer CPUs than the job: the variable is asked last then.
     """
     names = (*GRANTS[1:], GRANTS[0]) if by_mpirun else GRANTS
     for name, job in names:
@@ -54,7 +54,7 @@ def grant(environ: Mapping[str, str], host: str, by_mpirun: bool) -> Grant | Non
 
 
 def count(text: str, host: str) -> int:
-    """Return the number in "16", of every node in "16(x3)", of a host in "n1 16 n2 8"; 0 for anything else."""
+    """Return a host's CPUs from "16", "16(x3)" (16 on each of 3 nodes) or "n1 16 n2 8"; 0 from any other text."""
     words = text.split()
     if len(words) > 1:
         by_host = {name.partition(".")[0]: cpus for name, cpus in zip(words[::2], words[1::2], strict=False)}
@@ -66,7 +66,7 @@ def count(text: str, host: str) -> int:
 def allowed() -> frozenset[int]:
     """Return the CPUs that this process could run on if nobody had bound it: those of its cgroup.
 
-    The kernel cuts an affinity down to them (man 2 sched_setaffinity).
+    The process asks for all CPUs for a moment: the kernel grants those of the cgroup (man 2 sched_setaffinity).
     """
     given = os.sched_getaffinity(0)
     try:
@@ -79,12 +79,12 @@ def allowed() -> frozenset[int]:
 
 
 def are_all(cpus: Collection[int]) -> bool:
-    """Tell whether CPUs are all of this node, so that nothing confines the process that may run on them."""
+    """Tell whether these are all CPUs of the node, so that nothing confines a process that may run on them."""
     return len(cpus) == os.cpu_count()
 
 
 def topology(cpus: Collection[int]) -> Topology:
-    """Return how CPUs belong together; where the kernel does not tell, each is a core, all of one NUMA node."""
+    """Return how CPUs belong together; if the kernel does not tell, each CPU is a core, all of one NUMA node."""
     numa = numa_nodes()
     cores: dict[tuple[int, ...], int] = {}
     seen: set[int] = set()
@@ -102,7 +102,7 @@ def topology(cpus: Collection[int]) -> Topology:
 
 
 def socket(cpu: int) -> int:
-    """Return the number of a CPU's socket, -1 where the kernel knows none."""
+    """Return the number of a CPU's socket, -1 if the kernel knows none."""
     try:
         with open(f"{CPUS}/cpu{cpu}/topology/physical_package_id") as file:
             return int(file.read())
@@ -120,7 +120,7 @@ def numa_nodes() -> dict[int, int]:
 
 
 def read_list(path: str) -> Iterable[int]:
-    """Return the numbers in a file of the kernel such as "0-3,8", none where there is no such file."""
+    """Return the numbers that a file of the kernel lists as in "0-3,8"; none if there is no such file."""
     try:
         with open(path) as file:
             parts = [part.split("-") for part in file.read().strip().split(",") if part]

@@ -9,11 +9,11 @@ from .gpus import Gpu, address, numa_node
 
 
 class DeviceFacts(NamedTuple):
-    """The devices a rank sees; `error` says why torch could not be imported, None where it could.
+    """The devices a rank sees; `error` says why torch could not be imported, None if it could.
 
-    `kind` is a device type of torch, "cpu" where there is no accelerator, and `gpus` are the accelerators
-    in torch's order. `default_backends` maps a device type to torch's default backend for it. `backends`
-    maps each backend of this torch to the device types that it serves. `nccl_version` is empty where
+    `kind` is a device type of torch, "cpu" if there is no accelerator. `gpus` are the accelerators in
+    torch's order. `default_backends` maps a device type to torch's default backend for it. `backends`
+    maps each backend of this torch to the device types that it serves. `nccl_version` is empty if
     this torch has no NCCL.
     """
 
@@ -27,7 +27,7 @@ class DeviceFacts(NamedTuple):
 
 
 def torch_error() -> str | None:
-    """Import torch and return why that is not possible, None where it is."""
+    """Import torch and return why that failed, None if it worked."""
     try:
         import torch
         import torch.distributed as dist
@@ -37,7 +37,7 @@ def torch_error() -> str | None:
 
 
 def device_facts(cpu_only: bool = False) -> DeviceFacts:
-    """Return what torch finds; `cpu_only` leaves accelerators out of sight."""
+    """Return what torch finds; with `cpu_only`, do not look for accelerators."""
     import torch
     import torch.distributed as dist
 
@@ -56,7 +56,7 @@ def device_facts(cpu_only: bool = False) -> DeviceFacts:
 
 
 def nccl_version() -> str:
-    """Return the version of torch's NCCL, empty where this torch has none."""
+    """Return the version of torch's NCCL, empty if this torch has none."""
     import torch
     import torch.distributed as dist
 
@@ -66,7 +66,7 @@ def nccl_version() -> str:
 
 
 def described(module: Any, index: int) -> Gpu:
-    """Return what torch tells of a device; `module` is torch.cuda, or that of another type."""
+    """Return what torch tells of a device; `module` is torch.cuda, or torch's module for another device type."""
     told = module.get_device_properties(index)
     uuid, pci = str(getattr(told, "uuid", "")), ""
     if hasattr(told, "pci_bus_id"):
@@ -77,7 +77,7 @@ def described(module: Any, index: int) -> Gpu:
 def accelerator(torch: Any) -> tuple[str, int]:
     """Return the type and number of the accelerators that torch can use, ("cpu", 0) without one.
 
-    `torch.accelerator` came with torch 2.6; before it, the modules of the two types are asked.
+    `torch.accelerator` came with torch 2.6; with an older torch, torch.cuda and torch.xpu are asked.
     """
     if hasattr(torch, "accelerator"):
         if not torch.accelerator.is_available():

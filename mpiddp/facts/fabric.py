@@ -1,11 +1,11 @@
-"""What there is of fast networks on this node, and which of its parts Open MPI was told to use for them."""
+"""Whether this node has a fast network, and which components Open MPI was told to use."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-# The kernel's names for InfiniBand, RoCE, Omni-Path and EFA; for Slingshot; for Aries.
+# Where the kernel lists devices of InfiniBand, RoCE, Omni-Path and EFA; of Slingshot; of Aries.
 PLACES = ("/sys/class/infiniband", "/sys/class/cxi", "/sys/class/gni")
 PREFIX = "OMPI_MCA_"
 
@@ -16,10 +16,10 @@ def has_fabric() -> bool:
 
 
 def chosen_components(environ: Mapping[str, str], library: str) -> dict[str, str]:
-    """Return Open MPI's parameters, by their names, as far as variables and files set them.
+    """Return the parameters of Open MPI that variables and files set, by name.
 
-    `library` is the path of libmpi. Variables win over the user's file and that over the site's (Open MPI,
-    "Setting MCA parameter values"); where the site's lies is up to who built it.
+    `library` is the path of libmpi. Variables win over the user's file, and the user's file wins over the
+    site's (Open MPI, "Setting MCA parameter values"). Builds keep the site's file in different folders.
     """
     root = os.path.dirname(os.path.dirname(library))
     site = [f"{environ.get('OPAL_PREFIX') or root}/etc", *(f"/etc/{name}" for name in sorted(names("/etc", "openmpi")))]
@@ -32,7 +32,7 @@ def chosen_components(environ: Mapping[str, str], library: str) -> dict[str, str
 
 
 def parameters(file: str) -> dict[str, str]:
-    """Return what a file of parameters sets: lines of ``name = value``; nothing where there is no such file."""
+    """Return the parameters that a file sets in lines of ``name = value``; none if there is no such file."""
     try:
         with open(file) as lines:
             pairs = [line.partition("#")[0].partition("=") for line in lines]
@@ -42,7 +42,7 @@ def parameters(file: str) -> dict[str, str]:
 
 
 def names(folder: str, prefix: str) -> list[str]:
-    """Return the names in a folder that begin so; none where there is no such folder."""
+    """Return the names in a folder that begin with `prefix`; none if there is no such folder."""
     try:
         return [name for name in os.listdir(folder) if name.startswith(prefix)]
     except OSError:

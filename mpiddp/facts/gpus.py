@@ -13,9 +13,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Gpu(NamedTuple):
     """A GPU, or a MIG instance of one.
 
-    `uuid` is as NVIDIA's tools write it (GPU-…, MIG-…), empty where nothing tells it; `board` is that of
-    the whole GPU, which MIG instances share. `numa` is the number of its NUMA node, -1 where the kernel
-    knows none.
+    `uuid` is written as NVIDIA's tools do (GPU-…, MIG-…); it is empty if nothing tells it. `board` is the
+    UUID of the whole GPU, which its MIG instances share. `numa` is the number of its NUMA node, -1 if the
+    kernel knows none.
     """
 
     uuid: str
@@ -32,10 +32,10 @@ class Gpu(NamedTuple):
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that this process may open, in the order of nvidia-smi; none where NVML does not answer.
+    """Return the GPUs that this process may open, in the order of nvidia-smi; none if NVML does not answer.
 
-    A cgroup that keeps device files from this process hides GPUs here, CUDA_VISIBLE_DEVICES does not.
-    CUDA is not started by it. A GPU in MIG mode stands for its instances.
+    GPUs whose device files a cgroup keeps from this process are left out. CUDA_VISIBLE_DEVICES makes no
+    difference. CUDA does not start. A GPU in MIG mode is replaced by its instances.
     """
     if not os.path.exists(DRIVER):
         return ()
@@ -54,7 +54,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def parts(nvml: Any, index: int) -> list[Gpu]:
-    """Return a GPU, or its MIG instances where it is in that mode; none where this process may not open it."""
+    """Return a GPU, or its instances if it is in MIG mode; none if this process may not open it."""
     try:
         whole = nvml.nvmlDeviceGetHandleByIndex(index)
         handles = instances(nvml, whole)
@@ -71,11 +71,11 @@ def parts(nvml: Any, index: int) -> list[Gpu]:
 
 
 def instances(nvml: Any, whole: Any) -> list[Any] | None:
-    """Return the handles of a GPU's MIG instances, None where it is not in MIG mode."""
+    """Return the handles of a GPU's MIG instances, None if it is not in MIG mode."""
     try:
         if nvml.nvmlDeviceGetMigMode(whole)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return None
-    except nvml.NVMLError:  # a GPU that has no such mode
+    except nvml.NVMLError:  # this GPU has no MIG mode
         return None
     found = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
@@ -92,7 +92,7 @@ def address(domain: int, bus: int, device: int) -> str:
 
 
 def numa_node(pci: str) -> int:
-    """Return the NUMA node of a PCI device, -1 where the kernel knows none."""
+    """Return the NUMA node of a PCI device, -1 if the kernel knows none."""
     try:
         with open(f"/sys/bus/pci/devices/{pci}/numa_node") as file:
             return int(file.read())
@@ -101,10 +101,10 @@ def numa_node(pci: str) -> int:
 
 
 def visible(reachable: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order; all where it is not set.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order; all if it is not set.
 
-    The first invalid entry ends the list, one that is named twice leaves none (CUDA Programming Guide,
-    5.2.1). CUDA shows a process one MIG instance at most: the first.
+    The first invalid entry ends the list; a GPU that is named twice empties it (CUDA Programming Guide,
+    5.2.1). Of several MIG instances CUDA shows a process only the first; all are returned here.
     """
     if VISIBLE not in environ:
         return tuple(reachable)
@@ -118,7 +118,7 @@ def visible(reachable: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, 
 
 
 def by_name(reachable: Sequence[Gpu], entry: str) -> Gpu | None:
-    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, None where it names none."""
+    """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, None if it names none."""
     if entry.isdigit():
         boards = list(dict.fromkeys(one.board for one in reachable))
         wanted = boards[int(entry)] if int(entry) < len(boards) else ""

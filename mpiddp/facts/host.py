@@ -17,7 +17,7 @@ from .script import ScriptFacts
 class Interface(NamedTuple):
     """An address of a network interface that is up; `network` is its subnet in CIDR form.
 
-    `speed_mbps` is in Mbit/s, 0 where the system does not know it (psutil.net_if_stats).
+    `speed_mbps` is in Mbit/s, 0 if the system does not know it (psutil.net_if_stats).
     """
 
     name: str
@@ -30,16 +30,16 @@ class Interface(NamedTuple):
 class HostFacts(NamedTuple):
     """One rank's host.
 
-    `node` is the lowest rank on the same node. `cpus` is what this rank was given to run on, `allowed`
-    what its cgroup would let it have, `topology` how those belong together: from the lowest rank of a
-    node only, None from the others. `alone` tells that no launcher started it. `cpus_per_task` is what
-    Slurm was asked for. `interfaces` is from the lowest rank of a node only, and empty where one node has
-    all ranks. `script` is None where the caller keeps its own main(). `prefix` is the folder of Python's
-    environment. `shm_bytes` is the size of /dev/shm, `open_files` how many a process may have.
-    `gpus` are those that this rank could use, `seen` those that it is shown; both empty where only torch
-    can tell. `given_gpus` is how many Slurm has given the job on this node, `task_gpus` how many each task,
-    0 where it does not say. `grant` is what a scheduler has given the job of the node's CPUs, None where
-    none says it, or where a cgroup keeps the job to it: from the lowest rank of a node only.
+    `node` is the lowest rank on the same node. `cpus` are those that this rank was given to run on, `allowed`
+    those that its cgroup would let it have. `topology` tells how the allowed ones belong together. `alone` is
+    true if no launcher started the rank. `cpus_per_task` is what the user asked Slurm for. `interfaces` is
+    empty if one node has all ranks. `script` is None if the caller keeps its own main(). `prefix` is the
+    folder of Python's environment. `shm_bytes` is the size of /dev/shm, `open_files` the number of files that
+    a process may have open. `gpus` are the GPUs that this rank could use, `seen` those that it is shown; both
+    are empty if only torch can tell. `given_gpus` is the number of GPUs that Slurm has given the job on this
+    node, `task_gpus` the number for each task, 0 if Slurm does not say. `grant` is what a scheduler has given
+    the job of the node's CPUs, None if none says so or if a cgroup keeps the job to its share.
+    Only the lowest rank of a node looks for `topology`, `interfaces` and `grant`; the others have none.
     """
 
     hostname: str
@@ -66,7 +66,7 @@ def host_facts(
     environ: Mapping[str, str], rank: int, node: int, whole: bool, script: ScriptFacts | None, mpi_library: str,
     look_at_gpus: bool,
 ) -> HostFacts:
-    """Return the facts of this rank's host; `whole` tells that the job needs no network."""
+    """Return the facts of this rank's host; `whole` says that one node has all ranks, so that no network is needed."""
     found = gpus() if look_at_gpus else ()
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     allowed = cpus.allowed()

@@ -17,7 +17,7 @@ class Library(NamedTuple):
     """The MPI library: its name and version, the file it lies in, and the interfaces it speaks.
 
     The interfaces are PMI (versions 1 and 2, as MPICH's mpiexec and srun --mpi=pmi2 offer it) and
-    PMIx (Open MPI's mpirun and srun --mpi=pmix). A library that is not known speaks both.
+    PMIx (Open MPI's mpirun and srun --mpi=pmix). An unknown library is taken to speak both.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Library(NamedTuple):
 
 @functools.cache
 def library() -> Library:
-    """Return the facts of the library behind `mpi4py.MPI`, which must be loaded."""
+    """Return the facts of the library behind `mpi4py.MPI`; `mpi.load` must have loaded it before."""
     from mpi4py import MPI
 
     name, version = MPI.get_vendor()
@@ -47,8 +47,9 @@ def library() -> Library:
 def interfaces(name: str, version: tuple[int, ...], path: str, description: str) -> frozenset[str]:
     """Return the interfaces that a library speaks.
 
-    Intel MPI speaks PMI, or what I_MPI_PMI asks for. MPICH prints how it was configured. Open MPI 5
-    speaks PMIx alone; up to 4 a site may have built components for Slurm's PMI, which are files.
+    Intel MPI speaks PMI; with I_MPI_PMI set it may speak either. MPICH's description tells how it was
+    configured. Open MPI 5 speaks PMIx only. For Open MPI up to 4 a site may have built components that speak
+    Slurm's PMI: they are files beside the library.
     """
     if name == "Intel MPI":
         return ALL_INTERFACES if os.environ.get("I_MPI_PMI") else frozenset({PMI})
@@ -66,7 +67,7 @@ def interfaces(name: str, version: tuple[int, ...], path: str, description: str)
 
 
 def library_path(extension: str) -> str:
-    """Return the file of the libmpi in this process; the extension module's where libmpi is part of it."""
+    """Return the file of the libmpi in this process, or the extension module if it contains libmpi."""
     with open("/proc/self/maps") as maps:
         paths = [line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line]
     named = [path for path in paths if os.path.basename(path).startswith(("libmpi.", "libmpich.", "libmpi_cray"))]
@@ -74,10 +75,10 @@ def library_path(extension: str) -> str:
 
 
 def needs_exit_functions(environ: Mapping[str, str]) -> bool:
-    """Tell whether somebody needs the exit functions that C libraries have registered up to now.
+    """Tell whether the exit functions that C libraries have registered up to now must run.
 
-    MPICH and its like tell their launcher in one of them that the rank is through: without, it ends the other
-    ranks. Profilers that were put into the process write their results in one.
+    In one of them MPICH and its relatives tell their launcher that the rank has ended well; otherwise the
+    launcher ends the other ranks. A profiler that was loaded into the process writes its results in one.
     """
     tools = ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH")
     return library().name != "Open MPI" or any(environ.get(name) for name in tools)

@@ -14,7 +14,7 @@ THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")  # in the order
 
 
 def initialise(mpi: Any) -> None:
-    """Initialise MPI at the level of threads that mpi4py is configured for; finalising is the caller's."""
+    """Initialise MPI at the thread level that mpi4py is configured for; the caller finalises it."""
     import mpi4py
 
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
@@ -50,8 +50,8 @@ def tried(error: Exception) -> str:
 def node_key(comm: MPI.Comm) -> tuple[int, bool]:
     """Return the lowest rank of `comm` on this node, and whether all of `comm` is on this node.
 
-    Nodes are told apart by MPI (MPI 4.1, 7.4.2, MPI_COMM_TYPE_SHARED), not by their names: several
-    may report the same one. Collective.
+    MPI tells nodes apart (MPI 4.1, 7.4.2, MPI_COMM_TYPE_SHARED). Hostnames cannot: several nodes may have
+    the same name. Collective.
     """
     mpi = importlib.import_module("mpi4py.MPI")
     node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)

@@ -8,7 +8,7 @@ import struct
 
 EXITING = 0x4  # PF_EXITING (linux/sched.h)
 STATE, FLAGS, EXIT_CODE = 0, 6, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
-# struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): the status stays after the parent took it.
+# struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): it has the status after the parent took it, too.
 PIDFD_INFO_EXIT, PIDFD_INFO_BYTES, PIDFD_EXIT_CODE_AT = 1 << 3, 64, 60
 PIDFD_GET_INFO = 3 << 30 | PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
@@ -16,8 +16,8 @@ PIDFD_GET_INFO = 3 << 30 | PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 class Process:
     """Another process of this user.
 
-    `ended` is a descriptor that can be read when the process is gone (man 2 pidfd_open), -1 where the
-    kernel has none (before Linux 5.3).
+    `ended` is a descriptor that becomes readable when the process has ended (man 2 pidfd_open), -1 if the
+    kernel cannot make one (before Linux 5.3).
     """
 
     def __init__(self, pid: int) -> None:
@@ -31,10 +31,10 @@ class Process:
         self._oom_kills = oom_kills(self._cgroup)
 
     def wait_status(self) -> int | None:
-        """Return the process's wait status (man 2 wait), also while it is still on its way out.
+        """Return the process's wait status (man 2 wait), None while the process lives.
 
-        None while it lives. Raises ProcessLookupError when its parent has taken the status already and
-        the kernel has forgotten it (before Linux 6.15).
+        A process that has begun to exit has a status already. Raises ProcessLookupError if the parent
+        has taken the status and the kernel has forgotten it (before Linux 6.15).
         """
         try:
             fields = self._fields()
@@ -51,13 +51,13 @@ class Process:
             return False
 
     def handles(self, number: int) -> bool:
-        """Tell whether the process does something of its own when it gets a signal."""
+        """Tell whether the process has a handler for a signal."""
         with open(f"/proc/{self.pid}/status") as file:
             caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
         return bool(int(caught, 16) >> (number - 1) & 1)
 
     def was_out_of_memory(self) -> bool:
-        """Tell whether the kernel has ended a process of its cgroup for lack of memory since we know it."""
+        """Tell whether the kernel has ended a process of its cgroup for lack of memory since this object was made."""
         return oom_kills(self._cgroup) > self._oom_kills
 
     def _fields(self) -> list[str]:
@@ -65,7 +65,7 @@ class Process:
 
 
 def exit_code(pidfd: int) -> int:
-    """Return the wait status of a process whose parent knows it already; raise ProcessLookupError."""
+    """Return the wait status of a process whose parent has taken it; raise ProcessLookupError if it is forgotten."""
     info = bytearray(struct.pack("Q", PIDFD_INFO_EXIT) + bytes(PIDFD_INFO_BYTES - 8))
     try:
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, info)
@@ -77,7 +77,7 @@ def exit_code(pidfd: int) -> int:
 
 
 def memory_events(pid: int) -> str:
-    """Return the file that counts the memory events of a process's cgroup (cgroup-v2.rst), empty for none."""
+    """Return the file that counts the memory events of a process's cgroup (cgroup-v2.rst), empty if there is none."""
     try:
         with open(f"/proc/{pid}/cgroup") as file:
             groups = [line.rstrip("\n").split(":", 2) for line in file]
@@ -89,7 +89,7 @@ def memory_events(pid: int) -> str:
 
 
 def oom_kills(path: str) -> int:
-    """Return how many processes of a cgroup were ended for lack of memory, 0 where that is not known."""
+    """Return how many processes of a cgroup were ended for lack of memory, 0 if that is not known."""
     if not path:
         return 0
     try:

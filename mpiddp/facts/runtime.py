@@ -1,4 +1,4 @@
-"""Which launcher started this process and what it offers, as its variables tell before MPI is there."""
+"""Which launcher started this process and what it offers, read from its variables before MPI is loaded."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ PMIX_LAUNCHER = Launcher("a PMIx launcher", "PMIX_RANK", None)
 TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE")
 SLURM_ANSWERS_S = 2.0
 OFFERS = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",)}
-OF_HYDRA = "MPI_LOCALRANKID"  # of MPICH's mpiexec and of Intel's, and not of srun --mpi=pmi2, which sets PMI_RANK too
+OF_HYDRA = "MPI_LOCALRANKID"  # set by MPICH's and Intel's mpiexec, not by srun --mpi=pmi2; PMI_RANK is set by all three
 
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID",
                "JSM_NAMESPACE_LOCAL_RANK", "SLURM_LOCALID")
-RUN_PREFIX = "mpiddp-"  # of the run ids of our own jobs
+RUN_PREFIX = "mpiddp-"  # begins the run ids of mpiddp's jobs
 
 
 class Runtime(NamedTuple):
-    """What was found: the launcher, this process's rank, the number of ranks if the launcher says it.
+    """What started this process: the launcher, this process's rank, the number of ranks if the launcher tells it.
 
     `offers` are the interfaces that a library may use to meet the launcher. `has_pmi_library` tells
-    whether Intel MPI was shown Slurm's PMI library (I_MPI_PMI_LIBRARY). `tasks` is how many tasks of a
-    Slurm step run such a launcher each, `task` the number of this one.
+    whether Intel MPI was shown Slurm's PMI library (I_MPI_PMI_LIBRARY). If each task of a Slurm step runs a
+    launcher of its own, `tasks` is the number of these tasks and `task` the number of the one around this process.
     """
 
     launcher: Launcher
@@ -54,7 +54,7 @@ class Runtime(NamedTuple):
 
 
 def outer_launcher(environ: Mapping[str, str]) -> str | None:
-    """Return which launcher of torch's kind this process is already a rank of, None where of none."""
+    """Return the name of the launcher that has set torchrun's variables for this process, None if none has."""
     run = environ.get("TORCHELASTIC_RUN_ID")
     if run is None:
         return None
@@ -64,15 +64,15 @@ def outer_launcher(environ: Mapping[str, str]) -> str | None:
 
 
 def is_first_on_node(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process is the first of the job on its node, or no launcher says which it is."""
+    """Tell whether this process is the first of the job on its node; assume it if no launcher tells."""
     found = [environ[name] for name in LOCAL_RANKS if name in environ]
     return not found or found[0] == "0"
 
 
 def slurm_step(environ: Mapping[str, str], runtime: Runtime | None) -> str | None:
-    """Return the Slurm step whose tasks are this job's ranks, as scancel takes it, None where there is none.
+    """Return the Slurm step whose tasks are this job's ranks, as JOB.STEP for scancel, None if there is none.
 
-    Nor for a single task, which may be the user's shell, and leaves no other rank behind.
+    Return None for a step of a single task, too: it may be the user's shell, and it has no other ranks to end.
     """
     if runtime is None or runtime.launcher is not SRUN or runtime.size == 1:
         return None
@@ -81,7 +81,7 @@ def slurm_step(environ: Mapping[str, str], runtime: Runtime | None) -> str | Non
 
 
 def slurm_tasks(environ: Mapping[str, str]) -> int:
-    """Return for how many tasks the Slurm allocation around this process is (SLURM_NTASKS), 0 where it does not say."""
+    """Return the number of tasks of the Slurm allocation around this process (SLURM_NTASKS), 0 if it is not set."""
     found = environ.get("SLURM_NTASKS", "")
     return int(found) if found.isdigit() else 0
 
@@ -98,9 +98,9 @@ def restart_count(environ: Mapping[str, str]) -> int:
 
 
 def gpus_on_node(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs Slurm has given the job on this node (srun, SLURM_GPUS_ON_NODE), 0 where it does not say.
+    """Return how many GPUs Slurm has given the job on this node (srun, SLURM_GPUS_ON_NODE), 0 if it does not say.
 
-    Nor where each task has its own number of them, which Slurm sees to.
+    Return 0, too, if the user asked for GPUs per task: Slurm itself gives each task its number then.
     """
     if any(name in environ for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")):
         return 0
@@ -109,15 +109,15 @@ def gpus_on_node(environ: Mapping[str, str]) -> int:
 
 
 def gpus_of_task(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs Slurm gives each task (SLURM_GPUS_PER_TASK: 8, or a100:8), 0 where it does not say."""
+    """Return how many GPUs Slurm gives each task (SLURM_GPUS_PER_TASK: 8, or a100:8), 0 if it does not say."""
     found = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
     return int(found) if found.isdigit() else 0
 
 
 def job_end(environ: Mapping[str, str], asks: bool) -> float | None:
-    """Return when Slurm will end this job, on time.time()'s clock, None where it does not say.
+    """Return when Slurm will end this job, as a time of time.time(), None if Slurm does not say.
 
-    Newer versions of Slurm set SLURM_JOB_END_TIME; where it is missing one rank, which `asks`, calls squeue.
+    Newer versions of Slurm set SLURM_JOB_END_TIME. If it is missing, the one rank that `asks` calls squeue.
     """
     if (told := environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return float(told)
@@ -136,7 +136,7 @@ def job_end(environ: Mapping[str, str], asks: bool) -> float | None:
 
 
 def kills_aborted(runtime: Runtime | None) -> bool:
-    """Tell whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks then, and reports 137."""
+    """Tell whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks and reports 137."""
     return runtime is not None and runtime.launcher is SRUN and PMI in runtime.offers
 
 
@@ -151,7 +151,7 @@ def slurm_hosts(environ: Mapping[str, str]) -> list[str]:
 
 
 def srun_mpi_types() -> list[str]:
-    """Return the values of --mpi that this Slurm's srun lists, none where srun cannot be asked."""
+    """Return the values of --mpi that this Slurm's srun lists, none if srun cannot be asked."""
     import subprocess
 
     try:
@@ -163,9 +163,9 @@ def srun_mpi_types() -> list[str]:
 
 
 def detect(environ: Mapping[str, str]) -> Runtime | None:
-    """Return what started this process, or None where nothing did.
+    """Return what started this process, None if no launcher did.
 
-    An mpirun or mpiexec inside a Slurm step sets its own variables beside Slurm's and counts.
+    An mpirun or mpiexec inside a Slurm step sets its own variables beside Slurm's; it wins over srun.
     """
     in_step = environ.get("SLURM_STEP_ID", "").isdigit()
     by_srun = in_step and environ.get("SLURM_MPI_TYPE", "none") != "none" and OF_HYDRA not in environ
@@ -182,18 +182,19 @@ def detect(environ: Mapping[str, str]) -> Runtime | None:
 
 
 def offers(launcher: Launcher, environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the interfaces that a launcher offers; what a Slurm step around it offers is not for its ranks."""
+    """Return the interfaces that a launcher offers its ranks, without those of a Slurm step around the launcher."""
     own = {OPEN_MPI: {PMIX}, HYDRA: {PMI}}.get(launcher, ALL_INTERFACES)
     return frozenset(kind for kind in own if any(name in environ for name in OFFERS[kind]))
 
 
 def is_in_task(launcher: Launcher, environ: Mapping[str, str]) -> bool:
-    """Tell whether the mpirun or mpiexec of this rank runs itself in the Slurm step that this rank is in.
+    """Tell whether this rank's mpirun or mpiexec runs itself in the Slurm step that this rank is in.
 
-    In an allocation it runs outside, and has srun start a daemon of its own on each node: its ranks are in
-    a step of several tasks then, too. They know which daemon is theirs: Open MPI's mpirun is number 0
-    (PMIX_SERVER_URI2 begins with NAMESPACE.NUMBER); MPICH's mpiexec sets HYDI_CONTROL_FD for one that it
-    has started without srun; Intel's tells how it was started.
+    An mpirun in an allocation runs outside that step: it has srun start a daemon on each node, and so its
+    ranks are in a step of several tasks, too. A rank's variables tell the two cases apart. With Open MPI they
+    name the rank's daemon, and number 0 is mpirun itself (PMIX_SERVER_URI2 begins with NAMESPACE.NUMBER).
+    MPICH's mpiexec sets HYDI_CONTROL_FD if it started the daemon without srun. Intel's says in
+    HYDRA_BSTRAP_LAUNCHER how it started the daemon.
     """
     if launcher is OPEN_MPI:
         return environ.get("PMIX_SERVER_URI2", "").partition(";")[0].endswith(".0")
@@ -202,6 +203,6 @@ def is_in_task(launcher: Launcher, environ: Mapping[str, str]) -> bool:
 
 
 def outer_tasks(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return how many tasks the Slurm step around this process has, and the number of the one that it is in."""
+    """Return how many tasks the Slurm step around this process has, and the number of the task around it."""
     tasks, task = environ.get(SRUN.size or "", ""), environ.get(SRUN.rank, "")
     return (int(tasks), int(task)) if tasks.isdigit() and task.isdigit() else (1, 0)

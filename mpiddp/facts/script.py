@@ -15,10 +15,10 @@ from ..config import Script
 
 
 class ScriptFacts(NamedTuple):
-    """The script on this rank; `error` says why it cannot be run, None where it can.
+    """The script on this rank; `error` says why it cannot be run, None if it can.
 
-    `digest` is the CRC-32 of its source. `missing` tells apart what is not there from what is there and
-    cannot be compiled.
+    `digest` is the CRC-32 of its source. `missing` is true if the script is not there, and false if it is there
+    but cannot be compiled.
     """
 
     target: str
@@ -45,7 +45,7 @@ def file_facts(path: str) -> ScriptFacts:
 
 @functools.cache
 def read(path: str) -> bytes:
-    """Return the source of a script, as it was when it was read first."""
+    """Return the source of a script; later calls return what the first one read."""
     with open(path, "rb") as file:
         return file.read()
 
@@ -69,7 +69,7 @@ def compile_error(path: str) -> str | None:
 
 
 def asks_to_stop(script: Script) -> bool:
-    """Tell whether a script's own code calls mpiddp.should_stop(), by the names in it; no module is imported for it."""
+    """Tell by the names in a script's own code whether it calls mpiddp.should_stop(); import no module for that."""
     try:
         path = module_path(script.target) if script.is_module else script.target
         return {"mpiddp", "should_stop"} <= names(compiled(path))
@@ -84,7 +84,7 @@ def names(code: types.CodeType) -> set[str]:
 
 
 def module_path(name: str) -> str:
-    """Return the file of a module that shall run as a script, empty where none is seen without an import."""
+    """Return the file of a module that shall run as a script, empty if it cannot be found without an import."""
     spec = search_module(name)
     if spec is not None and spec.submodule_search_locations is not None:
         return module_path(f"{name}.__main__")
@@ -108,8 +108,8 @@ def module_facts(name: str) -> ScriptFacts:
 def find_module(name: str) -> ModuleSpec:
     """Return where a module lies; raise ImportError.
 
-    Its parents are imported only where that cannot be told otherwise: they may import torch, before
-    torch's variables are set.
+    The packages around the module are imported only if it cannot be found otherwise: they may import torch
+    before torch's variables are set.
     """
     try:
         spec = search_module(name)
@@ -124,7 +124,7 @@ def find_module(name: str) -> ModuleSpec:
 
 @functools.cache
 def search_module(name: str) -> ModuleSpec | None:
-    """Return where a module lies, without an import, None where it does not seem to be."""
+    """Return where a module lies, None if it is not found; import nothing."""
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):

@@ -8,7 +8,7 @@ from ..version import __version__
 
 
 def versions(mpi_library: str) -> dict[str, str]:
-    """Return what must be the same on all ranks, by its name; torch is not asked yet."""
+    """Return the versions that must be the same on all ranks, by name; torch's is not known yet."""
     import mpi4py
 
     return {"Python": sys.version.split()[0], "mpi4py": mpi4py.__version__, "mpiddp": __version__,
