@@ -25,12 +25,12 @@ class Share(NamedTuple):
 def shares(facts: Sequence[HostFacts], policy: str = AUTO, near: Sequence[int] = ()) -> list[Share]:
     """Return each rank's share of its node, in rank order.
 
-    `policy` AUTO keeps what the launcher gave where each rank has cores of its own, more than one or
-    all that there are for it; ranks that share their cores, or were bound to a single one of many as
-    Open MPI does, split them evenly. LAUNCHER keeps what the launcher gave in any case, NONE lets all
-    ranks run on all that the node allows. Slurm's --cpus-per-task is a number of threads that the user
-    chose. `near` has the NUMA node of each rank's device, -1 for none, and is empty where no rank has one.
-    AUTO takes no more CPUs of a node than a scheduler has given the job there.
+    `policy` AUTO keeps what the launcher gave if each rank has enough cores of its own: two, or all that
+    there are for it. Otherwise (the ranks share their cores, or Open MPI bound each to one core of many) AUTO
+    splits the cores evenly. AUTO takes no more CPUs of a node than a scheduler has given the job there.
+    LAUNCHER always keeps what the launcher gave. NONE lets all ranks run on all CPUs that the node allows.
+    Slurm's --cpus-per-task sets the number of threads, because the user chose it. `near` holds the NUMA node
+    of each rank's device, -1 if it is not known; it is empty if no rank has a device.
     """
     near = near or [-1] * len(facts)
     nodes: dict[int, list[int]] = {}
@@ -67,7 +67,7 @@ def of_node(node: Sequence[HostFacts], policy: str, near: Sequence[int]) -> list
 
 
 def is_kept(node: Sequence[HostFacts], topology: Topology) -> bool:
-    """Tell whether the launcher gave each rank of a node cores of its own, enough of them and none of other jobs."""
+    """Tell whether the launcher gave each rank of a node enough cores of its own, and none that other jobs have."""
     given = frozenset().union(*(one.cpus for one in node))
     if cores_in(given, topology) > limit(node):
         return False
@@ -88,7 +88,7 @@ def everything(node: Sequence[HostFacts]) -> frozenset[int]:
 
 
 def limit(node: Sequence[HostFacts]) -> int:
-    """Return how many CPUs the ranks of a node may take: what a scheduler has given them, if that is not all."""
+    """Return how many CPUs a scheduler has given the ranks of a node, UNLIMITED if that is all or nothing says so."""
     grant = node[0].grant
     if grant is None:
         return UNLIMITED
@@ -97,15 +97,15 @@ def limit(node: Sequence[HostFacts]) -> int:
 
 
 def turn(node: Sequence[HostFacts]) -> int:
-    """Return the number by which jobs of one node keep apart."""
+    """Return the job's number, by which jobs that share a node take different CPUs; 0 if it is not known."""
     return node[0].grant.job if node[0].grant else 0
 
 
 def window(cpus: frozenset[int], most: int, turn: int, topology: Topology) -> frozenset[int]:
-    """Return so many of CPUs at most, neighbours, and others in another turn, if there are enough for both.
+    """Return at most `most` of the CPUs, neighbours; with the next `turn` return the next ones, if there are enough.
 
-    They are of as many cores as may be: a scheduler's CPU is a core on some clusters, on others a hardware
-    thread, and nothing tells.
+    They belong to as many cores as possible: a scheduler's CPU is a core on some clusters and a hardware
+    thread on others, and nothing tells which.
     """
     cores = [[cpu for cpu in core if cpu in cpus] for core in topology.cores]
     ordered = [cpu for thread in zip_longest(*cores) for cpu in thread if cpu is not None]
@@ -118,10 +118,11 @@ def window(cpus: frozenset[int], most: int, turn: int, topology: Topology) -> fr
 def by_socket(
     cpus: frozenset[int], near: Sequence[int], most: int, topology: Topology
 ) -> list[tuple[list[int], frozenset[int]]]:
-    """Return for each socket that devices hang on the local ranks that have them, and which of CPUs are there.
+    """Return one pair for each socket: the local ranks whose devices are attached to it, and its part of the CPUs.
 
-    All ranks and all CPUs together where a rank's device is near none, or a socket has fewer cores than
-    ranks. The order is that of the devices' NUMA nodes.
+    Return a single pair of all ranks and all CPUs if a rank's device is near no socket, if a socket has
+    fewer cores than ranks, or if there are fewer than one CPU (`most`) for each rank. Ranks are in the
+    order of their devices' NUMA nodes.
     """
     order = sorted(range(len(near)), key=lambda local: near[local])
     sockets = topology.sockets or topology.numa
@@ -139,9 +140,10 @@ def by_socket(
 
 
 def split(cpus: frozenset[int], ranks: int, topology: Topology) -> list[frozenset[int]]:
-    """Return even parts of CPUs, one for each rank: whole cores, neighbours, of one NUMA node where that goes.
+    """Return an even part of the CPUs for each rank: whole cores, neighbours, of one NUMA node if possible.
 
-    With more ranks than cores, hardware threads are split; with more ranks than those, all share all.
+    With more ranks than cores, the parts are of hardware threads. With more ranks than hardware threads, each
+    rank gets all CPUs.
     """
     units = [frozenset(core) & cpus for core in topology.cores if cpus.intersection(core)]
     if len(units) < ranks:
@@ -153,7 +155,7 @@ def split(cpus: frozenset[int], ranks: int, topology: Topology) -> list[frozense
 
 
 def threads(mask: frozenset[int], masks: Sequence[frozenset[int]], topology: Topology) -> int:
-    """Return the number of threads for a rank: its cores, divided among the ranks that run on them too."""
+    """Return the number of threads for a rank: its cores, divided by the number of ranks that run on them."""
     sharers = sum(bool(mask & other) for other in masks)
     return max(1, cores_in(mask, topology) // sharers)
 
@@ -170,9 +172,10 @@ def cores_in(cpus: frozenset[int], topology: Topology) -> int:
 
 
 def warnings(facts: Sequence[HostFacts], policy: str) -> list[str]:
-    """Return the warnings `one-core` and `shared-cores` where ranks of a node have to take turns on a core.
+    """Return the warnings `one-core` and `shared-cores` for nodes whose ranks have to take turns on a core.
 
-    The first is for nodes that have fewer cores than ranks, the second for a launcher that uses fewer.
+    `one-core` is for a node with fewer cores than ranks, `shared-cores` for one whose launcher bound the ranks
+    to fewer CPUs than there are ranks.
     """
     nodes: dict[int, list[HostFacts]] = {}
     for one in facts:

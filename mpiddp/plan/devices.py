@@ -1,4 +1,4 @@
-"""What torch sees on each rank, held against the plan, and the job's backend."""
+"""Check what torch sees on each rank against the plan, and choose the job's backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .words import folded, minority
 
 
 def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
-    """Raise LaunchError `torch-unusable` where a rank has no torch, `version-skew` where it is another."""
+    """Raise LaunchError `torch-unusable` if a rank cannot import torch, `version-skew` if versions differ."""
     failed = [rank for rank, one in enumerate(facts) if one.error]
     if failed:
         raise LaunchError(
@@ -26,10 +26,10 @@ def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
 
 
 def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
-    """Raise LaunchError `device-unavailable` where a rank lacks the kind of device that was asked for.
+    """Raise LaunchError `device-unavailable` if a rank lacks the kind of device that was asked for.
 
-    And `mixed-devices` where ranks see different kinds and none was asked for: gradients would meet on
-    no common backend.
+    Raise `mixed-devices` if the user asked for no kind and ranks see different ones: they have no backend in
+    common for their gradients.
     """
     lacking = [rank for rank, one in enumerate(facts) if asked and one.kind != asked]
     if lacking:
@@ -53,9 +53,9 @@ def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence
 
 
 def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtual: bool) -> None:
-    """Raise LaunchError `device-unavailable` where torch does not see a rank's GPU at the index planned for it.
+    """Raise LaunchError `device-unavailable` if torch does not see a rank's GPU at the index planned for it.
 
-    `virtual` tells that index 0 was asked for.
+    `virtual` says that the user asked for index 0.
     """
     at = facts.gpus[choice.ordinal] if choice.ordinal < len(facts.gpus) else None
     if at is None or (at.uuid and bare(at.uuid) not in (bare(choice.gpu.uuid), bare(choice.gpu.board))):
@@ -76,15 +76,16 @@ def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtua
 
 
 def bare(uuid: str) -> str:
-    """Return a UUID without what NVIDIA's tools put before it."""
+    """Return a UUID without the prefix that NVIDIA's tools write, in lower case."""
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
 
 
 def backend(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str], shared: bool = False) -> str:
     """Return the job's backend: what was asked for, or torch's own for the devices.
 
-    `asked` is a name such as "nccl", or torch's form "cpu:gloo,cuda:nccl" for one a device type. Where
-    ranks share a device it is gloo: NCCL takes one rank a GPU. Raises LaunchError `backend-unavailable`.
+    `asked` is a name such as "nccl", or torch's form "cpu:gloo,cuda:nccl" with one for each device type. If
+    ranks share a device, the default is gloo: NCCL takes only one rank for each GPU. Raises LaunchError
+    `backend-unavailable`.
     """
     if shared and "nccl" in (asked or "").lower():
         raise LaunchError(

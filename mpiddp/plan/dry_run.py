@@ -11,7 +11,7 @@ UNKNOWN_PORT = 0  # the kernel gives it when the job starts
 
 
 def describe(shape: Shape, hosts: Sequence[str]) -> str:
-    """Return in words the ranks, hosts, address and variables of a job; `hosts` are those that are known."""
+    """Return in words the ranks, hosts, address and variables of a job; `hosts` are the known names of its nodes."""
     names = [hosts[i] if i < len(hosts) else f"node {i}" for i in range(shape.nodes)]
     places = topology.places([node for node in range(shape.nodes) for _ in range(shape.ranks_per_node)])
     address = "127.0.0.1" if shape.nodes == 1 else f"<address of {names[0]}>"

@@ -11,8 +11,8 @@ from ..environment import Place
 class Endpoint(NamedTuple):
     """Where rank 0's store listens.
 
-    Its keys for this job start with `token`, which is random; `run_id` is the job's name for the
-    script, random too. `watch_port` is where rank 0's sentinel listens, 0 for nowhere.
+    `token` is random, and all keys of this job in the store start with it. `run_id` is random, too, and
+    names the job for the script. `watch_port` is the port of rank 0's sentinel, 0 if it does not listen.
     """
 
     address: str
@@ -22,17 +22,17 @@ class Endpoint(NamedTuple):
     watch_port: int = 0
 
 
-# What scripts and recipes set by hand: MPI wins over it, but the user should know.
+# Scripts and recipes set these by hand. mpiddp replaces them by what MPI says, and tells the user.
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def exports(place: Place, endpoint: Endpoint, virtual: bool = False, restarts: int = 0) -> dict[str, str]:
-    """Return the variables that mpiddp sets whatever they were: MPI is the source of truth.
+    """Return the variables that mpiddp sets whatever their values were: MPI is the source of truth.
 
     The names are torchrun's (torch.distributed.run, "Environment Variables"), and NODE_RANK, which
-    Lightning and others read. TORCHELASTIC_RUN_ID is what frameworks test to learn that a launcher
-    has set the others. `virtual` sets LOCAL_RANK to 0, as torchrun's --virtual-local-rank does.
-    `restarts` is how often the job was started again.
+    Lightning and others read. Frameworks look for TORCHELASTIC_RUN_ID to learn that a launcher has set
+    the others. `virtual` sets LOCAL_RANK to 0, as torchrun's --virtual-local-rank does. `restarts` is how
+    often the job was started again.
     """
     return {
         "RANK": str(place.rank),
@@ -67,7 +67,7 @@ SOURCES = {
     "NCCL_SOCKET_IFNAME": "psutil, the interface towards MASTER_ADDR",
     "CUDA_VISIBLE_DEVICES": "NVML, the GPUs of the node's ranks in the order of local ranks",
 }
-# What else names the same thing, in the words of launchers.
+# The variables in which launchers tell the same thing.
 ON_OFFER = {
     "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
     "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -79,10 +79,10 @@ ON_OFFER = {
 
 
 def explain(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
-    """Return a line for each variable that a job sets or would have set.
+    """Return a line for each variable that mpiddp has set, or has left as the user set it.
 
-    `values` is the environment now, in which launchers' names for the same thing are looked up too;
-    `former` are the variables that mpiddp has set, with what they were before.
+    `values` is the environment now; launchers' variables for the same thing are read from it, too. `former`
+    holds the variables that mpiddp has set, each with its value before, None if it had none.
     """
     lines = []
     for name, source in SOURCES.items():
@@ -101,10 +101,10 @@ def explain(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
 
 
 def ways(interface: str, num_nodes: int) -> dict[str, str]:
-    """Return the variables that tell gloo and NCCL the interface, for where the user has not; empty for any.
+    """Return the variables that tell gloo and NCCL the interface if the user has not; none for an empty `interface`.
 
-    NCCL takes a name after "=" as it is, any other for a prefix ("NCCL_SOCKET_IFNAME"); on one node it
-    needs none.
+    NCCL takes a name after "=" literally and any other name as a prefix ("NCCL_SOCKET_IFNAME"). On one node
+    NCCL needs no interface.
     """
     if not interface:
         return {}

@@ -1,4 +1,4 @@
-"""Whether a launcher and an MPI library fit together: where they don't, MPI_Init ends the process or splits the job."""
+"""Check that launcher and MPI library fit together; if they don't, MPI_Init ends the process or splits the job."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..facts.runtime import HYDRA, OPEN_MPI, SRUN, Runtime
 LAUNCHER_OF = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
 INNER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
                    "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner")
-OF_SRUN = ("SLURM_", "PMI_", "PMIX_", "I_MPI_PMI_LIBRARY")  # how variables begin by which a library knows srun
+OF_SRUN = ("SLURM_", "PMI_", "PMIX_", "I_MPI_PMI_LIBRARY")  # prefixes of the variables by which a library finds srun
 SRUN_OPTION = {PMI: "--mpi=pmi2", PMIX: "--mpi=pmix"}
 
 
 def check_nested(outer: str | None, script: Script | None) -> None:
-    """Raise LaunchError `nested-launcher` where one launcher would start another in each of its ranks."""
+    """Raise LaunchError `nested-launcher` if one launcher would start another in each of its ranks."""
     target = script.target.rpartition("/")[2] if script is not None else ""
     if outer is not None:
         raise LaunchError(
@@ -37,7 +37,7 @@ def check_nested(outer: str | None, script: Script | None) -> None:
 
 
 def check_tasks(runtime: Runtime | None) -> None:
-    """Raise LaunchError `nested-launcher` where each task of a Slurm step has started a launcher of its own."""
+    """Raise LaunchError `nested-launcher` if each task of a Slurm step has started a launcher of its own."""
     if runtime is not None and runtime.tasks > 1:
         raise LaunchError(
             "nested-launcher",
@@ -50,10 +50,10 @@ def check_tasks(runtime: Runtime | None) -> None:
 
 
 def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str] = ()) -> None:
-    """Raise LaunchError `launcher-mismatch`, `no-pmix` or `pmi-unsupported` where MPI could not start.
+    """Raise LaunchError `launcher-mismatch`, `no-pmix` or `pmi-unsupported` if MPI could not start.
 
-    `mpi_types` are the values that srun has for --mpi, empty where they are not known. A launcher or
-    a library that is not known is given the benefit of the doubt.
+    `mpi_types` are the values that srun has for --mpi, empty if they are not known. An unknown launcher or
+    library passes.
     """
     if runtime is None:
         return
@@ -66,7 +66,7 @@ def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str
 def is_apart(runtime: Runtime | None, library: Library) -> bool:
     """Tell whether this process is the only task of a Slurm step that offers the library nothing it can use.
 
-    It is a world of one then, in which the library must not look for srun.
+    Such a process is a world of one, and its library must not look for srun.
     """
     if runtime is None or runtime.launcher != SRUN or runtime.size != 1:
         return False
@@ -74,9 +74,9 @@ def is_apart(runtime: Runtime | None, library: Library) -> bool:
 
 
 def hidden(runtime: Runtime | None, library: Library) -> tuple[str, ...]:
-    """Return how the variables begin that the library must not see: those of a Slurm step that is not for its ranks.
+    """Return the prefixes of variables that the library must not see, because they come from an unrelated Slurm step.
 
-    MPICH gives up where it finds srun's PMIx beside its own mpiexec.
+    MPICH gives up if it finds srun's PMIx beside its own mpiexec.
     """
     if is_apart(runtime, library):
         return OF_SRUN
@@ -84,7 +84,7 @@ def hidden(runtime: Runtime | None, library: Library) -> tuple[str, ...]:
 
 
 def check_srun(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> None:
-    """Raise LaunchError `no-pmix` or `pmi-unsupported` where a step offers the library nothing it can use."""
+    """Raise LaunchError `no-pmix` or `pmi-unsupported` if a step offers the library nothing it can use."""
     options = [SRUN_OPTION[kind] for kind in sorted(library.interfaces, reverse=True)]
     here = [option for option in options if option.removeprefix("--mpi=") in mpi_types]
     fitting = " or ".join(here or options)
@@ -116,7 +116,7 @@ def check_srun(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> 
 
 
 def unlaunched(runtime: Runtime | None, library: Library, tasks: int) -> list[str]:
-    """Return the warning `no-launcher` where nothing started this process in an allocation of several tasks."""
+    """Return the warning `no-launcher` if no launcher started this process in an allocation of several tasks."""
     if runtime is not None or tasks < 2:
         return []
     option = SRUN_OPTION[max(library.interfaces)]
@@ -127,7 +127,7 @@ def unlaunched(runtime: Runtime | None, library: Library, tasks: int) -> list[st
 
 
 def check_whole(runtime: Runtime | None, size: int, library: Library) -> None:
-    """Raise LaunchError `split-world` where MPI has another number of ranks than the launcher started."""
+    """Raise LaunchError `split-world` if MPI has another number of ranks than the launcher started."""
     if runtime is not None and runtime.size not in (None, size):
         raise LaunchError(
             "split-world",
@@ -139,7 +139,7 @@ def check_whole(runtime: Runtime | None, size: int, library: Library) -> None:
 
 
 def mismatch(runtime: Runtime, library: Library) -> LaunchError:
-    """Return what to say where one MPI's launcher started another MPI's library."""
+    """Return the error for a launcher of one MPI and a library of another."""
     return LaunchError(
         "launcher-mismatch",
         found=f"{tasks(runtime)} started by {runtime.launcher.name}, but mpi4py loaded {library}",

@@ -11,9 +11,9 @@ from .words import folded
 
 
 class Sight(NamedTuple):
-    """What a rank can use: the GPUs that it sees, in torch's order, and those that it could be made to see.
+    """The GPUs of a rank: `seen` are those that it sees, in torch's order, `reachable` those that it may be shown.
 
-    `near` are the NUMA nodes of its cores.
+    `near` are the NUMA nodes of the rank's cores.
     """
 
     rank: int
@@ -23,7 +23,10 @@ class Sight(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A rank's GPU and its ordinal; `visible` are the UUIDs that the rank has to see for it, None for those it does."""
+    """A rank's GPU; `ordinal` is the GPU's index in torch.
+
+    `visible` are the UUIDs that CUDA_VISIBLE_DEVICES must name for this; None leaves that variable as it is.
+    """
 
     gpu: Gpu
     ordinal: int
@@ -33,14 +36,14 @@ class Choice(NamedTuple):
 def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool = False) -> list[Choice]:
     """Return the choice for each rank of a node, in the order of local ranks.
 
-    The GPU with the index of the local rank where all ranks see the same ones. Otherwise no two ranks
-    get the same one, and each gets one on a NUMA node of its cores if that goes; then it is brought to
-    the index of the local rank where all ranks may use all the chosen ones. `share` lets several ranks
-    have one GPU. `virtual` shows each rank its own alone, at index 0.
+    If all ranks see the same GPUs, local rank k gets GPU k. Otherwise each rank gets a GPU that no other
+    rank gets, on a NUMA node of its cores if possible. If all ranks may use all chosen GPUs, each GPU is then
+    moved to the index of its local rank. `share` lets several ranks have one GPU. `virtual` shows each
+    rank only its own GPU, at index 0.
     Raises LaunchError `too-few-gpus` or `duplicate-gpu`.
     """
     taken = assign(node, host, share)
-    if virtual or any(gpu.is_slice for gpu in taken):  # a process can use only one slice
+    if virtual or any(gpu.is_slice for gpu in taken):  # a process can use only one MIG instance
         return [alone(sight, gpu) for sight, gpu in zip(node, taken, strict=True)]
     found = [Choice(gpu, sight.seen.index(gpu)) for sight, gpu in zip(node, taken, strict=True)]
     wanted = set(taken)
@@ -52,14 +55,14 @@ def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool 
 
 
 def alone(sight: Sight, gpu: Gpu) -> Choice:
-    """Return the choice of a GPU that its rank shall see alone."""
+    """Return the choice of a GPU that shall be the only one its rank sees."""
     if sight.seen == (gpu,) or gpu not in sight.reachable:
         return Choice(gpu, sight.seen.index(gpu))
     return Choice(gpu, 0, (gpu.uuid,))
 
 
 def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
-    """Return a GPU for each rank of a node; raise LaunchError where there are too few for them."""
+    """Return a GPU for each rank of a node; raise LaunchError if there are too few."""
     first = node[0].seen
     if len(first) >= len(node) and all(sight.seen == first for sight in node):
         return list(first[:len(node)])
@@ -72,11 +75,15 @@ def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
 
 
 def match(node: Sequence[Sight]) -> list[Gpu | None]:
-    """Return a GPU that it sees for each rank, none twice, as many near their rank's cores as can be."""
+    """Return a GPU for each rank, None for a rank that gets none.
+
+    Each rank gets a GPU that it sees, and no two ranks get the same one. As many ranks as possible get a GPU
+    near their cores.
+    """
     if all(len(sight.seen) == 1 for sight in node):
         only = [sight.seen[0] for sight in node]
         return [gpu if only.index(gpu) == local else None for local, gpu in enumerate(only)]
-    import networkx  # heavy, and seldom needed; torch needs it too
+    import networkx  # heavy and seldom needed; torch depends on it, too
 
     graph = networkx.Graph()
     for local, sight in enumerate(node):
@@ -90,7 +97,7 @@ def match(node: Sequence[Sight]) -> list[Gpu | None]:
 
 
 def refusal(node: Sequence[Sight], host: str) -> LaunchError:
-    """Return what to say where a node's ranks cannot have a GPU each."""
+    """Return the error for a node whose ranks cannot have a GPU each."""
     owner: dict[Gpu, int] = {}
     if len(node) > 1 and all(len(sight.seen) == 1 for sight in node):
         for sight in node:
@@ -109,7 +116,7 @@ def refusal(node: Sequence[Sight], host: str) -> LaunchError:
 
 
 def duplicate(rank: int, other: int, gpu: Gpu, host: str) -> LaunchError:
-    """Return what to say where two ranks have the same GPU and no other."""
+    """Return the error for two ranks that see the same GPU and no other."""
     return LaunchError(
         "duplicate-gpu",
         found=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
@@ -121,15 +128,15 @@ def duplicate(rank: int, other: int, gpu: Gpu, host: str) -> LaunchError:
 
 
 def are_shared(choices: Iterable[Choice]) -> bool:
-    """Tell whether several ranks have one GPU."""
+    """Tell whether a GPU is chosen for more than one rank."""
     uuids = [choice.gpu.uuid for choice in choices]
     return len(set(uuids)) < len(uuids)
 
 
 def warnings(ranks: Iterable[tuple[str, bool]]) -> list[str]:
-    """Return the warning `isolated-gpus` where a rank's device is not cuda:LOCAL_RANK.
+    """Return the warning `isolated-gpus` if a rank's device is not cuda:LOCAL_RANK.
 
-    `ranks` tells of each rank its host and whether that is so.
+    `ranks` holds for each rank its host, and True if its device is another one.
     """
     away = {host for host, elsewhere in ranks if elsewhere}
     line = ("isolated-gpus: on @ ranks are shown only some GPUs each, so that a rank's device is not cuda:LOCAL_RANK "
@@ -139,7 +146,11 @@ def warnings(ranks: Iterable[tuple[str, bool]]) -> list[str]:
 
 
 def told_apart(gpus: Sequence[Gpu], host: str, rank: int) -> tuple[Gpu, ...]:
-    """Return GPUs with a UUID each; where torch tells none, a rank's only one is taken for its own."""
+    """Return GPUs with a UUID each; a name is made up for a GPU whose UUID torch does not tell.
+
+    If a rank sees only one such GPU, no other rank is taken to have it. If a rank sees several, they are taken to
+    be the same ones for all ranks of the host.
+    """
     names = [f"{host}, rank {rank}'s"] if len(gpus) == 1 else [f"{host}, number {at}" for at in range(len(gpus))]
     return tuple(gpu if gpu.uuid else gpu._replace(uuid=name, board=name)
                  for gpu, name in zip(gpus, names, strict=True))

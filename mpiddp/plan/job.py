@@ -17,11 +17,12 @@ from .seat import Seat
 
 
 class HostPlan(NamedTuple):
-    """A rank's plan before torch: its place, variables to set, those to set only where they are not.
+    """A rank's plan before torch is imported.
 
-    `cpus` are those to run on, None for what the launcher gave; `numa` their NUMA nodes. `choice` is its
-    GPU, None where only torch can tell. `tries` says that the rank tries for its node which of rank 0's
-    addresses it reaches. `warnings` are for rank 0 to print, and empty on the others.
+    `settings` are variables to set, `defaults` those to set unless they are set already. `cpus` are the CPUs
+    to run on, None to keep those that the launcher gave; `numa` are their NUMA nodes. `choice` is the rank's GPU,
+    None if only torch can tell. `tries` is true for the rank that tries for its node which of rank 0's
+    addresses can be reached. `warnings` are for rank 0 to print; the other ranks have none.
     """
 
     place: Place
@@ -35,10 +36,11 @@ class HostPlan(NamedTuple):
 
 
 class ReadyFacts(NamedTuple):
-    """What is known of a rank after torch: its place, its devices, what came of rank 0's addresses.
+    """The facts of a rank after torch is imported.
 
-    `former` holds the variables that this rank's environment has set, of those that mpiddp sets.
-    `seat` is where it sits, but for device and interface. `choice` is from its plan before torch.
+    `former` holds those of mpiddp's variables that were set before, with their values. `seat` is where the
+    rank sits; its device is still missing, and its interface unless the user has named one. `choice` is from the
+    plan before torch. `trials` are the results of trying rank 0's addresses.
     """
 
     place: Place
@@ -50,9 +52,10 @@ class ReadyFacts(NamedTuple):
 
 
 class DevicePlan(NamedTuple):
-    """A rank's plan after torch: device, backend, where the store is and the interface that leads there.
+    """A rank's plan after torch is imported.
 
-    For rank 0 warnings and every rank's seat.
+    `endpoint` is where the store is, `interface` the network interface that leads there. Only rank 0 has
+    `warnings`, and `seats` with every rank's seat.
     """
 
     device: str
@@ -64,7 +67,7 @@ class DevicePlan(NamedTuple):
 
 
 def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPlan]:
-    """Return each rank's plan from the hosts of all, in rank order; raise LaunchError."""
+    """Return each rank's plan before torch, in rank order, from the facts of all ranks; raise LaunchError."""
     problems.check_software(facts)
     problems.check_script(facts)
     if config.device != "cpu" and not config.idle_gpus:
@@ -91,9 +94,9 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
 def choose_early(
     facts: Sequence[HostFacts], places: Sequence[Place], config: LaunchConfig
 ) -> list[Choice | None]:
-    """Return each rank's GPU as far as it is known before torch.
+    """Return each rank's GPU, None if only torch can tell.
 
-    Where a node has too few that is for torch to say: it may be one without CUDA.
+    A node with too few GPUs raises no error yet: its torch may be one without CUDA.
     """
     found: list[Choice | None] = [None] * len(facts)
     if not any(one.seen for one in facts):
@@ -101,7 +104,7 @@ def choose_early(
     for ranks in by_node(places):
         first = facts[ranks[0]]
         assert first.topology
-        differ = any(facts[rank].seen != first.seen for rank in ranks)  # only then it matters which are near
+        differ = any(facts[rank].seen != first.seen for rank in ranks)  # only then nearness matters
         node = [Sight(rank, facts[rank].seen, facts[rank].gpus,
                       cores.numa_of(facts[rank].cpus, first.topology) if differ else ()) for rank in ranks]
         try:
@@ -125,10 +128,10 @@ def plan_devices(
     facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig, endpoint: environment.Endpoint,
     interfaces: Mapping[int, str],
 ) -> list[DevicePlan]:
-    """Return each rank's plan from the devices of all, in rank order; raise LaunchError.
+    """Return each rank's plan after torch, in rank order, from the facts of all ranks; raise LaunchError.
 
-    `hosts` are the hostnames, `endpoint` is where rank 0 serves the store, `interfaces` has each node's
-    towards it.
+    `hosts` are the ranks' hostnames. `endpoint` is where rank 0 serves the store. `interfaces` holds each
+    node's interface that leads there.
     """
     found, virtual = [one.devices for one in facts], config.virtual_local_rank
     devices.check_kinds(config.device, found, hosts)
@@ -155,10 +158,10 @@ def plan_devices(
 
 
 def choose_late(facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig) -> list[Choice | None]:
-    """Return each rank's device: one of those that torch sees.
+    """Return each rank's GPU, one of those that torch sees.
 
-    On a node where CUDA was told which GPUs to show it is the one chosen before torch. On others torch's
-    order counts: CUDA puts the fastest first, NVML goes by the PCI bus.
+    On a node where CUDA was told which GPUs to show, the choice from before torch stands. On other nodes the
+    GPUs are chosen again, in torch's order: CUDA puts the fastest first, NVML goes by the PCI bus.
     """
     found: dict[int, Choice] = {}
     for ranks in by_node([one.place for one in facts]):

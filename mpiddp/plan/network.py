@@ -12,7 +12,7 @@ from .words import folded
 
 LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", loopback=True, speed_mbps=0)
 VIRTUAL = ("docker", "br-", "cni", "flannel", "lxc", "lxdbr", "podman", "tap", "tun", "veth", "virbr", "vmnet", "wg")
-TRIED = 6  # of rank 0's addresses, at most
+TRIED = 6  # the most of rank 0's addresses that are tried
 
 
 class Asked(NamedTuple):
@@ -26,7 +26,7 @@ ANY = Asked()
 
 
 class Trial(NamedTuple):
-    """What came of trying an address of rank 0's from another node: the interface that led there, or why none did."""
+    """The result of trying one of rank 0's addresses from another node: the interface that led there, or the error."""
 
     interface: str = ""
     error: str = ""
@@ -35,9 +35,9 @@ class Trial(NamedTuple):
 def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface]:
     """Return the interfaces of rank 0's node at which the job could meet, the best first.
 
-    On one node that is loopback. Across nodes, those whose subnet every node is on come first, and the
-    bridges of containers and virtual machines last; then IPv4, then the fastest. Raises LaunchError
-    `no-network`.
+    On one node that is loopback. Across nodes, interfaces whose subnet every node is on come before others.
+    Among these, bridges of containers and virtual machines come last, then IPv4 comes before IPv6, then the
+    faster interface comes first. Raises LaunchError `no-network`.
     """
     nodes: dict[int, HostFacts] = {}
     for one in facts:
@@ -62,7 +62,7 @@ def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface
 
 
 def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
-    """Return the interfaces of rank 0's node that may lead to the others; raise LaunchError `no-network`."""
+    """Return the interfaces of rank 0's node that fit what the user named; raise LaunchError `no-network`."""
     found = [
         one for one in usable(master.interfaces)
         if asked.interface in (None, one.name) and asked.address in (None, one.address)
@@ -87,8 +87,8 @@ def agreed(
 ) -> tuple[str, dict[int, str]]:
     """Return the first address that every node has reached, and each node's interface towards it.
 
-    `offered` are the candidates, `trials` has what came of each for every node but rank 0's, which is
-    node 0, and `hosts` the nodes' names. An interface that the user named is used on all nodes.
+    `offered` are the candidates. `trials` holds, for every node but rank 0's (node 0), the result of trying
+    each candidate. `hosts` are the nodes' names. An interface that the user named is used on all nodes.
     Raises LaunchError `address-unreachable`.
     """
     for at, one in enumerate(offered):
@@ -109,9 +109,9 @@ def agreed(
 
 
 def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: Endpoint) -> list[None]:
-    """Raise LaunchError `address-unreachable` where a rank could not connect to rank 0's store.
+    """Raise LaunchError `address-unreachable` if a rank could not connect to rank 0's store.
 
-    `errors` says of each rank why not, None where it could.
+    `errors` holds for each rank why it could not, None if it could.
     """
     failed = [rank for rank, error in enumerate(errors) if error]
     if failed:

@@ -8,10 +8,10 @@ from ..facts.gpus import Gpu
 
 
 class Seat(NamedTuple):
-    """Where a rank sits: node, by number and name, device, CPUs, threads and network interface.
+    """Where a rank sits: its node (by number and by hostname), device, CPUs, threads and network interface.
 
-    `gpu` is what is known of the device, None for a CPU. `numa` are the NUMA nodes of its CPUs.
-    `interface` is empty where torch chooses it.
+    `gpu` is what is known of the device, None for a CPU. `numa` are the NUMA nodes of the CPUs.
+    `interface` is empty if torch chooses it.
     """
 
     rank: int

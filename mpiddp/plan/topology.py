@@ -11,8 +11,8 @@ from ..environment import Place
 def places(nodes: Sequence[Hashable]) -> list[Place]:
     """Return each rank's place from the key of the node it is on, in rank order.
 
-    Local ranks follow the order of ranks on a node, node ranks that of each node's lowest rank, so
-    uneven, cyclic and arbitrary placements all come out right.
+    Local ranks count the ranks of a node in rank order. Node ranks count the nodes in the order of their
+    lowest ranks. So uneven, cyclic and arbitrary placements all come out right.
     """
     local_world_sizes = Counter(nodes)
     node_ranks = {node: i for i, node in enumerate(local_world_sizes)}

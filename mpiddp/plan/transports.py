@@ -1,19 +1,21 @@
-"""Which parts of an MPI library are better left out, because this node has nothing for them to find."""
+"""Which components Open MPI shall leave out on a node without a fast network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What drives a fast network by itself. On a node without one each finds that out, and some take their time: libpsm2
-# measures the clock for 0.2 s when it is loaded, Open MPI 5's btl/ofi sleeps a second when it is closed.
+# Components that drive nothing but a fast network. On a node without one they are of no use, and some take time:
+# libpsm2 measures the clock for 0.2 s when it is loaded, Open MPI 5's btl/ofi sleeps for a second when it is closed.
 FABRIC_ONLY = {"btl": ("ofi",), "mtl": ("ofi", "psm", "psm2")}
-ASKED_FOR = ("btl_ofi", "mtl_ofi", "opal_common_ofi", "mtl_psm")  # parameters of somebody who knows what he does
+ASKED_FOR = ("btl_ofi", "mtl_ofi", "opal_common_ofi", "mtl_psm")  # who sets one of these wants the components
 
 
 def left_out(chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return Open MPI's lists of components for a node without a fast network, `chosen` being what they are.
+    """Return the parameters by which Open MPI leaves out components on a node without a fast network.
 
-    Lists of what to use, and all where they are meant for such a network anyway, stay as they are.
+    `chosen` are the parameters that are set already. A list of components to use stays as it is; only a list of
+    components to leave out ("^...") grows. Nothing is left out if `chosen` selects a pml to use, or sets
+    a parameter in ASKED_FOR.
     """
     selected = chosen.get("pml", "")
     if (selected and not selected.startswith("^")) or any(name.startswith(ASKED_FOR) for name in chosen):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 LISTED = 5
-LONG = 2000  # characters of what is told on one line
+LONG = 2000  # the most characters of a text that is printed on one line
 
 
 def listed(names: Sequence[str]) -> str:
@@ -25,7 +25,7 @@ def folded(hosts: Iterable[str]) -> str:
 
 
 def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
-    """Return the commonest of the ranks' values, and the ranks that have each other one."""
+    """Return the commonest of the ranks' values, and for each other value the ranks that have it."""
     if len(set(values)) == 1:
         return values[0], {}
     common = Counter(values).most_common(1)[0][0]
@@ -37,7 +37,7 @@ def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
 
 
 def shortened(text: str, most: int = LONG) -> str:
-    """Return a text of `most` characters or little more: one that is longer without its middle."""
+    """Return a text without its middle if it is longer than `most` characters."""
     if len(text) <= most:
         return text
     half = most // 2
