@@ -48,11 +48,11 @@ class Mpi:
         return VENVS / self.name / "bin" / "python"
 
     def missing(self) -> list[str]:
-        """Return in words what of this MPI is not here."""
+        """Return the paths of this MPI that this machine lacks."""
         return [str(path) for path in (self.python, self.mpiexec) if not path.exists()]
 
     def environ(self) -> dict[str, str]:
-        """Return the environment for its jobs: nothing of a launcher around the tests, nor of ours."""
+        """Return the environment for its jobs, without the variables of mpiddp and of a launcher around the tests."""
         kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
         path = f"{VENVS / self.name / 'bin'}:{os.environ['PATH']}"
         return {**kept, "PATH": path, **({"I_MPI_PMI_LIBRARY": str(SLURM_PMI2_LIBRARY)} if self.name == "impi" else {})}
@@ -72,7 +72,7 @@ MPIS = {
 
 
 def need(missing: list[str]) -> None:
-    """Skip a test where a component is missing; fail it where `tests/run` should have brought it."""
+    """Skip a test if a component is missing; fail it if `tests/run` should have installed the component."""
     if missing:
         (pytest.fail if STRICT else pytest.skip)(f"not on this machine: {', '.join(missing)}")
 
@@ -91,9 +91,9 @@ def mpiexec_command(mpi: Mpi, ranks: int, *arguments: object) -> list[str]:
 
 
 def single_node_environ(mpi: Mpi) -> dict[str, str]:
-    """Return the environment for jobs on this machine: Slurm's PMI library is not for an MPI's own mpiexec.
+    """Return the environment for jobs on this machine, without Slurm's PMI library: an MPI's own mpiexec needs none.
 
-    Processes that are killed leave temporary files: theirs lie in a folder that goes with the tests.
+    Processes that are killed leave temporary files. TMPDIR names a folder that is removed after the tests.
     """
     kept = {name: value for name, value in mpi.environ().items() if name != "I_MPI_PMI_LIBRARY"}
     return {**kept, "TMPDIR": scratch()}
@@ -145,7 +145,7 @@ HELLO = re.compile(r"\[tcp://(?P<address>[^\]]+):(?P<port>\d+)\] "
 
 
 def hellos(done: Done) -> list[dict[str, str]]:
-    """Return what the hello examples printed, in rank order; fail where another line is among it."""
+    """Return what the hello examples printed, in rank order; fail if they printed any other line."""
     found = [HELLO.fullmatch(line) for line in done.stdout.splitlines()]
     assert all(found), done.stdout
     return sorted((one.groupdict() for one in found if one), key=lambda one: int(one["rank"]))
@@ -163,7 +163,7 @@ OURS = re.compile(r"mpiddp \d+\.\d+\.\d+: \d+ ranks? on \d+ nodes?, \w+ on \w+, 
 
 
 def noise(done: Done) -> list[str]:
-    """Return the lines on stderr that are neither our start line nor the map, nor about too few cores, nor empty."""
+    """Return the lines on stderr except mpiddp's start line, its map, its warning of too few cores, and empty ones."""
     lines = done.stderr.splitlines()
     start = next((i for i, line in enumerate(lines) if OURS.fullmatch(line)), len(lines))
     rest = lines[:start] + list(itertools.dropwhile(lambda line: line.startswith("  "), lines[start + 1:]))

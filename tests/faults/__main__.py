@@ -38,9 +38,9 @@ def main() -> int:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Return a table with a row for each way to end, the slowest first, and what came of all cells.
+    """Return a table with a row for each way to end, the slowest first, and a line that counts the cells.
 
-    A launcher's column has the seconds from the fault to the job's end, at most, and the exit statuses.
+    A launcher's column has the longest time from the fault to the job's end, and the exit statuses.
     """
     kinds: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
@@ -58,7 +58,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def cell(outcomes: list[Outcome]) -> str:
-    """Return what came of one way to end under one launcher."""
+    """Return the text of a cell: one way to end under one launcher."""
     if not outcomes:
         return "-"
     return f"{max(one.seconds for one in outcomes):.1f} s, {'/'.join(sorted({str(one.status) for one in outcomes}))}"

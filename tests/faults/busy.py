@@ -1,4 +1,4 @@
-"""Work with DataLoader workers and a child of one's own, for as long as it lasts: `busy.py [SECONDS TO FAIL]`."""
+"""Work with DataLoader workers and a child process, until rank 1 fails if that is asked for: `busy.py [SECONDS]`."""
 
 import os
 import subprocess

@@ -52,7 +52,7 @@ def raise_seven() -> None:
 
 
 def by_thread() -> None:
-    """Let SystemExit come through the join of a thread."""
+    """Raise SystemExit in a thread, and again in the main thread, which asks for the result."""
     with ThreadPoolExecutor() as pool:
         pool.submit(sys.exit, 7).result()
 
@@ -79,7 +79,7 @@ KINDS = {
 
 
 def at(moment: str) -> None:
-    """Come to the end that was asked for, if this is the moment."""
+    """End as KIND says if this is the rank and the moment."""
     if MINE and moment == MOMENT:
         print(f"FAULT {time.time()}\n", end="", file=sys.stderr, flush=True)
         KINDS[KIND]()
@@ -91,7 +91,7 @@ at("import")
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-if KIND == "SIGSTOP":  # for the others to notice
+if KIND == "SIGSTOP":  # the other ranks shall soon notice that one is stopped
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
 at("before")
 total = torch.ones(1)

@@ -46,8 +46,8 @@ class Launcher:
     def may_show(self, status: int, kind: str) -> bool:
         """Tell whether this launcher may report another status than the job's.
 
-        Hydra and srun kill the other ranks where one dies without a word, and report what came of that.
-        Slurm's pmi2 does so as soon as one rank has exited: it may be before the others have.
+        If a rank dies without a word, Hydra and srun kill the other ranks and report the status that comes of
+        that. Slurm's pmi2 does so as soon as one rank has exited, perhaps before the others have.
         """
         if not self.srun:
             return status != 0 and kind in MUTE and self.mpi.name == "mpich"
@@ -83,7 +83,7 @@ class Outcome:
     @property
     def named(self) -> bool:
         """Tell whether the report names the rank, its host and the cause, and is the only one."""
-        if self.kind == "atexit":  # as Python does: it is shown, and the status stays 0
+        if self.kind == "atexit":  # as in plain Python, the error is printed and the status stays 0
             return "ValueError: seven" in self.stderr
         cause = CAUSES.get(self.kind, self.kind)
         rank = r"\d+" if self.rank is None else self.rank
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def lost(self) -> list[str]:
-        """What was left and should not have been: a script's own children live on after a success alone."""
+        """The processes that should not be left: a script's own children may live on only after a success."""
         return [line for line in self.left if self.expected != 0 or line != CHILD]
 
     @property

@@ -1,4 +1,4 @@
-"""What is sent to a job from outside, and nodes that go: the job ends, says so, and leaves nothing."""
+"""Signals from outside, and nodes that are lost: the job ends, says so, and leaves nothing."""
 
 from __future__ import annotations
 

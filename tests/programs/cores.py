@@ -1,4 +1,4 @@
-"""Print as JSON which CPUs this rank runs on, the number of its threads and of those asked for, and a child's CPUs."""
+"""Print as JSON this rank's CPUs, torch's number of threads, OMP_NUM_THREADS, and the CPUs of a child process."""
 
 import json
 import os

@@ -1,6 +1,7 @@
-"""Accelerate's own checks of its distributed data loop, in turn, without those of uneven inputs, which are for GPUs.
+"""Run Accelerate's own checks of its distributed data loop, except those of uneven inputs.
 
-On CPUs Accelerate warns that joining uneven inputs has no effect and then waits for the other rank, under torchrun too.
+Those are for GPUs: on CPUs Accelerate warns that joining uneven inputs has no effect, and then waits for the other
+rank, under torchrun, too.
 """
 
 from accelerate.test_utils.scripts import test_distributed_data_loop as checks

@@ -1,4 +1,4 @@
-"""Start processes in every way in a rank that notes signals, and in a worker of it: none blocks SIGUSR1 or SIGTERM."""
+"""Start processes in every way, from a rank that notes signals and from its worker: none of them blocks a signal."""
 
 import multiprocessing
 import multiprocessing.util
@@ -15,7 +15,7 @@ PROGRAM = [sys.executable, "-c", "import signal, sys; sys.exit(len(signal.pthrea
 
 
 def by_fork(fork):
-    """Return the status of a program that a forked process has become."""
+    """Fork, run PROGRAM in the child, and return its wait status."""
     pid = fork()
     if pid == 0:
         os.execv(sys.executable, PROGRAM)
@@ -23,7 +23,7 @@ def by_fork(fork):
 
 
 def by_spawn():
-    """Return the status of a process that multiprocessing spawns."""
+    """Run PROGRAM in a process that multiprocessing spawns, and return its exit status."""
     process = multiprocessing.get_context("spawn").Process(target=os.execv, args=(sys.executable, PROGRAM))
     process.start()
     process.join()
@@ -43,7 +43,7 @@ WAYS = {
 
 
 def try_all(where):
-    """Fail where a program blocks signals, or does not end by SIGTERM."""
+    """Fail if a program blocks signals, or if SIGTERM does not end it."""
     blocked = {name: status for name, way in WAYS.items() if (status := way())}
     assert not blocked, f"{where}: {blocked}"
     for options in ({}, {"preexec_fn": os.setsid}):
@@ -59,7 +59,7 @@ def try_all(where):
 
 
 def handle(ready, install_it):
-    """Handle SIGTERM in a worker."""
+    """Exit with status 5 at SIGTERM, in a worker."""
     install_it(signal.SIGTERM, lambda *_: os._exit(5))
     ready.set()
     while True:

@@ -1,4 +1,4 @@
-"""Plan the GPUs of a real Slurm step: which are shown to each rank is Slurm's word, the GPUs are written down here.
+"""Plan the GPUs of a real Slurm step: the GPUs are made up, and Slurm decides which of them each rank is shown.
 
     srun --mpi=pmix python gpus.py [--cgroup]
 

@@ -1,8 +1,8 @@
-"""Run a command beside a name server that knows nobody, and print what the command's processes ask for.
+"""Run a command beside a name server that knows no name, and print the names that the command's processes ask for.
 
     unshare --net --mount python name_server.py COMMAND...
 
-For a network and a mount namespace of its own: loopback comes up here, and /etc/resolv.conf names this server.
+It needs network and mount namespaces of its own: it brings loopback up, and makes /etc/resolv.conf name itself.
 """
 
 import socket

@@ -1,6 +1,6 @@
-"""Come to an end of some kind on rank 1, in a program with its own main(): `own_end.py HOW`.
+"""End the last rank in the way that HOW names, in a program with its own main(): `own_end.py HOW`.
 
-The other ranks sleep meanwhile, or where HOW ends with -through are at the end of their block.
+Most often the other ranks sleep meanwhile. If HOW ends with -through, they are at the end of their block.
 """
 
 import os

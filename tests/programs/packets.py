@@ -1,4 +1,4 @@
-"""Run a command whose stdout and stderr are one pipe, and print each of its writes, with its time, and its end."""
+"""Run a command, and print with their times each of its writes to stdout and stderr, and its exit status."""
 
 import fcntl
 import json
@@ -15,7 +15,7 @@ def tell(what: str) -> None:
 
 read_end, write_end = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)  # each write is read alone (man 2 pipe)
 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 2**20)
-process = subprocess.Popen(sys.argv[1:], stdout=write_end, stderr=write_end, close_fds=False)  # PMI_FD is for it
+process = subprocess.Popen(sys.argv[1:], stdout=write_end, stderr=write_end, close_fds=False)  # it needs PMI_FD
 os.close(write_end)
 while text := os.read(read_end, 2**16):
     tell(text.decode())

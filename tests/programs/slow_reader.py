@@ -7,7 +7,7 @@ import time
 
 read_end, write_end = os.pipe2(os.O_CLOEXEC)
 os.set_blocking(write_end, False)
-process = subprocess.Popen(sys.argv[1:], stdout=write_end, close_fds=False)  # PMI_FD is for it
+process = subprocess.Popen(sys.argv[1:], stdout=write_end, close_fds=False)  # the command needs PMI_FD
 os.close(write_end)
 found = []
 while text := os.read(read_end, 4096):

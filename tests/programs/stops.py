@@ -1,7 +1,7 @@
 """Work in steps until it is time to stop: `stops.py [--workers] [--uneven] [--seconds S]`.
 
 Each rank prints its process id, and at the end the step at which it stopped. With --workers the steps take
-data from a DataLoader with two forked workers. With --uneven rank 1 asks once more at its end.
+data from a DataLoader with two forked workers. With --uneven rank 1 calls should_stop() once more at its end.
 """
 
 import os
@@ -19,7 +19,7 @@ seconds = float(sys.argv[sys.argv.index("--seconds") + 1]) if "--seconds" in sys
 data = TensorDataset(torch.zeros(10_000, 4))
 batches = iter(DataLoader(data, num_workers=2 if "--workers" in sys.argv else 0))
 if dist.is_initialized():
-    dist.all_reduce(torch.ones(1))  # as far as every rank is
+    dist.all_reduce(torch.ones(1))  # wait until every rank is here
 step, start = 0, time.monotonic()
 mpiddp.should_stop()
 print(f"pid {os.getpid()}\nREADY\n", end="", flush=True)

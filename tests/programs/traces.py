@@ -1,4 +1,4 @@
-"""Print as JSON what a quick start could have left in a process."""
+"""Print as JSON what mpiddp's ways to start quickly could have left behind in a process."""
 
 import gc
 import inspect
