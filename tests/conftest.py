@@ -45,5 +45,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("rows of the matrix that ran")
         for row in dict.fromkeys(rows_run):
             terminalreporter.line(row)
-    if Cluster.open_mpi_crashes:
-        terminalreporter.line(f"jobs started again because Open MPI crashed in MPI_Init: {Cluster.open_mpi_crashes}")

@@ -91,8 +91,6 @@ class Cluster:
     `visible` are the folders that jobs need on every node although they may lie under /tmp.
     """
 
-    open_mpi_crashes = 0  # of all clusters
-
     def __init__(self, visible: Sequence[Path]) -> None:
         self.visible = [path for path in visible if path.is_relative_to("/tmp")]
 
@@ -112,19 +110,9 @@ class Cluster:
 
     def run(self, *command: str, timeout: float, env: Mapping[str, str] | None = None,
             cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command (`srun …`, `sbatch …`) on the login node and return status and output.
-
-        A job that Open MPI itself has crashed in MPI_Init is started once more, and counted.
-        """
-        def start() -> subprocess.CompletedProcess[str]:
-            return run(*self.at(LOGIN, cwd), *command, timeout=timeout,
-                       env={**(os.environ if env is None else env), "SLURM_CONF": f"{RUN}/slurm.conf"})
-
-        done = start()
-        if crashed_in_open_mpi(done):
-            Cluster.open_mpi_crashes += 1
-            done = start()
-        return done
+        """Run a command (`srun …`, `sbatch …`) on the login node and return status and output."""
+        return run(*self.at(LOGIN, cwd), *command, timeout=timeout,
+                   env={**(os.environ if env is None else env), "SLURM_CONF": f"{RUN}/slurm.conf"})
 
     def at(self, host: str, cwd: Path | None = None) -> list[str]:
         """Return the prefix that runs a command in a host's namespaces."""
@@ -166,15 +154,6 @@ class Cluster:
                 logs = "\n".join(f"{log}: {log.read_text()[-2000:]}" for log in RUN.glob("*.log"))
                 raise TimeoutError(f"nodes not idle after {START_TIMEOUT_S} s: {seen.stdout}{seen.stderr}\n{logs}")
             time.sleep(0.2)
-
-
-def crashed_in_open_mpi(done: subprocess.CompletedProcess[str]) -> bool:
-    """Tell whether Debian's Open MPI 4.1.4 has jumped to address 0 while it set up its shared memory.
-
-    Seen twice in some 400 starts of mpiddp by srun, not in 356 of mpi4py alone; no reason was found.
-    """
-    signs = ("Failing at address: (nil)", "during shared memory initialization")
-    return done.returncode == 139 and all(sign in done.stderr for sign in signs)
 
 
 def lock() -> int:
