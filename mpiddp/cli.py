@@ -132,7 +132,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": None, "metavar": "FILE",
         "help": "write why the job failed to FILE, as torchelastic does (default: TORCHELASTIC_ERROR_FILE)",
     },
-    "log-dir": {"default": "", "metavar": "DIR", "help": "write each rank's output to a file in DIR/JOB/, too"},
+    "log-dir": {
+        "default": "", "metavar": "DIR",
+        "help": "write each rank's output to a file, too: DIR/JOB/rank-00013.HOST.log, where JOB is Slurm's job "
+                "number, or a random name that the report of a failure tells",
+    },
     "show": {
         "default": "all", "type": ranks, "metavar": "RANKS",
         "help": "whose output to show: all, none, or ranks as in 0,4,local-0 (default: %(default)s)",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 3
 EXIT_OUTPUT_LOST = 120  # as Python's own, where it cannot write out what stdout holds (Py_FinalizeEx)
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: all ranks agreed to stop, and the job can go on later
 
+PROBLEMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "PROBLEMS.md")  # each name, and what to do
+
 
 class LaunchError(Exception):
     """A named reason why the job cannot start.
 
-    Attributes: `name`, short and in kebab-case, as the README lists it; `found`, what is there, with
+    Attributes: `name`, short and in kebab-case, as PROBLEMS.md lists it; `found`, what is there, with
     values; `needed`, what must be there; `do`, what the user can do about it. Pickles, so that rank 0
     can send it to every rank.
     """
@@ -22,7 +26,8 @@ class LaunchError(Exception):
 
     def __str__(self) -> str:
         lines = [f"mpiddp: cannot start: {self.name}"]
-        for label, text in (("found", self.found), ("needed", self.needed), ("do", self.do)):
+        for label, text in (("found", self.found), ("needed", self.needed), ("do", self.do),
+                            ("more", f"{PROBLEMS}, {self.name}")):
             lines.append(f"  {label:<8} " + text.replace("\n", "\n" + " " * 11))
         return "\n".join(lines)
 

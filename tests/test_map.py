@@ -36,7 +36,7 @@ def test_a_thousand_alike_nodes_and_two_odd_ones() -> None:
     found = lines(seats)
     assert len(found) == 4
     assert max(map(len, found)) <= 100
-    assert found[0].split() == ["host", "ranks", "device", "cpus", "numa", "threads", "interface"]
+    assert found[0].split() == ["host", "ranks", "device", "cores", "numa", "threads", "interface"]
     assert found[1].split() == ["n[0000-0999]", "0-7999", "cuda:0-7", "H100", "14", "each", "0-1", "14", "ib0"]
     assert found[2].split()[0] == "n1000"
     assert found[3].split()[0] == "n1001"
@@ -47,6 +47,13 @@ def test_the_ranks_of_a_single_node_have_a_line_each() -> None:
     assert [line.split() for line in found[1:]] == [
         ["n0003", "24", "cuda:0", "H100", "00000018", "0-13", "0", "14", "ib0"],
         ["n0003", "25", "cuda:1", "H100", "00000019", "14-27", "0", "14", "ib0"]]
+
+
+def test_a_single_core_is_no_count() -> None:
+    """`cores 0` would read as none at all."""
+    one = [seat._replace(cpus=frozenset([seat.rank])) for seat in node(0, ranks=2)]
+    head, *rows = lines(one)
+    assert [row[head.index("cores"):head.index("numa")].strip() for row in rows] == ["core 0", "core 1"]
 
 
 def test_a_hundred_kinds_of_nodes_are_counted() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiddp.errors import LaunchError
+from mpiddp.errors import PROBLEMS, LaunchError
 from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.gpus import Gpu
@@ -272,10 +272,13 @@ def test_hosts_are_folded_and_ranks_counted() -> None:
 
 
 def test_a_problem_reads_as_found_needed_do() -> None:
+    """Its last line leads to the list of names, which is installed beside the code."""
+    assert Path(PROBLEMS).is_file()
     assert str(LaunchError("a-name", "one\ntwo", "three", "four")).splitlines() == [
         "mpiddp: cannot start: a-name",
         "  found    one",
         "           two",
         "  needed   three",
         "  do       four",
+        f"  more     {PROBLEMS}, a-name",
     ]

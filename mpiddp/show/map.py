@@ -8,7 +8,7 @@ from ..facts.gpus import Gpu
 from ..plan.seat import Seat
 from ..plan.words import folded
 
-HEAD = ("host", "ranks", "device", "cpus", "numa", "threads", "interface")
+HEAD = ("host", "ranks", "device", "cores", "numa", "threads", "interface")
 WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # the most characters of each column, 100 in all
 BRANDS = ("AMD", "Data", "GeForce", "Graphics", "Instinct", "Intel(R)", "Max", "NVIDIA", "Quadro", "RTX", "Tesla")
 ROWS = 10  # at most; nodes of further kinds are only counted
@@ -61,11 +61,11 @@ def row(nodes: Sequence[Sequence[Seat]]) -> tuple[str, ...]:
     first = nodes[0]
     ranks = ranges(seat.rank for node in nodes for seat in node)
     sizes = sorted({len(seat.cpus) for seat in first})
-    cpus = ranges(first[0].cpus) if len(first) == 1 else f"{'-'.join(map(str, ends(sizes)))} each"
+    cores = numbered(first[0].cpus) if len(first) == 1 else f"{'-'.join(map(str, ends(sizes)))} each"
     threads = "-".join(map(str, ends({seat.threads for seat in first})))
     return (
         hosts(nodes), ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each",
-        described(first, by_uuid=len(nodes) == 1), cpus,
+        described(first, by_uuid=len(nodes) == 1), cores,
         ranges(number for seat in first for number in seat.numa), threads,
         ",".join(dict.fromkeys(seat.interface or "-" for seat in first)),
     )
@@ -110,6 +110,11 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in parts)
+
+
+def numbered(cpus: Collection[int]) -> str:
+    """Return the CPUs of a rank as ranges; a single one is called by its name, since 0 alone would look like none."""
+    return f"core {ranges(cpus)}" if len(cpus) == 1 else ranges(cpus)
 
 
 def ends(numbers: Collection[int]) -> list[int]:
