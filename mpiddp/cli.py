@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 from .config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, LaunchConfig, Script, Shape, Shown
 from .errors import EXIT_USAGE
+from .show.help import Help
 from .version import __version__
 
 USAGE = """\
@@ -171,31 +171,12 @@ FLAGS = {
 }
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Help in the width of the terminal.
-
-    argparse makes a formatter for each option that it is told of, and imports shutil to find the width.
-    """
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=terminal_width() - 2)
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser that says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise what read_config() raises."""
         raise argparse.ArgumentTypeError(f"mpiddp: {message} (see python -m mpiddp --help)")
-
-
-@functools.cache
-def terminal_width() -> int:
-    """Return the columns of the terminal, 80 where there is none, as shutil.get_terminal_size() finds them."""
-    try:
-        return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns)
-    except (ValueError, OSError):
-        return 80
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
