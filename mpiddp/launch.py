@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .join.membership import Membership
     from .run.stop import Stop
-    from .sentinel.handle import Sentinel
+    from .sentinel.handle import SentinelHandle
 
 job: RunningJob | None = None  # which `launch` started in this process
 
@@ -93,7 +93,7 @@ def start(config: LaunchConfig) -> RunningJob:
         MPI = initialise_mpi(config, started_by, sentinel)  # 2
         give_signals_back()
     with refusing(MPI, sentinel):
-        membership = meet(MPI.COMM_WORLD, config, sentinel.serve)  # 3 to 7
+        membership = meet(MPI.COMM_WORLD, config, sentinel.coordinate)  # 3 to 7
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
@@ -108,16 +108,16 @@ def start(config: LaunchConfig) -> RunningJob:
 
 
 def meet(
-    comm: MPI.Comm, config: LaunchConfig, serve_sentinels: Callable[[str, str], int] = lambda *_: 0
+    comm: MPI.Comm, config: LaunchConfig, coordinate: Callable[[str, str], int] = lambda *_: 0
 ) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group; return this rank's part.
 
-    `serve_sentinels` lets this rank's sentinel coordinate the others, as Sentinel.serve() does.
+    `coordinate` lets this rank's sentinel coordinate the others, as SentinelHandle.coordinate() does.
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
     stages.begin("facts")
     roll = RollCall(comm, config.startup_timeout_s)
-    hosting = Hosting(roll, config, serve_sentinels)  # rank 0's part
+    hosting = Hosting(roll, config, coordinate)  # rank 0's part
     found = look_at_host(comm, config)
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)  # 3
     stages.begin("variables and cores")
@@ -135,7 +135,7 @@ def meet(
 
 
 def watch(
-    membership: Membership, config: LaunchConfig, sentinel: Sentinel, output: Output, stop: Stop | None
+    membership: Membership, config: LaunchConfig, sentinel: SentinelHandle, output: Output, stop: Stop | None
 ) -> RunningJob:
     """Let this rank's sentinel meet the others': from now on the ranks end together."""
     from mpi4py import MPI
@@ -161,7 +161,7 @@ def create_group(started: RunningJob, config: LaunchConfig) -> None:
 
 
 @contextlib.contextmanager
-def refusing(MPI: Any, sentinel: Sentinel) -> Iterator[None]:
+def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
     """Run the start after MPI_Init in this block; if it fails, say why, once, and end the job on all ranks."""
     try:
         yield
@@ -199,7 +199,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     sentinel.stage("the start after MPI_Init")
     try:
         await_all(comm, config.startup_timeout_s)
-        membership = meet(comm, config, sentinel.serve)
+        membership = meet(comm, config, sentinel.coordinate)
     except LonelyLaunchError as error:
         sentinel.settle()
         refuse_alone(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -19,37 +18,34 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.plan.member import Member
+from mpiddp.plan.verdict import Verdict
 from mpiddp.say import say
 from mpiddp.sentinel import entrance, watcher
-from mpiddp.sentinel.coordinator import Coordinator, dial
+from mpiddp.sentinel.coordinator import Coordinator
+from mpiddp.sentinel.entrance import dial
 from mpiddp.sentinel.loop import Loop
+from mpiddp.sentinel.messages import Failed, Hello, Interrupted, Neighbour, Ruling, Watched, encode
 from mpiddp.sentinel.wire import Wire
 from tests.cluster import Cluster
 from tests.support import MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, noise, srun
+from tests.test_messages import BRACKETS, NONSENSE, TOKEN, member, report
 
-TOKEN = "0123456789abcdef" * 2
-BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
 STRANGERS = {
     "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",
     "another-token": TOKEN[::-1].encode() + BRACKETS,
 }
+WATCHED = Watched("rank 0 on n0", True, None, list, False, 60.0)
 WAIT_S = 10
 SOON_S = 5  # from a fault to the end of its job, on a busy machine
 
 
-def member(rank: int, world_size: int = 2) -> Member:
-    """Return a member of a job on one node."""
-    return Member(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0)
-
-
-class Court:
+class Meeting:
     """A coordinator with its loop in a thread."""
 
     def __init__(self) -> None:
         self.excuses: list[Exception] = []
         self.loop = Loop(self.excuses.append)
-        self.coordinator = Coordinator(self.loop, time.monotonic(), "127.0.0.1", TOKEN, False, False, lambda: None)
+        self.coordinator = Coordinator(self.loop, time.monotonic(), "127.0.0.1", TOKEN, WATCHED)
         self.own = self.coordinator.own_member(member(0))
         self.own.receive()  # that it is its own neighbour
         self.thread = threading.Thread(target=self.loop.run)
@@ -57,7 +53,7 @@ class Court:
     def end(self) -> None:
         """Let the loop end at the next event."""
         self.loop.over = True
-        self.own.send(interrupted=True)
+        self.own.send(Interrupted())
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
 
@@ -76,8 +72,8 @@ class Court:
 
 
 @pytest.fixture
-def court() -> Iterator[Court]:
-    one = Court()
+def meeting() -> Iterator[Meeting]:
+    one = Meeting()
     one.thread.start()
     yield one
     one.end()
@@ -91,57 +87,54 @@ def is_turned_away(stranger: socket.socket) -> bool:
         return True
 
 
-def say_and_hear(wire: Wire, **message: object) -> list[dict[str, object]]:
-    """Return what comes back."""
-    assert wire.send(**message)
-    return wire.receive(WAIT_S)
-
-
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
 def test_a_stranger_is_turned_away_and_the_ranks_go_on(
-    data: bytes, court: Court, monkeypatch: pytest.MonkeyPatch
+    data: bytes, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entrance, "SHOWING_S", 0.3)
-    with court.call(data) as stranger:
+    with meeting.call(data) as stranger:
         assert is_turned_away(stranger)
-    court.join(1)
-    assert court.own.receive(WAIT_S) == [{"neighbour": 1, "pid": os.getpid()}]
-    assert court.excuses == []
+    meeting.join(1)
+    assert meeting.own.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+    assert meeting.excuses == []
 
 
-def test_a_token_in_pieces_and_a_hello_behind_it(court: Court) -> None:
-    hello = json.dumps({"rank": 1, "host": "n0", "pid": 77}).encode() + b"\n"
-    with court.call(TOKEN[:5].encode()) as one:
+def test_a_token_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
+    hello = encode(Hello(1, "n0", 77)) + b"\n"
+    with meeting.call(TOKEN[:5].encode()) as one:
         for piece in (TOKEN[5:].encode() + hello[:3], hello[3:]):
             time.sleep(0.1)
             one.sendall(piece)
-        assert court.own.receive(WAIT_S) == [{"neighbour": 1, "pid": 77}]
+        assert meeting.own.receive(WAIT_S) == [Neighbour(1, 77)]
 
 
 @pytest.mark.parametrize("rank", [1, 2, -1], ids=["there-already", "too-high", "negative"])
-def test_a_rank_that_cannot_be(rank: int, court: Court) -> None:
+def test_a_rank_that_cannot_be(rank: int, meeting: Meeting) -> None:
     """The sentinel of a rank connects once: the first one is it."""
-    first = court.join(1)
-    court.own.receive(WAIT_S)
+    first = meeting.join(1)
+    meeting.own.receive(WAIT_S)
     with pytest.raises(EOFError):
-        court.join(rank).receive(WAIT_S)
-    first.send(failed=report(1), gone=False)
-    assert first.receive(WAIT_S)[0]["ruling"]["first"]["rank"] == 1
+        meeting.join(rank).receive(WAIT_S)
+    first.send(Failed(report(1)))
+    assert first.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
 
 
-def report(rank: int) -> dict[str, object]:
-    """Return a report on a rank that raised."""
-    return {"rank": rank, "host": "n0", "kind": "own", "cause": "seven", "status": 1}
+def test_a_sentinel_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:
+    with meeting.call(TOKEN.encode() + b'{"rank": 1, "host": "n0", "pid": 77}\n') as older:
+        assert is_turned_away(older)
+    meeting.join(1)
+    assert meeting.own.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+    assert [type(one) for one in meeting.excuses] == [ValueError]
 
 
-def test_a_peer_that_says_nonsense_is_heard_all_the_same(court: Court) -> None:
-    wire = court.join(1)
-    for message in ({"failed": {"no": "report"}, "gone": False}, {"failed": 7}):
-        wire.send(**message)
+def test_a_peer_that_says_nonsense_is_heard_all_the_same(meeting: Meeting) -> None:
+    wire = meeting.join(1)
+    for nonsense in NONSENSE.values():
+        wire._socket.sendall(nonsense + b"\n")
     wire._socket.sendall(BRACKETS)
-    wire.send(failed=report(1), gone=False)
-    assert wire.receive(WAIT_S)[0]["ruling"]["first"]["cause"] == "seven"
-    assert [type(one) for one in court.excuses] == [TypeError, KeyError]
+    wire.send(Failed(report(1)))
+    assert wire.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+    assert [type(one) for one in meeting.excuses] == [ValueError] * len(NONSENSE)
 
 
 def test_what_raises_again_and_again_is_dropped() -> None:
@@ -166,26 +159,26 @@ def test_what_raises_again_and_again_is_dropped() -> None:
 SCARCE = """
 import os, resource, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
-from tests.test_sentinel import WAIT_S, Court
-court = Court()
-court.thread.start()
-strangers = [court.call(b"") for _ in range((30 - len(os.listdir("/proc/self/fd"))) // 2 + 1)]
+from tests.test_sentinel import WAIT_S, Meeting, Neighbour
+meeting = Meeting()
+meeting.thread.start()
+strangers = [meeting.call(b"") for _ in range((30 - len(os.listdir("/proc/self/fd"))) // 2 + 1)]
 while True:
     try:
-        strangers.append(court.call(b""))
+        strangers.append(meeting.call(b""))
     except OSError:
         break
 strangers.pop().close()  # one descriptor: either for this end or for the other
-strangers.append(court.call(b""))
+strangers.append(meeting.call(b""))
 before = time.process_time()
 time.sleep(1)
 assert time.process_time() - before < 0.3
 for one in strangers:
     one.close()
-court.join(1)
-assert court.own.receive(WAIT_S)[0]["neighbour"] == 1
-assert court.excuses == []
-court.end()
+meeting.join(1)
+assert meeting.own.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+assert meeting.excuses == []
+meeting.end()
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -24,6 +23,7 @@ from mpiddp.plan.verdict import (
     is_consequence,
     judge,
 )
+from mpiddp.sentinel.messages import Failed, encode
 from mpiddp.sentinel.wire import LONGEST_LINE
 from mpiddp.show.report import block, error_record
 
@@ -156,7 +156,7 @@ def test_a_cause_of_two_megabytes() -> None:
     assert len(long.cause) < 2100
     assert long.cause.startswith("ValueError: xxx")
     assert " [1,998,012 characters left out] " in long.cause
-    assert len(json.dumps(long._asdict())) < LONGEST_LINE
+    assert len(encode(Failed(long))) < LONGEST_LINE
     assert long.where == "train.py, line 3"
 
 

@@ -23,14 +23,14 @@ OF_SCRIPTS = 512  # open files for the script
 class Hosting:
     """Makes rank 0's plans for a roll call.
 
-    `serve_sentinels` lets the ranks' sentinels meet at an address, and returns on which port.
+    `coordinate` lets the ranks' sentinels meet at an address, and returns on which port.
     """
 
-    def __init__(self, roll: RollCall, config: LaunchConfig, serve_sentinels: Callable[[str, str], int]) -> None:
+    def __init__(self, roll: RollCall, config: LaunchConfig, coordinate: Callable[[str, str], int]) -> None:
         self.server: dist.Store | None = None
         self._roll, self._config = roll, config
         self._asked = network.Asked(config.interface, config.master_addr)
-        self._serve_sentinels = serve_sentinels
+        self._coordinate = coordinate
         self._offered: list[Interface] = []
         self._listener: Listener | None = None
 
@@ -62,7 +62,7 @@ class Hosting:
 
         allow_connections(self._roll.size)
         self.server, endpoint = serve_store(address, self._config.startup_timeout_s)
-        return endpoint._replace(watch_port=self._serve_sentinels(address, endpoint.token))
+        return endpoint._replace(watch_port=self._coordinate(address, endpoint.token))
 
 
 def allow_connections(number: int) -> None:

@@ -12,12 +12,12 @@ from ..facts.library import Library, library
 from ..plan.fit import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
 from ..plan.transports import left_out
 from ..say import warn
-from ..sentinel.handle import Sentinel
+from ..sentinel.handle import SentinelHandle
 from ..stages import begin
 from . import variables
 
 
-def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, sentinel: Sentinel) -> Any:
+def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, sentinel: SentinelHandle) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
     If launcher and library don't fit, MPI_Init ends the process, or makes each process a world of its own.

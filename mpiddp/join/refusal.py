@@ -17,7 +17,7 @@ from ..waiting import wait_for
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..sentinel.handle import Sentinel
+    from ..sentinel.handle import SentinelHandle
 
 PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
 
@@ -38,7 +38,7 @@ def refuse_early(message: str) -> None:
 
 
 @contextlib.contextmanager
-def refusing_early(sentinel: Sentinel) -> Iterator[None]:
+def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
     """Run the start up to MPI_Init in this block; if it fails, say why."""
     try:
         yield

@@ -18,7 +18,8 @@ from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
 from ..say import say
-from ..sentinel.handle import Ruling, Sentinel
+from ..sentinel.handle import SentinelHandle
+from ..sentinel.messages import Ruling
 from ..show.report import tell
 from . import failure
 from .handlers import give_signals_back, silence_handlers
@@ -30,7 +31,7 @@ MOST_ATTEMPTS = 20
 class Ending:
     """Ends the process that made it, but none of the processes that it forked."""
 
-    def __init__(self, mpi: Any, sentinel: Sentinel, member: Member, output: Output, python_exit: bool) -> None:
+    def __init__(self, mpi: Any, sentinel: SentinelHandle, member: Member, output: Output, python_exit: bool) -> None:
         """Keep what belongs to this process; `python_exit` lets the interpreter exit in its own way."""
         self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
         self._python_exit = python_exit
@@ -94,7 +95,7 @@ class Ending:
 
     def left(self) -> None:
         """Tell that the script has come to its end."""
-        self._sentinel.left()
+        self._sentinel.script_ended()
 
     def close(self) -> bool:
         """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
@@ -200,7 +201,7 @@ class Ending:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
                 flush()
-                ruling = self._sentinel.ask(report)
+                ruling = self._sentinel.report(report)
                 silence_handlers()
                 self._ruling = ruling
             return self._ruling
@@ -223,7 +224,7 @@ class Ending:
         self._told = True
         after_s = time.monotonic() - self._sentinel.start
         self._output.reveal(tell(verdict, self._member, after_s, self._member.error_file, stack))
-        self._sentinel.spoken()
+        self._sentinel.told()
 
     def _cut_off(self, ruling: Ruling, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from ..sentinel.wire import END
+from ..sentinel.messages import END_SIGNAL
 
 # Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH
 # swallows SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.
@@ -24,7 +24,7 @@ def silence_handlers() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in signal.valid_signals():
-        if callable(signal.getsignal(number)) and number != END:
+        if callable(signal.getsignal(number)) and number != END_SIGNAL:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else ignore)
 
 

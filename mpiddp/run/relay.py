@@ -8,6 +8,7 @@ import socket
 
 from ..say import say, write_some
 from ..sentinel.detached import fork_detached, reap, silence
+from ..sentinel.messages import Forward, Forwarded
 from ..sentinel.wire import Wire
 
 FOREVER_S = 10**6
@@ -38,7 +39,7 @@ class Relay:
     def begin(self, log: str, prefix: str, who: str) -> None:
         """Take over stdout and stderr."""
         self._who = who
-        self._control.send(log=log, prefix=prefix, who=who)
+        self._control.send(Forward(log, prefix, who))
         for descriptor, pipe in enumerate(self._writing, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
@@ -50,7 +51,9 @@ class Relay:
         """
         try:
             self._socket.shutdown(socket.SHUT_WR)
-            return bool(self._control.receive(FOREVER_S)[0]["lost"])
+            message = self._control.receive(FOREVER_S)[0]
+            assert isinstance(message, Forwarded)
+            return message.lost
         except (EOFError, OSError):
             say(f"mpiddp: {self._who}: the process that passed its output on is gone, and output perhaps lost")
             return True
@@ -59,9 +62,11 @@ class Relay:
 def relay(control: Wire, out: int, err: int) -> None:
     """Pass on what comes from two pipes until they are closed, and tell the rank whether its part was lost."""
     try:
-        passing = Passing(**control.receive(FOREVER_S)[0])
+        message = control.receive(FOREVER_S)[0]
     except EOFError:
         return
+    assert isinstance(message, Forward)
+    passing = Passing(*message)
     streams = {out: 1, err: 2}
     with selectors.DefaultSelector() as selector:
         for source in (out, err, control):
@@ -78,8 +83,8 @@ def relay(control: Wire, out: int, err: int) -> None:
                 selector.unregister(control)
                 for stream in streams.values():
                     passing.take(stream, b"")
-                control.send(lost=passing.lost)
-    control.send(lost=passing.lost)
+                control.send(Forwarded(passing.lost))
+    control.send(Forwarded(passing.lost))
 
 
 class Passing:

@@ -1,4 +1,4 @@
-"""The sentinels' meeting point, in the sentinel of rank 0: it hears who failed and rules who was first."""
+"""The coordinator of the job's sentinels, in that of rank 0: it takes their reports and rules who failed first."""
 
 from __future__ import annotations
 
@@ -6,20 +6,37 @@ import contextlib
 import resource
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 
 from ..plan.member import Member
 from ..plan.verdict import ABSENT, ALONE_S, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Scene, Verdict, judge
 from ..say import FORWARDING_S
 from ..show.report import tell
-from .entrance import Entrance
+from .entrance import Entrance, keep_alive
+from .leftovers import cancel
 from .loop import Loop
-from .wire import Message, Wire, verdict_message
+from .messages import (
+    Bye,
+    Condition,
+    Ended,
+    Failed,
+    Hello,
+    Interrupted,
+    JobEnds,
+    Look,
+    Message,
+    Neighbour,
+    Over,
+    Ruling,
+    ScriptEnded,
+    Through,
+    Told,
+    Unreadable,
+    Watched,
+)
+from .wire import Wire
 
-CONNECTING_S = 5.0
-SPEAKING_S = 0.5  # for the rank that was first to print its reason
-PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBES + 1) is lost (man 7 tcp)
+TELLING_S = 0.5  # for the rank that was first to print its reason
 
 
 class Peer:
@@ -28,66 +45,62 @@ class Peer:
     def __init__(self, wire: Wire, rank: int, host: str) -> None:
         self.wire, self.rank, self.host = wire, rank, host
         self.answered = True  # when it was last asked how its rank is
-        self.left = False  # the rank has come to the end of its script
-        self.gone = False
+        self.script_ended = False
+        self.gone = False  # the rank
 
 
 class Coordinator:
-    """Hears the sentinels of all ranks, once they have shown the job's token."""
+    """Talks to the sentinels of all ranks, once they have shown the job's token."""
 
-    def __init__(
-        self, loop: Loop, start: float, address: str, token: str, by_node: bool, by_srun: bool,
-        end_step: Callable[[], None],
-    ) -> None:
-        """Listen on `address`; `by_node` and `by_srun` are a Scene's."""
+    def __init__(self, loop: Loop, start: float, address: str, token: str, watched: Watched) -> None:
+        """Listen on `address`; `start` is the start of rank 0, which is `watched`, on time.monotonic()'s clock."""
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.port = Entrance(loop, address, token, self._let_speak).port
-        self._loop, self._start, self._end_step = loop, start, end_step
-        self._by_node, self._by_srun = by_node, by_srun
+        self.port = Entrance(loop, address, token, self._await_hello).port
+        self._loop, self._start, self._watched = loop, start, watched
         self._own: Member | None = None
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[int, Peer] = {}  # by rank, like the next
         self._hosts: dict[int, str] = {}
-        self._elders: dict[str, Peer] = {}  # the sentinel that watches all ranks of a host
-        self._order: list[int] = []  # in which ranks ended, as the elders saw it
+        self._first_on_host: dict[str, Peer] = {}  # whose sentinel watches all ranks of the host
+        self._order: list[int] = []  # in which ranks ended, as those sentinels saw it
         self._interrupted: list[int] = []
         self._reports: list[Report] = []
         self._came_s: dict[int, float] = {}  # after the first
         self._living_reporters: list[int] = []
-        self._late: list[int] = []  # ranks that reported too, and wait for an answer
-        self._waiting: set[int] = set()  # those that have it, and are to be told when the first is through
-        self._since = 0.0
+        self._later_reporters: list[int] = []  # ranks that failed too, and wait for a ruling
+        self._waiting: set[int] = set()  # those of them that have it, and wait for the job's end
+        self._first_report_at = 0.0
         self._verdict: Verdict | None = None
-        self._ended = False  # all have been told that the job ends
-        self._over = False  # they end it
+        self._end_announced = False  # all have been told that the job ends
+        self._end_begun = False  # all have been told to end their ranks
 
     def own_member(self, member: Member) -> Wire:
         """Admit the rank of this same sentinel and return its end of the connection."""
         self._own = member
         ours, its = socket.socketpair()
-        self._admit(Wire(ours), member.rank, member.host, member.pid)
-        self._consider()
+        self._admit(Wire(ours), Hello(member.rank, member.host, member.pid))
+        self._rule_if_clear()
         return Wire(its)
 
-    def dismiss(self) -> None:
+    def tell_over(self) -> None:
         """Tell all that the job is over, in order."""
         for peer in self._peers.values():
-            peer.wire.send(over=True)
+            peer.wire.send(Over())
 
     def finish(self) -> None:
-        """End what has not ended, because this sentinel goes."""
-        self._end_now()
+        """Let what has not ended end now, because this sentinel does."""
+        self._begin_end()
         if any(one.kind == ABSENT for one in self._reports):
-            self._end_step()
+            cancel(self._watched.step)
 
-    def _let_speak(self, connection: socket.socket) -> None:
-        """Wait for what one has to say who knows the token."""
+    def _await_hello(self, connection: socket.socket) -> None:
+        """Wait for one who has shown the token to tell which rank it watches."""
         with contextlib.suppress(OSError):  # the next read tells
             keep_alive(connection)
         wire = Wire(connection)
-        self._loop.listen(wire, partial(self._greet, wire))
+        self._loop.listen(wire, partial(self._read_hello, wire))
 
-    def _greet(self, wire: Wire) -> None:
+    def _read_hello(self, wire: Wire) -> None:
         """Admit the sentinel of a rank; there is one for each, which does not come again."""
         try:
             messages = wire.receive()
@@ -99,127 +112,132 @@ class Coordinator:
             return
         self._loop.forget(wire)
         hello, *others = messages
-        rank = int(hello["rank"])
-        if rank in self._peers or (self._own and not 0 <= rank < self._own.world_size):
+        if not isinstance(hello, Hello):
+            wire.close()
+            raise ValueError(f"no hello: {hello!r}")
+        if hello.rank in self._peers or (self._own and not 0 <= hello.rank < self._own.world_size):
             wire.close()
             return
-        peer = self._admit(wire, rank, str(hello["host"]), int(hello["pid"]))
-        self._note_all(peer, others)
+        self._on_messages(self._admit(wire, hello), others)
 
-    def _admit(self, wire: Wire, rank: int, host: str, pid: int) -> Peer:
-        peer = self._peers[rank] = Peer(wire, rank, host)
-        self._hosts[rank] = host
-        self._loop.listen(wire, partial(self._hear, peer))
-        self._elders.setdefault(host, peer).wire.send(neighbour=rank, pid=pid)
-        if self._ended and self._verdict:
-            wire.send(end=self._verdict.first.status, abort=self._over)
+    def _admit(self, wire: Wire, hello: Hello) -> Peer:
+        peer = self._peers[hello.rank] = Peer(wire, hello.rank, hello.host)
+        self._hosts[hello.rank] = hello.host
+        self._loop.listen(wire, partial(self._read, peer))
+        self._first_on_host.setdefault(hello.host, peer).wire.send(Neighbour(hello.rank, hello.pid))
+        if self._end_announced and self._verdict:
+            wire.send(JobEnds(self._verdict.first.status, abort=self._end_begun))
         return peer
 
-    def _hear(self, peer: Peer) -> None:
+    def _read(self, peer: Peer) -> None:
         try:
             messages = peer.wire.receive()
         except (EOFError, OSError) as error:
-            self._lose(peer, error)
+            self._on_lost(peer, error)
             return
-        self._note_all(peer, messages)
+        self._on_messages(peer, messages)
 
-    def _note_all(self, peer: Peer, messages: list[Message]) -> None:
+    def _on_messages(self, peer: Peer, messages: list[Message]) -> None:
         for message in messages:
-            self._loop.attempt(partial(self._note, peer, message))
-        self._consider()
+            self._loop.attempt(partial(self._on_message, peer, message))
+        self._rule_if_clear()
 
-    def _note(self, peer: Peer, message: Message) -> None:
-        """Note what a sentinel says."""
-        if "failed" in message:
-            peer.gone = message["gone"]
-            self._add(Report(**message["failed"]), living=not peer.gone)
-        elif "spoken" in message:
-            self._end_all()
-        elif "through" in message:
-            if self._verdict is not None and peer.rank == self._verdict.first.rank:
-                self._end_now()
-        elif "stopped" in message:
-            peer.answered = True
-            if message["stopped"]:
-                self._add(Report(peer.rank, peer.host, ABSENT, "is stopped (by SIGSTOP or a debugger)", 1))
-        elif "ended" in message:
-            self._order.append(message["ended"])
-        elif "interrupted" in message:
-            self._interrupted.append(peer.rank)
-        elif "left" in message:
-            peer.left = True
-        elif "bye" in message:
-            self._drop(peer)
+    def _on_message(self, peer: Peer, message: Message) -> None:
+        """Note what a sentinel tells."""
+        match message:
+            case Failed(report, gone):
+                peer.gone = gone
+                self._add_report(report, living=not gone)
+            case Told():
+                self._announce_end()
+            case Through():
+                if self._verdict is not None and peer.rank == self._verdict.first.rank:
+                    self._begin_end()
+            case Condition(stopped):
+                peer.answered = True
+                if stopped:
+                    self._add_report(
+                        Report(peer.rank, peer.host, ABSENT, "is stopped (by SIGSTOP or a debugger)", 1))
+            case Ended(rank):
+                self._order.append(rank)
+            case Interrupted():
+                self._interrupted.append(peer.rank)
+            case ScriptEnded():
+                peer.script_ended = True
+            case Bye():
+                self._drop(peer)
+            case Unreadable(error):
+                raise ValueError(error)
 
     def _drop(self, peer: Peer) -> None:
         self._peers.pop(peer.rank, None)
         self._loop.forget(peer.wire)
         peer.wire.close()
 
-    def _lose(self, peer: Peer, error: Exception) -> None:
-        """Take a sentinel that went without a word for a rank that is lost."""
+    def _on_lost(self, peer: Peer, error: Exception) -> None:
+        """Take the rank for lost whose sentinel went without a word."""
         self._drop(peer)
         if isinstance(error, EOFError):
             cause, status = "is gone, and its sentinel with it", 137
         else:
             cause, status = f"is out of reach, its node or its network is down ({error.strerror})", 1  # type: ignore[attr-defined]
         if self._verdict is None:
-            self._add(Report(peer.rank, peer.host, ABSENT, cause, status))
-            self._consider()
+            self._add_report(Report(peer.rank, peer.host, ABSENT, cause, status))
+            self._rule_if_clear()
 
-    def _add(self, report: Report, living: bool = False) -> None:
+    def _add_report(self, report: Report, living: bool = False) -> None:
+        """Take a report; `living` tells that the rank's process waits for a ruling."""
         if living:
             self._living_reporters.append(report.rank)
         if self._verdict is not None:
-            self._late.append(report.rank)
-            if self._ended:
-                self._answer_quietly(report.rank)
+            self._later_reporters.append(report.rank)
+            if self._end_announced:
+                self._rule_not_first(report.rank)
             return
         if not self._reports:
-            self._since = time.monotonic()
+            self._first_report_at = time.monotonic()
         self._reports.append(report)
-        self._came_s.setdefault(report.rank, time.monotonic() - self._since)
+        self._came_s.setdefault(report.rank, time.monotonic() - self._first_report_at)
         if report.kind == CONSEQUENCE and len(self._reports) == 1:
             for peer in self._peers.values():
                 peer.answered = False
-                peer.wire.send(look=True)
+                peer.wire.send(Look())
 
-    def _consider(self) -> None:
+    def _rule_if_clear(self) -> None:
         """Rule as soon as it is clear who was first."""
         if self._verdict is not None or not self._reports or self._own is None:
             return
-        waited_s = time.monotonic() - self._since
+        waited_s = time.monotonic() - self._first_report_at
         silent = [peer.rank for peer in self._peers.values() if not peer.answered]
         reporters = {one.rank for one in self._reports}
-        left = [peer.rank for peer in self._peers.values() if peer.left and peer.rank not in reporters]
+        left = [peer.rank for peer in self._peers.values() if peer.script_ended and peer.rank not in reporters]
         self._verdict = judge(self._reports, waited_s, Scene(
-            self._hosts, silent, left, self._interrupted, self._order, self._by_node, self._by_srun, self._came_s,
-            self._own.world_size))
+            self._hosts, silent, left, self._interrupted, self._order, self._watched.step is not None,
+            self._watched.by_srun, self._came_s, self._own.world_size))
         if self._verdict is not None:
-            self._announce(self._verdict)
+            self._rule(self._verdict, self._own)
         else:
             due = next(time_s for time_s in (ALONE_S, SETTLING_S, SEARCHING_S) if time_s > waited_s)
-            self._loop.set_timer("hearing", due - waited_s, self._consider)
+            self._loop.set_timer("rule", due - waited_s, self._rule_if_clear)
 
-    def _announce(self, verdict: Verdict) -> None:
-        """Let the first speak, or speak for it; then all end."""
-        assert self._own
+    def _rule(self, verdict: Verdict, own: Member) -> None:
+        """Let the rank that was first print the reason, or print it where that rank cannot; then all end."""
         first = self._peers.get(verdict.first.rank)
-        self._late += [report.rank for report in self._reports if report.rank != verdict.first.rank]
+        self._later_reporters += [report.rank for report in self._reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ABSENT:
-            tell(verdict, None, time.monotonic() - self._start, self._own.error_file)
-            self._loop.set_timer("spoken", FORWARDING_S, self._end_all)
+            tell(verdict, None, time.monotonic() - self._start, own.error_file)
+            self._loop.set_timer("told", FORWARDING_S, self._announce_end)
         else:
-            first.wire.send(ruling=verdict_message(verdict), abort=True)
-            self._loop.set_timer("spoken", SPEAKING_S, self._end_all)
+            first.wire.send(Ruling(verdict, verdict.first.status, abort=True))
+            self._loop.set_timer("told", TELLING_S, self._announce_end)
 
-    def _answer_quietly(self, rank: int) -> None:
-        """Rule that a rank was not the first."""
+    def _rule_not_first(self, rank: int) -> None:
+        """Rule that another rank failed first."""
         assert self._verdict
         if rank in self._peers:
-            abort = self._over and self._must_abort(rank)
-            self._peers[rank].wire.send(ruling=None, status=self._verdict.first.status, abort=abort)
-            if not self._over:
+            abort = self._end_begun and self._must_abort(rank)
+            self._peers[rank].wire.send(Ruling(None, self._verdict.first.status, abort))
+            if not self._end_begun:
                 self._waiting.add(rank)
 
     def _must_abort(self, rank: int) -> bool:
@@ -234,56 +252,33 @@ class Coordinator:
         others = living or [one for one, peer in self._peers.items() if one != first and not peer.gone]
         return rank == min(others, default=first)
 
-    def _end_all(self) -> None:
+    def _announce_end(self) -> None:
         """Tell every sentinel that the job ends.
 
-        Where ranks exit by themselves the first of them takes the others along: so they wait for the one
-        that failed, which may have last words and atexit functions.
+        Where ranks exit by themselves, the first that exits takes the others along. So they wait for the one
+        that failed: it may have last words and atexit functions.
         """
-        if self._ended or self._verdict is None:
+        if self._end_announced or self._verdict is None:
             return
-        self._ended = True
+        self._end_announced = True
         assert self._own
         if not (self._own.exits and self._verdict.first.rank in self._living_reporters):
-            self._end_now()
+            self._begin_end()
             return
-        for rank in self._late:
-            self._answer_quietly(rank)
+        for rank in self._later_reporters:
+            self._rule_not_first(rank)
         for peer in list(self._peers.values()):
-            peer.wire.send(end=self._verdict.first.status, abort=False)
-        self._loop.set_timer("through", self._own.grace_s, self._end_now)
+            peer.wire.send(JobEnds(self._verdict.first.status, abort=False))
+        self._loop.set_timer("through", self._own.grace_s, self._begin_end)
 
-    def _end_now(self) -> None:
+    def _begin_end(self) -> None:
         """Let every sentinel end its rank."""
-        if self._over or self._verdict is None:
+        if self._end_begun or self._verdict is None:
             return
-        self._ended = self._over = True
-        for rank in self._late:
+        self._end_announced = self._end_begun = True
+        for rank in self._later_reporters:
             if rank not in self._waiting:
-                self._answer_quietly(rank)
+                self._rule_not_first(rank)
         for peer in list(self._peers.values()):
-            peer.wire.send(end=self._verdict.first.status, abort=self._must_abort(peer.rank),
-                           waits=peer.rank in self._waiting)
-
-
-def dial(address: str, port: int, token: str, member: Member) -> Wire | None:
-    """Connect a member's sentinel to the coordinator, and return None where that fails."""
-    try:
-        connection = socket.create_connection((address, port), timeout=CONNECTING_S)
-    except OSError:
-        return None
-    keep_alive(connection)
-    wire = Wire(connection)
-    with contextlib.suppress(OSError):
-        connection.sendall(token.encode())  # before any message: it is compared before anything is parsed
-    wire.send(rank=member.rank, host=member.host, pid=member.pid)
-    return wire
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Let the kernels ask each other from time to time whether they are there; no process wakes for it."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, PROBE_S), (socket.TCP_KEEPINTVL, PROBE_S),
-                          (socket.TCP_KEEPCNT, PROBES), (socket.TCP_USER_TIMEOUT, 1000 * PROBE_S * (PROBES + 1))):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            peer.wire.send(JobEnds(self._verdict.first.status, self._must_abort(peer.rank),
+                                   waits=peer.rank in self._waiting))

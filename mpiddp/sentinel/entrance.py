@@ -1,16 +1,25 @@
-"""The coordinator's port: who shows the job's token comes in; of a stranger nothing is parsed, kept or waited for."""
+"""The coordinator's port: who shows the job's token comes in.
+
+Nothing that a stranger sends is parsed or kept, and nobody waits for a stranger.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from _operator import _compare_digest as compare_digest  # hmac's own, which would load OpenSSL too
 from collections.abc import Callable
 from functools import partial
 
+from ..plan.member import Member
 from .loop import Loop
+from .messages import Hello
+from .wire import Wire
 
 SHOWING_S = 5.0  # for a stranger to show the token
 PAUSE_S = 0.2  # where there is no descriptor for one more connection
+CONNECTING_S = 5.0
+PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBES + 1) is lost (man 7 tcp)
 
 
 class Entrance:
@@ -65,6 +74,29 @@ class Entrance:
     def _forget(self, stranger: socket.socket) -> None:
         self._loop.forget(stranger)
         self._loop.drop_timers(timer(stranger))
+
+
+def dial(address: str, port: int, token: str, member: Member) -> Wire | None:
+    """Connect a member's sentinel to the coordinator, and return None where that fails."""
+    try:
+        connection = socket.create_connection((address, port), timeout=CONNECTING_S)
+    except OSError:
+        return None
+    keep_alive(connection)
+    wire = Wire(connection)
+    with contextlib.suppress(OSError):
+        connection.sendall(token.encode())  # before any message: it is compared before anything is parsed
+    wire.send(Hello(member.rank, member.host, member.pid))
+    return wire
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernels ask each other from time to time whether they are there; no process wakes for it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, PROBE_S), (socket.TCP_KEEPINTVL, PROBE_S),
+                          (socket.TCP_KEEPCNT, PROBES), (socket.TCP_USER_TIMEOUT, 1000 * PROBE_S * (PROBES + 1))):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def timer(stranger: socket.socket) -> str:

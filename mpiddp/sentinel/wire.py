@@ -1,26 +1,17 @@
-"""Messages between a rank, its sentinel and the coordinator: a line of JSON each, over a stream socket."""
+"""A connection that carries messages, over a stream socket."""
 
 from __future__ import annotations
 
-import json
-import signal
 import socket
-from typing import Any
 
-from ..plan.verdict import Report, Verdict
+from .messages import Message, Sent, decode, encode
 
 PATIENCE_S = 2.0  # for the other end to take a message
-LONGEST_LINE = 2**20
-END = signal.SIGRTMAX  # asks a rank to end itself with the status that its sentinel tells it
-
-Message = dict[str, Any]
+LONGEST_LINE = 2**20  # bytes
 
 
 class Wire:
-    """One end of a connection.
-
-    A line that is not one of our messages is handed over as {"text": line}: faulthandler writes so.
-    """
+    """One end of a connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -31,10 +22,10 @@ class Wire:
         """Return the descriptor, -1 once closed."""
         return self._socket.fileno()
 
-    def send(self, **message: object) -> bool:
+    def send(self, message: Sent) -> bool:
         """Send a message and tell whether the other end is there to take it."""
         try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(encode(message) + b"\n")
         except OSError:
             return False
         return True
@@ -57,30 +48,8 @@ class Wire:
         *lines, self._begun = (self._begun + data).split(b"\n")
         if len(self._begun) > LONGEST_LINE:
             raise EOFError
-        return [parsed(line) for line in lines]
+        return [decode(line) for line in lines]
 
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
-
-
-def parsed(line: bytes) -> Message:
-    """Return the message that a line holds."""
-    if line.startswith(b"{"):
-        try:
-            message: Message = json.loads(line)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            return message
-    return {"text": line.decode(errors="replace")}
-
-
-def verdict_message(verdict: Verdict) -> Message:
-    """Return a verdict as a message."""
-    return {"first": verdict.first._asdict(), "others": verdict.others, "outside": verdict.outside}
-
-
-def read_verdict(message: Message) -> Verdict:
-    """Return the verdict of a message."""
-    return Verdict(Report(**message["first"]), message["others"], message["outside"])

@@ -1,0 +1,267 @@
+"""What a rank, its sentinel and the coordinator tell each other, and a rank and the relay of its output.
+
+A message travels as one line of JSON, its name and its fields: {"Stage": {"name": "MPI_Init"}}.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from ..plan.member import Member
+from ..plan.verdict import Report, Verdict
+
+END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`
+
+
+class Watched(NamedTuple):
+    """The rank that a sentinel watches, handed over when that is forked.
+
+    `who` is what to call the rank. `first_on_node` lets its sentinel print what concerns the whole node. `step`
+    is the Slurm step of the job's ranks, None where there is none; it is cancelled where nothing else ends them.
+    `hosts` returns the hosts that are asked for an answer when the rank waits in MPI_Init, none on most ranks.
+    `by_srun` tells that srun itself started the rank. `timeout_s` is how long its start may take.
+    """
+
+    who: str
+    first_on_node: bool
+    step: str | None
+    hosts: Callable[[], list[str]]
+    by_srun: bool
+    timeout_s: float
+
+
+# A rank to its sentinel
+
+
+class Stage(NamedTuple):
+    """A stage begins; the script has no name, and no deadline either."""
+
+    name: str
+
+
+class Coordinate(NamedTuple):
+    """Coordinate the job's sentinels: listen on `address` for those that show `token`."""
+
+    address: str
+    token: str
+
+
+class Join(NamedTuple):
+    """Watch the rank as this member of the job, whose coordinator listens on `address` and `port`, 0 for no port."""
+
+    member: Member
+    address: str
+    port: int
+    token: str
+
+
+class Forked(NamedTuple):
+    """The script has forked the process `pid`."""
+
+    pid: int
+
+
+class Settled(NamedTuple):
+    """The rank knows why it ends, and says so itself."""
+
+
+# A rank to its sentinel, which passes it on to the coordinator
+
+
+class Failed(NamedTuple):
+    """A rank ends for a reason; `gone` tells that its process has ended already."""
+
+    report: Report
+    gone: bool = False
+
+
+class Told(NamedTuple):
+    """The reason for the job's end is printed: the other ranks may be ended."""
+
+
+class Through(NamedTuple):
+    """The rank, which has failed, has nothing more to do."""
+
+
+class ScriptEnded(NamedTuple):
+    """The rank's script has come to its end."""
+
+
+class Bye(NamedTuple):
+    """The rank leaves the job in order."""
+
+
+# A sentinel to its rank
+
+
+class Port(NamedTuple):
+    """The sentinel coordinates the others on this port, 0 where it cannot."""
+
+    number: int
+
+
+class End(NamedTuple):
+    """End yourself, and the job with you, with this exit status. END_SIGNAL follows."""
+
+    status: int
+
+
+class Ruling(NamedTuple):
+    """What a rank that failed has to do: print `verdict`, None where another rank failed first.
+
+    `status` is the job's exit status. `abort` tells that the rank has to end the others. The coordinator
+    sends it, and the sentinel passes it on.
+    """
+
+    verdict: Verdict | None
+    status: int
+    abort: bool
+
+
+# A sentinel to the coordinator
+
+
+class Hello(NamedTuple):
+    """The sentinel of this rank is here; the rank is process `pid` on `host`."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+class Condition(NamedTuple):
+    """The answer to `Look`: whether a signal or a debugger holds the rank's process."""
+
+    stopped: bool
+
+
+class Ended(NamedTuple):
+    """The process of `rank`, a neighbour, has ended."""
+
+    rank: int
+
+
+class Interrupted(NamedTuple):
+    """The rank got a SIGINT."""
+
+
+# The coordinator to a sentinel
+
+
+class Neighbour(NamedTuple):
+    """Tell when process `pid` of this node ends, which is `rank`."""
+
+    rank: int
+    pid: int
+
+
+class Look(NamedTuple):
+    """Tell whether the rank's process is stopped."""
+
+
+class JobEnds(NamedTuple):
+    """The job ends with this exit status.
+
+    `abort` tells that the rank has to end the others. `waits` tells that the rank failed too, and has its
+    ruling already: it waits for this word to end itself.
+    """
+
+    status: int
+    abort: bool
+    waits: bool = False
+
+
+class Over(NamedTuple):
+    """The job is over, in order."""
+
+
+# A rank and the relay of its output
+
+
+class Forward(NamedTuple):
+    """Pass the output of the rank called `who` on, each line after `prefix`, and write it to the file `log`.
+
+    Both are empty for none.
+    """
+
+    log: str
+    prefix: str
+    who: str
+
+
+class Forwarded(NamedTuple):
+    """All of the output is passed on; `lost` tells that stdout did not take all of it."""
+
+    lost: bool
+
+
+Sent = (
+    Stage | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | Bye | Port | End | Ruling
+    | Hello | Condition | Ended | Interrupted | Neighbour | Look | JobEnds | Over | Forward | Forwarded
+)
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Sent)}
+
+
+class Text(NamedTuple):
+    """A line that is no message: faulthandler writes some to the sentinel."""
+
+    line: str
+
+
+class Unreadable(NamedTuple):
+    """A message whose fields are not what its name says."""
+
+    error: str
+
+
+Message = Sent | Text | Unreadable
+
+
+def encode(message: Sent) -> bytes:
+    """Return a message as a line, without its end."""
+    return json.dumps({type(message).__name__: plain(message)}).encode()
+
+
+def decode(line: bytes) -> Message:
+    """Return the message that a line holds; whatever the line is, nothing is raised."""
+    if line.startswith(b"{"):
+        try:
+            (name, fields), = json.loads(line).items()
+            kind = KINDS[name]
+        except (ValueError, KeyError, RecursionError):
+            pass
+        else:
+            try:
+                message: Message = rebuilt(fields, (kind,))
+                return message
+            except (TypeError, KeyError) as error:
+                return Unreadable(f"{name}: {error}")
+    return Text(line.decode(errors="replace"))
+
+
+def plain(value: Any) -> Any:
+    """Return a field's value as JSON has it: named tuples as objects."""
+    if hasattr(value, "_asdict"):
+        return {name: plain(one) for name, one in value._asdict().items()}
+    return value
+
+
+def rebuilt(found: object, kinds: tuple[Any, ...]) -> Any:
+    """Return a value of one of `kinds` from what plain() made of it; raise TypeError or KeyError for anything else."""
+    for kind in kinds:
+        if hasattr(kind, "_fields") and isinstance(found, dict):
+            fields = fields_of(kind)
+            return kind(**{name: rebuilt(one, fields[name]) for name, one in found.items()})
+        if isinstance(found, (int, float) if kind is float else kind):
+            return found
+    raise TypeError(f"{type(found).__name__} in the place of {' or '.join(kind.__name__ for kind in kinds)}")
+
+
+@functools.cache
+def fields_of(kind: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the kinds of value that each field of a named tuple may have."""
+    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}

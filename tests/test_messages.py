@@ -1,0 +1,93 @@
+"""The messages of ranks and sentinels as lines: what comes back of them, and of lines that are none."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from mpiddp.plan.member import Member
+from mpiddp.plan.verdict import OWN, Report, Verdict
+from mpiddp.sentinel.messages import (
+    End,
+    Failed,
+    Forwarded,
+    JobEnds,
+    Join,
+    Message,
+    Ruling,
+    Sent,
+    Stage,
+    Text,
+    Told,
+    Unreadable,
+    decode,
+    encode,
+)
+from mpiddp.sentinel.wire import Wire
+
+TOKEN = "0123456789abcdef" * 2
+BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
+WAIT_S = 10
+
+
+def member(rank: int, world_size: int = 2) -> Member:
+    """Return a member of a job on one node."""
+    return Member(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0)
+
+
+def report(rank: int) -> Report:
+    """Return a report on a rank that raised."""
+    return Report(rank, "n0", OWN, "seven", 1)
+
+
+SOME_MESSAGES: list[Sent] = [
+    Stage("MPI_Init"), Join(member(1), "::1", 77, TOKEN), Failed(report(1), gone=True), Told(), JobEnds(75, True, True),
+    Ruling(None, 1, False), Ruling(Verdict(report(1), "others", True), 1, True), Forwarded(False), Stage("\udcff\n"),
+]
+NONSENSE = {
+    "no fields": b'{"Failed": 7}', "lacks a field": b'{"End": {}}', "one field too many": b'{"Told": {"x": 1}}',
+    "no number": b'{"End": {"status": "1"}}', "no truth": b'{"Failed": {"report": null, "gone": 1}}',
+    "another report": b'{"Failed": {"report": {"no": "report"}, "gone": false}}', "a list": b'{"End": [3]}',
+    "no verdict": b'{"Ruling": {"verdict": [], "status": 1, "abort": true}}',
+}
+STRANGE_LINES = [
+    b"", b"Fatal Python error: Aborted", b"{", b"{}", b"[]", b'{"End": {"status": 1}, "Told": {}}', b'{"a": 1}',
+    b"\xff{", b'{"end": 1, "abort": true}', b'{"status": ' + b"9" * 5000 + b"}", BRACKETS.strip(),
+    b'{"\xff": 1}',
+]
+
+
+@pytest.mark.parametrize("message", SOME_MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_as_it_was_sent(message: Sent) -> None:
+    found = decode(encode(message))
+    assert (type(found), found) == (type(message), message)
+    assert b"\n" not in encode(message)
+
+
+@pytest.mark.parametrize("line", NONSENSE.values(), ids=NONSENSE)
+def test_a_message_whose_fields_are_wrong(line: bytes) -> None:
+    assert isinstance(decode(line), Unreadable)
+
+
+@pytest.mark.parametrize("line", STRANGE_LINES, ids=range(len(STRANGE_LINES)))
+def test_a_line_that_is_no_message(line: bytes) -> None:
+    """One of an older form among them."""
+    assert decode(line) == Text(line.decode(errors="replace"))
+
+
+def test_messages_in_pieces() -> None:
+    ours, its = socket.socketpair()
+    wire, lines = Wire(ours), b"".join(encode(message) + b"\n" for message in SOME_MESSAGES)
+    found: list[Message] = []
+    for at in range(0, len(lines), 7):
+        its.sendall(lines[at: at + 7])
+        found += wire.receive(WAIT_S)
+    assert found == SOME_MESSAGES
+    its.sendall(encode(End(1)))
+    its.close()
+    assert wire.receive(WAIT_S) == []
+    with pytest.raises(EOFError):  # a line without its end is no message
+        wire.receive(WAIT_S)
+    wire.close()
