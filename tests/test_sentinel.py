@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -270,3 +272,90 @@ def test_a_package_that_is_missing_on_a_node(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", PROGRAMS / "lacks_package.py", "node2"), 1)
     assert re.search(r"mpiddp: failed: rank \d on node2: ModuleNotFoundError: ", done.stderr), done.stderr
     assert re.search(r"others +the same on the 2 ranks of node2\n", done.stderr), done.stderr
+
+
+SHOWS_MODULES = """
+import os, signal, sys
+def show(*_):
+    path = f"{os.environ['SHOWN']}/{os.getpid()}"
+    with open(path + ".part", "w") as file:
+        file.write(" ".join(sys.modules))
+    os.rename(path + ".part", path)
+signal.signal(signal.SIGRTMIN, show)
+"""  # in sitecustomize.py; who is forked has the handler too
+
+
+def test_a_running_sentinel_and_a_running_relay_have_neither_torch_nor_mpi(quick: Mpi, tmp_path: Path) -> None:
+    """Their ranks have both: so the look would see them."""
+    need(quick.missing())
+    (tmp_path / "sitecustomize.py").write_text(SHOWS_MODULES)
+    script, go = tmp_path / "waits.py", tmp_path / "go"
+    script.write_text("import os, sys, time\nopen(sys.argv[1] + os.environ['RANK'], 'w').close()\n"
+                      "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n")
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        stack.callback(go.touch)
+        job = pool.submit(mpiexec, quick, 2, "--prefix", "--log-dir", tmp_path / "logs", script, go,
+                          env={"PYTHONPATH": str(tmp_path), "SHOWN": str(tmp_path)})
+        await_files(tmp_path / "go0", tmp_path / "go1")
+        started = [one for one in psutil.process_iter() if is_running(one, str(quick.python), str(script))]
+        looks = [look_into(one, tmp_path) for one in started]
+        beside = [look for one, look in zip(started, looks, strict=True) if one.cwd() == "/"]
+        ranks = [look for look in looks if look not in beside]
+        go.touch()
+        check(job.result())
+    assert [(look.foreign, look.libraries) for look in ranks] == [({"torch", "mpi4py"}, {"torch", "mpi"})] * 2
+    assert [(look.foreign, look.libraries) for look in beside] == [(set(), set())] * 4
+    assert sorted("mpiddp.sentinel.watcher" in look.modules for look in beside) == [False, False, True, True]
+    assert all("mpiddp.run.relay" in look.modules for look in beside)
+
+
+class Look(NamedTuple):
+    """What a process has loaded."""
+
+    modules: set[str]
+    foreign: set[str]
+    libraries: set[str]
+
+
+def look_into(process: psutil.Process, folder: Path) -> Look:
+    """Return what a process has loaded, in Python and by the dynamic linker."""
+    process.send_signal(signal.SIGRTMIN)
+    shown = folder / str(process.pid)
+    await_files(shown)
+    modules = set(shown.read_text().split())
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    return Look(modules, {"torch", "mpi4py"} & modules, set(re.findall(r"/lib(torch|mpi)[^/\n]*\.so", maps)))
+
+
+def is_running(process: psutil.Process, python: str, script: str) -> bool:
+    """Tell whether a process runs a script by a Python, or is a fork of one that does."""
+    try:
+        command = process.cmdline()
+        return command[:1] == [python] and script in command
+    except psutil.Error:
+        return False
+
+
+def await_files(*paths: Path) -> None:
+    """Return when all of these files are there."""
+    deadline = time.monotonic() + 60
+    while missing := [path for path in paths if not path.exists()]:
+        assert time.monotonic() < deadline, missing
+        time.sleep(0.05)
+
+
+IMPORTS_ALL = """
+import importlib, pkgutil, sys
+import mpiddp.sentinel, mpiddp.run.relay
+for one in pkgutil.iter_modules(mpiddp.sentinel.__path__, "mpiddp.sentinel."):
+    importlib.import_module(one.name)
+print(*sys.modules)
+"""
+
+
+def test_no_module_of_a_sentinel_imports_torch_or_mpi() -> None:
+    """Some of them are imported only when the rank ends."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS_ALL], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    modules = set(check(done).stdout.split())
+    assert {"mpiddp.run.relay", "mpiddp.sentinel.watcher", "mpiddp.sentinel.descendants", "psutil"} <= modules
+    assert not modules & {"torch", "mpi4py"}
