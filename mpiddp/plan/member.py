@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Member(NamedTuple):
-    """What is told of a rank where it fails, and how it ends.
+    """What the sentinels print of a rank when it fails, and need to know to end it.
 
-    `log` is the file that has its output, empty for none; `error_file` is where the reason is written
-    as JSON, empty for nowhere. `grace_s` is the time in which the ranks of a failed job end by
-    themselves. `exits` tells that each rank exits by itself with the job's status, because the
-    launcher would lose the status that MPI_Abort was given.
+    `log` is the file with its output, empty for none. The reason of a failure is written to `error_file` as
+    JSON, empty for nowhere. `grace_s` is the time in which the ranks of a failed job may end by themselves.
+    `exits` tells that each rank exits by itself with the job's status, because the launcher would lose the
+    status that MPI_Abort was given.
     """
 
     rank: int

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from .words import listed, shortened
 
 LONG_TEXT = 50_000  # characters of stacks; whole, they might not fit into a message
-ALONE_S = 0.03  # in which a second rank that came to the same error brings it, and SETTLING_S for all that did
-SETTLING_S = 0.15  # in which the ranks that a signal was sent to, or that lost a peer, report it too
-SEARCHING_S = 1.0  # in which a reason must come up for what looks like a consequence
+ALONE_S = 0.03  # in which a second rank reports the same error; if one does, SETTLING_S for all that have it
+SETTLING_S = 0.15  # in which all ranks report that got the same signal, or that lost a peer
+SEARCHING_S = 1.0  # in which the reason for what looks like a consequence is reported
 
 OWN, ENDED, CONSEQUENCE, ABSENT = "own", "ended", "consequence", "absent"
 FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")  # what users and schedulers send
@@ -29,10 +29,10 @@ LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank
 class Report(NamedTuple):
     """Why a rank ended.
 
-    `kind` is OWN for a reason of its own, ENDED for a process that is gone and could not say it,
-    CONSEQUENCE for the loss of another rank, ABSENT for a rank that does not act any more. `cause` is
-    one line; `status` the exit status that the job gets. `where` is the line of the script, `text`
-    what else is known: the stacks that faulthandler printed. `signal` is its name, empty for none.
+    `kind` is OWN for an error of its own, ENDED for a process that is gone without having reported,
+    CONSEQUENCE for the loss of another rank, ABSENT for a rank that is stopped or lost. `cause` is one
+    line, `status` the exit status that the job gets. `where` is the line of the script. `text` has the
+    stacks that faulthandler printed. `signal` is the name of the signal that ended the rank, empty for none.
     """
 
     rank: int
@@ -46,15 +46,15 @@ class Report(NamedTuple):
 
 
 def brief(report: Report) -> Report:
-    """Return a report that fits into a message, its cause on a line that can be read."""
+    """Return a report that fits into a message, with a cause short enough to read."""
     return report._replace(cause=shortened(report.cause), where=shortened(report.where),
                            text=shortened(report.text, LONG_TEXT))
 
 
 class Verdict(NamedTuple):
-    """The report of the rank that failed first, and in words what became of others.
+    """The report of the rank that failed first, and what became of the others, in words.
 
-    `outside` tells that a signal was sent to the job as a whole: nothing of it failed.
+    `outside` tells that a signal was sent to the job as a whole, and no rank failed.
     """
 
     first: Report
@@ -70,13 +70,12 @@ def is_consequence(error: str) -> bool:
 class Scene(NamedTuple):
     """What is known of the ranks besides their reports.
 
-    `hosts` are those of the ranks that have joined, of `world_size`. `silent` are the ranks of whom
-    nothing is heard although they were asked, `left` those whose script had come to its end,
-    `interrupted` those that got a SIGINT. `order` is that in which processes ended, as far as it is
-    known: a launcher kills the other ranks so soon that their reports may overtake the first one's.
-    `by_node` tells that the ranks get a scheduler's signals from their nodes' daemons, one node later
-    than another; `by_srun`, that srun itself started them. `came_s` are the seconds from the first
-    report to each rank's.
+    `hosts` has the host of each rank that has joined, of `world_size` ranks. `silent` are ranks that were
+    asked and did not answer, `left` those whose script had come to its end, `interrupted` those that got a
+    SIGINT. `order` has ranks in the order in which their processes ended, as far as that is known: a launcher
+    kills the other ranks so soon that their reports may overtake the first one's. `by_node` tells that each
+    node's daemon sends a scheduler's signals to its ranks, one later than another; `by_srun`, that srun itself
+    started the ranks. `came_s` has the seconds from the first report to that of each rank.
     """
 
     hosts: Mapping[int, str]
@@ -91,9 +90,9 @@ class Scene(NamedTuple):
 
 
 def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
-    """Return which of the reports, in the order of their arrival, is the reason; None to wait for more.
+    """Return which of the reports is the reason for the job's end; None to wait for more reports.
 
-    `waited_s` is the time since the first.
+    The reports are in the order in which they came, the first one `waited_s` ago.
     """
     lost = [one for one in reports if one.kind == CONSEQUENCE]
     own = [one for one in reports if one.kind == OWN]
@@ -114,7 +113,10 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
 def judge_gone(
     gone: Sequence[Report], lost: Sequence[Report], unheard: Collection[int], waited_s: float, scene: Scene
 ) -> Verdict | None:
-    """Return which of the ranks that are gone is the reason that the others are `lost`; None to wait for more."""
+    """Return which of the ranks that are gone is the reason for the job's end; None to wait for more reports.
+
+    `lost` are the reports of ranks that lost a peer, `unheard` the ranks that have not reported.
+    """
     killed = were_killed_at_once(gone, scene)
     alive = set(scene.hosts) - set(scene.order) - {one.rank for one in gone}
     if was_sent_to_all(gone, scene) or (killed and not alive):
@@ -130,7 +132,7 @@ def judge_gone(
 
 
 def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:
-    """Tell in words where the ranks are that have not reported."""
+    """Yield in words what the ranks do that have not reported."""
     if scene.silent:
         yield f"nothing is heard of {named(scene.silent, scene.hosts)}"
     if scene.left:
@@ -140,7 +142,7 @@ def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:
 
 
 def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
-    """Tell whether the first rank that is gone got a signal that others got too."""
+    """Tell whether other ranks got the same signal as the first that is gone."""
     first, others = gone[0], [one.signal for one in gone[1:]]
     others += ["SIGINT" for rank in scene.interrupted if rank != first.rank]
     killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
@@ -150,7 +152,7 @@ def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
 def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
     """Tell whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
 
-    Where one rank alone was killed, by hand or for lack of memory, the others live on until this job ends them.
+    If only one rank was killed, by hand or for lack of memory, the others live on until this job ends them.
     """
     if not scene.by_srun or len(gone) == 1:
         return False
@@ -160,12 +162,12 @@ def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
 
 
 def alike(own: Sequence[Report]) -> list[Report]:
-    """Return the reports that say the same as the first, which is among them."""
+    """Return the reports that say the same as the first, and the first itself."""
     return [one for one in own if (one.cause, one.where) == (own[0].cause, own[0].where)]
 
 
 def extent(same: Sequence[Report], scene: Scene) -> str:
-    """Return in words which ranks came to the same error, empty for one alone."""
+    """Return in words which ranks failed with the same error, empty for one rank."""
     hosts = {one.host for one in same}
     if len(same) == 1:
         return ""

@@ -75,7 +75,7 @@ class Coordinator:
         self._end_begun = False  # all have been told to end their ranks
 
     def own_member(self, member: Member) -> Wire:
-        """Admit the rank of this same sentinel and return its end of the connection."""
+        """Admit this process's own rank, and return the sentinel's end of its connection."""
         self._own = member
         ours, its = socket.socketpair()
         self._admit(Wire(ours), Hello(member.rank, member.host, member.pid))
@@ -88,20 +88,20 @@ class Coordinator:
             peer.wire.send(Over())
 
     def finish(self) -> None:
-        """Let what has not ended end now, because this sentinel does."""
+        """Let all other sentinels end their ranks, because this one ends."""
         self._begin_end()
         if any(one.kind == ABSENT for one in self._reports):
             cancel(self._watched.step)
 
     def _await_hello(self, connection: socket.socket) -> None:
-        """Wait for one who has shown the token to tell which rank it watches."""
+        """Wait for one that has shown the token to say which rank it watches."""
         with contextlib.suppress(OSError):  # the next read tells
             keep_alive(connection)
         wire = Wire(connection)
         self._loop.listen(wire, partial(self._read_hello, wire))
 
     def _read_hello(self, wire: Wire) -> None:
-        """Admit the sentinel of a rank; there is one for each, which does not come again."""
+        """Admit the sentinel of a rank; each rank has one, which connects once."""
         try:
             messages = wire.receive()
         except (EOFError, OSError):
@@ -175,7 +175,7 @@ class Coordinator:
         peer.wire.close()
 
     def _on_lost(self, peer: Peer, error: Exception) -> None:
-        """Take the rank for lost whose sentinel went without a word."""
+        """Report the rank of a sentinel that is gone without a `Bye`."""
         self._drop(peer)
         if isinstance(error, EOFError):
             cause, status = "is gone, and its sentinel with it", 137
@@ -186,7 +186,7 @@ class Coordinator:
             self._rule_if_clear()
 
     def _add_report(self, report: Report, living: bool = False) -> None:
-        """Take a report; `living` tells that the rank's process waits for a ruling."""
+        """Take a report; `living` tells that the rank itself waits for a ruling."""
         if living:
             self._living_reporters.append(report.rank)
         if self._verdict is not None:
@@ -221,7 +221,7 @@ class Coordinator:
             self._loop.set_timer("rule", due - waited_s, self._rule_if_clear)
 
     def _rule(self, verdict: Verdict, own: Member) -> None:
-        """Let the rank that was first print the reason, or print it where that rank cannot; then all end."""
+        """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
         first = self._peers.get(verdict.first.rank)
         self._later_reporters += [report.rank for report in self._reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ABSENT:
@@ -241,7 +241,11 @@ class Coordinator:
                 self._waiting.add(rank)
 
     def _must_abort(self, rank: int) -> bool:
-        """Tell whether a rank has to end the job: each for itself, or the first by MPI_Abort, or one that lives."""
+        """Tell whether a rank has to end the job.
+
+        Each rank has to if ranks exit by themselves. If not, one calls MPI_Abort: the first that failed, or
+        another one if that is gone.
+        """
         assert self._verdict
         assert self._own
         first, living = self._verdict.first.rank, self._living_reporters
@@ -255,8 +259,8 @@ class Coordinator:
     def _announce_end(self) -> None:
         """Tell every sentinel that the job ends.
 
-        Where ranks exit by themselves, the first that exits takes the others along. So they wait for the one
-        that failed: it may have last words and atexit functions.
+        If ranks exit by themselves, the launcher ends the others when one has. So all wait for the one that
+        failed, whose threads and atexit functions may still run.
         """
         if self._end_announced or self._verdict is None:
             return

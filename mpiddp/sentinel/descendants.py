@@ -11,7 +11,7 @@ import psutil
 
 
 def children(pid: int) -> set[psutil.Process]:
-    """Return the descendants of a process that is alive, none where it is gone."""
+    """Return the descendants of a process, none if it is gone."""
     try:
         return set(psutil.Process(pid).children(recursive=True))
     except psutil.Error:
@@ -33,7 +33,7 @@ def marked(*marks: str) -> set[psutil.Process]:
 
 
 def end(processes: Iterable[psutil.Process], grace_s: float) -> None:
-    """Ask processes and their descendants to end, and kill those that are there after the grace."""
+    """Ask processes and their descendants to end, and kill those that are still there after the grace."""
     alive = set(processes)
     for process in list(alive):
         alive |= children(process.pid) if process.is_running() else set()
@@ -51,7 +51,7 @@ def end(processes: Iterable[psutil.Process], grace_s: float) -> None:
 
 
 def lives(process: psutil.Process) -> bool:
-    """Tell whether a process runs; one that has ended and waits for its parent does not."""
+    """Tell whether a process runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

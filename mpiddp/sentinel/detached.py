@@ -1,4 +1,4 @@
-"""Processes of ours beside a rank: forked before MPI and torch are there, and out of the script's sight."""
+"""Processes beside a rank: forked before MPI and torch are there, and out of the script's sight."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ FROM_TERMINALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, 
 
 
 def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
-    """Run `main` in a process that has nothing of this one but stdin, stdout, stderr and the `kept` descriptors.
+    """Run `main` in a new process that keeps stdin, stdout, stderr and the `kept` descriptors of this one.
 
-    It is in a session of its own, deaf to what is sent to the rank, and no child of the rank's: a
-    script that waits for its children does not find it. Returns a child that ends as soon as it has
-    forked that process, for the caller to reap().
+    The process has a session of its own: signals that are sent to the rank's do not reach it. It is no child
+    of the rank: a script that waits for its children does not find it. Returns the child that forks it and
+    ends; the caller has to reap() that child.
     """
     child = os.fork()
     if child:
@@ -36,21 +36,21 @@ def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
 
 
 def reap(child: int) -> None:
-    """Wait for a child that ends by itself; where SIGCHLD is ignored, which a process inherits, it leaves nothing."""
+    """Wait for a child that ends by itself; if SIGCHLD is ignored, nothing is left of it to wait for."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
 
 
 def close_all_but(kept: Collection[int]) -> None:
-    """Close what was inherited, a launcher's connection among it: it must end with the rank."""
+    """Close what was inherited: a launcher's connection, for one, must end with the rank."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor not in kept:
-            with contextlib.suppress(OSError):  # that by which the folder was read is closed already
+            with contextlib.suppress(OSError):  # the descriptor of the folder itself is closed already
                 os.close(descriptor)
 
 
 def silence(*descriptors: int) -> None:
-    """Let descriptors lead nowhere."""
+    """Let descriptors lead to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(nowhere, descriptor)

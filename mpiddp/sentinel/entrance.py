@@ -23,10 +23,10 @@ PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBE
 
 
 class Entrance:
-    """Listens on a port, and hands over the connections of those who begin with the token."""
+    """Listens on a port, and hands over each connection on which the token came first."""
 
     def __init__(self, loop: Loop, address: str, token: str, admit: Callable[[socket.socket], None]) -> None:
-        """Listen on `address`; `admit` gets each connection, from which the token has been read."""
+        """Listen on `address`; `admit` is called with each connection from which the token was read."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)
@@ -51,7 +51,7 @@ class Entrance:
         self._loop.set_timer(timer(stranger), SHOWING_S, partial(self._turn_away, stranger))
 
     def _look_at(self, stranger: socket.socket, shown: bytearray) -> None:
-        """Read as much as a token is long, and compare it when it is whole; it takes the same time for any."""
+        """Read as many bytes as the token has, then compare them, in a time that does not depend on them."""
         try:
             data = stranger.recv(len(self._token) - len(shown))
         except BlockingIOError:
@@ -77,7 +77,7 @@ class Entrance:
 
 
 def dial(address: str, port: int, token: str, member: Member) -> Wire | None:
-    """Connect a member's sentinel to the coordinator, and return None where that fails."""
+    """Connect a member's sentinel to the coordinator, and return None if that fails."""
     try:
         connection = socket.create_connection((address, port), timeout=CONNECTING_S)
     except OSError:

@@ -95,7 +95,7 @@ class SentinelHandle:
         self._wire.send(Join(member, endpoint.address, endpoint.watch_port, endpoint.token))
 
     def watch_script(self) -> None:
-        """Let the sentinel know of the script's crashes, forks and signals, except what the script handles itself."""
+        """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs."""
         self._wire.send(Stage(""))
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError):

@@ -12,24 +12,24 @@ from .wire import Wire
 
 
 class Loop:
-    """Calls what belongs to each event, in the order in which the kernel saw them.
+    """Calls a function for each event, in the order in which the kernel saw the events.
 
-    What is called may raise: `excuse` is told, and the rest goes on.
+    If a function raises, `excuse` gets the exception and the loop goes on.
     """
 
     def __init__(self, excuse: Callable[[Exception], None]) -> None:
-        self.over = False  # set to return from run()
+        self.over = False  # set it to let run() return
         self._excuse = excuse
         self._selector = selectors.EpollSelector()
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
 
     def run(self) -> None:
-        """Sleep and act until it is over."""
+        """Wait for events and act on them, until `over` is set."""
         while not self.over:
             due = min((at for at, _ in self._timers.values()), default=math.inf)
             pause = None if due == math.inf else max(0.0, due - time.monotonic())
             for key, _ in self._selector.select(pause):
-                known = key.fd in self._selector.get_map()  # what came before may have ended this connection
+                known = key.fd in self._selector.get_map()  # an earlier event may have closed it
                 if known and not self.attempt(key.data):
                     self._drop(key)
             now = time.monotonic()
@@ -48,27 +48,27 @@ class Loop:
         return True
 
     def listen(self, source: Wire | socket.socket | int, act: Callable[[], None]) -> None:
-        """Call `act` whenever something can be read."""
+        """Call `act` whenever something can be read from `source`."""
         self._selector.register(source, selectors.EVENT_READ, act)
 
     def forget(self, source: Wire | socket.socket | int) -> None:
-        """Listen to a source no more."""
+        """Stop to listen to a source."""
         self._selector.unregister(source)
 
     def set_timer(self, name: str, after_s: float, act: Callable[[], None]) -> None:
-        """Call `act` once, `after_s` from now; one of the same name is replaced."""
+        """Call `act` once, `after_s` from now; a timer of the same name is replaced."""
         self._timers[name] = (time.monotonic() + after_s, act)
 
     def is_set(self, name: str) -> bool:
-        """Tell whether something is to be called for a name."""
+        """Tell whether there is a timer of this name."""
         return name in self._timers
 
     def drop_timers(self, *names: str) -> None:
-        """Call what was set for these names no more."""
+        """Remove the timers of these names."""
         for name in names:
             self._timers.pop(name, None)
 
     def _drop(self, key: selectors.SelectorKey) -> None:
-        """Listen no more to what nobody can deal with: it would be there to be read at once again."""
+        """Stop to listen to a source whose function raised: what it did not read would call it again at once."""
         if self._selector.get_map().get(key.fd) == key:
             self._selector.unregister(key.fd)

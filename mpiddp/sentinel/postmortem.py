@@ -1,4 +1,4 @@
-"""What is told of a rank that is gone and could not speak for itself."""
+"""What is reported of a rank that is gone and did not report itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BY_WHOM = "by its launcher, by hand or by the kernel"
 
 
 def report_on(process: Process, member: Member, status: int | None, stacks: Sequence[str]) -> Report:
-    """Return the report on a rank's process from its wait status (man 2 wait), None for an unknown one.
+    """Return the report on a rank whose process ended with a wait status (man 2 wait), None for an unknown one.
 
     `stacks` are the lines that faulthandler printed.
     """
@@ -31,7 +31,7 @@ def report_on(process: Process, member: Member, status: int | None, stacks: Sequ
 
 
 def early_death(process: Process, status: int | None) -> str:
-    """Return how a process died that had not yet met the other ranks', empty where a launcher may have ended it."""
+    """Return how a process died that had not yet met the other ranks; empty if its launcher may have ended it."""
     if status is None:
         return ""
     if number := status & 0x7F:
@@ -40,7 +40,7 @@ def early_death(process: Process, status: int | None) -> str:
 
 
 def killed(process: Process, number: int) -> str:
-    """Return in words what killed a process, by the number of a signal."""
+    """Return in words that a signal killed a process, and who may have sent it."""
     cause = f"ended by {signal_name(number)} ({signal.strsignal(number)})"
     if number == signal.SIGKILL:
         cause += f": {OUT_OF_MEMORY if process.was_out_of_memory() else BY_WHOM}"

@@ -11,7 +11,7 @@ from ..facts.process import Process
 from .loop import Loop
 from .messages import END_SIGNAL
 
-HARD_GRACE_S = 15.0  # after the deadline of the start, in which ranks that can speak end the job themselves
+HARD_GRACE_S = 15.0  # after the deadline of the start, for ranks to end the job in order
 ASKING_S = 1.0  # between one way to end a rank and the next, harder one
 LAST_S = 0.5  # for a rank whose grace is over to end by itself
 
@@ -32,7 +32,7 @@ class RankProcess:
             loop.listen(process.ended, self.look)
 
     def look(self) -> None:
-        """Find out whether the process is gone: who has closed a connection may just have become another program."""
+        """Find out whether the process is gone; if it has only closed its connections, it became another program."""
         try:
             status = self.facts.wait_status()
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Which hosts do not answer: for a sentinel whose rank waits in MPI_Init, where nobody knows for whom."""
+"""Which hosts do not answer. Rank 0's sentinel asks when its rank waits in MPI_Init, which does not say for whom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AT_ONCE = 64
 def out_of_reach(hosts: Sequence[str], timeout_s: float) -> list[str]:
     """Return the hosts that do not answer although others do, of those that can be asked in this time.
 
-    Where none answers it is the question that goes astray, in a firewall for one.
+    If no host answers, the questions themselves do not arrive, because of a firewall, for example.
     """
     from concurrent.futures import ThreadPoolExecutor, wait
 

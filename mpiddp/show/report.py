@@ -1,4 +1,4 @@
-"""The last words of a job that failed."""
+"""The report that a job prints when it has failed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .files import write_json
 
 
 def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "") -> str:
-    """Print the last words of the job, in one piece, write them as JSON where that is wanted, return them.
+    """Print why the job failed, in one piece, write it to `error_file` as JSON if there is one, and return the text.
 
-    `who` failed `after_s` after its start, None where no more is known than the verdict says.
+    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known.
     """
     words = block(verdict, who, after_s)
     say(words)
@@ -23,10 +23,9 @@ def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, 
 
 
 def block(verdict: Verdict, who: Member | None, after_s: float) -> str:
-    """Return why a job failed, in a block of lines; in one line where a signal ended it from outside.
+    """Return why a job failed, in a block of lines; in one line if a signal from outside ended it.
 
-    `who` is the rank that failed, None where no more is known of it than the verdict says. `after_s`
-    is the time since its start.
+    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known.
     """
     first = verdict.first
     if verdict.outside:
