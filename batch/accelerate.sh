@@ -8,7 +8,7 @@
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
 
-ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit
+ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv; conda: as in requeue.sh
 CONFIG="$HOME/.cache/huggingface/accelerate/default_config.yaml" # edit
 COMMAND="python -m mpiddp train.py"                              # edit: your script, and its arguments
 

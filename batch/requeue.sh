@@ -11,7 +11,7 @@
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
 
-ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv, or miniforge3/bin/activate of conda
+ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/miniforge3/bin/activate NAME
 COMMAND="python -m mpiddp --stop-before 120 train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
 
 source $ENVIRONMENT || exit 1
