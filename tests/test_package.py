@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +17,15 @@ from tests.support import ROOT, Mpi, alone, check
 
 PACKAGE = ROOT / "mpiddp"
 GROUND = {"config", "environment", "errors", "exits", "say", "stages", "version", "waiting"}
-MAY_IMPORT = {  # a room, and what it may import besides the ground and itself: rooms, or some of their modules
-    "facts": set(),
-    "plan": {"facts"},
-    "show": {"facts.gpus", "plan"},
-    "sentinel": {"facts.process", "plan", "show.report"},
-    "join": {"facts", "plan", "sentinel.handle", "sentinel.messages"},
-    "run": {"facts", "plan", "show", "join", "sentinel.handle", "sentinel.messages", "sentinel.wire",
-            "sentinel.detached"},
-}
+
+
+def rooms() -> dict[str, set[str]]:
+    """Return each room of the table in the package's README, and what it may import besides the ground and itself."""
+    rows = re.findall(r"^\| `(\w+)/` \|.*\|([^|]*)\|$", (PACKAGE / "README.md").read_text(), re.MULTILINE)
+    return {room: set(re.findall(r"`([\w.]+)`", cell)) for room, cell in rows}
+
+
+MAY_IMPORT = rooms()
 FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 16, 300, 42
 
