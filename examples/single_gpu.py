@@ -1,4 +1,4 @@
-"""Train on one GPU, or on the CPU where there is none. `distributed.py` is this script on as many as there are ranks."""
+"""Train on one GPU, or on the CPU if there is none. `distributed.py` is this script for as many GPUs as there are ranks."""
 
 import torch
 from torch import nn
