@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
+import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 GRACE_S = 5
+LEAVING_S = 2  # after a job's end, for its last processes
+MARK = "MPIDDP_TEST_JOB"  # a variable that all processes of a job inherit
 
 
 def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
@@ -18,8 +24,7 @@ def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
 
     The process and all its descendants are ended then; the error carries what they had printed.
     """
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, env=env, cwd=cwd, start_new_session=True) as process:
+    with start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException as error:
@@ -30,6 +35,50 @@ def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
                 error.add_note(f"stdout: {out[-4000:]}\nstderr: {err[-4000:]}")
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def start(command: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None = None,
+          **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a session of its own, without input and with the signals' defaults."""
+    return subprocess.Popen(command, env=env, cwd=cwd, text=True, start_new_session=True,
+                            **{"stdin": subprocess.DEVNULL, "preexec_fn": default_signals, **options})
+
+
+def default_signals() -> None:
+    """Let signals do what they do by default: under nohup, or behind `&` in a script, some are ignored by inheritance.
+
+    A child runs it between fork and exec.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def marked(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment by which the processes of one job can be found."""
+    return {**env, MARK: secrets.token_hex(8)}
+
+
+def leftovers(env: Mapping[str, str]) -> list[str]:
+    """Return the command lines of a job's processes that are there two seconds after its end, and end them."""
+    deadline = time.monotonic() + LEAVING_S
+    while (found := with_mark(env[MARK])) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    lines = [" ".join(cmdline) for cmdline in found.values()]
+    end_processes(found)
+    return lines
+
+
+def with_mark(mark: str) -> dict[psutil.Process, list[str]]:
+    """Return the processes that run with a mark, each with its command line."""
+    wanted = f"{MARK}={mark}".encode()
+    found = {}
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended meanwhile
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found[process] = process.cmdline()
+    return found
 
 
 def end_tree(pid: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pstats
 import re
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -231,8 +230,8 @@ def test_a_thread_that_waits_in_input_does_not_hold_the_end(name: str, script: S
     need(mpi.missing())
     ours, its = os.openpty()
     try:
-        with subprocess.Popen([str(mpi.python), "-m", "mpiddp", "--quiet", str(path)], stdin=its, stdout=its,
-                              stderr=its, env=single_node_environ(mpi), cwd=ROOT, start_new_session=True) as job:
+        with processes.start([str(mpi.python), "-m", "mpiddp", "--quiet", str(path)], single_node_environ(mpi), ROOT,
+                             stdin=its, stdout=its, stderr=its) as job:
             try:
                 assert job.wait(timeout=40) == 0
             finally:

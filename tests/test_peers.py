@@ -47,8 +47,8 @@ def test_where_the_store_listens_on_one_node(peer: str) -> None:
     """Ask `ss -ltn` while the job runs, as a site's security staff would."""
     need(QUICK.missing())
     command, allowed = STARTS[peer]
-    with subprocess.Popen(command(PROGRAMS / "store_ports.py"), env={**ENVIRON, "LINGER_S": "3"}, cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as job:
+    with processes.start(command(PROGRAMS / "store_ports.py"), {**ENVIRON, "LINGER_S": "3"}, ROOT,
+                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as job:
         assert job.stdout is not None
         try:
             port = json.loads(job.stdout.readline())["meeting"][1]

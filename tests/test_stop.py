@@ -98,8 +98,8 @@ def test_a_signal_in_the_start_counts(number: signal.Signals, library: str, quic
     need(quick.missing())
     rank = [str(quick.python), "-m", "mpiddp", str(STOPS)]
     command = [*mpiexec_command(quick, 1)[:-1], *rank, ":", "-n", "1", "sh", "-c", 'sleep 3; exec "$@"', "late", *rank]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, env=single_node_environ(quick), cwd=ROOT, start_new_session=True) as process:
+    with processes.start(command, single_node_environ(quick), ROOT, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT) as process:
         try:
             first = await_library(process.pid, rank, library)
             time.sleep(0.3)

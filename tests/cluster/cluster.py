@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.processes import end_processes, run
+from tests.processes import default_signals, end_processes, run
 
 RUN = Path("/var/tmp/mpiddp-cluster")  # not under /tmp, which every node hides behind its own
 BRIDGE = "mpiddp0"
@@ -227,7 +227,7 @@ def start_daemon(name: str, *command: str, **options: object) -> None:
     """Start a process in a session of its own and record its id, so that it can be ended later."""
     with (RUN / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,  # type: ignore[call-overload]
-                                   start_new_session=True, **options)
+                                   start_new_session=True, preexec_fn=default_signals, **options)
     (RUN / "pids" / name).write_text(f"{process.pid} {psutil.Process(process.pid).create_time()}")
 
 

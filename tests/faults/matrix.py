@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from tests import processes
 from tests.cluster import Cluster
@@ -42,6 +41,10 @@ class Launcher:
     def ranks(self) -> int:
         """The number of ranks."""
         return 6 if self.srun else 4
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment for its jobs."""
+        return self.mpi.environ() if self.srun else single_node_environ(self.mpi)
 
     def may_show(self, status: int, kind: str) -> bool:
         """Tell whether this launcher may report another status than the job's.
@@ -119,43 +122,24 @@ def run(launcher: Launcher, kind: str, moment: str, rank: int | None, cluster: C
     number = launcher.ranks - 1 if rank == -1 else rank
     options = ["--exit-timeout", "4"] if kind == "SIGSTOP" else []
     arguments = ["-m", "mpiddp", *options, str(FAULT), kind, moment, "all" if number is None else str(number)]
-    done = start(launcher, arguments, cluster)
+    env = processes.marked(launcher.environ())
+    done = start(launcher, arguments, cluster, env)
     ended = time.time()
     said = re.search(r"FAULT ([\d.]+)", done.stderr)
     return Outcome(launcher, kind, moment, number, ended - float(said[1]) if said else DEADLINE_S, done.returncode,
-                   done.stderr, leftovers())
+                   done.stderr, processes.leftovers(env))
 
 
-def start(launcher: Launcher, arguments: list[str], cluster: Cluster | None) -> subprocess.CompletedProcess[str]:
+def start(launcher: Launcher, arguments: list[str], cluster: Cluster | None,
+          env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run Python with arguments under a launcher, for DEADLINE_S at most."""
     mpi = launcher.mpi
     try:
         if not launcher.srun:
             command = mpiexec_command(mpi, launcher.ranks, *arguments)
-            return processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
+            return processes.run(*command, timeout=DEADLINE_S, env=env, cwd=ROOT)
         assert cluster
         return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", f"-n{launcher.ranks}", str(mpi.python), *arguments,
-                           timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+                           timeout=DEADLINE_S, env=env, cwd=ROOT)
     except subprocess.TimeoutExpired as late:
         return subprocess.CompletedProcess(arguments, -1, str(late.stdout), str(late.stderr))
-
-
-def leftovers() -> list[str]:
-    """Return the command lines of processes of a job that are there two seconds after its end, and end them."""
-    deadline = time.monotonic() + 2
-    while (found := ranks_and_children()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    lines = [" ".join(process.info["cmdline"]) for process in found]
-    processes.end_processes(found)
-    return lines
-
-
-def ranks_and_children() -> list[psutil.Process]:
-    """Return the processes that run fault.py, and those that it starts."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        ours = (str(FAULT) in words and "python" in Path(words[0]).name) or words == CHILD.split()
-        if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import processes
-from tests.faults.matrix import FAULT, leftovers
+from tests.faults.matrix import FAULT
 from tests.support import DEADLINE_S, ROOT, Mpi, mpiexec_command, need, single_node_environ
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
@@ -42,10 +42,11 @@ def group() -> Iterator[Path]:
 def test_a_rank_that_runs_out_of_memory(quick: Mpi, group: Path) -> None:
     need(quick.missing())
     command = mpiexec_command(quick, 2, "-m", "mpiddp", FAULT, "memory", "loop", 1)
+    env = processes.marked(single_node_environ(quick))
     done = processes.run("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh", *command,
-                         timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT)
+                         timeout=DEADLINE_S, env=env, cwd=ROOT)
     assert done.returncode != 0
     assert done.stderr.count("mpiddp: failed: ") == 1, done.stderr
     assert "mpiddp: failed: rank 1 on " in done.stderr
     assert "ended by SIGKILL (Killed): out of memory, as its cgroup counts\n" in done.stderr
-    assert leftovers() == []
+    assert processes.leftovers(env) == []

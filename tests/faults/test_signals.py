@@ -16,8 +16,8 @@ import pytest
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
-from tests.faults.matrix import LAUNCHERS, Launcher, leftovers
-from tests.support import ROOT, mpiexec_command, need, single_node_environ
+from tests.faults.matrix import LAUNCHERS, Launcher
+from tests.support import ROOT, mpiexec_command, need
 
 FAULTS = Path(__file__).parent
 OUTSIDE = re.compile(r"mpiddp: ended by SIG(?:INT|TERM|KILL) after .* s, sent to the job from outside")
@@ -53,19 +53,19 @@ def started(launcher: Launcher, cluster: Cluster | None, *arguments: object, nod
     """Hold a running job of mpiddp; fail where a process of it is left."""
     mpi, python = launcher.mpi, ["-m", "mpiddp", *map(str, arguments)]
     need(mpi.missing())
+    env = processes.marked(launcher.environ())
     if cluster is None:
-        command, env = mpiexec_command(mpi, launcher.ranks, *python), single_node_environ(mpi)
+        command = mpiexec_command(mpi, launcher.ranks, *python)
     else:
         command = [*cluster.at("login", ROOT), "srun", f"--mpi={mpi.pmi}", f"-N{nodes}",
                    f"-n{launcher.ranks}", str(mpi.python), *python]
-        env = {**mpi.environ(), "SLURM_CONF": f"{RUN}/slurm.conf"}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, env=env, cwd=ROOT, start_new_session=True) as process:
+        env["SLURM_CONF"] = f"{RUN}/slurm.conf"
+    with processes.start(command, env, ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
             yield Job(process)
         finally:
             processes.end_tree(process.pid)
-    assert leftovers() == []
+    assert processes.leftovers(env) == []
 
 
 def by_name(name: str) -> Launcher:
