@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from tests.cluster import Cluster
-from tests.cluster.cluster import RUN
+from tests.cluster.cluster import NODES, RUN
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, Mpi, need
 
 HELLO = EXAMPLES / "hello_world.py"
@@ -62,12 +63,14 @@ def nothing_left(cluster: Cluster) -> Iterator[None]:
 
 
 def ranks() -> list[psutil.Process]:
-    """Return the processes on this machine that run mpiddp inside the cluster."""
+    """Return the processes that run mpiddp on the nodes of the cluster."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
         if "mpiddp" in words and "python" in Path(words[0]).name and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if any(in_node(process, node) for node in NODES):
+                    found.append(process)
     return found
 
 
