@@ -1,4 +1,4 @@
-"""Fixtures: the cluster, the quick MPI; and the list of matrix rows that were run."""
+"""Fixtures: the cluster, the quick MPI; which tests run side by side; and the list of matrix rows that were run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import Cluster, missing_components
-from tests.support import MPIS, ROOT, Mpi, need
+from tests.support import MPIS, ROOT, Mpi, need, scratch
 
-rows_run: list[str] = []
+CLUSTERS_OWN = ROOT / "tests/cluster/test_cluster.py"
+MARKERS = (
+    "row(started_by, mpi): the row of the matrix that a test runs",
+    "thorough: left out by tests/run, and run by tests/run --all",
+    "alone: measures time, so that nothing else may run beside it",
+)
 
 
 @pytest.fixture(scope="session")
@@ -26,22 +31,35 @@ def quick() -> Mpi:
     return MPIS["mpich"]
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Note the rows of the matrix whose tests passed."""
-    report = (yield).get_result()  # type: ignore[misc]
-    if report.when == "call" and report.passed and (row := item.get_closest_marker("row")):
-        rows_run.append(" | ".join(row.args))
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker."""
-    config.addinivalue_line("markers", "row(started_by, mpi): the row of the matrix that a test runs")
+    """Declare the markers, and make the folder that all processes of the tests share."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    scratch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of the cluster to one process: one cluster runs on a machine. Note the matrix rows of tests."""
+    for item in items:
+        if uses_cluster(item):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+        if row := item.get_closest_marker("row"):
+            item.user_properties.append(("row", " | ".join(row.args)))
+
+
+def uses_cluster(item: pytest.Item) -> bool:
+    """Tell whether a test starts the cluster, or uses it: by its fixture, or by a launcher that is srun."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return (item.path == CLUSTERS_OWN or "cluster" in getattr(item, "fixturenames", ())
+            or any(getattr(value, "srun", False) for value in values))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the rows of the matrix that ran."""
-    if rows_run:
+    rows = [value for report in terminalreporter.stats.get("passed", [])
+            for name, value in report.user_properties if name == "row"]
+    if rows:
         terminalreporter.section("rows of the matrix that ran")
-        for row in dict.fromkeys(rows_run):
+        for row in dict.fromkeys(rows):
             terminalreporter.line(row)

@@ -27,6 +27,7 @@ EXAMPLES = ROOT / "examples"
 PROGRAMS = ROOT / "tests" / "programs"
 SLURM_PMI2_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libpmi2.so.0")
 DEADLINE_S = 100  # for one job; many times what it needs on an idle machine
+SCRATCH = "TESTS_SCRATCH"  # a variable
 STRICT = os.environ.get("MPIDDP_TEST_STRICT") == "1"
 
 Done = subprocess.CompletedProcess[str]
@@ -101,11 +102,15 @@ def single_node_environ(mpi: Mpi) -> dict[str, str]:
 
 @functools.cache
 def scratch() -> str:
-    """Return a folder for temporary files of the tests' jobs, which goes at their end.
+    """Return a folder for temporary files of the tests' jobs, which goes with the process that first asks for it.
 
-    With it go the files that Hydra leaves of jobs that were aborted, which have no other place.
+    The processes that it starts share it. With it go the files that Hydra leaves of jobs that were aborted, which have
+    no other place.
     """
+    if SCRATCH in os.environ:
+        return os.environ[SCRATCH]
     folder, start = tempfile.mkdtemp(prefix="mpiddp-tests-"), time.time()
+    os.environ[SCRATCH] = folder
 
     def remove() -> None:
         shutil.rmtree(folder, ignore_errors=True)
