@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 
 from tests.cluster import Cluster
-from tests.faults.matrix import LAUNCHERS, MOMENTS, STATUSES, Outcome, run
+from tests.faults.matrix import MOMENTS, STATUSES, WHOLE, Outcome, run
 from tests.support import ROOT
 
 
@@ -26,7 +26,7 @@ def main() -> int:
         with Cluster(visible=[ROOT]) as cluster:
             ranks = [int(rank) for rank in options.ranks.split(",")]
             for kind, moment, rank, launcher in itertools.product(
-                    options.kinds.split(","), options.moments.split(","), ranks, LAUNCHERS):
+                    options.kinds.split(","), options.moments.split(","), ranks, WHOLE):
                 outcome = run(launcher, kind, moment, rank, cluster)
                 outcomes.append(outcome)
                 if outcome.problems:
@@ -47,10 +47,10 @@ def table(outcomes: list[Outcome]) -> str:
         kinds[outcome.kind].append(outcome)
     rows = []
     for kind, some in sorted(kinds.items(), key=lambda one: -max(outcome.seconds for outcome in one[1])):
-        cells = [cell([outcome for outcome in some if outcome.launcher == launcher]) for launcher in LAUNCHERS]
+        cells = [cell([outcome for outcome in some if outcome.launcher == launcher]) for launcher in WHOLE]
         rows.append(f"| {kind} | {some[0].expected} | {' | '.join(cells)} |")
-    names = " | ".join(launcher.name for launcher in LAUNCHERS)
-    head = [f"| end | status | {names} |", "| --- | --- |" + " --- |" * len(LAUNCHERS)]
+    names = " | ".join(launcher.name for launcher in WHOLE)
+    head = [f"| end | status | {names} |", "| --- | --- |" + " --- |" * len(WHOLE)]
     counts = (f"{len(outcomes)} cells: cause named in {sum(one.named for one in outcomes)}, "
               f"processes left by {sum(bool(one.lost) for one in outcomes)}, "
               f"not as it should be {sum(bool(one.problems) for one in outcomes)}")

@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests import processes
@@ -31,16 +31,17 @@ CAUSES = {  # what the report says of the rank
 
 @dataclass(frozen=True)
 class Launcher:
-    """A way to start the ranks: under srun six on three nodes, else four on this machine."""
+    """A way to start ranks: under srun one on each of three nodes, else two on this machine; `whole` doubles them."""
 
     name: str
     mpi: Mpi
     srun: bool
+    whole: bool = False
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
-        return 6 if self.srun else 4
+        return (3 if self.srun else 2) * (2 if self.whole else 1)
 
     def environ(self) -> dict[str, str]:
         """Return the environment for its jobs."""
@@ -63,6 +64,7 @@ LAUNCHERS = [
     Launcher("MPICH mpiexec", MPIS["mpich"], False), Launcher("srun pmix", MPIS["openmpi4"], True),
     Launcher("srun pmi2", MPIS["impi"], True),
 ]
+WHOLE = [replace(launcher, whole=True) for launcher in LAUNCHERS]
 
 
 @dataclass(frozen=True)

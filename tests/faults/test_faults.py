@@ -1,15 +1,18 @@
-"""A part of the fault matrix: every way to end under one launcher or another, the common ones under all."""
+"""The fault matrix; a part of it has every way to end under one launcher or another, the common ones under all."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from tests.faults.matrix import LAUNCHERS, STATUSES, Launcher, run
+from tests.faults.matrix import LAUNCHERS, MOMENTS, STATUSES, WHOLE, Launcher, run
 from tests.support import need
 
 OMPI4, OMPI5, HYDRA, PMIX, PMI2 = LAUNCHERS
 CELLS = [
-    *((launcher, kind, "loop", -1) for kind in ("raise", "SIGKILL") for launcher in LAUNCHERS),
+    *((launcher, "raise", "loop", -1) for launcher in LAUNCHERS),
+    *((launcher, "SIGKILL", "loop", -1) for launcher in WHOLE),
     *((launcher, "SIGSEGV", "loop", -1) for launcher in (OMPI5, PMI2)),
     *((launcher, "_exit", "loop", 0) for launcher in (HYDRA, PMIX)),
     (PMI2, "SIGSTOP", "before", -1), (HYDRA, "SIGSTOP", "end", 0), (PMIX, "SIGSTOP", "loop", 0),
@@ -20,10 +23,20 @@ CELLS = [
     (OMPI5, "SIGUSR1", "before", -1), (OMPI4, "SIGUSR2", "loop", 0), (OMPI5, "SIGABRT", "loop", 0),
     (OMPI4, "SIGBUS", "before", -1), (OMPI5, "SIGFPE", "end", -1), (HYDRA, "SIGHUP", "loop", 0),
 ]
+MATRIX = [(launcher, kind, moment, rank) for kind, moment, rank, launcher in itertools.product(
+    STATUSES, MOMENTS, (0, -1), WHOLE)]
 
 
-@pytest.mark.parametrize(("launcher", "kind", "moment", "rank"), CELLS,
-                         ids=[f"{one[0].name}-{one[1]}-{one[2]}-{one[3]}".replace(" ", "-") for one in CELLS])
+def name(cell: tuple[Launcher, str, str, int]) -> str:
+    """Return the name of a cell."""
+    launcher, *rest = cell
+    return "-".join([launcher.name.replace(" ", "-"), *["whole"] * launcher.whole, *map(str, rest)])
+
+
+@pytest.mark.parametrize(("launcher", "kind", "moment", "rank"), [
+    *(pytest.param(*cell, id=name(cell)) for cell in CELLS),
+    *(pytest.param(*cell, id=name(cell), marks=pytest.mark.thorough) for cell in MATRIX if cell not in CELLS),
+])
 def test_an_end(launcher: Launcher, kind: str, moment: str, rank: int, request: pytest.FixtureRequest) -> None:
     need(launcher.mpi.missing())
     outcome = run(launcher, kind, moment, rank, request.getfixturevalue("cluster") if launcher.srun else None)
