@@ -29,7 +29,7 @@ LOGIN = "login"
 NODES = ("node1", "node2", "node3")
 ADDRESSES = {LOGIN: "10.77.0.1", "node1": "10.77.0.11", "node2": "10.77.0.12", "node3": "10.77.0.13"}
 CPUS_PER_NODE, GPUS_PER_NODE = 8, 4  # as far as Slurm knows
-REQUEUE_AFTER_S = 15  # a job that was requeued waits until its old credentials are void; two minutes by default
+REQUEUE_AFTER_S = 6  # a job that was requeued waits until its old credentials are void; two minutes by default
 START_TIMEOUT_S = 60
 COMMANDS = ("slurmctld", "slurmd", "srun", "sbatch", "munged", "ip", "nsenter", "unshare", "mount", "hostname")
 
