@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -70,6 +71,11 @@ MPIS = {
         Mpi("impi", "Intel MPI wheel", VENVS / "impi/bin/mpiexec", pmi="pmi2"),
     )
 }
+
+EACH_MPI = [pytest.param(mpi, id=name) for name, mpi in MPIS.items()]
+# Where no difference is looked for: one MPI of each family, and the others too in a thorough run.
+EACH_FAMILY = [pytest.param(mpi, id=name, marks=() if name in ("openmpi5", "mpich") else pytest.mark.thorough)
+               for name, mpi in MPIS.items()]
 
 
 def need(missing: list[str]) -> None:
@@ -143,6 +149,12 @@ def check(done: Done, status: int = 0) -> Done:
     """Fail with a job's whole output unless it ended with a status."""
     assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 HELLO = re.compile(r"\[tcp://(?P<address>[^\]]+):(?P<port>\d+)\] "

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
-from tests.support import EXAMPLES, MPIS, ROOT, Done, Mpi, alone, check, mpiexec, need, srun
+from tests.support import EACH_MPI, EXAMPLES, MPIS, ROOT, Done, Mpi, alone, check, mpiexec, need, srun
 
 HELLO = EXAMPLES / "hello_world.py"
 
@@ -30,7 +30,7 @@ def broken(tmp_path: Path) -> Path:
     return script
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("mpi", EACH_MPI)
 @pytest.mark.parametrize(("arguments", "status", "words"), [
     (["no_such_script.py"], 3, "cannot start: script-missing"),
     (["--frobnicate", HELLO], 2, "unrecognized arguments: --frobnicate"),

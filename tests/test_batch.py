@@ -115,7 +115,8 @@ def check_hello_of_four(done: Job) -> None:
     assert len(re.findall(r"hello from \[node[12]:gloo\] process \d/4$", done.output, re.MULTILINE)) == 4, done.output
 
 
-@pytest.mark.parametrize("arguments", [(), ("-s", "8"), ("[2,2,2]",)])
+@pytest.mark.parametrize("arguments", [
+    pytest.param((), marks=pytest.mark.thorough), pytest.param(("-s", "8"), marks=pytest.mark.thorough), ("[2,2,2]",)])
 def test_llsub(cluster: Cluster, folder: Path, arguments: tuple[str, ...]) -> None:
     """A stand-in for the command, which SuperCloud alone has."""
     script = edited(folder, "llsub.sh", COMMAND=HELLO, MODULES="pytorch mpi/openmpi", cpus_per_task=2, gres="gpu:2")
@@ -182,7 +183,8 @@ def test_what_a_user_got_wrong_stands_at_the_end_of_the_output(
     assert reason in "\n".join(done.output.splitlines()[-12:])
 
 
-TRAIN = f"{EXAMPLES / 'train_digits.py'} --epochs 30 --checkpoint"
+EPOCHS = 8
+TRAIN = f"{EXAMPLES / 'train_digits.py'} --epochs {EPOCHS} --checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +201,7 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("why", ["scancel", "drain", "walltime"])
+@pytest.mark.parametrize("why", [pytest.param("scancel", marks=pytest.mark.thorough), "drain", "walltime"])
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, uninterrupted: dict[str, torch.Tensor], why: str
 ) -> None:

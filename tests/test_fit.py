@@ -198,8 +198,10 @@ def check_refused(done: Done, name: str) -> None:
         assert word not in done.stderr
 
 
-@pytest.mark.parametrize("library", MPIS.values(), ids=MPIS)
-@pytest.mark.parametrize("launcher", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize(("launcher", "library"), [
+    pytest.param(launcher, library, id=f"{launcher.name}-{library.name}",
+                 marks=pytest.mark.thorough if launcher is library else ())  # these say hello in test_matrix.py
+    for launcher in MPIS.values() for library in MPIS.values()])
 def test_every_mpiexec_with_every_library(launcher: Mpi, library: Mpi) -> None:
     need([*launcher.missing(), *library.missing()])
     command = mpiexec_command(launcher, 2, "-m", "mpiddp", HELLO)

@@ -9,13 +9,14 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import MPIS, PROGRAMS, Mpi, check, mpiexec, srun
+from tests.support import MPIS, PROGRAMS, Done, Mpi, check, mpiexec, srun
 
 SCRIPTS = "accelerate.test_utils.scripts."
 TWO, SIX = "-N2 --ntasks-per-node=1", "-N3 --ntasks-per-node=2"
 TIMEOUT_S = 150
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["test_script", "test_sync", "test_ops"])
 def test_accelerates_own_scripts(quick: Mpi, name: str) -> None:
     check(mpiexec(quick, 2, "-m", SCRIPTS + name, env={"ACCELERATE_USE_CPU": "true"}, timeout=TIMEOUT_S))
@@ -28,23 +29,44 @@ def test_accelerates_own_scripts_on_several_nodes(cluster: Cluster, name: str, o
                timeout=TIMEOUT_S))
 
 
-def test_accelerates_distributed_data_loop(quick: Mpi, cluster: Cluster) -> None:
+@pytest.mark.thorough
+def test_accelerates_distributed_data_loop(quick: Mpi) -> None:
+    check_data_loop(mpiexec(quick, 2, PROGRAMS / "data_loop.py", env={"ACCELERATE_USE_CPU": "true"}))
+
+
+def test_accelerates_distributed_data_loop_on_two_nodes(cluster: Cluster) -> None:
     """It is for two processes."""
-    for done in (mpiexec(quick, 2, PROGRAMS / "data_loop.py", env={"ACCELERATE_USE_CPU": "true"}),
-                 srun(cluster, MPIS["openmpi4"], TWO, PROGRAMS / "data_loop.py", env={"ACCELERATE_USE_CPU": "true"})):
-        assert set(re.findall("^rank . is through$", check(done).stdout, re.MULTILINE)) == {
-            "rank 0 is through", "rank 1 is through"}
+    check_data_loop(srun(cluster, MPIS["openmpi4"], TWO, PROGRAMS / "data_loop.py", env={"ACCELERATE_USE_CPU": "true"}))
 
 
-@pytest.mark.parametrize("program", ["lightning_trainer.py", "lightning_fabric.py"])
-def test_lightning(quick: Mpi, cluster: Cluster, program: str) -> None:
-    for ranks, done in ((2, mpiexec(quick, 2, PROGRAMS / program)),
-                        (6, srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", PROGRAMS / program))):
-        lines = re.findall(rf"^rank \d/{ranks}: (\d\.\d\d), 1 version$", check(done).stdout, re.MULTILINE)
-        assert len(lines) == ranks, done.stdout + done.stderr
-        assert all(abs(float(weight) - 3) < 0.1 for weight in lines)
+def check_data_loop(done: Done) -> None:
+    """Fail unless both ranks came through."""
+    assert set(re.findall("^rank . is through$", check(done).stdout, re.MULTILINE)) == {
+        "rank 0 is through", "rank 1 is through"}
 
 
+LIGHTNING = pytest.mark.parametrize("program", ["lightning_trainer.py", "lightning_fabric.py"])
+
+
+@LIGHTNING
+def test_lightning(quick: Mpi, program: str) -> None:
+    check_weights(mpiexec(quick, 2, PROGRAMS / program), 2)
+
+
+@LIGHTNING
+@pytest.mark.parametrize(("ranks", "options"), [(3, "-N3 -n3"), pytest.param(6, SIX, marks=pytest.mark.thorough)])
+def test_lightning_on_three_nodes(cluster: Cluster, program: str, ranks: int, options: str) -> None:
+    check_weights(srun(cluster, MPIS["openmpi4"], options, PROGRAMS / program), ranks)
+
+
+def check_weights(done: Done, ranks: int) -> None:
+    """Fail unless each rank came to the weight that was to be learned."""
+    lines = re.findall(rf"^rank \d/{ranks}: (\d\.\d\d), 1 version$", check(done).stdout, re.MULTILINE)
+    assert len(lines) == ranks, done.stdout + done.stderr
+    assert all(abs(float(weight) - 3) < 0.1 for weight in lines)
+
+
+@pytest.mark.thorough
 def test_a_sharded_model_and_its_checkpoint(quick: Mpi, tmp_path: Path) -> None:
     done = check(mpiexec(quick, 4, PROGRAMS / "sharded.py", tmp_path / "checkpoint"))
     assert len(re.findall(r"^rank \d/4 in mesh \(2, 2\): same$", done.stdout, re.MULTILINE)) == 4, done.stdout

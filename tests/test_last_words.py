@@ -10,7 +10,7 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPIS, ROOT, Mpi, check, mpiexec, single_node_environ
+from tests.support import DEADLINE_S, EACH_FAMILY, MPIS, ROOT, Mpi, check, mpiexec, single_node_environ
 
 HEAD = "import atexit, os, sys, threading, time\nrank = int(os.environ['RANK'])\n"
 ODD_WORDS = """
@@ -65,7 +65,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("mpi", EACH_FAMILY)
 def test_an_exception_that_cannot_say_what_it_is(mpi: Mpi, script: Path) -> None:
     script.write_text(HEAD + ODD_WORDS)
     start = time.monotonic()
@@ -75,7 +75,7 @@ def test_an_exception_that_cannot_say_what_it_is(mpi: Mpi, script: Path) -> None
     assert done.stderr.count("Traceback (most recent call last)") == 1
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("mpi", EACH_FAMILY)
 def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, script: Path) -> None:
     script.write_text(HEAD + SLOW_HOOK)
     done = check(mpiexec(mpi, 2, script), 1)
@@ -97,7 +97,7 @@ def test_a_slow_hook_under_srun(pmi: str, cluster: Cluster, tmp_path: Path) -> N
     assert done.stderr.count("mpiddp: failed: rank 2 on node3: ValueError: seven\n") == 1
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("mpi", EACH_FAMILY)
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(7)", 7), ("raise ValueError('seven')", 1)])
 def test_threads_and_atexit_functions_of_a_rank_that_fails(mpi: Mpi, end: str, status: int, script: Path) -> None:
     script.write_text(HEAD + LAST_WORK.format(end=end))
@@ -111,7 +111,7 @@ def test_os_exit_runs_no_atexit_function(quick: Mpi, script: Path) -> None:
     assert check(mpiexec(quick, 2, script), 7).stdout == ""
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("mpi", EACH_FAMILY)
 def test_what_takes_longer_is_cut_off(mpi: Mpi, script: Path) -> None:
     script.write_text(HEAD + ENDLESS_WORK)
     start = time.monotonic()
@@ -195,15 +195,15 @@ def test_what_c_streams_hold_is_written(name: str, script: Path, tmp_path: Path)
     assert (tmp_path / "stream1").read_text() == "kept"
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
-def test_a_loaders_worker_that_is_killed(mpi: Mpi, script: Path) -> None:
+@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("turn", [1, *(pytest.param(turn, marks=pytest.mark.thorough) for turn in (2, 3))])
+def test_a_loaders_worker_that_is_killed(mpi: Mpi, turn: int, script: Path) -> None:
     """Torch's handler of SIGCHLD raises wherever the rank is by then, also in our own code."""
     script.write_text(HEAD + DEAD_WORKER)
-    for _ in range(3):
-        done = check(mpiexec(mpi, 2, script), 1)
-        assert re.search(r"mpiddp: failed: rank 1 on \S+: (RuntimeError: DataLoader worker|Connection)", done.stderr)
-        assert "is killed by signal: Killed" in done.stderr
-        assert "/mpiddp/" not in done.stderr
+    done = check(mpiexec(mpi, 2, script), 1)
+    assert re.search(r"mpiddp: failed: rank 1 on \S+: (RuntimeError: DataLoader worker|Connection)", done.stderr)
+    assert "is killed by signal: Killed" in done.stderr
+    assert "/mpiddp/" not in done.stderr
 
 
 def test_a_stream_of_the_scripts_own_that_cannot_be_flushed(quick: Mpi, script: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.cluster import Cluster
 from tests.support import (
     DEADLINE_S,
+    EACH_MPI,
     EXAMPLES,
     MPIS,
     ROOT,
@@ -21,6 +22,10 @@ from tests.support import (
 
 HELLO = EXAMPLES / "hello_world.py"
 STEPS = ("none", "pmix", "pmi2")
+QUICK = {("none", "openmpi4"), ("pmi2", "openmpi5"), ("pmix", "mpich"), ("pmi2", "impi")}
+IN_STEPS = [pytest.param(step, mpi, id=f"{step}-{mpi.name}",
+                         marks=() if (step, mpi.name) in QUICK else pytest.mark.thorough)
+            for step in STEPS for mpi in MPIS.values()]
 ON_THIS_NODE = {"openmpi4": "--host localhost:2", "openmpi5": "--host localhost:2",
                 "mpich": "-launcher fork", "impi": "-launcher fork"}  # in a step, srun has no room for daemons
 
@@ -41,15 +46,13 @@ def mpirun(mpi: Mpi, ranks: int, *command: object) -> str:
     return " ".join(map(str, (mpi.mpiexec, *mpi.options, ON_THIS_NODE[mpi.name], "-n", ranks, *command)))
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("step", "mpi"), IN_STEPS)
 def test_mpirun_in_a_step(step: str, mpi: Mpi, cluster: Cluster) -> None:
     done = in_step(cluster, mpi, f"--mpi={step} -n1", mpirun(mpi, 2, mpi.python, "-m", "mpiddp", HELLO))
     check_hello(done, 2)
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("step", "mpi"), IN_STEPS)
 def test_no_launcher_in_a_step_is_a_world_of_one(step: str, mpi: Mpi, cluster: Cluster) -> None:
     done = in_step(cluster, mpi, f"--mpi={step} -n1", f"{mpi.python} -m mpiddp {HELLO}")
     check_hello(done, 1)
@@ -68,7 +71,7 @@ def test_a_shell_outlives_a_job_that_did_not_start(mpi: Mpi, cluster: Cluster) -
     assert "CANCELLED" not in done.stderr
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("mpi", EACH_MPI)
 def test_mpirun_in_each_task_is_refused_once(mpi: Mpi, cluster: Cluster) -> None:
     done = in_step(cluster, mpi, "-N1 -n2", mpirun(mpi, 2, mpi.python, "-m", "mpiddp", HELLO))
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
@@ -76,14 +79,14 @@ def test_mpirun_in_each_task_is_refused_once(mpi: Mpi, cluster: Cluster) -> None
     assert "in each of 2 tasks that srun has started" in done.stderr
 
 
-@pytest.mark.parametrize("mpi", MPIS.values(), ids=MPIS)
+@pytest.mark.parametrize("mpi", EACH_MPI)
 def test_mpirun_finds_the_nodes_of_an_allocation(mpi: Mpi, cluster: Cluster) -> None:
     """Its daemons are the tasks of a step, one on each node."""
     need(mpi.missing())
-    command = f"{mpi.mpiexec} -n 6 {mpi.python} -m mpiddp {HELLO}"
-    done = cluster.run("salloc", "--quiet", "-N3", "--ntasks-per-node=2", "sh", "-c", command, timeout=DEADLINE_S,
+    command = f"{mpi.mpiexec} -n 3 {mpi.python} -m mpiddp {HELLO}"
+    done = cluster.run("salloc", "--quiet", "-N3", "--ntasks-per-node=1", "sh", "-c", command, timeout=DEADLINE_S,
                        env=environ(mpi), cwd=ROOT)
-    assert {one["host"] for one in check_hello(done, 6)} == {"node1", "node2", "node3"}
+    assert {one["host"] for one in check_hello(done, 3)} == {"node1", "node2", "node3"}
 
 
 def test_no_launcher_in_an_allocation_of_several_tasks_is_worth_a_warning(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from mpiddp.run.signals import SIGNALS
 from tests import processes
-from tests.faults.matrix import LAUNCHERS, Launcher
+from tests.faults.matrix import LAUNCHERS, WHOLE, Launcher
 from tests.faults.test_signals import Job, started
 from tests.support import MPIS, PROGRAMS, ROOT, Mpi, alone, check, mpiexec, mpiexec_command, need, single_node_environ
 
@@ -32,7 +32,7 @@ def pids(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[:3], ids=lambda launcher: launcher.name)
+@pytest.mark.parametrize("launcher", [*LAUNCHERS[:2], WHOLE[2]], ids=lambda launcher: launcher.name)
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: signal.Signals) -> None:
     with started(launcher, None, STOPS) as job:

@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -64,12 +63,13 @@ def test_a_rank_that_ends_early_takes_nothing_from_the_others(cluster: Cluster) 
     assert done.stdout == "2 went on\n" * 2
 
 
-def test_twenty_starts_in_a_row_beside_a_job_that_holds_ports(quick: Mpi) -> None:
-    """Hold a thousand ports, torchrun's default among them, and start twenty times."""
+@pytest.mark.parametrize("starts", [5, pytest.param(20, marks=pytest.mark.thorough)])
+def test_starts_in_a_row_beside_a_job_that_holds_ports(quick: Mpi, starts: int) -> None:
+    """Hold a thousand ports, torchrun's default among them, and start many times."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(1000)]
     try:
         held.append(socket.create_server(("127.0.0.1", 29500)))
-        for _ in range(20):
+        for _ in range(starts):
             done = mpiexec(quick, 2, EXAMPLES / "hello_world.py")
             check_hello(done, 2)
             assert noise(done) == []
@@ -80,12 +80,11 @@ def test_twenty_starts_in_a_row_beside_a_job_that_holds_ports(quick: Mpi) -> Non
 
 def test_jobs_that_start_together_stay_apart(quick: Mpi) -> None:
     command = mpiexec_command(quick, 2, "-m", "mpiddp", EXAMPLES / "hello_world.py")
-    jobs = [subprocess.Popen(command, env=single_node_environ(quick), cwd=ROOT, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
-    deadline = time.monotonic() + 120
+    with ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(processes.run, *command, timeout=120, env=single_node_environ(quick), cwd=ROOT)
+                for _ in range(3)]
     for job in jobs:
-        out, err = job.communicate(timeout=deadline - time.monotonic())
-        check_hello(Done(command, job.returncode, out, err), 2)
+        check_hello(job.result(), 2)
 
 
 def test_rank_0_may_have_a_connection_for_each_rank(quick: Mpi) -> None:
@@ -101,7 +100,7 @@ def test_a_start_asks_no_name_server_who_the_ranks_are(quick: Mpi) -> None:
     tools = [name for name in ("ip", "mount", "unshare") if shutil.which(name) is None]
     need([*tools, *(["root, for a network namespace"] if os.geteuid() else []), *quick.missing()])
     command = ["unshare", "--net", "--mount", sys.executable, str(PROGRAMS / "name_server.py"),
-               *mpiexec_command(quick, 4, "-m", "mpiddp", EXAMPLES / "hello_world.py")]
+               *mpiexec_command(quick, 2, "-m", "mpiddp", EXAMPLES / "hello_world.py")]
     asked = {}
     for level in ("WARNING", "INFO"):
         environ = {**single_node_environ(quick), "TORCH_CPP_LOG_LEVEL": level}
@@ -109,5 +108,5 @@ def test_a_start_asks_no_name_server_who_the_ranks_are(quick: Mpi) -> None:
         asked[level] = [line for line in done.stdout.splitlines() if line.endswith(".arpa")]
         if level == "WARNING":
             assert "hostname of the client" not in done.stderr
-    assert len(asked["INFO"]) >= 4
+    assert len(asked["INFO"]) >= 2
     assert asked["WARNING"] == []
