@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 
 import pytest
@@ -17,6 +16,7 @@ from tests.support import (
     VENVS,
     Mpi,
     check,
+    free_port,
     mpiexec,
     mpiexec_command,
     need,
@@ -29,9 +29,8 @@ ENVIRON = single_node_environ(QUICK)
 
 def torchrun(*arguments: object) -> list[str]:
     """Return the command that starts two ranks under torchrun, on a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    return [str(VENVS / "base/bin/torchrun"), "--nproc-per-node=2", f"--master-port={port}", *map(str, arguments)]
+    return [str(VENVS / "base/bin/torchrun"), "--nproc-per-node=2", f"--master-port={free_port()}",
+            *map(str, arguments)]
 
 
 STARTS = {

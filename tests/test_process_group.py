@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,12 @@ from tests.support import (
     alone,
     check,
     check_hello,
+    free_port,
     mpiexec,
     noise,
     single_node_environ,
     srun,
 )
-
-
-def free_port() -> str:
-    """Return a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 @pytest.mark.parametrize("how", ["plain", "same", "ours", "timeout", "backend", "address", "mesh", "twice"])

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests import processes
 from tests.cluster import Cluster, missing_components
 from tests.faults.matrix import LAUNCHERS, Launcher
-from tests.support import MPIS, PROGRAMS, ROOT, VENVS, mpiexec_command, single_node_environ
+from tests.support import MPIS, PROGRAMS, ROOT, VENVS, free_port, mpiexec_command, single_node_environ
 
 SCRIPT = Path(__file__).parent / "raises.py"
 CUT_OFF_S = 60
@@ -42,7 +42,7 @@ def jobs_here(launchers: list[Launcher]) -> dict[str, Run]:
     environ = single_node_environ(mpi)
     jobs = {f"mpiddp, {one.name}": here(mpiexec_command(one.mpi, 4, "-m", "mpiddp", SCRIPT),
                                         single_node_environ(one.mpi)) for one in launchers}
-    jobs["torchrun"] = here([TORCHRUN, "--nproc-per-node=4", "--master-port=29543", str(SCRIPT)], environ)
+    jobs["torchrun"] = here([TORCHRUN, "--nproc-per-node=4", f"--master-port={free_port()}", str(SCRIPT)], environ)
     jobs["plain recipe, Open MPI 4.1 mpirun"] = here(
         mpiexec_command(mpi, 4, PROGRAMS / "plain_recipe.py", SCRIPT), environ)
     return jobs

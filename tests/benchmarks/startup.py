@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests import processes
 from tests.cluster import Cluster, missing_components
-from tests.support import MPIS, PROGRAMS, ROOT, VENVS, mpiexec_command, single_node_environ
+from tests.support import MPIS, PROGRAMS, ROOT, VENVS, free_port, mpiexec_command, single_node_environ
 
 HERE = Path(__file__).parent
 SCRIPT, FLOOR = HERE / "first_step.py", HERE / "floor.py"
@@ -51,10 +51,10 @@ def commands(ranks: int) -> dict[str, list[str]]:
     mpi = MPIS["openmpi4"]
     found = {
         OURS: mpiexec_command(mpi, ranks, "-m", "mpiddp", "--quiet", SCRIPT),
-        "torchrun": [str(BASE / "torchrun"), f"--nproc-per-node={ranks}", "--master-port=29543", str(SCRIPT)],
+        "torchrun": [str(BASE / "torchrun"), f"--nproc-per-node={ranks}", f"--master-port={free_port()}", str(SCRIPT)],
         "accelerate launch": [
             str(BASE / "accelerate"), "launch", "--cpu", f"--num_processes={ranks}", "--num_machines=1",
-            "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=29544", str(SCRIPT)],
+            "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={free_port()}", str(SCRIPT)],
         "plain recipe": mpiexec_command(mpi, ranks, PROGRAMS / "plain_recipe.py", SCRIPT),
         "floor": mpiexec_command(mpi, ranks, FLOOR),
     }
@@ -86,12 +86,12 @@ def measure_children(command: list[str], environ: Mapping[str, str]) -> Cost:
 
 
 def in_turn(jobs: dict[str, Callable[[], Cost]], runs: int) -> dict[str, Cost]:
-    """Run jobs in turn and return the medians of each; the first round does not count."""
+    """Run jobs in turn and return the medians of each; of several rounds the first does not count."""
     found: dict[str, list[Cost]] = {name: [] for name in jobs}
-    for turn in range(runs + 1):
+    for turn in range(runs + (runs > 1)):
         for name, job in jobs.items():
             cost = job()
-            if turn:
+            if turn or runs == 1:
                 found[name].append(cost)
     return {name: Cost(*(statistics.median(values) for values in zip(*(tuple(asdict(cost).values()) for cost in costs),
                                                                      strict=True))) for name, costs in found.items()}

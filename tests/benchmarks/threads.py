@@ -13,7 +13,7 @@ import re
 import statistics
 
 from tests import processes
-from tests.support import MPIS, PROGRAMS, ROOT, VENVS, mpiexec_command, single_node_environ
+from tests.support import MPIS, PROGRAMS, ROOT, VENVS, free_port, mpiexec_command, single_node_environ
 
 SCRIPT = ROOT / "tests/benchmarks/training.py"
 RUNS = 5
@@ -26,7 +26,7 @@ def commands(ranks: int, arguments: list[str]) -> dict[str, list[str]]:
     script = [str(SCRIPT), *arguments]
     found = {f"mpiddp, {MPIS[name].title}": mpiexec_command(MPIS[name], ranks, "-m", "mpiddp", *script)
              for name in ("openmpi4", "mpich")}
-    found["torchrun"] = [str(BASE / "torchrun"), f"--nproc-per-node={ranks}", "--master-port=29543", *script]
+    found["torchrun"] = [str(BASE / "torchrun"), f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *script]
     if ranks == 1:
         found["python"] = [str(BASE / "python"), *script]
         found["accelerate launch"] = [str(BASE / "accelerate"), "launch", "--cpu", "--num_processes=1",
