@@ -10,6 +10,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -109,13 +111,47 @@ def test_a_small_shared_memory_on_a_node_is_a_warning(cluster: Cluster, mpi: Mpi
     assert len(done.stdout.splitlines()) == 3
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "mpich"])
-def test_a_rank_that_hangs_in_an_import(cluster: Cluster, name: str) -> None:
-    shim = f"mkdir -p /tmp/hang; printf %s {shlex.quote(HANGING_TORCH)} > /tmp/hang/torch.py"
+RANKS_PER_NODE = {"openmpi4": 2, "openmpi5": 1, "mpich": 1}  # of the jobs in which a rank never comes
+AT_ONCE = 3  # more would start so slowly that others seem to hang, too
+
+
+@pytest.fixture(scope="module")
+def hangs(cluster: Cluster) -> dict[str, tuple[Done, float]]:
+    """Return what came of the jobs that hang until a deadline, each with its seconds; they run side by side."""
+    jobs = {}
+    for name in ("openmpi4", "mpich"):
+        shim = f"mkdir -p /tmp/{name}; printf %s {shlex.quote(HANGING_TORCH)} > /tmp/{name}/torch.py"
+        hang = on("node2", f"{shim}; export PYTHONPATH=/tmp/{name}")
+        jobs[f"hangs, {name}"] = partial(on_nodes, cluster, MPIS[name], hang, "--startup-timeout", 15, HELLO)
+    for name, per_node in RANKS_PER_NODE.items():
+        jobs[f"never comes, {name}"] = partial(on_nodes, cluster, MPIS[name], on("node2", "sleep 600"),
+                                               "--startup-timeout", 12, HELLO, per_node=per_node)
+    jobs["is stopped"] = partial(with_a_stopped_rank, cluster)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = {name: pool.submit(timed, job) for name, job in jobs.items()}
+    return {name: one.result() for name, one in found.items()}
+
+
+def timed(job: Callable[[], Done]) -> tuple[Done, float]:
+    """Return what came of a job, and its seconds."""
     start = time.monotonic()
-    done = on_nodes(cluster, MPIS[name], on("node2", f"{shim}; export PYTHONPATH=/tmp/hang"),
-                    "--startup-timeout", 15, HELLO)
-    assert time.monotonic() - start < 25
+    return job(), time.monotonic() - start
+
+
+def with_a_stopped_rank(cluster: Cluster) -> Done:
+    """Run a job whose rank 1 is stopped with SIGSTOP as soon as it imports torch."""
+    deadline = "20"  # by which its processes are known
+    stopper = threading.Thread(target=stop_rank, args=("node2", deadline))
+    stopper.start()
+    done = on_nodes(cluster, MPIS["openmpi4"], ":", "--startup-timeout", deadline, HELLO)
+    stopper.join()
+    return done
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "mpich"])
+def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], name: str) -> None:
+    done, seconds = hangs[f"hangs, {name}"]
+    assert seconds < 25
     assert "mpiddp: waiting 10 s for 1 of 3 ranks: rank 1 on node2 (importing torch)\n" in done.stderr
     words = "waited for 1 of 3 ranks: rank 1 on node2 (importing torch) after 15 s"
     if MPIS[name].pmi == "pmix":
@@ -145,35 +181,30 @@ def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: s
         module == "mpi4py" and f"mpiddp: rank 1 on node2 {gone}" in done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "mpich"])
-def test_a_rank_that_never_reaches_mpiddp(cluster: Cluster, name: str) -> None:
-    """Two ranks a node: the first of each node that waits speaks, and the job ends on all."""
-    start = time.monotonic()
-    done = on_nodes(cluster, MPIS[name], on("node2", "sleep 600"), "--startup-timeout", 12, HELLO, per_node=2)
-    assert time.monotonic() - start < 30
+@pytest.mark.parametrize(("name", "per_node"), RANKS_PER_NODE.items())
+def test_a_rank_that_never_reaches_mpiddp(hangs: dict[str, tuple[Done, float]], name: str, per_node: int) -> None:
+    """The first rank of each node that waits speaks, and the job ends on all."""
+    done, seconds = hangs[f"never comes, {name}"]
+    assert seconds < 30
     assert done.returncode != 0
     assert done.stderr.count("in MPI_Init, which returns") == 2
-    for node, rank in (("node1", 0), ("node3", 4)):
+    for node, rank in (("node1", 0), ("node3", 2 * per_node)):
         assert done.stderr.count(f"mpiddp: rank {rank} on {node} has waited 3 s in MPI_Init") == 1, done.stderr
         assert done.stderr.count(f"mpiddp: ending rank {rank} on {node}: still in MPI_Init") == 1, done.stderr
 
 
-def test_a_rank_that_is_stopped(cluster: Cluster, mpi: Mpi) -> None:
-    """Stop rank 1 with SIGSTOP as soon as it imports torch."""
-    stopper = threading.Thread(target=stop_rank, args=(lambda process: in_node(process, "node2"),))
-    stopper.start()
-    done = on_nodes(cluster, mpi, ":", "--startup-timeout", 20, HELLO)
-    stopper.join()
-    check_refused(done, "startup-timeout", "rank 1 on node2 (")
+def test_a_rank_that_is_stopped(hangs: dict[str, tuple[Done, float]]) -> None:
+    check_refused(hangs["is stopped"][0], "startup-timeout", "rank 1 on node2 (")
 
 
-def stop_rank(wanted: Callable[[psutil.Process], bool]) -> None:
-    """Stop the first rank that fits, once it has loaded MPI and begins with torch."""
+def stop_rank(node: str, argument: str) -> None:
+    """Stop the first rank on a node whose command has this argument, once it has loaded MPI and begins with torch."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for process in ranks():
             try:
-                if wanted(process) and "/torch/" in Path(f"/proc/{process.pid}/maps").read_text():
+                imports_torch = "/torch/" in Path(f"/proc/{process.pid}/maps").read_text()
+                if imports_torch and in_node(process, node) and argument in process.cmdline():
                     os.kill(process.pid, signal.SIGSTOP)
                     return
             except (psutil.Error, OSError):
