@@ -71,6 +71,7 @@ def test_a_syntax_error(quick: Mpi, broken: Path) -> None:
     assert "if True print('x')" in done.stderr
 
 
+@pytest.mark.alone
 def test_a_refusal_comes_within_three_seconds(quick: Mpi) -> None:
     """The best of several runs, since the machine may be busy."""
     for arguments, status in ((["no_such_script.py"], 3), (["--frobnicate", HELLO], 2)):

@@ -80,6 +80,7 @@ def test_help_and_version_need_neither_mpi_nor_torch(option: str, quick: Mpi) ->
     assert done.stderr == ""
 
 
+@pytest.mark.alone
 def test_help_takes_less_than_a_fifth_of_a_second(quick: Mpi) -> None:
     """The best of several runs, since the machine may be busy."""
     times = []
@@ -103,6 +104,7 @@ def test_dry_run_needs_neither_mpi_nor_torch(quick: Mpi) -> None:
         assert f"  {line}\n" in last
 
 
+@pytest.mark.alone
 def test_dry_run_answers_within_three_tenths_of_a_second(quick: Mpi) -> None:
     """The best of several runs, since the machine may be busy."""
     times = []
