@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check_hello, need
+from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, VENVS, check_hello, need
 
 ETC = ("group", "hosts", "ld.so.cache", "ld.so.conf", "nsswitch.conf", "passwd", "resolv.conf")
 
@@ -35,7 +35,7 @@ def image(cluster: Cluster) -> Path:
 
 def mounts() -> list[str]:
     """Return the folders with programs and the checkout."""
-    return list(dict.fromkeys(["/usr", str(ROOT), str(RUN), sys.base_prefix]))
+    return list(dict.fromkeys(["/usr", str(ROOT), str(VENVS.resolve()), str(RUN), sys.base_prefix]))
 
 
 PLAIN = {"OMPI_MCA_pml": "ob1"}  # with what it takes by itself, no message of Debian's Open MPI 4.1 gets through
