@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,8 +16,8 @@ import pytest
 
 from mpiddp.run.signals import SIGNALS
 from tests import processes
-from tests.faults.matrix import LAUNCHERS, WHOLE, Launcher
-from tests.faults.test_signals import Job, started
+from tests.faults.matrix import LAUNCHERS, Launcher
+from tests.faults.test_signals import Job, and_whole, started
 from tests.support import MPIS, PROGRAMS, ROOT, Mpi, alone, check, mpiexec, mpiexec_command, need, single_node_environ
 
 STOPS = PROGRAMS / "stops.py"
@@ -32,7 +33,7 @@ def pids(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
 
 
-@pytest.mark.parametrize("launcher", [*LAUNCHERS[:2], WHOLE[2]], ids=lambda launcher: launcher.name)
+@and_whole(LAUNCHERS[:3])
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: signal.Signals) -> None:
     with started(launcher, None, STOPS) as job:
@@ -143,8 +144,11 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("number", "to", "launcher", "word"), CELLS,
-                         ids=[f"{number} to {to} of {launcher.name}" for number, to, launcher, _ in CELLS])
+@pytest.mark.parametrize(("number", "to", "launcher", "word"), [
+    pytest.param(number, to, replace(launcher, whole=whole), word,
+                 id=f"{number} to {to} of {launcher.name}{'-whole' * whole}",
+                 marks=pytest.mark.thorough if whole else ())
+    for whole in (False, True) for number, to, launcher, word in CELLS])
 def test_what_a_signal_does(
     number: str, to: str, launcher: Launcher, word: str, request: pytest.FixtureRequest
 ) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import pytest
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
-from tests.faults.matrix import LAUNCHERS, WHOLE, Launcher
+from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.support import MPIS, ROOT, Mpi, mpiexec_command, need, single_node_environ
 
 FAULTS = Path(__file__).parent
@@ -77,12 +78,15 @@ def message_in(error_file: Path) -> str:
     return str(json.loads(error_file.read_text())["message"]["message"])
 
 
-def by_name(name: str) -> Launcher:
-    """Return a launcher of the matrix."""
-    return next(launcher for launcher in LAUNCHERS if launcher.name == name)
+def and_whole(launchers: list[Launcher]) -> pytest.MarkDecorator:
+    """Run a test under these launchers, and in a thorough run with twice as many ranks, too."""
+    return pytest.mark.parametrize("launcher", [
+        *(pytest.param(one, id=one.name) for one in launchers),
+        *(pytest.param(replace(one, whole=True), id=f"{one.name}-whole", marks=pytest.mark.thorough)
+          for one in launchers)])
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[:3], ids=lambda launcher: launcher.name)
+@and_whole(LAUNCHERS[:3])
 def test_an_interrupted_mpirun(launcher: Launcher, tmp_path: Path) -> None:
     """Open MPI's may drop what ranks print from then on; the error file has it all the same."""
     file = tmp_path / "error.json"
@@ -96,7 +100,7 @@ def test_an_interrupted_mpirun(launcher: Launcher, tmp_path: Path) -> None:
     assert job.process.returncode == STATUS_OF_INTERRUPTED[launcher.name], text
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[3:], ids=lambda launcher: launcher.name)
+@and_whole(LAUNCHERS[3:])
 @pytest.mark.parametrize("how", ["Ctrl-C", "scancel"])
 def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -> None:
     file = RUN / f"error-{time.monotonic_ns()}.json"  # on all nodes
@@ -120,7 +124,7 @@ def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -
         assert job.process.returncode in (130, 137), text
 
 
-@pytest.mark.parametrize("launcher", [WHOLE[3], LAUNCHERS[4]], ids=lambda launcher: launcher.name)
+@and_whole(LAUNCHERS[3:])
 @pytest.mark.parametrize(("number", "nodes"), [(signal.SIGTERM, 3), (signal.SIGHUP, 3), (signal.SIGTERM, 1)],
                          ids=["SIGTERM", "SIGHUP", "SIGTERM-one-node"])
 def test_an_srun_that_is_sent_a_signal(
@@ -172,7 +176,7 @@ def test_a_hangup_of_a_lone_rank_under_nohup(quick: Mpi) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("launcher", [LAUNCHERS[0], LAUNCHERS[3]], ids=lambda launcher: launcher.name)
+@and_whole([LAUNCHERS[0], LAUNCHERS[3]])
 def test_nothing_is_left_of_loader_workers_and_children(launcher: Launcher, request: pytest.FixtureRequest) -> None:
     cluster = request.getfixturevalue("cluster") if launcher.srun else None
     with started(launcher, cluster, FAULTS / "busy.py", 1) as job:
@@ -182,9 +186,9 @@ def test_nothing_is_left_of_loader_workers_and_children(launcher: Launcher, requ
     assert "mpiddp: failed: rank 1 on " in text
 
 
-def test_a_node_that_loses_its_network(cluster: Cluster) -> None:
+@and_whole([LAUNCHERS[3]])
+def test_a_node_that_loses_its_network(launcher: Launcher, cluster: Cluster) -> None:
     """The others notice at the timeout of their collective; nothing comes from the node."""
-    launcher = by_name("srun pmix")
     try:
         with started(launcher, cluster, FAULTS / "patient.py") as job:
             job.await_ready(launcher.ranks)
@@ -197,8 +201,8 @@ def test_a_node_that_loses_its_network(cluster: Cluster) -> None:
         ip("-n", namespace("node2"), "link", "set", "eth0", "up")
 
 
-def test_a_rank_that_is_killed_with_its_nodes_slurmd(cluster: Cluster) -> None:
-    launcher = by_name("srun pmix")
+@and_whole([LAUNCHERS[3]])
+def test_a_rank_that_is_killed_with_its_nodes_slurmd(launcher: Launcher, cluster: Cluster) -> None:
     with started(launcher, cluster, FAULTS / "patient.py") as job:
         job.await_ready(launcher.ranks)
         victim = next(process for process in psutil.process_iter(["cmdline"])
