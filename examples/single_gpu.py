@@ -1,4 +1,4 @@
-"""Train on one GPU, or on the CPU if there is none. `distributed.py` is this script for as many GPUs as there are ranks."""
+"""Train on one GPU, or on the CPU if there is none; `distributed.py` is the same script for several GPUs."""
 
 import torch
 from torch import nn
