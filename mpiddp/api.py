@@ -130,7 +130,7 @@ def process_group(
         if isinstance(error, SystemExit) and (error.code in (None, 0) or _all_stop(error)):
             destroy_process_group()
         else:
-            _give_up(error)
+            _fail(error)
         raise
     destroy_process_group()
 
@@ -140,7 +140,7 @@ def _all_stop(error: SystemExit) -> bool:
     return error.code == EXIT_REQUEUE and _own is not None and _own.stops()
 
 
-def _give_up(error: BaseException) -> None:
+def _fail(error: BaseException) -> None:
     """End the job because a block has raised; a single rank just gives its group up."""
     global _own
     if _own is None:
