@@ -14,7 +14,7 @@ import torch
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import DEADLINE_S, EXAMPLES, MPIS, PROGRAMS, ROOT, check, check_hello, srun
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, srun
 
 BATCH = ROOT / "batch"
 PYTHON, STANDINS = MPIS["openmpi4"].python.parent, ROOT / "tests/standins"
@@ -275,14 +275,19 @@ def test_every_script_is_short_and_told_of() -> None:
         assert f"| `{script.name}` |" in told
         lines = [line for line in script.read_text().splitlines() if re.match(r"\s*(#(SBATCH|PBS|BSUB)|[^\s#])", line)]
         assert len(lines) <= 25
-        assert f"| `{script.name}`, {len(lines)} |" in told or script.name in ("pbs.sh", "jsrun.sh")
+        assert f"| `{script.name}`, {len(lines)}" in told or script.name in ("pbs.sh", "jsrun.sh")
 
 
-INTERACTIVE = re.findall(r"^\| .* \| `(.*)` \|$", (BATCH / "interactive.md").read_text(), re.MULTILINE)
+def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:
+    assert [script.name for script in BATCH.glob("*.sh") if "scontrol requeue" in script.read_text()] == ["requeue.sh"]
+    assert "it does not requeue" in next(
+        line for line in (BATCH / "README.md").read_text().splitlines() if line.startswith("| `accelerate.sh` |"))
 
 
-@pytest.mark.parametrize("command", INTERACTIVE)
-def test_the_same_lines_in_every_setting(cluster: Cluster, command: str) -> None:
-    done = cluster.run(*command.split(), timeout=DEADLINE_S, env=MPIS["openmpi4"].environ(), cwd=ROOT)
-    ranks = 1 if command.startswith("python") else 2 if " 2 " in command or "-n2" in command else 6
-    check_hello(done, ranks)
+def test_recipes_are_converted(cluster: Cluster, folder: Path) -> None:
+    """Of the second script is left what sets up the environment, with an argument, as conda's activate has it."""
+    (activate := folder / "activate").write_text(f'[ "$1" = pytorch ] || exit 1\n. {ACTIVATE}\n')
+    script = edited(folder, "requeue.sh", ENVIRONMENT=f"{activate} pytorch", COMMAND=HELLO, ntasks_per_node=2,
+                    cpus_per_task=1)
+    check_hello_of_four(Submitted(cluster, script).wait())
+

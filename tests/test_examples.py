@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.cluster import Cluster
-from tests.support import EXAMPLES, MPIS, Done, Mpi, check, mpiexec, srun
+from tests.support import EXAMPLES, MPIS, ROOT, Done, Mpi, alone, check, mpiexec, srun
 
 TRAIN = EXAMPLES / "train_digits.py"
 
@@ -27,7 +28,6 @@ def test_training_learns(quick: Mpi, ranks: int) -> None:
 
 
 def test_training_learns_with_six_ranks_on_three_nodes(cluster: Cluster) -> None:
-    """Under MPICH; the README's commands, which have their own test, do so under Open MPI."""
     assert accuracy(srun(cluster, MPIS["mpich"], "-N3 --ntasks-per-node=2", TRAIN), 6) >= 0.95
 
 
@@ -44,6 +44,32 @@ def test_a_second_run_continues_from_the_checkpoint(quick: Mpi, tmp_path: Path) 
     assert "resumed in epoch 1 after 0 steps\n" in done.stdout
     one, other = (torch.load(path, weights_only=True)["model"] for path in (whole, parts))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_script_for_one_gpu_made_distributed(quick: Mpi, tmp_path: Path) -> None:
+    """It learns the same, and rank 0 saves what the script for one GPU can load."""
+    check(alone(quick, EXAMPLES / "single_gpu.py", cwd=tmp_path))
+    one = torch.load(tmp_path / "model.pt", weights_only=True)
+    check(mpiexec(quick, 2, EXAMPLES / "distributed.py", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}))
+    other = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert list(one) == list(other) == ["weight", "bias"]
+    assert all(abs(weight - 1) < 0.3 for weights in (one, other) for weight in weights["weight"].flatten())
+
+
+def test_the_example_that_stops_goes_on_to_the_same_weights(quick: Mpi, tmp_path: Path) -> None:
+    """It stops as the walltime is near, at once; its last step is done once."""
+    whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
+    options = ("--stop-before", 60, EXAMPLES / "resume.py")
+    assert "goes on" not in check(mpiexec(quick, 2, *options, whole)).stdout
+    near = {"SLURM_JOB_END_TIME": str(int(time.time()) + 60)}
+    assert "goes on" not in check(mpiexec(quick, 2, *options, parts, env=near), 75).stdout
+    stopped = torch.load(parts, weights_only=True)
+    assert (stopped["epoch"], stopped["step"]) < (9, 31)
+    words = f"goes on in epoch {stopped['epoch']} at step {stopped['step']}\n"
+    assert check(mpiexec(quick, 2, *options, parts)).stdout.count(words) == 2
+    one, other = (torch.load(path, weights_only=True) for path in (whole, parts))
+    assert (one["epoch"], other["epoch"]) == (10, 10)
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
 def test_every_example_is_told_of() -> None:

@@ -1,40 +1,41 @@
-"""Every command of the README runs, as it stands there."""
+"""README.md is short and true: its commands, its batch script, its messages, its tables."""
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import processes
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPIS, ROOT, alone, check, need
+from tests.cluster.cluster import RUN
+from tests.support import EXAMPLES, MPIS, ROOT, Mpi, alone, check, mpiexec_command, need, single_node_environ, srun
 
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
-FIRST, *REST = COMMANDS
-ON_CLUSTER = [command for command in REST if command.startswith(("srun ", "sbatch "))]
+(FIRST,) = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)).splitlines()
 ACCURACY = re.compile(r"held-out accuracy (\d\.\d+) with (\d+) ranks")
+REFUSAL, FAILURE = ("\n".join(line.removeprefix("    ") for line in block.splitlines()) for block in re.findall(
+    r"(?:^    (?:mpiddp: (?:cannot start|failed)|  ).*\n)+", README, re.MULTILINE) if "mpiddp: " in block)
+UNTRIED = "\N{EN DASH}"
 
 
-def accuracy(text: str, ranks: int) -> float:
-    """Return the accuracy that a run printed once."""
-    (share, size), = ACCURACY.findall(text)
-    assert int(size) == ranks
-    return float(share)
+def section(title: str) -> str:
+    """Return what stands under a heading."""
+    return README.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def test_every_command_has_its_test() -> None:
-    assert FIRST.startswith("python3 -m venv ")
-    assert [command for command in REST if command not in ON_CLUSTER] == ["tests/run"]  # which runs this
-    assert "tests/run" in (ROOT / ".ci/run").read_text()
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 160
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path: Path) -> Iterator[Path]:
     """Return a fresh copy of what git tracks, as a stranger who clones the repository has it."""
     listed = check(processes.run("git", "ls-files", "-z", timeout=60, cwd=ROOT)).stdout
     for name in filter(None, listed.split("\0")):
@@ -45,41 +46,95 @@ def clone(tmp_path: Path) -> Path:
 
 
 def test_the_first_command_trains(clone: Path) -> None:
-    """In an environment with nothing of this one but the way to Python and to packages."""
+    """In an environment with nothing of this one but the way to Python and to packages.
+
+    The list of problems is installed with the code.
+    """
     kept = {name: value for name, value in os.environ.items() if name.startswith(("HOME", "PIP_", "LANG", "SSL_"))}
     venvs = str(ROOT / ".venvs")
     path = ":".join(part for part in os.environ["PATH"].split(":") if not part.startswith(venvs))
     done = check(processes.run("sh", "-c", FIRST, timeout=600, cwd=clone, env={**kept, "PATH": path}))
-    assert accuracy(done.stdout, 2) >= 0.95
+    ((share, size),) = ACCURACY.findall(done.stdout)
+    assert int(size) == 2
+    assert float(share) >= 0.95
+    assert len(list(clone.glob(".venv/lib/python*/site-packages/mpiddp/PROBLEMS.md"))) == 1
 
 
-@pytest.mark.parametrize("command", ON_CLUSTER)
-def test_commands_for_a_cluster_train_on_it(command: str, cluster: Cluster) -> None:
-    mpi = MPIS["openmpi4"]
-    need(mpi.missing())
-    output = ROOT / ".readme.out"
-    submit = re.sub("^sbatch ", f"sbatch --wait --output={output} ", command)
-    environ = {**mpi.environ(), "PATH": f"{mpi.python.parent}:/usr/bin:/bin:/usr/sbin:/sbin"}
-    try:
-        done = check(cluster.run("sh", "-c", submit, timeout=DEADLINE_S, env=environ, cwd=ROOT))
-        text = output.read_text() if output.exists() else done.stdout
-    finally:
-        output.unlink(missing_ok=True)
-    assert accuracy(text, 6) >= 0.95
+def test_the_batch_script_of_ten_lines(cluster: Cluster) -> None:
+    """Submitted as it stands, with this site's number of cores; train.py is the example that was made distributed."""
+    (script,) = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    assert len(script.splitlines()) <= 10
+    folder = RUN / "readme"
+    (folder / "modules").mkdir(parents=True)
+    (folder / "modules/pytorch.lua").write_text(f'prepend_path("PATH", "{MPIS["openmpi4"].python.parent}")\n')
+    shutil.copy(EXAMPLES / "distributed.py", folder / "train.py")
+    (folder / "job.sh").write_text(re.sub("--cpus-per-task=8", "--cpus-per-task=2", script))
+    env = {**MPIS["openmpi4"].environ(), "MODULEPATH": str(folder / "modules"), "USER": "root"}
+    done = cluster.run("sbatch", "--wait", "job.sh", timeout=200, env=env, cwd=folder)
+    text = "".join(path.read_text() for path in folder.glob("job.sh-*.out"))
+    assert done.returncode == 0, (done, text)
+    assert re.search(r"^mpiddp \S+: 8 ranks on 2 nodes, ", text, re.MULTILINE), text
+    assert len(re.findall(r"^epoch 9: loss 0\.0", text, re.MULTILINE)) == 8, text
+    assert (folder / "model.pt").exists()
 
 
-def test_the_options_are_told_of() -> None:
-    """The README's table of options and `--help` name the same ones."""
-    helped = alone(MPIS["mpich"], "-m", "mpiddp", "--help").stdout
-    table = README.split("## Options")[1].split("## ")[0]
-    found = [set(re.findall(r"--[a-z][a-z-]+", text.split("Options come before")[0])) for text in (table, helped)]
-    assert found[0] == found[1] - {"--mpi"}
+def test_a_script_for_one_gpu_needs_the_lines_that_the_diff_shows() -> None:
+    (shown,) = re.findall(r"```diff\n(.*?)```", README, re.DOTALL)
+    before, after = ((EXAMPLES / name).read_text().splitlines() for name in ("single_gpu.py", "distributed.py"))
+    changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+    code = [line[0] + line[2:] for line in changed if not re.match(r'[+-] (""|import |from )', line)]
+    assert sorted(shown.splitlines()) == sorted(code)
+    assert len([line for line in code if line.startswith("+")]) == 6
+
+
+def test_a_refusal_reads_as_it_is_shown(quick: Mpi) -> None:
+    """Open MPI's mpirun, and MPICH's library."""
+    other = MPIS["openmpi4"]
+    need([*quick.missing(), *other.missing()])
+    command = [*mpiexec_command(other, 2)[:-1], str(quick.python), "-m", "mpiddp", str(EXAMPLES / "hello_world.py")]
+    done = check(processes.run(*command, timeout=100, env=single_node_environ(other), cwd=ROOT), 3)
+    assert masked(REFUSAL) in masked(done.stderr), done.stderr
+
+
+def test_a_failure_reads_as_it_is_shown(cluster: Cluster) -> None:
+    script = RUN / "train.py"
+    script.write_text("import torch.distributed as dist, time\n" + "\n" * 39 +
+                      "if dist.get_rank() == 5:\n    raise ValueError('seven')\ntime.sleep(60)\n")
+    done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", script), 1)
+    assert masked(FAILURE) in masked(done.stderr), done.stderr
+
+
+def masked(text: str) -> str:
+    """Return a message without paths, process numbers and times."""
+    return re.sub(r"/\S+/|pid \d+|\d+\.\d s", "…", text)
+
+
+def test_the_options_are_there(quick: Mpi) -> None:
+    """Each is one that `--help` tells of; there are a dozen."""
+    rows = re.findall(r"^\| (`--.*?) \| ", section("Options"), re.MULTILINE)
+    assert len(rows) == 12
+    shown = {option for row in rows for option in re.findall(r"--[a-z][a-z-]+", row)}
+    assert shown <= set(re.findall(r"^  (--[a-z-]+)", alone(quick, "-m", "mpiddp", "--help").stdout, re.MULTILINE))
 
 
 def test_the_names_of_problems_are_told_of() -> None:
-    """The README's table and the code name the same ones."""
+    """PROBLEMS.md and the code name the same ones."""
     sources = "\n".join(path.read_text() for path in (ROOT / "mpiddp").rglob("*.py"))
-    raised = set(re.findall(r'LaunchError\(\s*"([a-z-]+)"', sources))
-    raised |= {line.split(":")[0] for line in re.findall(r'f?"([a-z]+-[a-z]+: )', sources)}
-    table = README.split("## When it does not start")[1].split("## ")[0]
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == raised
+    errors = set(re.findall(r'LaunchError\(\s*"([a-z-]+)"', sources))
+    warnings = {line.split(":")[0] for line in re.findall(r'f?"([a-z]+-[a-z]+: )', sources)}
+    told = (ROOT / "mpiddp/PROBLEMS.md").read_text().split("\n## ")[1:]
+    assert [set(re.findall(r"^### ([a-z-]+)$", part, re.MULTILINE)) for part in told] == [errors, warnings]
+    assert min(len(errors), len(warnings)) >= 9
+
+
+def test_the_times_are_those_of_the_benchmarks() -> None:
+    rows = {row[0]: row[1:] for line in section("Compared with").splitlines() if (row := line.strip("| ").split(" | "))}
+    costs = json.loads((ROOT / "tests/benchmarks/startup.json").read_text())
+    for row, job in (("start to end, 1 rank", "1 rank"), ("6 ranks, 3 nodes, `srun`", "6 ranks on 3 nodes, srun")):
+        peers = ("mpiddp", "torchrun", "accelerate launch", "plain recipe")
+        assert rows[row][:4] == [f"{costs[job][peer]['wall_s']:.2f} s" if peer in costs[job] else UNTRIED for peer in peers]
+    table = (ROOT / "tests/benchmarks/README.md").read_text().split("\n## Failure\n")[1].split("\n## ")[0]
+    for row, column in (("a rank raises: end, 1 node", 1), ("a rank raises: end, 3 nodes", 2)):
+        found = [line.strip("| ").split(" | ")[column] for line in table.splitlines() if re.match(r"\| \w", line)]
+        own, torchrun, plain = (one.split(" s ")[0].removesuffix(" s").replace("cut off", "not in 60") for one in found)
+        assert rows[row][:4] == [f"{own} s", f"{torchrun} s", UNTRIED, f"{plain} s"]

@@ -48,7 +48,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: 
     assert job.process.returncode == 75, text
 
 
-SNIPPET, = re.findall(r"```python\n(for batch in loader:\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+SNIPPET, = re.findall(r"```python\n(for batch in loader:\n.*?)```", (ROOT / "batch/README.md").read_text(), re.DOTALL)
 AROUND_IT = """\
 import os, sys, time, torch, mpiddp
 from torch.utils.data import DataLoader, Dataset
@@ -71,7 +71,7 @@ loader = DataLoader(Data(), num_workers=2)
 @pytest.mark.parametrize(("launcher", "after_s"), [
     *((LAUNCHERS[2], after_s) for after_s in (0, 0.05, 0.15, 0.3, 0.6)), (LAUNCHERS[1], 0.1)],
     ids=lambda one: one.name if isinstance(one, Launcher) else f"{one}")
-def test_the_snippet_of_the_readme_stops_from_the_start_on(launcher: Launcher, after_s: float, tmp_path: Path) -> None:
+def test_the_documents_snippet_stops_from_the_start_on(launcher: Launcher, after_s: float, tmp_path: Path) -> None:
     """Its workers are forked before it asks, and the signal is for them too."""
     (script := tmp_path / "train.py").write_text(AROUND_IT + SNIPPET)
     (checkpoints := tmp_path / "checkpoints").mkdir()

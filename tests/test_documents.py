@@ -1,0 +1,171 @@
+"""Each command line in a document runs as it stands there, or in the test that a table names; links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.cluster.cluster import RUN
+from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, need, single_node_environ
+from tests.test_readme import FIRST
+
+FOLDERS = ("", "batch", "examples", "mpiddp", "tests", "tests/*")
+DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
+PROGRAMS = (
+    "LLsub", "accelerate", "bsub", "ch-run", "conda", "jsrun", "kill", "mpiexec", "mpirun", "nohup", "pip", "pytest",
+    "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/faults/run", "tests/run",
+    "torchrun", "ulimit")
+COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:{'|'.join(map(re.escape, PROGRAMS))})(?: +\S.*)?")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
+SPAN = re.compile(r"`([^`]+)`")
+
+# Commands that do not run as they stand in a document: the test that runs each, and words that its file must have.
+RUN_BY = {
+    "sbatch job.sh": ("tests/test_readme.py::test_the_batch_script_of_ten_lines", "job.sh"),
+    "sbatch srun_pmix.sh": ("tests/test_batch.py::test_a_script_says_hello", '"srun_pmix.sh"'),
+    "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
+    "LLsub llsub.sh": ("tests/test_batch.py::test_llsub", '"LLsub"'),
+    "mpirun $COMMAND & job=$!": ("tests/test_batch.py::test_a_signal_to_the_batch_shell_is_passed_on", "```bash"),
+    "scancel --signal=USR1": (
+        "tests/test_batch.py::test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights",
+        '"scancel", "--signal=USR1"'),
+    "srun --mpi=pmix ch-run --bind=/tmp:/tmp IMAGE -- python -m mpiddp train.py": (
+        "tests/test_containers.py::test_hello_from_containers_on_two_nodes", '"ch-run"'),
+    "scancel --signal=USR2 JOB": (
+        "tests/test_interactive.py::test_a_script_that_hangs_says_where_under_srun", '"scancel", "--signal=USR2"'),
+    "kill -USR2 PID": ("tests/test_interactive.py::test_a_script_that_hangs_says_where", "signal.SIGUSR2"),
+    "srun -n1 --pty bash": ("tests/test_steps.py::test_mpirun_in_a_step", "-n1"),
+    "python -m cProfile -o FILE -m mpiddp train.py": (
+        "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
+    **{f"python -m tests.benchmarks.{name}": (
+        f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
+       for name in ("startup", "threads", "failure", "scale")},
+    "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
+        "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
+    "tests/faults/run --all": ("tests/faults/test_faults.py::test_an_end", "matrix"),
+    "pip install .": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
+    "pip install '.[examples]'": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
+    FIRST: ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
+}
+# What sets up and runs the tests: a script of ours that has these words.
+SET_UP = {
+    "tests/run": (".ci/run", "tests/run"),
+    "tests/run --all": ("tests/run", "--all"),
+    "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
+}
+# Names of what others start, which mpiddp takes the place of; and the one line of our own syntax.
+NAMED = {
+    "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
+    "python -m torch.distributed.launch …", "srun --output=%x-%j.%t.out", "torchrun …",
+    "python -m mpiddp [options] script.py [arguments]",
+}
+
+
+def commands(text: str) -> list[str]:
+    """Return the command lines in a document: those in shell blocks, in indented blocks, and between backquotes."""
+    blocks = [body for language, body in FENCE.findall(text) if language in ("", "bash", "console", "sh")]
+    rest = FENCE.sub("", text)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()] + INDENTED.findall(rest)
+    spans = SPAN.findall(INDENTED.sub("", rest).replace("\n", " "))
+    return [line for one in (*lines, *spans)
+            if COMMAND.fullmatch(line := one.strip()) and (" " in line or line == "tests/run")]
+
+
+FOUND = sorted({command for path in DOCUMENTS for command in commands(path.read_text())})
+PIECES = {one for one in FOUND if any(f"{one} " in other for other in FOUND if other not in NAMED)}
+AS_THEY_STAND = [one for one in FOUND if one not in {*RUN_BY, *SET_UP, *NAMED, *PIECES}]
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    text = ("Type `mpirun -n 2 x` or `srun\n--mpi=pmix y`, not `mpirun` or `rank 2`; `tests/run` too.\n\n"
+            "    A=1 sbatch z\n    sbatched\n\n```sh\n$ pip install a\n```\n\n```python\nkill -1 b\n```\n")
+    assert commands(text) == ["pip install a", "A=1 sbatch z", "mpirun -n 2 x", "srun --mpi=pmix y", "tests/run"]
+
+
+def test_the_documents_are_read() -> None:
+    named = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
+    assert named >= {"README.md", "batch/README.md", "batch/interactive.md", "examples/README.md", "mpiddp/PROBLEMS.md",
+                     "mpiddp/README.md", "tests/benchmarks/README.md", "tests/faults/README.md"}
+    assert len(AS_THEY_STAND) >= 15
+
+
+def test_no_table_names_a_command_that_is_in_no_document() -> None:
+    assert sorted({*RUN_BY, *SET_UP, *NAMED} - set(FOUND)) == []
+
+
+@pytest.mark.parametrize("command", RUN_BY)
+def test_the_test_that_runs_a_command_is_there(command: str) -> None:
+    (file, name), words = RUN_BY[command][0].split("::"), RUN_BY[command][1]
+    source = (ROOT / file).read_text()
+    assert name in {one.name for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)}
+    assert words in source
+
+
+@pytest.mark.parametrize("command", SET_UP)
+def test_what_sets_up_and_runs_the_tests(command: str) -> None:
+    file, words = SET_UP[command]
+    assert words in (ROOT / file).read_text()
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Return a folder with a training script and our examples, one that all nodes see if the test has a cluster."""
+    shared = request.node.callspec.params["command"].startswith(ON_CLUSTER)
+    found = RUN / f"documents-{time.monotonic_ns()}" if shared and request.getfixturevalue("cluster") else tmp_path
+    found.mkdir(exist_ok=True)
+    (found / "examples").symlink_to(EXAMPLES)
+    shutil.copy(EXAMPLES / "distributed.py", found / "train.py")
+    yield found
+    shutil.rmtree(found)
+
+
+ON_CLUSTER = ("srun ", "sbatch ", "salloc ")
+SAID = re.compile(r"\] hello from \[|^epoch 9: loss 0\.0|^trainer \d/2: loss ", re.MULTILINE)  # once by a rank
+
+
+def ranks(command: str) -> int:
+    """Return how many ranks of a command's job say something."""
+    if ("examples/" not in command and "train.py" not in command) or "--explain" in command:
+        return 0
+    if "--show 0" in command:
+        return 1
+    return 6 if "-N3" in command else 2 if re.search("-n ?[24] ?", command) else 1  # half of coupled.py's four train
+
+
+@pytest.mark.parametrize("command", AS_THEY_STAND)
+def test_a_command_as_it_stands(command: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    """Where a debugger asks what to do, it is told to go on, and to leave."""
+    mpi = MPIS["mpich" if command.startswith("mpiexec") or "pmi2" in command else "openmpi4"]
+    need(mpi.missing())
+    said = ["sh", "-c", f"printf 'continue\\nquit\\n' | {command}"]
+    where = {"PYTHONPATH": str(ROOT)}
+    if command.startswith(ON_CLUSTER):
+        env = {**mpi.environ(), **where}
+        done = request.getfixturevalue("cluster").run(*said, timeout=DEADLINE_S, env=env, cwd=folder)
+    else:
+        done = processes.run(*said, timeout=DEADLINE_S, env={**single_node_environ(mpi), **where}, cwd=folder)
+    files = [path.read_text() for path in folder.glob("*.txt")]  # where the command sends its output
+    assert len(SAID.findall("".join([check(done).stdout, *files]))) == ranks(command), (done.stdout, done.stderr)
+
+
+ANCHOR = re.compile(r"^#+ (.*)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+LINKS = [(path, target, anchor) for path in DOCUMENTS for target, anchor in LINK.findall(path.read_text())]
+
+
+@pytest.mark.parametrize(("path", "target", "anchor"), LINKS, ids=[f"{path.relative_to(ROOT)}-{target}-{anchor}"
+                                                                  for path, target, anchor in LINKS])
+def test_a_link_leads_somewhere(path: Path, target: str, anchor: str) -> None:
+    found = path.parent / target if target else path
+    assert found.exists()
+    if anchor:
+        headings = ANCHOR.findall(found.read_text())
+        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

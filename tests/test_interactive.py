@@ -1,0 +1,105 @@
+"""Work in a shell, as batch/interactive.md tells: a debugger on one rank, and a script that hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.cluster import Cluster
+from tests.cluster.cluster import RUN
+from tests.faults.matrix import LAUNCHERS, Launcher
+from tests.faults.test_signals import Job, started
+from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec_command, need, single_node_environ
+
+BREAKPOINT, REGISTER = re.findall(
+    r"```python\n(.*?)```", (ROOT / "batch/interactive.md").read_text(), re.DOTALL)
+DEBUGGED = "import torch.distributed as dist\nseven = 7\n" + BREAKPOINT + """
+dist.barrier()
+print(f"rank {dist.get_rank()} has {seven}\\n", end="", flush=True)
+"""
+HANGS = REGISTER + """
+import os, time
+import torch.distributed as dist
+
+def load_batch():
+    time.sleep(5)
+
+print(f"pid {os.getpid()}\\nREADY\\n", end="", flush=True)
+if dist.get_rank() == 1:
+    load_batch()
+dist.barrier()
+print("through\\n", end="", flush=True)
+"""
+STACK = re.compile(r'\(most recent call first\):\n  File "([^"]+)", line \d+ in (\w+)')
+ANSWERS = "printf 'print(seven * 6)\\ncontinue\\n' | "
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "mpich"])
+def test_a_debugger_on_rank_0(name: str, tmp_path: Path) -> None:
+    mpi = MPIS[name]
+    need(mpi.missing())
+    (script := tmp_path / "train.py").write_text(DEBUGGED)
+    command = " ".join(mpiexec_command(mpi, 2, "-m", "mpiddp", script))
+    check_debugged(processes.run("sh", "-c", ANSWERS + command, timeout=DEADLINE_S, env=single_node_environ(mpi),
+                                 cwd=ROOT).stdout)
+
+
+def test_a_debugger_on_rank_0_under_srun(cluster: Cluster) -> None:
+    mpi, script = MPIS["openmpi4"], RUN / "debugged.py"
+    script.write_text(DEBUGGED)
+    command = f"srun --mpi=pmix -N2 -n2 {mpi.python} -m mpiddp {script}"
+    check_debugged(check(cluster.run("sh", "-c", ANSWERS + command, timeout=DEADLINE_S, env=mpi.environ(),
+                                     cwd=ROOT)).stdout)
+
+
+def check_debugged(text: str) -> None:
+    """Fail unless one debugger was asked, and both ranks came to their end."""
+    assert text.count("(Pdb) 42\n") == 1, text
+    assert sorted(re.findall(r"rank \d has 7", text)) == ["rank 0 has 7", "rank 1 has 7"], text
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS[:3], ids=lambda launcher: launcher.name)
+@pytest.mark.parametrize("to", ["launcher", "ranks"])
+def test_a_script_that_hangs_says_where(launcher: Launcher, to: str, tmp_path: Path) -> None:
+    """Open MPI's mpirun passes the signal on; MPICH's mpiexec ends by it."""
+    passed_on = to == "ranks" or launcher.mpi.name.startswith("openmpi")
+    (script := tmp_path / "train.py").write_text(HANGS)
+    with started(launcher, None, script) as job:
+        job.await_ready(launcher.ranks)
+        time.sleep(0.5)
+        for pid in [job.process.pid] if to == "launcher" else pids(job):
+            os.kill(pid, signal.SIGUSR2)
+        text = job.output()
+    if passed_on:
+        check_told(text, launcher.ranks)
+    assert (job.process.returncode == 0) == passed_on, text
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS[3:], ids=lambda launcher: launcher.name)
+def test_a_script_that_hangs_says_where_under_srun(launcher: Launcher, cluster: Cluster) -> None:
+    (script := RUN / "hangs.py").write_text(HANGS)
+    with started(launcher, cluster, script) as job:
+        job.await_ready(launcher.ranks)
+        time.sleep(0.5)
+        number = check(cluster.run("squeue", "--noheader", "--format=%i", timeout=30)).stdout.strip()
+        check(cluster.run("scancel", "--signal=USR2", number, timeout=30))
+        text = job.output()
+    check_told(text, launcher.ranks)
+    assert job.process.returncode == 0, text
+
+
+def pids(job: Job) -> list[int]:
+    """Return the processes of a job's ranks."""
+    return [int(line.split()[1]) for line in job.lines if line.startswith("pid ")]
+
+
+def check_told(text: str, ranks: int) -> None:
+    """Fail unless all ranks told where they were, one of them in a function of its own, and came to their end."""
+    assert sorted(name for _, name in STACK.findall(text)) == ["barrier"] * (ranks - 1) + ["load_batch"], text
+    assert text.count("through\n") == ranks, text
