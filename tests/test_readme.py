@@ -131,8 +131,9 @@ def test_the_times_are_those_of_the_benchmarks() -> None:
     rows = {row[0]: row[1:] for line in section("Compared with").splitlines() if (row := line.strip("| ").split(" | "))}
     costs = json.loads((ROOT / "tests/benchmarks/startup.json").read_text())
     for row, job in (("start to end, 1 rank", "1 rank"), ("6 ranks, 3 nodes, `srun`", "6 ranks on 3 nodes, srun")):
-        peers = ("mpiddp", "torchrun", "accelerate launch", "plain recipe")
-        assert rows[row][:4] == [f"{costs[job][peer]['wall_s']:.2f} s" if peer in costs[job] else UNTRIED for peer in peers]
+        found = costs[job]
+        assert rows[row][:4] == [f"{found[peer]['wall_s']:.2f} s" if peer in found else UNTRIED
+                                 for peer in ("mpiddp", "torchrun", "accelerate launch", "plain recipe")]
     table = (ROOT / "tests/benchmarks/README.md").read_text().split("\n## Failure\n")[1].split("\n## ")[0]
     for row, column in (("a rank raises: end, 1 node", 1), ("a rank raises: end, 3 nodes", 2)):
         found = [line.strip("| ").split(" | ")[column] for line in table.splitlines() if re.match(r"\| \w", line)]
