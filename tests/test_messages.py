@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 import pytest
 
@@ -64,6 +65,13 @@ def test_a_message_comes_as_it_was_sent(message: Sent) -> None:
     found = decode(encode(message))
     assert (type(found), found) == (type(message), message)
     assert b"\n" not in encode(message)
+
+
+def test_a_ruling_for_a_script_that_has_unloaded_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("mpiddp")]:
+        monkeypatch.delitem(sys.modules, name)
+    ruling = Ruling(Verdict(report(1)), 1, abort=True)
+    assert decode(encode(ruling)) == ruling
 
 
 @pytest.mark.parametrize("line", NONSENSE.values(), ids=NONSENSE)

@@ -5,7 +5,6 @@ A message travels as one line of JSON, its name and its fields: {"Stage": {"name
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 from collections.abc import Callable
@@ -204,6 +203,10 @@ Sent = (
     | Hello | Condition | Ended | Interrupted | Neighbour | Look | JobEnds | Over | Forward | Forwarded
 )
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Sent)}
+FIELDS: dict[type[Any], dict[str, tuple[Any, ...]]] = {  # the kinds of value that each field may have
+    kind: {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
+    for kind in (*KINDS.values(), Member, Report, Verdict)
+}
 
 
 class Text(NamedTuple):
@@ -254,14 +257,8 @@ def rebuilt(found: object, kinds: tuple[Any, ...]) -> Any:
     """Return a value of one of `kinds` from what plain() made of it; raise TypeError or KeyError for anything else."""
     for kind in kinds:
         if hasattr(kind, "_fields") and isinstance(found, dict):
-            fields = fields_of(kind)
+            fields = FIELDS[kind]
             return kind(**{name: rebuilt(one, fields[name]) for name, one in found.items()})
         if isinstance(found, (int, float) if kind is float else kind):
             return found
     raise TypeError(f"{type(found).__name__} in the place of {' or '.join(kind.__name__ for kind in kinds)}")
-
-
-@functools.cache
-def fields_of(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the kinds of value that each field of a named tuple may have."""
-    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
