@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import time
@@ -183,15 +184,16 @@ def test_what_a_user_got_wrong_stands_at_the_end_of_the_output(
     assert reason in "\n".join(done.output.splitlines()[-12:])
 
 
-EPOCHS = 8
-TRAIN = f"{EXAMPLES / 'train_digits.py'} --epochs {EPOCHS} --checkpoint"
+def train(epochs: int, checkpoint: object) -> str:
+    """Return the script that trains, with its arguments."""
+    return f"{EXAMPLES / 'train_digits.py'} --epochs {epochs} --checkpoint {checkpoint}"
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(cluster: Cluster) -> dict[str, torch.Tensor]:
+@functools.cache
+def uninterrupted(cluster: Cluster, epochs: int) -> dict[str, torch.Tensor]:
     """Return the weights of a training that was never stopped, of as many ranks and threads as the script has."""
-    file = RUN / "uninterrupted.pt"
-    check(srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=2 --cpus-per-task=4", *TRAIN.split(), file))
+    file = RUN / f"uninterrupted-{epochs}.pt"
+    check(srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=2 --cpus-per-task=4", *train(epochs, file).split()))
     return weights(file)
 
 
@@ -201,18 +203,21 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("why", [pytest.param("scancel", marks=pytest.mark.thorough), "drain", "walltime"])
+@pytest.mark.parametrize(("why", "epochs"), [
+    ("drain", 8), pytest.param("scancel", 8, marks=pytest.mark.thorough),
+    pytest.param("walltime", 30, marks=pytest.mark.thorough),
+])
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
-    cluster: Cluster, folder: Path, uninterrupted: dict[str, torch.Tensor], why: str
+    cluster: Cluster, folder: Path, why: str, epochs: int
 ) -> None:
     """The walltime is a minute, 40 seconds before whose end the ranks stop by themselves."""
     minutes, signal, told = (1, "USR1@10", "the walltime is near") if why == "walltime" else (10, "USR1@120", "SIGUSR1")
     script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=minutes, signal=signal,
-                    COMMAND=f"python -m mpiddp --stop-before 40 {TRAIN} checkpoint.pt")
+                    COMMAND=f"python -m mpiddp --stop-before 40 {train(epochs, 'checkpoint.pt')}")
     job = Submitted(cluster, script)
     try:
         if why != "walltime":
-            job.wait_for("epochs: +[0-9]+%.* [1-9]/30")
+            job.wait_for(f"epochs: +[0-9]+%.* [1-9]/{epochs}")
             if why == "drain":
                 cluster.run("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test", timeout=30)
             cluster.run("scancel", "--signal=USR1", job.number, timeout=30)
@@ -222,19 +227,25 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
         cluster.run("scontrol", "update", "NodeName=node2", "State=RESUME", timeout=30)
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
     assert re.search("^resumed in epoch \\d+ after \\d+ steps$", done.output, re.MULTILINE), done.output
-    found = weights(folder / "checkpoint.pt")
-    assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
+    found, expected = weights(folder / "checkpoint.pt"), uninterrupted(cluster, epochs)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_job_that_is_cancelled_is_not_queued_again(cluster: Cluster, folder: Path) -> None:
-    """Its ranks get SIGTERM and stop as for a requeue."""
-    script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}")
+def test_a_job_is_queued_again_when_its_walltime_is_near_and_not_when_it_is_cancelled(
+    cluster: Cluster, folder: Path
+) -> None:
+    """The walltime is a minute, 48 seconds before whose end the ranks stop; at scancel they do it by SIGTERM."""
+    script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=1, signal="USR1@10",
+                    COMMAND=f"python -m mpiddp --stop-before 48 {PROGRAMS / 'stops.py'}")
     job = Submitted(cluster, script)
-    job.wait_for("(READY.*){4}")
+    job.wait_for("mpiddp: time to stop: the walltime is near")
+    job.wait_for("(READY.*){8}")
     cluster.run("scancel", job.number, timeout=30)
-    assert job.wait().state == "CANCELLED"
+    done = job.wait()
+    assert len(re.findall(r"^rank \d stopped at step \d+, restart 0 ", done.output, re.MULTILINE)) == 4, done.output
+    assert done.state == "CANCELLED"
     time.sleep(2)  # the script has its say yet
-    assert (job.facts()["JobState"], job.facts()["Restarts"]) == ("CANCELLED", "0")
+    assert (job.facts()["JobState"], job.facts()["Restarts"]) == ("CANCELLED", "1")
 
 
 def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path) -> None:
