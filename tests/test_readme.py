@@ -131,11 +131,11 @@ def test_the_times_are_those_of_the_benchmarks() -> None:
     rows = {row[0]: row[1:] for line in section("Compared with").splitlines() if (row := line.strip("| ").split(" | "))}
     costs = json.loads((ROOT / "tests/benchmarks/startup.json").read_text())
     for row, job in (("start to end, 1 rank", "1 rank"), ("6 ranks, 3 nodes, `srun`", "6 ranks on 3 nodes, srun")):
-        found = costs[job]
-        assert rows[row][:4] == [f"{found[peer]['wall_s']:.2f} s" if peer in found else UNTRIED
-                                 for peer in ("mpiddp", "torchrun", "accelerate launch", "plain recipe")]
+        peers = ("mpiddp", "torchrun", "accelerate launch", "plain recipe")
+        found = [f"{costs[job][peer]['wall_s']:.2f} s" if peer in costs[job] else UNTRIED for peer in peers]
+        assert rows[row][:4] == found
     table = (ROOT / "tests/benchmarks/README.md").read_text().split("\n## Failure\n")[1].split("\n## ")[0]
     for row, column in (("a rank raises: end, 1 node", 1), ("a rank raises: end, 3 nodes", 2)):
-        found = [line.strip("| ").split(" | ")[column] for line in table.splitlines() if re.match(r"\| \w", line)]
-        own, torchrun, plain = (one.split(" s ")[0].removesuffix(" s").replace("cut off", "not in 60") for one in found)
+        cells = [line.strip("| ").split(" | ")[column] for line in table.splitlines() if re.match(r"\| \w", line)]
+        own, torchrun, plain = (one.split(" s ")[0].removesuffix(" s").replace("cut off", "not in 60") for one in cells)
         assert rows[row][:4] == [f"{own} s", f"{torchrun} s", UNTRIED, f"{plain} s"]
