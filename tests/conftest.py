@@ -11,6 +11,7 @@ from tests.support import MPIS, ROOT, Mpi, need, scratch
 
 CLUSTERS_OWN = ROOT / "tests/cluster/test_cluster.py"
 MARKERS = (
+    "cluster: starts the cluster or uses it, as its fixture and launchers tell: no two such tests may run at a time",
     "row(started_by, mpi): the row of the matrix that a test runs",
     "thorough: left out by tests/run, and run by tests/run --all",
     "alone: measures time, so that nothing else may run beside it",
@@ -32,7 +33,7 @@ def quick() -> Mpi:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, and make the folder that all processes of the tests share."""
+    """Declare the markers, and make the folder that all processes of this run share."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     scratch()
@@ -40,10 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of the cluster to one process: one cluster runs on a machine. Note the matrix rows of tests."""
+    """Mark the tests of the cluster, and note the matrix rows of tests."""
     for item in items:
         if uses_cluster(item):
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+            item.add_marker(pytest.mark.cluster)
         if row := item.get_closest_marker("row"):
             item.user_properties.append(("row", " | ".join(row.args)))
 

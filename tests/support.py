@@ -28,7 +28,7 @@ EXAMPLES = ROOT / "examples"
 PROGRAMS = ROOT / "tests" / "programs"
 SLURM_PMI2_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libpmi2.so.0")
 DEADLINE_S = 100  # for one job; many times what it needs on an idle machine
-SCRATCH = "TESTS_SCRATCH"  # a variable
+SCRATCH = "TESTS_SCRATCH"  # a variable, which processes that are started here inherit
 STRICT = os.environ.get("MPIDDP_TEST_STRICT") == "1"
 
 Done = subprocess.CompletedProcess[str]
@@ -54,8 +54,12 @@ class Mpi:
         return [str(path) for path in (self.python, self.mpiexec) if not path.exists()]
 
     def environ(self) -> dict[str, str]:
-        """Return the environment for its jobs, without the variables of mpiddp and of a launcher around the tests."""
+        """Return the environment for its jobs, without the variables of mpiddp and of a launcher around the tests.
+
+        Several jobs share the cores: threads of OpenMP that wait for others give theirs away.
+        """
         kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+        kept["OMP_WAIT_POLICY"] = "passive"
         path = f"{VENVS / self.name / 'bin'}:{os.environ['PATH']}"
         return {**kept, "PATH": path, **({"I_MPI_PMI_LIBRARY": str(SLURM_PMI2_LIBRARY)} if self.name == "impi" else {})}
 
@@ -108,10 +112,9 @@ def single_node_environ(mpi: Mpi) -> dict[str, str]:
 
 @functools.cache
 def scratch() -> str:
-    """Return a folder for temporary files of the tests' jobs, which goes with the process that first asks for it.
+    """Return a folder for temporary files of the tests' jobs: tests/run's, or one that goes with this process.
 
-    The processes that it starts share it. With it go the files that Hydra leaves of jobs that were aborted, which have
-    no other place.
+    With it go the files that Hydra leaves of jobs that were aborted, which have no other place.
     """
     if SCRATCH in os.environ:
         return os.environ[SCRATCH]

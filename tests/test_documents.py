@@ -140,7 +140,8 @@ def ranks(command: str) -> int:
     return 6 if "-N3" in command else 2 if re.search("-n ?[24] ?", command) else 1  # half of coupled.py's four train
 
 
-@pytest.mark.parametrize("command", AS_THEY_STAND)
+@pytest.mark.parametrize("command", [
+    pytest.param(command, marks=[pytest.mark.cluster] * command.startswith(ON_CLUSTER)) for command in AS_THEY_STAND])
 def test_a_command_as_it_stands(command: str, folder: Path, request: pytest.FixtureRequest) -> None:
     """Where a debugger asks what to do, it is told to go on, and to leave."""
     mpi = MPIS["mpich" if command.startswith("mpiexec") or "pmi2" in command else "openmpi4"]

@@ -22,11 +22,12 @@ def accuracy(done: Done, ranks: int) -> float:
     return float(found[0][0])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_training_learns(quick: Mpi, ranks: int) -> None:
     assert accuracy(mpiexec(quick, ranks, TRAIN), ranks) >= 0.95
 
 
+@pytest.mark.thorough
 def test_training_learns_with_six_ranks_on_three_nodes(cluster: Cluster) -> None:
     assert accuracy(srun(cluster, MPIS["mpich"], "-N3 --ntasks-per-node=2", TRAIN), 6) >= 0.95
 

@@ -23,6 +23,7 @@ def test_failure(quick: Mpi) -> None:
         assert re.search(rf"^{name} +\d+\.\d\d s +\d+\.\d\d of torchrun's   exit status 1$", table, re.MULTILINE), table
 
 
+@pytest.mark.thorough
 def test_threads(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.threads", "--quick", timeout=120)).stdout
     assert len(re.findall(r"^1 rank  .* steps/s +\d\.\d\d of torchrun's$", table, re.MULTILINE)) == 6, table
@@ -43,6 +44,7 @@ def test_startup(quick: Mpi, tmp_path: Path) -> None:
     assert "floor" in files[1].read_text()
 
 
+@pytest.mark.thorough
 def test_scale(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.scale", "--quick")).stdout
     rows = re.findall(r"^ +(\d) +[\d.]+ +([\d.]+) +[\d.]+ +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$", table, re.MULTILINE)
