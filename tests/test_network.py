@@ -136,6 +136,7 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster) -> None:
     finally:
         ip(*inside, "link", "set", "eth0", "up")
     assert time.monotonic() - start < 12
+    cluster.take_back("node2")
     assert done.returncode != 0
     assert "mpiddp: rank 0 on node1 has waited" in done.stderr
     assert "; no answer from node2\n" in done.stderr

@@ -124,6 +124,12 @@ class Cluster:
         self._start_host(node)
         self._await_nodes()
 
+    def take_back(self, node: str) -> None:
+        """Use a node again whose network was cut: by itself Slurm asks it for half a minute no more."""
+        for state in ("DOWN", "RESUME"):
+            self.run("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=test", timeout=30)
+        self._await_nodes()
+
     def _start(self) -> None:
         RUN.mkdir()
         for folder in ("pids", "munge", "state", "devices", "spool", *(f"spool/{node}" for node in NODES)):

@@ -199,6 +199,7 @@ def test_a_node_that_loses_its_network(launcher: Launcher, cluster: Cluster) -> 
             assert re.search(r"nothing is heard of rank \d on node2", text), text
     finally:
         ip("-n", namespace("node2"), "link", "set", "eth0", "up")
+    cluster.take_back("node2")
 
 
 @and_whole([LAUNCHERS[3]])
