@@ -20,7 +20,7 @@ FOLDERS = ("", "batch", "examples", "mpiddp", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
     "LLsub", "accelerate", "bsub", "ch-run", "conda", "jsrun", "kill", "mpiexec", "mpirun", "nohup", "pip", "pytest",
-    "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/faults/run", "tests/run",
+    "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/run",
     "torchrun", "ulimit")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:{'|'.join(map(re.escape, PROGRAMS))})(?: +\S.*)?")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -50,7 +50,6 @@ RUN_BY = {
        for name in ("startup", "threads", "failure", "scale")},
     "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
-    "tests/faults/run --all": ("tests/faults/test_faults.py::test_an_end", "matrix"),
     "pip install .": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
     "pip install '.[examples]'": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
     FIRST: ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
