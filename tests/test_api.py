@@ -73,7 +73,7 @@ def test_under_the_launcher_too(quick: Mpi, how: str) -> None:
     assert len(done.stdout.splitlines()) == 4
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi4"])
+@pytest.mark.parametrize("name", ["mpich", pytest.param("openmpi4", marks=pytest.mark.thorough)])
 def test_simulation_and_training_share_an_mpirun(name: str) -> None:
     check_coupled(own_main(MPIS[name], 4, EXAMPLES / "coupled.py"))
 
@@ -104,10 +104,13 @@ def own_end(mpi: Mpi, ranks: int, how: str, **env: str) -> Done:
 
 CAUSES = {"with": "ValueError: seven", "with-through": "ValueError: seven", "raise": "ValueError: seven",
           "exit": r"sys\.exit\(7\)", "with-exit": r"sys\.exit\(7\)"}
+QUICK = [("openmpi5", "raise"), ("openmpi5", "with-exit")]
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
-@pytest.mark.parametrize("how", CAUSES)
+@pytest.mark.parametrize(("mpi", "how"), [
+    pytest.param(mpi, how, id=f"{name}-{how}",
+                 marks=() if name == "mpich" or (name, how) in QUICK else pytest.mark.thorough)
+    for name, mpi in MPIS.items() for how in CAUSES])
 def test_a_program_that_fails_ends_the_job(mpi: Mpi, how: str) -> None:
     done = check(own_end(mpi, 2, how), 7 if "exit" in how else 1)
     assert re.search(rf"mpiddp: failed: rank 1 on \S+: {CAUSES[how]}\n  where    \S+own_end.py, line \d+", done.stderr)
@@ -130,7 +133,7 @@ def test_a_block_whose_exception_is_caught_outside_ends_the_job_too(quick: Mpi) 
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi4"])
+@pytest.mark.parametrize("name", ["mpich", pytest.param("openmpi4", marks=pytest.mark.thorough)])
 def test_ranks_outside_of_the_communicator_end_as_well(name: str) -> None:
     done = check(own_end(MPIS[name], 4, "half"), 1)
     assert re.search(r"mpiddp: failed: rank 1 on \S+: ValueError: seven", done.stderr)

@@ -255,7 +255,8 @@ def test_a_sink_that_nobody_reads_is_silent(capfd: pytest.CaptureFixture[str]) -
     assert not sink.failed
 
 
-@pytest.mark.parametrize("options", [["--prefix"], ["--log-dir"], []], ids=" ".join)
+@pytest.mark.parametrize("options", [["--prefix"], pytest.param(["--log-dir"], marks=pytest.mark.thorough), []],
+                         ids=" ".join)
 @pytest.mark.parametrize("closed", [1, 2])
 def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], closed: int, tmp_path: Path) -> None:
     """A pipe to the relay and a socket to the sentinel would get the first numbers that are free."""
