@@ -43,7 +43,7 @@ def test_once_per_job_under_every_launcher(mpi: Mpi, arguments: list[object], st
     ([EXAMPLES], 3, "examples is a directory"),
     (["-m", "no_such_module"], 3, "No module named no_such_module"),
     (["-m", "tests.no_such_module"], 3, "No module named tests.no_such_module"),
-    (["-m", "os.path.x"], 3, "script-missing"),
+    (["-m", "os.path.x"], 3, "cannot start: script-missing"),
     (["--backend", "nonsense", HELLO], 3, "backend nonsense"),
     (["--startup-timeout", "-3", HELLO], 2, "must be greater than 0 and finite, got -3"),
     ([], 2, "a script is needed"),
@@ -54,7 +54,7 @@ def test_wrong_arguments(quick: Mpi, arguments: list[object], status: int, words
 
 def test_nccl_without_a_gpu(quick: Mpi) -> None:
     done = mpiexec(quick, 2, "--backend", "nccl", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
-    check_refused(done, 3, "backend-unavailable")
+    check_refused(done, 3, "cannot start: backend-unavailable")
     assert "has no GPU" in done.stderr
 
 
