@@ -77,9 +77,10 @@ MPIS = {
 }
 
 EACH_MPI = [pytest.param(mpi, id=name) for name, mpi in MPIS.items()]
-# Where no difference is looked for: one MPI of each family, and the others too in a thorough run.
-EACH_FAMILY = [pytest.param(mpi, id=name, marks=() if name in ("openmpi5", "mpich") else pytest.mark.thorough)
+# Where no difference is looked for: MPICH, and others too in a thorough run.
+MPICH_FIRST = [pytest.param(mpi, id=name, marks=() if name == "mpich" else pytest.mark.thorough)
                for name, mpi in MPIS.items()]
+TWO_NAMES = ["mpich", pytest.param("openmpi5", marks=pytest.mark.thorough)]
 
 
 def need(missing: list[str]) -> None:

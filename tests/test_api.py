@@ -12,8 +12,8 @@ from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
     DEADLINE_S,
-    EACH_FAMILY,
     EXAMPLES,
+    MPICH_FIRST,
     MPIS,
     PROGRAMS,
     ROOT,
@@ -38,7 +38,7 @@ def own_main(mpi: Mpi, ranks: int, *arguments: object) -> Done:
                          env={**single_node_environ(mpi), **FROM_ROOT}, cwd=ROOT)
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_a_with_block_holds_a_group_and_restores_the_environment(mpi: Mpi) -> None:
     done = check(own_main(mpi, 2, PROGRAM, "with"))
     assert done.stdout == "with 2\n" * 2
@@ -172,7 +172,7 @@ def test_what_a_block_raised_is_shown_when_it_is_cut_off(quick: Mpi) -> None:
     assert re.search(r"mpiddp: rank 1 on \S+ is cut off in what it does at its end, 1 s after it failed", done.stderr)
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_deadline(mpi: Mpi) -> None:
     done = own_end(mpi, 3, "late", MPIDDP_STARTUP_TIMEOUT="4")
     assert done.returncode in (3, 5), done.stderr  # Open MPI's mpirun may tell the first rank's

@@ -296,7 +296,7 @@ def test_what_slurm_has_given_is_not_exceeded(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N1 -n1 --cpu-bind=none", PROGRAMS / "cores.py"))
     one = json.loads(done.stdout)
     assert (len(one["cpus"]), one["threads"]) == (1, 1)
-    assert re.search(rf"^  node1 +0 +cpu +{one['cpus'][0]} +0 +1 ", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(rf"^  node1 +0 +cpu +core {one['cpus'][0]} +0 +1 ", done.stderr, re.MULTILINE), done.stderr
 
 
 def test_an_openmp_that_binds_the_importing_thread_takes_nothing_away(quick: Mpi) -> None:

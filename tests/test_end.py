@@ -16,11 +16,12 @@ from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
     DEADLINE_S,
-    EACH_FAMILY,
     EACH_MPI,
+    MPICH_FIRST,
     MPIS,
     PROGRAMS,
     ROOT,
+    TWO_NAMES,
     Mpi,
     check,
     mpiexec,
@@ -98,7 +99,7 @@ def test_the_interpreters_tear_down_is_for_those_who_ask(quick: Mpi, script: Scr
     assert check(mpiexec(quick, 2, "--exit", way, path)).stdout == "destroyed\n" * destroyed
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_the_exit_functions_of_a_scripts_libraries_run(mpi: Mpi, script: Script) -> None:
     """What they print is no less lost, nor is what the script has printed by C: both are in C's stream still."""
     path = script(
@@ -130,7 +131,7 @@ def test_a_child_that_the_script_forks_is_left_to_itself(quick: Mpi, script: Scr
     assert "mpiddp: failed" not in done.stderr
 
 
-@pytest.mark.parametrize("mpi", EACH_MPI)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_a_rank_that_fails_ends_the_job_on_three_nodes(mpi: Mpi, cluster: Cluster) -> None:
     start = time.monotonic()
     check(srun(cluster, mpi, "-N3 -n3", PROGRAMS / "fails.py", 2, 7), 7)
@@ -181,7 +182,7 @@ def test_the_last_rank_is_waited_for_and_named_at_the_deadline(quick: Mpi, scrip
     assert re.search(r"others +rank 1 on \S+ had not", done.stderr) is None  # nobody else had come to the end
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 @pytest.mark.parametrize(("end", "lives"), [("", True), ("sys.exit(3)", False)], ids=["success", "failure"])
 def test_a_detached_child_lives_on_after_a_success_alone(mpi: Mpi, end: str, lives: bool, script: Script) -> None:
     path = script(
@@ -226,7 +227,7 @@ def test_the_group_is_there_until_the_last_rank_has_come_to_its_end(
     assert (tmp_path / "destroyed").exists()
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+@pytest.mark.parametrize("name", TWO_NAMES)
 def test_a_thread_that_waits_in_input_does_not_hold_the_end(name: str, script: Script) -> None:
     """On a terminal it has C's stdin locked; Python ends all the same."""
     path = script("import threading", "threading.Thread(target=input, daemon=True).start()", "time.sleep(0.5)")
@@ -251,7 +252,7 @@ WHILE_LEAVING = (
     "else:", "    signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))")
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 @pytest.mark.parametrize(("number", "status", "cause"), [
     ("SIGINT", 130, "KeyboardInterrupt"), ("SIGTERM", 7, r"sys\.exit\(7\)")])
 def test_an_interruption_while_a_rank_waits_for_the_last(
@@ -281,7 +282,7 @@ def test_the_crash_of_a_forked_child_goes_into_no_file_of_its_own(quick: Mpi, sc
     assert "Fatal Python error: Segmentation fault" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+@pytest.mark.parametrize("name", TWO_NAMES)
 @pytest.mark.parametrize(("end", "status"), [("", 0), ("raise ValueError('seven')", 1)], ids=["success", "failure"])
 def test_a_profiler_that_runs_us_writes_its_results(
     name: str, end: str, status: int, script: Script, tmp_path: Path

@@ -22,7 +22,8 @@ def test_accelerates_own_scripts(quick: Mpi, name: str) -> None:
     check(mpiexec(quick, 2, "-m", SCRIPTS + name, env={"ACCELERATE_USE_CPU": "true"}, timeout=TIMEOUT_S))
 
 
-@pytest.mark.parametrize(("name", "options"), [("test_script", TWO), ("test_sync", SIX), ("test_ops", SIX)])
+@pytest.mark.parametrize(("name", "options"), [
+    ("test_script", TWO), *(pytest.param(name, SIX, marks=pytest.mark.thorough) for name in ("test_sync", "test_ops"))])
 def test_accelerates_own_scripts_on_several_nodes(cluster: Cluster, name: str, options: str) -> None:
     """The first fails with other than two processes, under torchrun too: it shares two rows out among all."""
     check(srun(cluster, MPIS["openmpi4"], options, "-m", SCRIPTS + name, env={"ACCELERATE_USE_CPU": "true"},
@@ -53,8 +54,10 @@ def test_lightning(quick: Mpi, program: str) -> None:
     check_weights(mpiexec(quick, 2, PROGRAMS / program), 2)
 
 
-@LIGHTNING
-@pytest.mark.parametrize(("ranks", "options"), [(3, "-N3 -n3"), pytest.param(6, SIX, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("program", "ranks", "options"), [
+    ("lightning_trainer.py", 3, "-N3 -n3"),
+    *(pytest.param(program, 6, SIX, marks=pytest.mark.thorough)
+      for program in ("lightning_trainer.py", "lightning_fabric.py"))])
 def test_lightning_on_three_nodes(cluster: Cluster, program: str, ranks: int, options: str) -> None:
     check_weights(srun(cluster, MPIS["openmpi4"], options, PROGRAMS / program), ranks)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, EACH_FAMILY, MPIS, ROOT, Mpi, check, mpiexec, single_node_environ
+from tests.support import DEADLINE_S, MPICH_FIRST, MPIS, ROOT, TWO_NAMES, Mpi, check, mpiexec, single_node_environ
 
 HEAD = "import atexit, os, sys, threading, time\nrank = int(os.environ['RANK'])\n"
 ODD_WORDS = """
@@ -65,7 +65,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_an_exception_that_cannot_say_what_it_is(mpi: Mpi, script: Path) -> None:
     script.write_text(HEAD + ODD_WORDS)
     start = time.monotonic()
@@ -75,7 +75,7 @@ def test_an_exception_that_cannot_say_what_it_is(mpi: Mpi, script: Path) -> None
     assert done.stderr.count("Traceback (most recent call last)") == 1
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, script: Path) -> None:
     script.write_text(HEAD + SLOW_HOOK)
     done = check(mpiexec(mpi, 2, script), 1)
@@ -97,7 +97,7 @@ def test_a_slow_hook_under_srun(pmi: str, cluster: Cluster, tmp_path: Path) -> N
     assert done.stderr.count("mpiddp: failed: rank 2 on node3: ValueError: seven\n") == 1
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(7)", 7), ("raise ValueError('seven')", 1)])
 def test_threads_and_atexit_functions_of_a_rank_that_fails(mpi: Mpi, end: str, status: int, script: Path) -> None:
     script.write_text(HEAD + LAST_WORK.format(end=end))
@@ -111,7 +111,7 @@ def test_os_exit_runs_no_atexit_function(quick: Mpi, script: Path) -> None:
     assert check(mpiexec(quick, 2, script), 7).stdout == ""
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_what_takes_longer_is_cut_off(mpi: Mpi, script: Path) -> None:
     script.write_text(HEAD + ENDLESS_WORK)
     start = time.monotonic()
@@ -188,14 +188,14 @@ def test_several_that_fail_have_one_report_and_their_time(cluster: Cluster) -> N
     assert "is cut off" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+@pytest.mark.parametrize("name", TWO_NAMES)
 def test_what_c_streams_hold_is_written(name: str, script: Path, tmp_path: Path) -> None:
     script.write_text(HEAD + STREAMS)
     check(mpiexec(MPIS[name], 2, script, tmp_path / "stream"), 1)
     assert (tmp_path / "stream1").read_text() == "kept"
 
 
-@pytest.mark.parametrize("mpi", EACH_FAMILY)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 @pytest.mark.parametrize("turn", [1, *(pytest.param(turn, marks=pytest.mark.thorough) for turn in (2, 3))])
 def test_a_loaders_worker_that_is_killed(mpi: Mpi, turn: int, script: Path) -> None:
     """Torch's handler of SIGCHLD raises wherever the rank is by then, also in our own code."""
@@ -217,7 +217,7 @@ def test_a_handler_that_exits_in_order_while_threads_are_waited_for(quick: Mpi, 
     assert "failed" not in check(mpiexec(quick, 2, script)).stderr
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+@pytest.mark.parametrize("name", TWO_NAMES)
 def test_a_status_that_a_profiler_swallows(name: str, tmp_path: Path) -> None:
     """That of ranks that stop for requeue tells a batch script not to take the training for done."""
     mpi = MPIS[name]

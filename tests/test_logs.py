@@ -16,6 +16,7 @@ from tests.support import (
     DEADLINE_S,
     MPIS,
     PROGRAMS,
+    TWO_NAMES,
     Done,
     Mpi,
     check,
@@ -104,7 +105,7 @@ def test_logs_of_three_nodes(cluster: Cluster) -> None:
     assert {line.split("]")[0] for line in done.stdout.splitlines()} == {"[0 node1", "[2 node2", "[4 node3"}
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+@pytest.mark.parametrize("name", TWO_NAMES)
 def test_the_last_line_of_a_rank_that_fails_needs_no_end(name: str, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    print('so far', end='')\n"
@@ -162,7 +163,9 @@ def in_shell(mpi: Mpi, command: str, *arguments: object) -> Done:
                          timeout=DEADLINE_S, env=single_node_environ(mpi))
 
 
-@pytest.mark.parametrize("options", [["--prefix"], ["--log-dir"], ["--prefix", "--exit=python"], []], ids=" ".join)
+@pytest.mark.parametrize("options", [
+    ["--prefix"], [], pytest.param(["--log-dir"], marks=pytest.mark.thorough),
+    pytest.param(["--prefix", "--exit=python"], marks=pytest.mark.thorough)], ids=" ".join)
 def test_output_that_stdout_does_not_take_is_told_and_shows_in_the_status(
         quick: Mpi, options: list[str], tmp_path: Path) -> None:
     """As Python has it; a log is complete all the same."""

@@ -162,8 +162,9 @@ def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], na
 
 
 @pytest.mark.parametrize(("name", "module", "stage"), [
-    ("openmpi4", "torch", "the start after MPI_Init"), ("openmpi5", "torch", "the start after MPI_Init"),
-    ("openmpi5", "mpi4py", "starting"), ("impi", "mpi4py", "starting"),
+    ("openmpi4", "torch", "the start after MPI_Init"), ("impi", "mpi4py", "starting"),
+    *(pytest.param("openmpi5", *one, marks=pytest.mark.thorough) for one in (
+        ("torch", "the start after MPI_Init"), ("mpi4py", "starting"))),
 ])
 def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: str, stage: str) -> None:
     """As with a CUDA or MPI that does not belong to the node: the others would wait for it."""

@@ -93,8 +93,10 @@ def await_start(job: Job) -> None:
         job.lines.append(line)
 
 
-@pytest.mark.parametrize("library", ["/libmpi.so", "/libtorch_cpu.so"])
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(("number", "library"), [
+    (signal.SIGUSR1, "/libmpi.so"), (signal.SIGTERM, "/libtorch_cpu.so"),
+    *(pytest.param(*one, marks=pytest.mark.thorough) for one in (
+        (signal.SIGTERM, "/libmpi.so"), (signal.SIGUSR1, "/libtorch_cpu.so")))])
 def test_a_signal_in_the_start_counts(number: signal.Signals, library: str, quick: Mpi) -> None:
     """It comes when rank 0 waits in MPI_Init for a rank that is late, and while torch is imported."""
     need(quick.missing())
@@ -143,12 +145,18 @@ CELLS = [
     for number, to, cells in re.findall(r"^\| (SIG\w+) \| (launcher|steps) \| (.*) \|$", TABLE, re.MULTILINE)
     for launcher, word in zip(COLUMNS, cells.split(" | "), strict=True) if word != "-"
 ]
+QUICK = {  # each signal, and each launcher
+    ("SIGUSR1", "launcher", "Open MPI 4.1 mpirun"), ("SIGTERM", "launcher", "Open MPI 5 mpirun"),
+    ("SIGTERM", "launcher", "MPICH mpiexec"), ("SIGUSR1", "launcher", "Intel MPI mpiexec"),
+    ("SIGTERM", "launcher", "srun pmix"), ("SIGUSR1", "launcher", "srun pmi2"),
+    ("SIGUSR1", "steps", "srun pmi2"), ("SIGTERM", "steps", "srun pmix"),
+}
 
 
 @pytest.mark.parametrize(("number", "to", "launcher", "word"), [
     pytest.param(number, to, replace(launcher, whole=whole), word,
                  id=f"{number} to {to} of {launcher.name}{'-whole' * whole}",
-                 marks=pytest.mark.thorough if whole else ())
+                 marks=pytest.mark.thorough if whole or (number, to, launcher.name) not in QUICK else ())
     for whole in (False, True) for number, to, launcher, word in CELLS])
 def test_what_a_signal_does(
     number: str, to: str, launcher: Launcher, word: str, request: pytest.FixtureRequest

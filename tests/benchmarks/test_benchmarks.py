@@ -17,6 +17,7 @@ def test_planning(quick: Mpi) -> None:
     assert re.search(r"checks before torch: \d+\.\d ms", table)
 
 
+@pytest.mark.thorough
 def test_failure(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.failure", "--quick")).stdout
     for name in ("mpiddp, MPICH mpiexec", "torchrun"):
@@ -34,6 +35,7 @@ def test_stopping(quick: Mpi) -> None:
     assert re.search(r"^should_stop\(\) \d+\.\d us, gloo all-reduce \d+\.\d us, median of 200 calls$", told), told
 
 
+@pytest.mark.thorough
 def test_startup(quick: Mpi, tmp_path: Path) -> None:
     files = tmp_path / "costs.json", tmp_path / "costs.svg"
     options = ["--quick", "--json", files[0], "--svg", files[1]]

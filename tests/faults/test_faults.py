@@ -12,7 +12,8 @@ from tests.support import need
 OMPI4, OMPI5, HYDRA, PMIX, PMI2 = LAUNCHERS
 CELLS = [
     *((launcher, "raise", "loop", -1) for launcher in LAUNCHERS),
-    *((launcher, "SIGKILL", "loop", -1) for launcher in WHOLE),
+    *((launcher, "SIGKILL", "loop", -1) for launcher in (*LAUNCHERS[:2], PMI2)),
+    *((launcher, "SIGKILL", "loop", -1) for launcher in (WHOLE[2], WHOLE[3])),  # with four and six ranks
     *((launcher, "SIGSEGV", "loop", -1) for launcher in (OMPI5, PMI2)),
     *((launcher, "_exit", "loop", 0) for launcher in (HYDRA, PMIX)),
     (PMI2, "SIGSTOP", "before", -1), (HYDRA, "SIGSTOP", "end", 0), (PMIX, "SIGSTOP", "loop", 0),

@@ -79,9 +79,10 @@ def message_in(error_file: Path) -> str:
 
 
 def and_whole(launchers: list[Launcher]) -> pytest.MarkDecorator:
-    """Run a test under these launchers, and in a thorough run with twice as many ranks, too."""
+    """Run a test under these launchers, and in a thorough run with more ranks and under pmi2, too."""
     return pytest.mark.parametrize("launcher", [
-        *(pytest.param(one, id=one.name) for one in launchers),
+        *(pytest.param(one, id=one.name, marks=pytest.mark.thorough if one is LAUNCHERS[4] else ())
+          for one in launchers),
         *(pytest.param(replace(one, whole=True), id=f"{one.name}-whole", marks=pytest.mark.thorough)
           for one in launchers)])
 
