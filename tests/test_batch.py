@@ -289,6 +289,13 @@ def test_every_script_is_short_and_told_of() -> None:
         assert f"| `{script.name}`, {len(lines)}" in told or script.name in ("pbs.sh", "jsrun.sh")
 
 
+def test_srun_is_told_the_cores_of_a_task() -> None:
+    """It does not take them over from the batch job (man sbatch, from 22.05 on)."""
+    starts = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines() if "srun --mpi" in line]
+    assert len(starts) == 5
+    assert [line for line in starts if ' -c "$SLURM_CPUS_PER_TASK" ' not in line] == []
+
+
 def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:
     assert [script.name for script in BATCH.glob("*.sh") if "scontrol requeue" in script.read_text()] == ["requeue.sh"]
     assert "it does not requeue" in next(

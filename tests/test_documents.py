@@ -30,6 +30,8 @@ SPAN = re.compile(r"`([^`]+)`")
 # Commands that do not run as they stand in a document: the test that runs each, and words that its file must have.
 RUN_BY = {
     "sbatch job.sh": ("tests/test_readme.py::test_the_batch_script_of_ten_lines", "job.sh"),
+    "srun --mpi=pmix -c $SLURM_CPUS_PER_TASK python -m mpiddp train.py": (
+        "tests/test_readme.py::test_the_batch_script_of_ten_lines", "job.sh"),
     "sbatch srun_pmix.sh": ("tests/test_batch.py::test_a_script_says_hello", '"srun_pmix.sh"'),
     "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
     "LLsub llsub.sh": ("tests/test_batch.py::test_llsub", '"LLsub"'),
@@ -75,7 +77,7 @@ def commands(text: str) -> list[str]:
     lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()] + INDENTED.findall(rest)
     spans = SPAN.findall(INDENTED.sub("", rest).replace("\n", " "))
     return [line for one in (*lines, *spans)
-            if COMMAND.fullmatch(line := one.strip()) and (" " in line or line == "tests/run")]
+            if COMMAND.fullmatch(line := one.partition(" # ")[0].strip()) and (" " in line or line == "tests/run")]
 
 
 FOUND = sorted({command for path in DOCUMENTS for command in commands(path.read_text())})
