@@ -75,7 +75,7 @@ def commands(text: str) -> list[str]:
     blocks = [body for language, body in FENCE.findall(text) if language in ("", "bash", "console", "sh")]
     rest = FENCE.sub("", text)
     lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()] + INDENTED.findall(rest)
-    spans = SPAN.findall(INDENTED.sub("", rest).replace("\n", " "))
+    spans = [" ".join(span.split()) for span in SPAN.findall(INDENTED.sub("", rest))]
     return [line for one in (*lines, *spans)
             if COMMAND.fullmatch(line := one.partition(" # ")[0].strip()) and (" " in line or line == "tests/run")]
 
