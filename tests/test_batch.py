@@ -203,10 +203,8 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("why", "epochs"), [
-    ("drain", 8), pytest.param("scancel", 8, marks=pytest.mark.thorough),
-    pytest.param("walltime", 30, marks=pytest.mark.thorough),
-])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("why", "epochs"), [("drain", 8), ("scancel", 8), ("walltime", 30)])
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, why: str, epochs: int
 ) -> None:

@@ -37,6 +37,7 @@ def test_progress_is_shown_by_one_rank(quick: Mpi) -> None:
     assert done.stderr.count("0/1 [00:00<?, ?it/s]") == 1
 
 
+@pytest.mark.thorough
 def test_a_second_run_continues_from_the_checkpoint(quick: Mpi, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
     check(mpiexec(quick, 2, TRAIN, "--epochs", 3, "--checkpoint", whole))

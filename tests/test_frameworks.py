@@ -49,6 +49,7 @@ def check_data_loop(done: Done) -> None:
 LIGHTNING = pytest.mark.parametrize("program", ["lightning_trainer.py", "lightning_fabric.py"])
 
 
+@pytest.mark.thorough
 @LIGHTNING
 def test_lightning(quick: Mpi, program: str) -> None:
     check_weights(mpiexec(quick, 2, PROGRAMS / program), 2)
