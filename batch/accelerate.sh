@@ -17,4 +17,4 @@ source $ENVIRONMENT || exit 1
 precision=$(sed -n 's/^mixed_precision: *//p' "$CONFIG" | tr -d "'\"")
 steps=$(sed -n 's/^gradient_accumulation_steps: *//p' "$CONFIG")
 export ACCELERATE_MIXED_PRECISION=${precision:-no} ACCELERATE_GRADIENT_ACCUMULATION_STEPS=${steps:-1}
-exec srun --mpi=pmix -c "$SLURM_CPUS_PER_TASK" $COMMAND
+exec srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" $COMMAND

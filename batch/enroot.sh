@@ -13,9 +13,9 @@ export COMMAND="python -m mpiddp train.py"  # edit: your script, and its argumen
 
 [ -e "$IMAGE" ] || { echo "no such container image: $IMAGE" >&2; exit 1; }
 if srun --help | grep -q -e --container-image; then
-    exec srun --mpi=pmix -c "$SLURM_CPUS_PER_TASK" --container-image="$IMAGE" --container-mounts="$PWD" --container-workdir="$PWD" $COMMAND
+    exec srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" --container-image="$IMAGE" --container-mounts="$PWD" --container-workdir="$PWD" $COMMAND
 fi
 export CONTAINER="mpiddp-$(basename "$IMAGE" .sqsh)"
 srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 sh -c 'enroot list | grep -qx "$CONTAINER" || enroot create --name "$CONTAINER" "$IMAGE"' || exit 1
-exec srun --mpi=pmix -c "$SLURM_CPUS_PER_TASK" bash -c 'exec enroot start --mount /tmp --mount "$PWD" --mount "$PMIX_SERVER_TMPDIR" \
+exec srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c 'exec enroot start --mount /tmp --mount "$PWD" --mount "$PMIX_SERVER_TMPDIR" \
     $(compgen -e | grep -E "^(SLURM|PMIX|MPIDDP)_" | sed "s/^/--env /") "$CONTAINER" sh -c "cd $PWD && $COMMAND"'

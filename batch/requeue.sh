@@ -15,7 +15,7 @@ ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/minif
 COMMAND="python -m mpiddp --stop-before 120 train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
 
 source $ENVIRONMENT || exit 1
-srun --mpi=pmix -c "$SLURM_CPUS_PER_TASK" $COMMAND
+srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" $COMMAND
 status=$?
 if [ $status = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $status

@@ -17,4 +17,4 @@ if [ -n "$CONTAINER" ]; then
     [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }
     COMMAND="apptainer exec --nv --bind /tmp,$PWD $CONTAINER $COMMAND"  # PMIx meets Slurm by files in /tmp
 fi
-exec srun --mpi=pmix -c "$SLURM_CPUS_PER_TASK" $COMMAND
+exec srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" $COMMAND

@@ -291,7 +291,7 @@ def test_srun_is_told_the_cores_of_a_task() -> None:
     """It does not take them over from the batch job (man sbatch, from 22.05 on)."""
     starts = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines() if "srun --mpi" in line]
     assert len(starts) == 5
-    assert [line for line in starts if ' -c "$SLURM_CPUS_PER_TASK" ' not in line] == []
+    assert [line for line in starts if ' --cpus-per-task="$SLURM_CPUS_PER_TASK" ' not in line] == []
 
 
 def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:

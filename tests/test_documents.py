@@ -30,7 +30,7 @@ SPAN = re.compile(r"`([^`]+)`")
 # Commands that do not run as they stand in a document: the test that runs each, and words that its file must have.
 RUN_BY = {
     "sbatch job.sh": ("tests/test_readme.py::test_the_batch_script_of_ten_lines", "job.sh"),
-    "srun --mpi=pmix -c $SLURM_CPUS_PER_TASK python -m mpiddp train.py": (
+    "srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK python -m mpiddp train.py": (
         "tests/test_readme.py::test_the_batch_script_of_ten_lines", "job.sh"),
     "sbatch srun_pmix.sh": ("tests/test_batch.py::test_a_script_says_hello", '"srun_pmix.sh"'),
     "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
