@@ -115,8 +115,8 @@ def meet(
     `coordinate` lets this rank's sentinel coordinate the others, as SentinelHandle.coordinate() does.
     Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
     """
-    stages.begin("facts")
     roll = RollCall(comm, config.startup_timeout_s)
+    stages.begin("facts")
     hosting = Hosting(roll, config, coordinate)  # rank 0's part
     found = look_at_host(comm, config)
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)  # 3
@@ -143,7 +143,12 @@ def watch(
     stages.begin("sentinels meet")
     ending = Ending(MPI, sentinel, membership.describe(config), output, config.python_exit)
     ending.join(membership.endpoint)
-    return RunningJob(membership, ending, stop)
+    write_trace = None
+    if config.trace_file:
+        from .show import trace
+
+        write_trace = functools.partial(trace.write, config.trace_file)
+    return RunningJob(membership, ending, stop, write_trace)
 
 
 def create_group(started: RunningJob, config: LaunchConfig) -> None:

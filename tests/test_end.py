@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pstats
 import re
@@ -299,3 +300,16 @@ def test_a_profiler_that_runs_us_writes_its_results(
     for file in written:
         functions = {(Path(key[0]).name, key[2]) for key in pstats.Stats(str(tmp_path / file)).stats}
         assert ("script.py", "work") in functions
+
+
+@pytest.mark.parametrize("unload", [
+    "sys.modules['torch.distributed'] = None",
+    "[sys.modules.pop(name) for name in list(sys.modules) if name.startswith(('torch', 'mpiddp'))]",
+], ids=["one", "all"])
+def test_a_script_that_unloads_modules_ends_in_order(quick: Mpi, script: Script, tmp_path: Path, unload: str) -> None:
+    """What happens after the script has loaded its modules before."""
+    trace = tmp_path / "trace.json"
+    done = check(mpiexec(quick, 2, "--trace", trace, script("import sys", unload)))
+    assert "mpiddp: failed" not in done.stderr
+    stages = {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"}
+    assert {"import mpi4py", "MPI_Init", "import torch", "process group", "script", "exit"} <= stages

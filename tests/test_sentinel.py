@@ -359,3 +359,12 @@ def test_no_module_of_a_sentinel_imports_torch_or_mpi() -> None:
     modules = set(check(done).stdout.split())
     assert {"mpiddp.run.relay", "mpiddp.sentinel.watcher", "mpiddp.sentinel.descendants", "psutil"} <= modules
     assert not modules & {"torch", "mpi4py"}
+
+
+def test_where_something_went_wrong_is_told_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentinel may have no descriptor left for it."""
+    monkeypatch.setitem(sys.modules, "traceback", None)
+    try:
+        int("x")
+    except ValueError as error:
+        assert re.fullmatch(rf"{re.escape(__file__)}, line \d+, in test_where_something_.*", watcher.place_of(error))

@@ -110,6 +110,11 @@ class Membership:
             self.groups.create(timeout)
             self.roll.await_all()
 
+    def destroy_group(self) -> None:
+        """Destroy the default process group, if there is one."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
     def want_to_leave(self) -> None:
         """Note in the store that this rank is ready to leave."""
         self.groups.keys.job.set(left_key(self.roll.rank), "")

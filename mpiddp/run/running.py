@@ -13,6 +13,10 @@ from . import failure, script, signals
 from .output import let_flush_fail
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpi4py import MPI
+
     from ..join.membership import Membership
     from .ending import Ending
     from .guard import Guard
@@ -22,15 +26,17 @@ if TYPE_CHECKING:
 class RunningJob:
     """Holds this process's part in a job.
 
-    `ending` ends the job if this rank fails; it is None if nobody watches the rank. `guard` notices how a
-    program with its own main() ends. `stop` has noted signals already.
+    `ending` ends the job if this rank fails; it is None if nobody watches the rank. `stop` has noted signals
+    already. `write_trace` writes the ranks' timeline when they leave, None for none: it is loaded before the
+    script, which may unload modules. `guard` notices how a program with its own main() ends.
     """
 
     def __init__(
         self, membership: Membership, ending: Ending | None = None, stop: Stop | None = None,
-        guard: Guard | None = None,
+        write_trace: Callable[[MPI.Comm, str], None] | None = None,
     ) -> None:
-        self.membership, self.ending, self.guard = membership, ending, guard
+        self.membership, self.ending, self._write_trace = membership, ending, write_trace
+        self.guard: Guard | None = None
         self.left = False  # in order
         self._stop: Stop | None = None
         if stop is not None:
@@ -49,34 +55,26 @@ class RunningJob:
         """Tell whether all ranks have agreed to stop."""
         return self._stop is not None and self._stop.reason != 0
 
-    def leave(self, exit_timeout_s: float | None, trace_file: str = "") -> None:
+    def leave(self, exit_timeout_s: float | None) -> None:
         """Leave the job when every rank wants to; after `exit_timeout_s` raise TimeoutError with the missing ranks.
 
         Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
-        others. The ranks' timeline is written to `trace_file`, unless that is empty.
+        others.
         """
-        import torch.distributed as dist
-
         member = self.membership
         member.want_to_leave()
         most_calls = self._await_all(exit_timeout_s)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        member.destroy_group()
         if most_calls:
             self.stop().complete(most_calls)
-        if trace_file:
-            from ..show import trace
-
-            trace.write(trace_file, member.comm, socket.gethostname())
+        if self._write_trace is not None:
+            self._write_trace(member.comm, socket.gethostname())
         member.drop_store()
         member.roll.close()
 
     def give_up(self) -> None:
         """Leave the job without telling the other ranks."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self.membership.destroy_group()
         self.membership.drop_store()
         self.restore()
 
@@ -144,7 +142,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         if not MPI.Is_finalized():
             ending.left()
             stages.begin("exit")
-            job.leave(config.exit_timeout_s, config.trace_file)
+            job.leave(config.exit_timeout_s)
             MPI.Finalize()
         job.left = True
         lost = ending.close()

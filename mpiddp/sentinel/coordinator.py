@@ -114,7 +114,7 @@ class Coordinator:
         hello, *others = messages
         if not isinstance(hello, Hello):
             wire.close()
-            raise ValueError(f"no hello: {hello!r}")
+            raise ValueError(f"{type(hello).__name__} in the place of a hello")
         if hello.rank in self._peers or (self._own and not 0 <= hello.rank < self._own.world_size):
             wire.close()
             return

@@ -252,11 +252,14 @@ class Watcher:
 
 
 def place_of(error: Exception) -> str:
-    """Return the innermost line that an exception came through."""
-    import traceback
-
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+    """Return the innermost line that an exception came through; import nothing, since files may be what is lacking."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return "unknown place"
+    code = traceback.tb_frame.f_code
+    return f"{code.co_filename}, line {traceback.tb_lineno}, in {code.co_name}"
 
 
 def knows_why(rank_wire: Wire) -> bool:
