@@ -85,9 +85,9 @@ def test_a_port_where_nobody_or_another_answers_is_not_rank_0() -> None:
 
 
 def misled(cluster: Cluster, *command: object) -> Done:
-    """Run a command in two tasks on each node, whose name is a loopback address in its own hosts file."""
+    """Run a command on each node, whose name is a loopback address in its own hosts file."""
     mpi = MPIS["openmpi4"]
-    return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", "--ntasks-per-node=2", "unshare", "--mount", "sh", "-c",
+    return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", "-n3", "unshare", "--mount", "sh", "-c",
                        OWN_NAME_IS_LOOPBACK, "sh", *map(str, command), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
 
 

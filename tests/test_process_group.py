@@ -73,8 +73,8 @@ def test_twenty_groups_one_after_another(quick: Mpi, options: list[str]) -> None
 
 
 def test_twenty_groups_one_after_another_on_three_nodes(cluster: Cluster) -> None:
-    done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", PROGRAMS / "recreate.py", 20))
-    assert done.stdout == "20 groups\n" * 6
+    done = check(srun(cluster, MPIS["openmpi4"], "-N3 -n3", PROGRAMS / "recreate.py", 20))
+    assert done.stdout == "20 groups\n" * 3
 
 
 def test_a_script_for_torchrun_runs_under_both(quick: Mpi) -> None:

@@ -126,8 +126,9 @@ def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -
 
 
 @and_whole(LAUNCHERS[3:])
-@pytest.mark.parametrize(("number", "nodes"), [(signal.SIGTERM, 3), (signal.SIGHUP, 3), (signal.SIGTERM, 1)],
-                         ids=["SIGTERM", "SIGHUP", "SIGTERM-one-node"])
+@pytest.mark.parametrize(("number", "nodes"), [
+    pytest.param(signal.SIGTERM, 3, id="SIGTERM"), pytest.param(signal.SIGTERM, 1, id="SIGTERM-one-node"),
+    pytest.param(signal.SIGHUP, 3, id="SIGHUP", marks=pytest.mark.thorough)])
 def test_an_srun_that_is_sent_a_signal(
     launcher: Launcher, number: signal.Signals, nodes: int, cluster: Cluster
 ) -> None:
@@ -149,7 +150,8 @@ def as_nohup_does() -> None:
 
 @pytest.mark.parametrize(("launcher", "goes_on"), [
     (LAUNCHERS[0], False), (LAUNCHERS[1], False), (LAUNCHERS[2], True),
-    (Launcher("Intel MPI mpiexec", MPIS["impi"], False), True), (LAUNCHERS[3], False), (LAUNCHERS[4], False),
+    (LAUNCHERS[3], False), pytest.param(LAUNCHERS[4], False, marks=pytest.mark.thorough),
+    pytest.param(Launcher("Intel MPI mpiexec", MPIS["impi"], False), True, marks=pytest.mark.thorough),
 ], ids=lambda one: one.name if isinstance(one, Launcher) else "")
 def test_a_hangup_of_a_launcher_under_nohup(
     launcher: Launcher, goes_on: bool, request: pytest.FixtureRequest
