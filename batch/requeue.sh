@@ -4,7 +4,7 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --signal=USR1@120      # edit: seconds before the walltime, enough for a step and a checkpoint; ends a script that never asks
+#SBATCH --signal=USR1@120      # edit, as --stop-before below: seconds before the walltime, for a step and a checkpoint; ends a script that never asks
 #SBATCH --time=01:00:00        # edit
 #SBATCH --nodes=2              # edit: nodes
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs

@@ -9,10 +9,12 @@
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
 
 MODULES="pytorch"                    # edit: empty for none
+ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 CONTAINER=""                         # edit: an Apptainer image that has mpiddp in it, empty for none
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
+if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 if [ -n "$CONTAINER" ]; then
     [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }
     COMMAND="apptainer exec --nv --bind /tmp,$PWD $CONTAINER $COMMAND"  # PMIx meets Slurm by files in /tmp

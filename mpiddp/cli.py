@@ -6,11 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from .config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, LaunchConfig, Script, Shape, Shown
 from .errors import EXIT_USAGE
-from .show.help import Help
+from .show.help import Parser
 from .version import __version__
 
 USAGE = """\
@@ -171,14 +171,6 @@ FLAGS = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser that says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what read_config() raises."""
-        raise argparse.ArgumentTypeError(f"mpiddp: {message} (see python -m mpiddp --help)")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of a job from the command line and return its exit status."""
     try:
@@ -270,10 +262,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def build_parser(environ: Mapping[str, str]) -> Parser:
     """Return the parser of our own options, with the ``MPIDDP_…`` variables of `environ` as defaults."""
-    parser = Parser(
-        prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
-        formatter_class=Help,
-    )
+    parser = Parser(prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     for name, details in OPTIONS.items():
         default = environ.get(variable(name), details["default"])
         parser.add_argument(f"--{name}", **{**details, "default": default})

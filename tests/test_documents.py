@@ -43,7 +43,8 @@ RUN_BY = {
         "tests/test_containers.py::test_hello_from_containers_on_two_nodes", '"ch-run"'),
     "scancel --signal=USR2 JOB": (
         "tests/test_interactive.py::test_a_script_that_hangs_says_where_under_srun", '"scancel", "--signal=USR2"'),
-    "kill -USR2 PID": ("tests/test_interactive.py::test_a_script_that_hangs_says_where", "signal.SIGUSR2"),
+    "pkill -USR2 -f '^[^ ]*python[^ ]* -m mpiddp.*train.py'": (
+        "tests/test_interactive.py::test_a_script_that_hangs_says_where", "pkill"),
     "srun -n1 --pty bash": ("tests/test_steps.py::test_mpirun_in_a_step", "-n1"),
     "python -m cProfile -o FILE -m mpiddp train.py": (
         "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),

@@ -14,23 +14,24 @@ from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
 from tests.faults.matrix import LAUNCHERS, Launcher
-from tests.faults.test_signals import Job, started
+from tests.faults.test_signals import started
 from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec_command, need, single_node_environ
 
 BREAKPOINT, REGISTER = re.findall(
     r"```python\n(.*?)```", (ROOT / "batch/interactive.md").read_text(), re.DOTALL)
+(TO_RANKS,) = re.findall(r"^    (pkill .*)", (ROOT / "batch/interactive.md").read_text(), re.MULTILINE)
 DEBUGGED = "import torch.distributed as dist\nseven = 7\n" + BREAKPOINT + """
 dist.barrier()
 print(f"rank {dist.get_rank()} has {seven}\\n", end="", flush=True)
 """
 HANGS = REGISTER + """
-import os, time
+import time
 import torch.distributed as dist
 
 def load_batch():
     time.sleep(5)
 
-print(f"pid {os.getpid()}\\nREADY\\n", end="", flush=True)
+print("READY\\n", end="", flush=True)
 if dist.get_rank() == 1:
     load_batch()
 dist.barrier()
@@ -75,8 +76,10 @@ def test_a_script_that_hangs_says_where(launcher: Launcher, to: str, tmp_path: P
     with started(launcher, None, script) as job:
         job.await_ready(launcher.ranks)
         time.sleep(0.5)
-        for pid in [job.process.pid] if to == "launcher" else pids(job):
-            os.kill(pid, signal.SIGUSR2)
+        if to == "launcher":
+            os.kill(job.process.pid, signal.SIGUSR2)
+        else:
+            check(processes.run("sh", "-c", TO_RANKS.replace("train.py", str(script)), timeout=30))
         text = job.output()
     if passed_on:
         check_told(text, launcher.ranks)
@@ -95,11 +98,6 @@ def test_a_script_that_hangs_says_where_under_srun(launcher: Launcher, cluster: 
         text = job.output()
     check_told(text, launcher.ranks)
     assert job.process.returncode == 0, text
-
-
-def pids(job: Job) -> list[int]:
-    """Return the processes of a job's ranks."""
-    return [int(line.split()[1]) for line in job.lines if line.startswith("pid ")]
 
 
 def check_told(text: str, ranks: int) -> None:

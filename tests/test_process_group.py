@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ def test_init_process_group_called_so(quick: Mpi, how: str) -> None:
     done = check(mpiexec(quick, 2, PROGRAMS / "groups.py", how))
     assert done.stdout == f"{how} 2 of 2\n" * 2
     assert noise(done) == []
+
+
+def test_a_group_of_the_scripts_own_names_the_rank_once(quick: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text("from datetime import timedelta\nimport torch.distributed as dist\n"
+                      "dist.init_process_group(timeout=timedelta(minutes=7))\nraise ValueError('seven')\n")
+    done = check(mpiexec(quick, 2, script), 1)
+    assert re.search(r"^\[rank[01]\]: ValueError: seven$", done.stderr, re.MULTILINE), done.stderr
+    assert "]: [rank" not in done.stderr
 
 
 @pytest.mark.parametrize("how", ["file", "store", "tcp"])

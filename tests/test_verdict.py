@@ -198,6 +198,12 @@ def test_the_block_names_all_there_is() -> None:
         "  others   2 other ranks lost the connection to it", "  log      /logs/rank-00005.n2.log"]
 
 
+def test_the_block_on_a_killed_rank_says_where_to_look() -> None:
+    killed = Report(5, "n2", ENDED, "ended by SIGKILL (Killed)", 137, signal="SIGKILL")
+    assert "\n  do       look at the memory (sacct: MaxRSS" in block(Verdict(killed), None, 1.0)
+    assert "\n  do  " not in block(Verdict(killed._replace(signal="SIGSEGV")), None, 1.0)
+
+
 def test_the_error_record_has_torchelastics_form() -> None:
     message = error_record(Verdict(RAISED), None, "Traceback", 1700000000)["message"]
     assert isinstance(message, dict)

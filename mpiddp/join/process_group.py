@@ -30,6 +30,7 @@ class GroupMaker:
         self.keys = keys
         self.unclaimed = False
         self._timeout: timedelta | None = None
+        self._hook = sys.excepthook
         self._create: Callable[..., None] = dist.init_process_group
         self._signature = inspect.signature(self._create)
 
@@ -41,6 +42,7 @@ class GroupMaker:
         """
         env = self.environment
         self._timeout = timeout
+        self._hook = sys.excepthook
         device = None if serves_cpu(env.backend) else env.device
         self._create_over_our_store(env.rank, env.world_size,
                                     {"backend": env.backend, "timeout": timeout, "device_id": device})
@@ -78,9 +80,10 @@ class GroupMaker:
         return False
 
     def discard(self) -> None:
-        """Destroy the group if it is unclaimed."""
+        """Destroy the group if it is unclaimed, with the hook by which torch puts the rank before each traceback."""
         if self.unclaimed and dist.is_initialized():
             dist.destroy_process_group()
+            sys.excepthook = self._hook
         self.unclaimed = False
 
     def _request(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:

@@ -1,10 +1,28 @@
-"""The form of --help."""
+"""The form of --help, and of what is said of wrong usage."""
 
 from __future__ import annotations
 
 import argparse
 import functools
 import os
+from typing import Any, NoReturn
+
+TORCHRUNS = (" --nproc", " --nnodes", " --node-rank", " --node_rank", " --standalone", " --rdzv", " --master-port",
+             " --master_port")
+INSTEAD = ("how many processes start is for the launcher to say (mpirun -n 2, srun --ntasks-per-node=2), "
+           "and mpiddp finds the port")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that says what is wrong in one line."""
+
+    def __init__(self, **details: Any) -> None:
+        super().__init__(**details, formatter_class=Help)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise argparse.ArgumentTypeError."""
+        instead = f"; {INSTEAD}" if any(option in message for option in TORCHRUNS) else ""
+        raise argparse.ArgumentTypeError(f"mpiddp: {message}{instead} (see python -m mpiddp --help)")
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

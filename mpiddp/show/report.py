@@ -9,6 +9,8 @@ from ..plan.verdict import OWN, Verdict
 from ..say import say
 from .files import write_json
 
+FOR_KILLED = "look at the memory (sacct: MaxRSS; dmesg on the node): fewer DataLoader workers, or ask for more (--mem)"
+
 
 def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "") -> str:
     """Print why the job failed, in one piece, write it to `error_file` as JSON if there is one, and return the text.
@@ -34,6 +36,8 @@ def block(verdict: Verdict, who: Member | None, after_s: float) -> str:
     if who is not None:
         place = f"{who.rank} of {who.world_size}, local rank {who.local_rank} on {who.host}"
         rows.append(("rank", f"{place}, {who.device}, pid {who.pid}"))
+    if first.signal == "SIGKILL":
+        rows.append(("do", FOR_KILLED))
     rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)), ("others", verdict.others),
              ("log", who.log if who else "")]
     lines = [f"mpiddp: failed: rank {first.rank} on {first.host}: {first.cause}"]
