@@ -296,10 +296,18 @@ def test_a_profiler_that_runs_us_writes_its_results(
     done = check(processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT), status)
     assert done.stderr.count("mpiddp: failed: ") == (status != 0)
     written = sorted(file.name for file in tmp_path.glob("profile.*"))
-    assert written == (["profile.0", "profile.1"] if status == 0 else written) != []
-    for file in written:
-        functions = {(Path(key[0]).name, key[2]) for key in pstats.Stats(str(tmp_path / file)).stats}
+    complete = [functions for file in written if (functions := profiled(tmp_path / file))]
+    assert len(complete) == 2 or (status and complete)  # the rank that fails second may be ended while it writes
+    for functions in complete:
         assert ("script.py", "work") in functions
+
+
+def profiled(file: Path) -> set[tuple[str, str]]:
+    """Return the files and names of the functions in a profile, none if it is not complete."""
+    try:
+        return {(Path(key[0]).name, key[2]) for key in pstats.Stats(str(file)).stats}
+    except EOFError:
+        return set()
 
 
 @pytest.mark.parametrize("unload", [

@@ -89,6 +89,7 @@ def register() -> None:
 def _before_fork() -> None:
     """Block the signals until the child has set its own mask: the parent may send one at once."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    _forking.rank = os.getpid()
 
 
 def _after_fork() -> None:
@@ -108,13 +109,13 @@ def _in_child() -> None:
     forker = sys._getframe(1).f_globals.get("__name__", "")
     if _protecting and forker.endswith(".popen_fork"):  # multiprocessing's, or a copy of it
         _left.update(free)
-        begin_worker()
+        begin_worker(_forking.rank)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask | _left)
 
 
-def begin_worker() -> None:
-    """Obey only the parent in this worker; programs that the worker starts get the signals as usual."""
-    threading.Thread(target=obey_parent, args=(os.getppid(),), daemon=True).start()
+def begin_worker(parent: int) -> None:
+    """Obey only the parent in this worker, which may be gone; programs that the worker starts get signals as usual."""
+    threading.Thread(target=obey_parent, args=(parent,), daemon=True).start()
     let_others_in()
 
 
