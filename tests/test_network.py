@@ -175,7 +175,7 @@ def test_a_network_that_does_not_reach_a_node_is_left_alone_or_named_with_it(clu
     assert {one["address"] for one in check_hello(done, 3)} == {"10.77.0.11"}
     start = time.monotonic()
     done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--interface", "data0", HELLO, env=mpi_network)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30  # of the 300 that a start may take
     assert done.returncode == 3
     assert done.stderr.count("mpiddp: cannot start: address-unreachable") == 1
     assert "10.88.0.1 (data0) from node2: " in done.stderr
