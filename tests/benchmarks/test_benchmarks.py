@@ -17,6 +17,7 @@ def test_planning(quick: Mpi) -> None:
     assert re.search(r"checks before torch: \d+\.\d ms", table)
 
 
+@pytest.mark.alone
 @pytest.mark.thorough
 def test_failure(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.failure", "--quick")).stdout
@@ -24,6 +25,7 @@ def test_failure(quick: Mpi) -> None:
         assert re.search(rf"^{name} +\d+\.\d\d s +\d+\.\d\d of torchrun's   exit status 1$", table, re.MULTILINE), table
 
 
+@pytest.mark.alone
 @pytest.mark.thorough
 def test_threads(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.threads", "--quick", timeout=120)).stdout
@@ -35,6 +37,7 @@ def test_stopping(quick: Mpi) -> None:
     assert re.search(r"^should_stop\(\) \d+\.\d us, gloo all-reduce \d+\.\d us, median of 200 calls$", told), told
 
 
+@pytest.mark.alone
 @pytest.mark.thorough
 def test_startup(quick: Mpi, tmp_path: Path) -> None:
     files = tmp_path / "costs.json", tmp_path / "costs.svg"
@@ -46,6 +49,7 @@ def test_startup(quick: Mpi, tmp_path: Path) -> None:
     assert "floor" in files[1].read_text()
 
 
+@pytest.mark.alone
 @pytest.mark.thorough
 def test_scale(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.scale", "--quick")).stdout

@@ -23,8 +23,11 @@ CELLS = [
     (OMPI5, "SIGUSR1", "before", -1), (OMPI4, "SIGUSR2", "loop", 0), (OMPI5, "SIGABRT", "loop", 0),
     (OMPI4, "SIGBUS", "before", -1), (OMPI5, "SIGFPE", "end", -1), (HYDRA, "SIGHUP", "loop", 0),
 ]
-MATRIX = [(launcher, kind, moment, rank) for kind, moment, rank, launcher in itertools.product(
-    STATUSES, MOMENTS, (0, -1), WHOLE)]
+MATRIX = [
+    *((launcher, kind, moment, rank) for kind, moment, rank, launcher in itertools.product(
+        STATUSES, MOMENTS, (0, -1), LAUNCHERS)),
+    *((launcher, kind, "loop", -1) for kind, launcher in itertools.product(("raise", "SIGKILL", "SIGSTOP"), WHOLE)),
+]
 
 
 def name(cell: tuple[Launcher, str, str, int]) -> str:
