@@ -8,10 +8,12 @@
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
 
+MODULES=""                                                       # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv; conda: as in requeue.sh
 CONFIG="$HOME/.cache/huggingface/accelerate/default_config.yaml" # edit
 COMMAND="python -m mpiddp train.py"                              # edit: your script, and its arguments
 
+if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
 source $ENVIRONMENT || exit 1
 [ -e "$CONFIG" ] || { echo "no such configuration: $CONFIG" >&2; exit 1; }
 precision=$(sed -n 's/^mixed_precision: *//p' "$CONFIG" | tr -d "'\"")

@@ -4,16 +4,18 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --signal=USR1@120      # edit, as --stop-before below: seconds before the walltime, for a step and a checkpoint; ends a script that never asks
+#SBATCH --signal=USR1@120      # edit, as --stop-before below: seconds before the walltime, for a step and a checkpoint
 #SBATCH --time=01:00:00        # edit
 #SBATCH --nodes=2              # edit: nodes
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
 
+MODULES=""                              # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/miniforge3/bin/activate NAME
 COMMAND="python -m mpiddp --stop-before 120 train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
 
+if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
 source $ENVIRONMENT || exit 1
 srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" $COMMAND
 status=$?

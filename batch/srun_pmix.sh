@@ -8,7 +8,7 @@
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
 
-MODULES="pytorch"                    # edit: empty for none
+MODULES="pytorch"                    # edit: your site's, MPI's among them; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 CONTAINER=""                         # edit: an Apptainer image that has mpiddp in it, empty for none
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments

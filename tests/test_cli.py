@@ -54,6 +54,8 @@ def test_variables_are_defaults_and_the_command_line_wins() -> None:
     (["--back", "gloo", "t.py"], {}, "unrecognized arguments: --back"),
     (["--nproc-per-node", "2", "t.py"], {}, "--nproc-per-node; how many processes start is for the"),
     (["--quiet", "--nproc_per_node=2", "t.py"], {}, "--nproc_per_node=2; how many processes start"),
+    (["-n", "2", "t.py"], {}, "-n; how many processes start"),
+    (["--log-dri", "x", "t.py"], {}, "--log-dri; did you mean --log-dir?"),
     (["--master-port=29500", "t.py"], {}, "and mpiddp finds the port"),
     (["--startup-timeout", "-5", "t.py"], {}, "must be greater than 0 and finite, got -5"),
     (["--startup-timeout", "nan", "t.py"], {}, "must be greater than 0 and finite, got nan"),

@@ -7,8 +7,8 @@ import functools
 import os
 from typing import Any, NoReturn
 
-TORCHRUNS = (" --nproc", " --nnodes", " --node-rank", " --node_rank", " --standalone", " --rdzv", " --master-port",
-             " --master_port")
+OF_LAUNCHERS = ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nnodes", "--node-rank", "--num-processes",
+                "--num-machines", "--standalone", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id")
 INSTEAD = ("how many processes start is for the launcher to say (mpirun -n 2, srun --ntasks-per-node=2), "
            "and mpiddp finds the port")
 
@@ -21,8 +21,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse.ArgumentTypeError."""
-        instead = f"; {INSTEAD}" if any(option in message for option in TORCHRUNS) else ""
-        raise argparse.ArgumentTypeError(f"mpiddp: {message}{instead} (see python -m mpiddp --help)")
+        raise argparse.ArgumentTypeError(f"mpiddp: {message}{self._instead(message)} (see python -m mpiddp --help)")
+
+    def _instead(self, message: str) -> str:
+        """Return in words what to take in the place of options that are unknown, empty where that is unknown, too."""
+        from difflib import get_close_matches
+
+        unknown = [word.partition("=")[0].replace("_", "-") for word in message.partition("arguments: ")[2].split()]
+        if set(unknown) & set(OF_LAUNCHERS):
+            return f"; {INSTEAD}"
+        near = [one for word in unknown for one in get_close_matches(word, self._option_string_actions, 1, 0.75)]
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -33,6 +42,10 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=terminal_width() - 2)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        """Return the form of an option's value; one that may be left out has to be joined to its option."""
+        return f"[={action.metavar}]" if action.nargs == "?" else super()._format_args(action, default_metavar)
 
 
 @functools.cache
