@@ -19,8 +19,8 @@ from tests.test_readme import FIRST
 FOLDERS = ("", "batch", "examples", "mpiddp", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
-    "LLsub", "accelerate", "bsub", "ch-run", "conda", "jsrun", "kill", "mpiexec", "mpirun", "nohup", "pip", "pytest",
-    "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/run",
+    "LLsub", "accelerate", "bsub", "ch-run", "conda", "jsrun", "kill", "mpiexec", "mpirun", "nohup", "pip", "pkill",
+    "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/run",
     "torchrun", "ulimit")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:{'|'.join(map(re.escape, PROGRAMS))})(?: +\S.*)?")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,6 +66,7 @@ SET_UP = {
 # Names of what others start, which mpiddp takes the place of; and the one line of our own syntax.
 NAMED = {
     "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
+    "py-spy dump --pid PID",
     "python -m torch.distributed.launch …", "srun --output=%x-%j.%t.out", "torchrun …",
     "python -m mpiddp [options] script.py [arguments]",
 }
