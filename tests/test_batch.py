@@ -205,14 +205,14 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("why", "epochs"), [("drain", 8), ("scancel", 8), ("walltime", 30)])
+@pytest.mark.parametrize(("why", "epochs"), [("drain", 30), ("scancel", 30), ("walltime", 100)])
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, why: str, epochs: int
 ) -> None:
-    """The walltime is a minute, 40 seconds before whose end the ranks stop by themselves."""
-    minutes, signal, told = (1, "USR1@10", "the walltime is near") if why == "walltime" else (10, "USR1@120", "SIGUSR1")
+    """The walltime is two minutes, 80 seconds before whose end the ranks stop by themselves."""
+    minutes, signal, told = (2, "USR1@10", "the walltime is near") if why == "walltime" else (10, "USR1@120", "SIGUSR1")
     script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=minutes, signal=signal,
-                    COMMAND=f"python -m mpiddp --stop-before 40 {train(epochs, 'checkpoint.pt')}")
+                    COMMAND=f"python -m mpiddp --stop-before 80 {train(epochs, 'checkpoint.pt')}")
     job = Submitted(cluster, script)
     try:
         if why != "walltime":
