@@ -133,6 +133,14 @@ def test_only_a_step_of_this_jobs_ranks_may_be_cancelled(environ: dict[str, str]
     assert runtime.slurm_step(environ, runtime.detect(environ)) == step
 
 
+@pytest.mark.parametrize(("environ", "name"), [
+    ({}, None), ({"SLURM_JOB_ID": "7"}, "7"), ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "7"),
+    ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, "7.2"), ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "batch"}, "7"),
+])
+def test_the_logs_of_two_steps_are_not_one_file(environ: dict[str, str], name: str | None) -> None:
+    assert runtime.slurm_name(environ) == name
+
+
 @pytest.mark.parametrize(("environ", "library", "beginning"), [
     (IN_PMIX, MPICH, "SLURM_"), (IN_PMI2, OPEN_MPI_5, "SLURM_"), (IN_STEP, INTEL, "SLURM_"),
     ({**IN_STEP, **SLURM_PMI}, INTEL, "I_MPI_PMI_LIBRARY"),

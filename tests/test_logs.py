@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.facts.files import open_for_writing
 from mpiddp.run.relay import Sink
 from tests import processes
 from tests.cluster import Cluster
@@ -283,3 +284,23 @@ def test_a_log_tells_how_much_is_missing_in_all(tmp_path: Path) -> None:
         log.write(data)
     os.close(full)
     assert (tmp_path / "log").read_text() == "\n[mpiddp: 12 bytes are missing here]\nnine\nten\n"
+
+
+@pytest.mark.parametrize("planted", ["file", "folder"])
+def test_a_link_that_another_user_has_planted_is_not_followed(planted: str, tmp_path: Path) -> None:
+    need([] if os.geteuid() == 0 else ["root's right to give a link to another user"])
+    (folder := tmp_path / "shared").mkdir()
+    folder.chmod(0o777)
+    (target := tmp_path / "mine").mkdir()
+    (target / "log").write_text("precious")
+    link = folder / ("log" if planted == "file" else "job")
+    link.symlink_to(target / "log" if planted == "file" else target)
+    log = str(link if planted == "file" else link / "log")
+    os.lchown(link, 1000, 1000)
+    for append in (True, False):
+        with pytest.raises(OSError, match="a symbolic link of another user's"):
+            open_for_writing(log, append)
+    assert (target / "log").read_text() == "precious"
+    os.lchown(link, 0, 0)  # one's own link, to a larger disk perhaps, is followed
+    os.close(open_for_writing(log))
+    assert (target / "log").read_text() == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -80,6 +81,14 @@ def slurm_step(environ: Mapping[str, str], runtime: Runtime | None) -> str | Non
     return f"{job}.{step}" if job.isdigit() and step.isdigit() else None
 
 
+def pid_namespace() -> str:
+    """Return the name of this process's process namespace (man 7 pid_namespaces), empty where that is not known."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def slurm_tasks(environ: Mapping[str, str]) -> int:
     """Return the number of tasks of the Slurm allocation around this process (SLURM_NTASKS), 0 if it is not set."""
     found = environ.get("SLURM_NTASKS", "")
@@ -89,6 +98,15 @@ def slurm_tasks(environ: Mapping[str, str]) -> int:
 def slurm_job(environ: Mapping[str, str]) -> str | None:
     """Return the number of the Slurm job that this process is in, None outside of one."""
     return environ.get("SLURM_JOB_ID")
+
+
+def slurm_name(environ: Mapping[str, str]) -> str | None:
+    """Return a name for what runs in a Slurm job, None outside of one: its number, as JOB.STEP from the second step on.
+
+    It is the same when the job was queued again.
+    """
+    job, step = slurm_job(environ), environ.get("SLURM_STEP_ID", "")
+    return f"{job}.{step}" if job and step.isdigit() and int(step) > 0 else job
 
 
 def restart_count(environ: Mapping[str, str]) -> int:

@@ -6,6 +6,7 @@ import os
 import socket
 
 from ..facts import runtime
+from ..facts.files import open_for_writing
 from ..plan.problems import check_logs
 from .rollcall import RollCall
 
@@ -13,10 +14,11 @@ from .rollcall import RollCall
 def open_log(roll: RollCall, folder: str, run_id: str) -> str:
     """Make this rank's log in a folder of the job's own and return its path.
 
-    That folder has the Slurm job's number, or the job's `run_id`. Collective. Raises LaunchError
-    `log-unwritable` on every rank.
+    That folder has the Slurm job's number, with that of the step from the second on, or the job's `run_id`.
+    Collective. Raises LaunchError `log-unwritable` on every rank.
     """
-    job = runtime.slurm_job(os.environ) or run_id
+    name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
+    job = roll.agree("naming logs", None, lambda ranks: [name] * len(ranks))
     log = f"{folder}/{job}/rank-{roll.rank:05d}.{socket.gethostname().split('.')[0]}.log"
     roll.agree("opening logs", create(log), lambda errors: check_logs(errors, roll.hosts))
     return log
@@ -26,7 +28,7 @@ def create(log: str) -> str:
     """Make a file and the folders above it; return why that failed, or an empty text."""
     try:
         os.makedirs(os.path.dirname(log), exist_ok=True)
-        with open(log, "ab"):
-            return ""
+        os.close(open_for_writing(log, append=True))
+        return ""
     except OSError as error:
         return f"{error.filename}: {error.strerror}"

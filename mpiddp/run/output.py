@@ -8,6 +8,7 @@ import sys
 from ..config import LaunchConfig, Shown
 from ..errors import EXIT_OUTPUT_LOST
 from ..exits import flush_python
+from ..facts.files import open_for_writing
 from ..say import say
 from .relay import Relay
 
@@ -44,7 +45,7 @@ class Output:
         if self._relay is not None:
             self._relay.begin(log, prefix, who)
             return
-        file = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        file = open_for_writing(log or os.devnull, append=True)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
         os.close(file)

@@ -6,6 +6,7 @@ import os
 import selectors
 import socket
 
+from ..facts.files import open_for_writing
 from ..say import say, write_some
 from ..sentinel.detached import fork_detached, reap, silence
 from ..sentinel.messages import Forward, Forwarded
@@ -147,7 +148,7 @@ class Sink:
 
 def open_log(log: str, who: str) -> Sink:
     """Return a log to which output is appended."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    descriptor = open_for_writing(log, append=True)
     return Sink(descriptor, log, who, os.fstat(descriptor).st_size, marks=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ..facts.files import open_for_writing
 from ..say import say
 
 
@@ -15,7 +16,7 @@ def write_json(path: str, content: object) -> None:
 def write(path: str, content: str) -> None:
     """Write a file that was asked for, or say why that cannot be done."""
     try:
-        with open(path, "w") as file:
+        with open(open_for_writing(path), "w") as file:
             file.write(content)
     except OSError as error:
         say(f"mpiddp: cannot write {path}: {error.strerror}")
