@@ -108,7 +108,7 @@ def start(config: LaunchConfig) -> RunningJob:
 
 
 def meet(
-    comm: MPI.Comm, config: LaunchConfig, coordinate: Callable[[str, str], int] = lambda *_: 0
+    comm: MPI.Comm, config: LaunchConfig, coordinate: Callable[[str, str, int], int] = lambda *_: 0
 ) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group; return this rank's part.
 

@@ -35,7 +35,7 @@ WAIT_S = 10
 
 def member(rank: int, world_size: int = 2) -> Member:
     """Return a member of a job on one node."""
-    return Member(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0)
+    return Member(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0, namespace="0")
 
 
 def report(rank: int) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import signal
 import socket
@@ -22,11 +23,12 @@ import pytest
 
 from mpiddp.plan.verdict import Verdict
 from mpiddp.say import say
-from mpiddp.sentinel import entrance, watcher
-from mpiddp.sentinel.coordinator import Coordinator
+from mpiddp.sentinel import entrance, process, watcher
 from mpiddp.sentinel.entrance import dial
+from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
 from mpiddp.sentinel.loop import Loop
-from mpiddp.sentinel.messages import Failed, Hello, Interrupted, Neighbour, Ruling, Watched, encode
+from mpiddp.sentinel.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched, encode
+from mpiddp.sentinel.office import Office
 from mpiddp.sentinel.wire import Wire
 from tests.cluster import Cluster
 from tests.support import MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, noise, srun
@@ -47,27 +49,32 @@ class Meeting:
     def __init__(self) -> None:
         self.excuses: list[Exception] = []
         self.loop = Loop(self.excuses.append)
-        self.coordinator = Coordinator(self.loop, time.monotonic(), "127.0.0.1", TOKEN, WATCHED)
-        self.own = self.coordinator.own_member(member(0))
-        self.own.receive()  # that it is its own neighbour
+        self._heard: queue.SimpleQueue[WatcherEvent] = queue.SimpleQueue()  # by the watcher of rank 0
+        self.office = Office(self.loop, Coordinate("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put, time.monotonic())
+        self.office.join(member(0))
+        self.heard()  # that it is its own neighbour
         self.thread = threading.Thread(target=self.loop.run)
+
+    def heard(self) -> Message:
+        """Return the next message to rank 0's watcher."""
+        event = self._heard.get(timeout=WAIT_S)
+        assert isinstance(event, FromCoordinator)
+        return event.message
 
     def end(self) -> None:
         """Let the loop end at the next event."""
         self.loop.over = True
-        self.own.send(Interrupted())
+        self.call(b"").close()
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
 
     def join(self, rank: int) -> Wire:
         """Connect the sentinel of a rank, and return its end."""
-        wire = dial("127.0.0.1", self.coordinator.port, TOKEN, member(rank))
-        assert wire is not None
-        return wire
+        return dial(Join(member(rank), "127.0.0.1", self.office.port, TOKEN))
 
     def call(self, data: bytes) -> socket.socket:
         """Connect a stranger that says something, and may be turned away before it has."""
-        stranger = socket.create_connection(("127.0.0.1", self.coordinator.port), timeout=WAIT_S)
+        stranger = socket.create_connection(("127.0.0.1", self.office.port), timeout=WAIT_S)
         with contextlib.suppress(ConnectionError):
             stranger.sendall(data)
         return stranger
@@ -97,24 +104,76 @@ def test_a_stranger_is_turned_away_and_the_ranks_go_on(
     with meeting.call(data) as stranger:
         assert is_turned_away(stranger)
     meeting.join(1)
-    assert meeting.own.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+    assert meeting.heard() == Neighbour(1, os.getpid())
     assert meeting.excuses == []
 
 
 def test_a_token_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
-    hello = encode(Hello(1, "n0", 77)) + b"\n"
+    hello = encode(Hello(1, "n0", 77, "0")) + b"\n"
     with meeting.call(TOKEN[:5].encode()) as one:
         for piece in (TOKEN[5:].encode() + hello[:3], hello[3:]):
             time.sleep(0.1)
             one.sendall(piece)
-        assert meeting.own.receive(WAIT_S) == [Neighbour(1, 77)]
+        assert meeting.heard() == Neighbour(1, 77)
+
+
+def test_who_has_shown_the_token_is_not_crowded_out(meeting: Meeting) -> None:
+    """All of them are there at once when the entrance looks, and descriptors are used again."""
+    meeting.loop.over = True
+    meeting.call(b"").close()
+    meeting.thread.join(WAIT_S)
+    wire = meeting.join(1)
+    strangers = [meeting.call(b"") for _ in range(3 * (2 * 2 + entrance.SPARE))]
+    meeting.loop.over = False
+    meeting.thread = threading.Thread(target=meeting.loop.run)
+    meeting.thread.start()
+    assert meeting.heard() == Neighbour(1, os.getpid())
+    wire.send(Failed(report(1)))
+    assert wire.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+    assert meeting.excuses == []
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_two_nodes_of_one_name_watch_their_own_processes(meeting: Meeting) -> None:
+    """So do two containers on a node: a process's number is another's there."""
+    other = member(1)._replace(namespace="1 pid:[4026531836]")
+    wire = dial(Join(other, "127.0.0.1", meeting.office.port, TOKEN))
+    assert wire.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+
+
+def test_many_silent_strangers_keep_nobody_out(meeting: Meeting) -> None:
+    """The one that has been silent for longest goes."""
+    strangers = [meeting.call(b"") for _ in range(2 * 2 + entrance.SPARE + 3)]
+    meeting.join(1)
+    assert meeting.heard() == Neighbour(1, os.getpid())
+    assert is_turned_away(strangers[0])
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    answers: list[tuple[object, str]] = []
+    loop = Loop(lambda error: pytest.fail(str(error)))
+    entrance.Dialling(loop, Join(member(1), "127.0.0.1", port, TOKEN), lambda *answer: answers.append(answer)).dial()
+    loop.set_timer("end", entrance.ATTEMPTS * entrance.PAUSE_S + 1, partial(setattr, loop, "over", True))
+    loop.run()
+    (none, error), = answers
+    assert none is None
+    assert error.startswith(f"no connection to rank 0's sentinel at 127.0.0.1:{port}: ")
+    rank = watcher.Watcher(WATCHED, 0.0)
+    rank.taken()
+    assert rank.handle(NoCoordinator(error), 1.0) == [
+        Say(f"mpiddp: rank 0 on n0 is not watched together with the others: {error}")]
 
 
 @pytest.mark.parametrize("rank", [1, 2, -1], ids=["there-already", "too-high", "negative"])
 def test_a_rank_that_cannot_be(rank: int, meeting: Meeting) -> None:
     """The sentinel of a rank connects once: the first one is it."""
     first = meeting.join(1)
-    meeting.own.receive(WAIT_S)
+    meeting.heard()
     with pytest.raises(EOFError):
         meeting.join(rank).receive(WAIT_S)
     first.send(Failed(report(1)))
@@ -125,7 +184,7 @@ def test_a_sentinel_that_begins_with_something_else_is_turned_away(meeting: Meet
     with meeting.call(TOKEN.encode() + b'{"rank": 1, "host": "n0", "pid": 77}\n') as older:
         assert is_turned_away(older)
     meeting.join(1)
-    assert meeting.own.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+    assert meeting.heard() == Neighbour(1, os.getpid())
     assert [type(one) for one in meeting.excuses] == [ValueError]
 
 
@@ -178,7 +237,7 @@ assert time.process_time() - before < 0.3
 for one in strangers:
     one.close()
 meeting.join(1)
-assert meeting.own.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+assert meeting.heard() == Neighbour(1, os.getpid())
 assert meeting.excuses == []
 meeting.end()
 """
@@ -357,7 +416,7 @@ def test_no_module_of_a_sentinel_imports_torch_or_mpi() -> None:
     """Some of them are imported only when the rank ends."""
     done = subprocess.run([sys.executable, "-c", IMPORTS_ALL], cwd=ROOT, capture_output=True, text=True, timeout=60)
     modules = set(check(done).stdout.split())
-    assert {"mpiddp.run.relay", "mpiddp.sentinel.watcher", "mpiddp.sentinel.descendants", "psutil"} <= modules
+    assert {"mpiddp.run.relay", "mpiddp.sentinel.watcher", "mpiddp.sentinel.leftovers"} <= modules
     assert not modules & {"torch", "mpi4py"}
 
 
@@ -367,4 +426,4 @@ def test_where_something_went_wrong_is_told_without_an_import(monkeypatch: pytes
     try:
         int("x")
     except ValueError as error:
-        assert re.fullmatch(rf"{re.escape(__file__)}, line \d+, in test_where_something_.*", watcher.place_of(error))
+        assert re.fullmatch(rf"{re.escape(__file__)}, line \d+, in test_where_something_.*", process.place_of(error))

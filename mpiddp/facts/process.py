@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import select
 import struct
+import time
 
+REAPING_S = 1.0  # for a launcher to take the status of a process that has ended
 EXITING = 0x4  # PF_EXITING (linux/sched.h)
 STATE, FLAGS, EXIT_CODE = 0, 6, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
 # struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): it has the status after the parent took it, too.
@@ -17,16 +21,24 @@ class Process:
     """Another process of this user.
 
     `ended` is a descriptor that becomes readable when the process has ended (man 2 pidfd_open), -1 if the
-    kernel cannot make one (before Linux 5.3).
+    kernel cannot make one (before Linux 5.3). Where /proc does not show the process, only that is known.
     """
 
     def __init__(self, pid: int) -> None:
+        """Look at a process; raise ProcessLookupError if there is none."""
+        with contextlib.suppress(PermissionError):
+            os.kill(pid, 0)
         self.pid = pid
-        self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         try:
             self.ended = os.pidfd_open(pid)
         except OSError:
             self.ended = -1
+        try:
+            self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        except OSError:
+            self._stat = -1
+            with contextlib.suppress(PermissionError):
+                os.kill(pid, 0)  # it may have gone meanwhile
         self._cgroup = memory_events(pid)
         self._oom_kills = oom_kills(self._cgroup)
 
@@ -36,6 +48,8 @@ class Process:
         A process that has begun to exit has a status already. Raises ProcessLookupError if the parent
         has taken the status and the kernel has forgotten it (before Linux 6.15).
         """
+        if self._stat < 0:
+            return self._status_without_proc()
         try:
             fields = self._fields()
         except ProcessLookupError:
@@ -47,18 +61,36 @@ class Process:
         """Tell whether a signal or a debugger holds the process."""
         try:
             return self._fields()[STATE] in "Tt"
-        except ProcessLookupError:
+        except OSError:
             return False
 
     def handles(self, number: int) -> bool:
-        """Tell whether the process has a handler for a signal."""
-        with open(f"/proc/{self.pid}/status") as file:
-            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        """Tell whether the process has a handler for a signal; no if that is not known."""
+        try:
+            with open(f"/proc/{self.pid}/status") as file:
+                caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        except OSError:
+            return False
         return bool(int(caught, 16) >> (number - 1) & 1)
 
     def was_out_of_memory(self) -> bool:
         """Tell whether the kernel has ended a process of its cgroup for lack of memory since this object was made."""
         return oom_kills(self._cgroup) > self._oom_kills
+
+    def _status_without_proc(self) -> int | None:
+        """Return what wait_status() does, from the kernel's word that the process has ended."""
+        if self.ended < 0:
+            os.kill(self.pid, 0)
+            return None
+        over, _, _ = select.select([self.ended], [], [], 0)
+        if not over:
+            return None
+        deadline = time.monotonic() + REAPING_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(ProcessLookupError):
+                return exit_code(self.ended)
+            time.sleep(0.01)  # until its parent has taken the status, the kernel does not tell it
+        raise ProcessLookupError
 
     def _fields(self) -> list[str]:
         return os.pread(self._stat, 4096, 0).decode(errors="replace").rpartition(")")[2].split()

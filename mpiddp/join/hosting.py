@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ class Hosting:
     `coordinate` lets the ranks' sentinels meet at an address, and returns on which port.
     """
 
-    def __init__(self, roll: RollCall, config: LaunchConfig, coordinate: Callable[[str, str], int]) -> None:
+    def __init__(self, roll: RollCall, config: LaunchConfig, coordinate: Callable[[str, str, int], int]) -> None:
         self.server: dist.Store | None = None
         self._roll, self._config = roll, config
         self._asked = network.Asked(config.interface, config.master_addr)
@@ -62,7 +63,8 @@ class Hosting:
 
         allow_connections(self._roll.size)
         self.server, endpoint = serve_store(address, self._config.startup_timeout_s)
-        return endpoint._replace(watch_port=self._coordinate(address, endpoint.token))
+        token = os.urandom(16).hex()
+        return endpoint._replace(watch_port=self._coordinate(address, token, self._roll.size), watch_token=token)
 
 
 def allow_connections(number: int) -> None:

@@ -98,7 +98,8 @@ class Membership:
         env = self.environment
         exits = runtime.kills_aborted(runtime.detect(os.environ))
         return Member(env.rank, env.world_size, env.local_rank, socket.gethostname(), str(env.device), os.getpid(),
-                      self.endpoint.run_id, config.abort_grace_s, exits, self._log, config.error_file)
+                      self.endpoint.run_id, config.abort_grace_s, exits, self._log, config.error_file,
+                      f"{env.node_rank} {runtime.pid_namespace()}")
 
     def create_group(self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object]) -> None:
         """Create the job's process group; call `give_up` if that takes longer than the start may take.

@@ -12,7 +12,8 @@ class Endpoint(NamedTuple):
     """Where rank 0's store listens.
 
     `token` is random, and all keys of this job in the store start with it. `run_id` is random, too, and
-    names the job for the script. `watch_port` is the port of rank 0's sentinel, 0 if it does not listen.
+    names the job for the script. `watch_port` is the port of rank 0's sentinel, 0 if it does not listen. `watch_token`
+    lets another sentinel in: who can reach the store can read its keys, so this is none of them.
     """
 
     address: str
@@ -20,6 +21,7 @@ class Endpoint(NamedTuple):
     token: str
     run_id: str
     watch_port: int = 0
+    watch_token: str = ""
 
 
 # Scripts and recipes set these by hand. mpiddp replaces them by what MPI says, and tells the user.

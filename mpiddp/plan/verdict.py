@@ -15,6 +15,8 @@ SEARCHING_S = 1.0  # in which the reason for what looks like a consequence is re
 OWN, ENDED, CONSEQUENCE, ABSENT = "own", "ended", "consequence", "absent"
 FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")  # what users and schedulers send
 
+GIVING_UP = "SIGABRT"  # by which NCCL's watchdog ends a rank whose collective takes too long, and C's abort() any
+
 OUT_OF_MEMORY = "out of memory, as its cgroup counts"
 
 LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank is gone or late
@@ -121,6 +123,11 @@ def judge_gone(
     alive = set(scene.hosts) - set(scene.order) - {one.rank for one in gone}
     if was_sent_to_all(gone, scene) or (killed and not alive):
         return Verdict(gone[0], outside=True)
+    if gone[0].signal == GIVING_UP:  # perhaps because it has waited in vain for another rank
+        absent = [one for one in gone if one.kind == ABSENT]
+        if not absent and unheard and waited_s < SEARCHING_S:
+            return None
+        gone = absent or gone
     if gone[0].kind == ENDED:
         seen = [one for rank in scene.order for one in gone if one.rank == rank]
         unclear = len(seen) < len(gone) > 1 or set(unheard) & set(scene.order)
@@ -128,7 +135,10 @@ def judge_gone(
         if (unclear or others_may_get_it or killed) and waited_s < SEARCHING_S:
             return None
         gone = seen or gone
-    return Verdict(gone[0], told(lost)) if waited_s >= SETTLING_S else None
+    if waited_s < SETTLING_S:
+        return None
+    where = whereabouts(unheard, scene) if gone[0].signal == GIVING_UP else ()
+    return Verdict(gone[0], "; ".join(filter(None, (told(lost), *where))))
 
 
 def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:

@@ -1,288 +1,300 @@
-"""The coordinator of the job's sentinels, in that of rank 0: it takes their reports and rules who failed first."""
+"""The logic of the coordinator, in rank 0's sentinel: it hears the others' reports and rules who failed first.
+
+No I/O, no clock: `Coordinator.handle()` takes an event and returns actions, which `process.py` carries out.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import socket
-import time
-from functools import partial
+import enum
+import math
 
+from ..plan import verdict as waits
 from ..plan.member import Member
-from ..plan.verdict import ABSENT, ALONE_S, CONSEQUENCE, SEARCHING_S, SETTLING_S, Report, Scene, Verdict, judge
+from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, Report, Scene, Verdict, judge
 from ..say import FORWARDING_S
-from ..show.report import tell
-from .entrance import Entrance, keep_alive
-from .leftovers import cancel
-from .loop import Loop
-from .messages import (
-    Bye,
-    Condition,
-    Ended,
-    Failed,
-    Hello,
-    Interrupted,
-    JobEnds,
-    Look,
-    Message,
-    Neighbour,
-    Over,
-    Ruling,
-    ScriptEnded,
-    Through,
-    Told,
-    Unreadable,
-    Watched,
-)
-from .wire import Wire
+from . import events, messages
 
 TELLING_S = 0.5  # for the rank that was first to print its reason
+UNTOLD_S = 1.0  # for the word that it is printed, when rank 0 is gone already
+LOOK_S = 2e-6  # for each rank, between one look at all reports and the next: a look takes about a fifth of that
+
+
+class State(enum.Enum):
+    """What the coordinator is at."""
+
+    LISTENING = "nobody has failed"
+    JUDGING = "somebody has; others may say what came before"
+    RULED = "it is clear who was first; that rank is told to say so"
+    ANNOUNCED = "it is said; all wait for that rank, whose threads and atexit functions may still run"
+    ENDING = "every rank has been told to end"
+
+
+S = State
+MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which other; anything else changes none
+    S.LISTENING: {"reported": S.JUDGING},
+    S.JUDGING: {"ruled": S.RULED},
+    S.RULED: {"told": S.ANNOUNCED, "through": S.ENDING},
+    S.ANNOUNCED: {"through": S.ENDING},
+    S.ENDING: {},
+}
 
 
 class Peer:
     """The sentinel of a rank, as the coordinator knows it."""
 
-    def __init__(self, wire: Wire, rank: int, host: str) -> None:
-        self.wire, self.rank, self.host = wire, rank, host
-        self.answered = True  # when it was last asked how its rank is
-        self.script_ended = False
+    def __init__(self, link: int, rank: int, host: str) -> None:
+        self.link, self.rank, self.host = link, rank, host
         self.gone = False  # the rank
+        self.ruled = False  # it failed too, and has its ruling: it waits for the job's end
 
 
 class Coordinator:
-    """Talks to the sentinels of all ranks, once they have shown the job's token."""
+    """Talks to the sentinels of all ranks; a link is a number for the connection to one."""
 
-    def __init__(self, loop: Loop, start: float, address: str, token: str, watched: Watched) -> None:
-        """Listen on `address`; `start` is the start of rank 0, which is `watched`, on time.monotonic()'s clock."""
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.port = Entrance(loop, address, token, self._await_hello).port
-        self._loop, self._start, self._watched = loop, start, watched
+    def __init__(self, watched: messages.Watched, began_s: float) -> None:
+        """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
+        self.state = State.LISTENING
+        self._began_s = self._now_s = began_s
+        self._watched = watched
+        self._actions: list[events.CoordinatorAction] = []
         self._own: Member | None = None
-        self._peers: dict[int, Peer] = {}  # by rank, like the next
+        self._peers: dict[int, Peer] = {}  # by link
+        self._by_rank: dict[int, Peer] = {}
+        self._elders: dict[str, Peer] = {}  # by namespace: whose sentinel watches all ranks there
         self._hosts: dict[int, str] = {}
-        self._first_on_host: dict[str, Peer] = {}  # whose sentinel watches all ranks of the host
-        self._order: list[int] = []  # in which ranks ended, as those sentinels saw it
+        self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
+        self._left: set[int] = set()  # ranks whose script has ended
+        self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
         self._interrupted: list[int] = []
         self._reports: list[Report] = []
         self._came_s: dict[int, float] = {}  # after the first
-        self._living_reporters: list[int] = []
-        self._later_reporters: list[int] = []  # ranks that failed too, and wait for a ruling
-        self._waiting: set[int] = set()  # those of them that have it, and wait for the job's end
-        self._first_report_at = 0.0
+        self._living: set[int] = set()  # ranks that have reported themselves
+        self._late: list[int] = []  # ranks that failed too, but not first
+        self._first_report_s = 0.0
+        self._looked_s = -1e9  # when the reports were looked at last
         self._verdict: Verdict | None = None
-        self._end_announced = False  # all have been told that the job ends
-        self._end_begun = False  # all have been told to end their ranks
+        self._told = False  # the verdict is printed
+        self._leaving = self._waits_for_word = False  # rank 0 goes; others may have to say that the verdict is printed
+        self._ender: int | None = None  # the rank that has to end the others, where not each ends by itself
 
-    def own_member(self, member: Member) -> Wire:
-        """Admit this process's own rank, and return the sentinel's end of its connection."""
-        self._own = member
-        ours, its = socket.socketpair()
-        self._admit(Wire(ours), Hello(member.rank, member.host, member.pid))
+    def handle(self, event: events.CoordinatorEvent, now_s: float) -> list[events.CoordinatorAction]:
+        """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
+        self._now_s = now_s
+        match event:
+            case events.Greeted(link, hello):
+                self._greet(link, hello)
+            case events.OwnRank(link, member):
+                self._own = member
+                self._admit(link, messages.Hello(member.rank, member.host, member.pid, member.namespace))
+            case events.FromPeer(link, message):
+                if peer := self._peers.get(link):
+                    self._on_message(peer, message)
+            case events.PeerLost(link, error):
+                if peer := self._peers.get(link):
+                    self._on_lost(peer, error)
+            case events.OwnRankLeft() if self.state is State.LISTENING:
+                self._tell_all(messages.Over())
+            case events.OwnRankLeft() | events.OwnRankGone():
+                self._leaving = True
+                self._rule_if_clear(last_chance=True)
+                self._begin_end()
+                if any(one.kind == ABSENT for one in self._reports):
+                    self._do(events.CancelStep())
+            case events.Due(timer):
+                self._on_due(timer)
         self._rule_if_clear()
-        return Wire(its)
+        if self._leaving and self.owes_word and not self._waits_for_word:
+            self._waits_for_word = True
+            self._do(events.SetTimer("untold", UNTOLD_S))
+        actions, self._actions = self._actions, []
+        return actions
 
-    def tell_over(self) -> None:
-        """Tell all that the job is over, in order."""
+    @property
+    def owes_word(self) -> bool:
+        """Whether a verdict may have to be printed here, because nobody has said so far that it is."""
+        return self._verdict is not None and not self._told
+
+    def _do(self, action: events.CoordinatorAction) -> None:
+        self._actions.append(action)
+
+    def _send(self, peer: Peer, message: messages.Sent) -> None:
+        self._do(events.ToPeer(peer.link, message))
+
+    def _tell_all(self, message: messages.Sent) -> None:
         for peer in self._peers.values():
-            peer.wire.send(Over())
+            self._send(peer, message)
 
-    def finish(self) -> None:
-        """Let all other sentinels end their ranks, because this one ends."""
-        self._begin_end()
-        if any(one.kind == ABSENT for one in self._reports):
-            cancel(self._watched.step)
+    def _move(self, by: str) -> bool:
+        """Go on to the state to which something leads, and tell whether it leads to one."""
+        to = MOVES[self.state].get(by)
+        if to is not None:
+            self.state = to
+        return to is not None
 
-    def _await_hello(self, connection: socket.socket) -> None:
-        """Wait for one that has shown the token to say which rank it watches."""
-        with contextlib.suppress(OSError):  # the next read tells
-            keep_alive(connection)
-        wire = Wire(connection)
-        self._loop.listen(wire, partial(self._read_hello, wire))
-
-    def _read_hello(self, wire: Wire) -> None:
+    def _greet(self, link: int, hello: messages.Hello) -> None:
         """Admit the sentinel of a rank; each rank has one, which connects once."""
-        try:
-            messages = wire.receive()
-        except (EOFError, OSError):
-            self._loop.forget(wire)
-            wire.close()
-            return
-        if not messages:
-            return
-        self._loop.forget(wire)
-        hello, *others = messages
-        if not isinstance(hello, Hello):
-            wire.close()
-            raise ValueError(f"{type(hello).__name__} in the place of a hello")
-        if hello.rank in self._peers or (self._own and not 0 <= hello.rank < self._own.world_size):
-            wire.close()
-            return
-        self._on_messages(self._admit(wire, hello), others)
+        if hello.rank in self._by_rank or (self._own and not 0 <= hello.rank < self._own.world_size):
+            self._do(events.Drop(link))
+        else:
+            self._admit(link, hello)
 
-    def _admit(self, wire: Wire, hello: Hello) -> Peer:
-        peer = self._peers[hello.rank] = Peer(wire, hello.rank, hello.host)
+    def _admit(self, link: int, hello: messages.Hello) -> None:
+        peer = self._peers[link] = self._by_rank[hello.rank] = Peer(link, hello.rank, hello.host)
         self._hosts[hello.rank] = hello.host
-        self._loop.listen(wire, partial(self._read, peer))
-        self._first_on_host.setdefault(hello.host, peer).wire.send(Neighbour(hello.rank, hello.pid))
-        if self._end_announced and self._verdict:
-            wire.send(JobEnds(self._verdict.first.status, abort=self._end_begun))
-        return peer
+        self._send(self._elders.setdefault(hello.namespace, peer), messages.Neighbour(hello.rank, hello.pid))
+        if self._verdict is not None and self.state in (State.ANNOUNCED, State.ENDING):
+            self._send(peer, messages.JobEnds(self._verdict.first.status, abort=self.state is State.ENDING))
 
-    def _read(self, peer: Peer) -> None:
-        try:
-            messages = peer.wire.receive()
-        except (EOFError, OSError) as error:
-            self._on_lost(peer, error)
-            return
-        self._on_messages(peer, messages)
-
-    def _on_messages(self, peer: Peer, messages: list[Message]) -> None:
-        for message in messages:
-            self._loop.attempt(partial(self._on_message, peer, message))
-        self._rule_if_clear()
-
-    def _on_message(self, peer: Peer, message: Message) -> None:
-        """Note what a sentinel tells."""
+    def _on_message(self, peer: Peer, message: messages.Message) -> None:
         match message:
-            case Failed(report, gone):
+            case messages.Failed(report, gone):
                 peer.gone = gone
                 self._add_report(report, living=not gone)
-            case Told():
+            case messages.Told():
+                self._told = True
                 self._announce_end()
-            case Through():
+            case messages.Through():
                 if self._verdict is not None and peer.rank == self._verdict.first.rank:
                     self._begin_end()
-            case Condition(stopped):
-                peer.answered = True
+            case messages.Condition(stopped):
+                self._silent.discard(peer.rank)
                 if stopped:
-                    self._add_report(
-                        Report(peer.rank, peer.host, ABSENT, "is stopped (by SIGSTOP or a debugger)", 1))
-            case Ended(rank):
+                    cause = "is stopped (by SIGSTOP or a debugger)"
+                    self._add_report(Report(peer.rank, peer.host, ABSENT, cause, 1))
+            case messages.Ended(rank):
                 self._order.append(rank)
-            case Interrupted():
+            case messages.Interrupted():
                 self._interrupted.append(peer.rank)
-            case ScriptEnded():
-                peer.script_ended = True
-            case Bye():
+            case messages.ScriptEnded():
+                self._left.add(peer.rank)
+            case messages.Bye():
                 self._drop(peer)
-            case Unreadable(error):
+            case messages.Unreadable(error):
                 raise ValueError(error)
 
-    def _drop(self, peer: Peer) -> None:
-        self._peers.pop(peer.rank, None)
-        self._loop.forget(peer.wire)
-        peer.wire.close()
+    def _on_due(self, timer: str) -> None:
+        match timer:
+            case "told":
+                self._announce_end()
+            case "through":
+                self._begin_end()
+            case "untold":
+                self._tell_if_untold()
 
-    def _on_lost(self, peer: Peer, error: Exception) -> None:
+    def _drop(self, peer: Peer) -> None:
+        del self._peers[peer.link], self._by_rank[peer.rank]
+        self._silent.discard(peer.rank)
+        self._left.discard(peer.rank)
+        self._do(events.Drop(peer.link))
+
+    def _on_lost(self, peer: Peer, error: str) -> None:
         """Report the rank of a sentinel that is gone without a `Bye`."""
         self._drop(peer)
-        if isinstance(error, EOFError):
-            cause, status = "is gone, and its sentinel with it", 137
-        else:
-            cause, status = f"is out of reach, its node or its network is down ({error.strerror})", 1  # type: ignore[attr-defined]
+        cause, status = "is gone, and its sentinel with it", 137
+        if error:
+            cause, status = f"is out of reach, its node or its network is down ({error})", 1
         if self._verdict is None:
             self._add_report(Report(peer.rank, peer.host, ABSENT, cause, status))
-            self._rule_if_clear()
+        elif peer.rank == self._verdict.first.rank:
+            self._tell_if_untold()
+            self._announce_end()
 
     def _add_report(self, report: Report, living: bool = False) -> None:
         """Take a report; `living` tells that the rank itself waits for a ruling."""
         if living:
-            self._living_reporters.append(report.rank)
+            self._living.add(report.rank)
         if self._verdict is not None:
-            self._later_reporters.append(report.rank)
-            if self._end_announced:
+            self._late.append(report.rank)
+            if self.state in (State.ANNOUNCED, State.ENDING):
                 self._rule_not_first(report.rank)
             return
-        if not self._reports:
-            self._first_report_at = time.monotonic()
+        if self._move("reported"):
+            self._first_report_s = self._now_s
         self._reports.append(report)
-        self._came_s.setdefault(report.rank, time.monotonic() - self._first_report_at)
-        if report.kind == CONSEQUENCE and len(self._reports) == 1:
-            for peer in self._peers.values():
-                peer.answered = False
-                peer.wire.send(Look())
+        self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
+        if len(self._reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
+            self._silent.update(self._by_rank)
+            self._tell_all(messages.Look())
 
-    def _rule_if_clear(self) -> None:
-        """Rule as soon as it is clear who was first."""
-        if self._verdict is not None or not self._reports or self._own is None:
+    def _rule_if_clear(self, last_chance: bool = False) -> None:
+        """Rule as soon as it is clear who was first; by what is known, if this is the last chance."""
+        if self.state is not State.JUDGING or self._own is None:
             return
-        waited_s = time.monotonic() - self._first_report_at
-        silent = [peer.rank for peer in self._peers.values() if not peer.answered]
-        reporters = {one.rank for one in self._reports}
-        left = [peer.rank for peer in self._peers.values() if peer.script_ended and peer.rank not in reporters]
-        self._verdict = judge(self._reports, waited_s, Scene(
-            self._hosts, silent, left, self._interrupted, self._order, self._watched.step is not None,
+        next_s = self._looked_s + LOOK_S * self._own.world_size
+        if self._now_s < next_s and not last_chance:
+            self._do(events.SetTimer("look", next_s - self._now_s))
+            return
+        self._looked_s = self._now_s
+        waited_s = self._now_s - self._first_report_s if not last_chance else math.inf
+        left = self._left - {one.rank for one in self._reports}
+        verdict = judge(self._reports, waited_s, Scene(
+            self._hosts, self._silent, left, self._interrupted, self._order, self._watched.step is not None,
             self._watched.by_srun, self._came_s, self._own.world_size))
-        if self._verdict is not None:
-            self._rule(self._verdict, self._own)
+        if verdict is not None:
+            self._rule(verdict)
         else:
-            due = next(time_s for time_s in (ALONE_S, SETTLING_S, SEARCHING_S) if time_s > waited_s)
-            self._loop.set_timer("rule", due - waited_s, self._rule_if_clear)
+            due_s = next(time_s for time_s in (waits.ALONE_S, waits.SETTLING_S, waits.SEARCHING_S) if time_s > waited_s)
+            self._do(events.SetTimer("look", due_s - waited_s))
 
-    def _rule(self, verdict: Verdict, own: Member) -> None:
+    def _rule(self, verdict: Verdict) -> None:
         """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
-        first = self._peers.get(verdict.first.rank)
-        self._later_reporters += [report.rank for report in self._reports if report.rank != verdict.first.rank]
+        self._move("ruled")
+        self._verdict = verdict
+        first = self._by_rank.get(verdict.first.rank)
+        self._late += [report.rank for report in self._reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ABSENT:
-            tell(verdict, None, time.monotonic() - self._start, own.error_file)
-            self._loop.set_timer("told", FORWARDING_S, self._announce_end)
+            self._tell_if_untold()
+            self._do(events.SetTimer("told", FORWARDING_S))
         else:
-            first.wire.send(Ruling(verdict, verdict.first.status, abort=True))
-            self._loop.set_timer("told", TELLING_S, self._announce_end)
+            self._send(first, messages.Ruling(verdict, verdict.first.status, abort=True))
+            self._do(events.SetTimer("told", TELLING_S))
+
+    def _tell_if_untold(self) -> None:
+        """Print the reason, if the rank that was first cannot any more, and has not."""
+        if self._verdict is not None and self._own is not None and not self._told:
+            self._told = True
+            after_s = self._now_s - self._began_s
+            self._do(events.TellReason(self._verdict, None, after_s, self._own.error_file))
 
     def _rule_not_first(self, rank: int) -> None:
         """Rule that another rank failed first."""
         assert self._verdict
-        if rank in self._peers:
-            abort = self._end_begun and self._must_abort(rank)
-            self._peers[rank].wire.send(Ruling(None, self._verdict.first.status, abort))
-            if not self._end_begun:
-                self._waiting.add(rank)
+        if (peer := self._by_rank.get(rank)) is not None and not peer.ruled:
+            ends = self.state is State.ENDING
+            peer.ruled = not ends
+            self._send(peer, messages.Ruling(None, self._verdict.first.status, ends and self._must_abort(rank)))
 
     def _must_abort(self, rank: int) -> bool:
-        """Tell whether a rank has to end the job.
-
-        Each rank has to if ranks exit by themselves. If not, one calls MPI_Abort: the first that failed, or
-        another one if that is gone.
-        """
+        """Tell whether a rank has to end the job: each, or one by MPI_Abort; that is the first, if it is there."""
         assert self._verdict
         assert self._own
-        first, living = self._verdict.first.rank, self._living_reporters
         if self._own.exits:
             return True
-        if first in living:
-            return rank == first
-        others = living or [one for one, peer in self._peers.items() if one != first and not peer.gone]
-        return rank == min(others, default=first)
+        if self._ender is None:
+            first = self._verdict.first.rank
+            others = (one for one, peer in self._by_rank.items() if one != first and not peer.gone)
+            self._ender = first if first in self._living else min(self._living or others, default=first)
+        return rank == self._ender or (rank in self._living and self._ender not in self._by_rank)
 
     def _announce_end(self) -> None:
-        """Tell every sentinel that the job ends.
-
-        If ranks exit by themselves, the launcher ends the others when one has. So all wait for the one that
-        failed, whose threads and atexit functions may still run.
-        """
-        if self._end_announced or self._verdict is None:
+        """Tell that the job ends; if ranks exit by themselves, all wait for the first, as it ends all by its exit."""
+        if self._verdict is None or not self._move("told"):
             return
-        self._end_announced = True
         assert self._own
-        if not (self._own.exits and self._verdict.first.rank in self._living_reporters):
+        if not (self._own.exits and self._verdict.first.rank in self._living):
             self._begin_end()
             return
-        for rank in self._later_reporters:
+        for rank in self._late:
             self._rule_not_first(rank)
-        for peer in list(self._peers.values()):
-            peer.wire.send(JobEnds(self._verdict.first.status, abort=False))
-        self._loop.set_timer("through", self._own.grace_s, self._begin_end)
+        self._tell_all(messages.JobEnds(self._verdict.first.status, abort=False))
+        self._do(events.SetTimer("through", self._own.grace_s))
 
     def _begin_end(self) -> None:
         """Let every sentinel end its rank."""
-        if self._end_begun or self._verdict is None:
+        if self._verdict is None or not self._move("through"):
             return
-        self._end_announced = self._end_begun = True
-        for rank in self._later_reporters:
-            if rank not in self._waiting:
-                self._rule_not_first(rank)
-        for peer in list(self._peers.values()):
-            peer.wire.send(JobEnds(self._verdict.first.status, self._must_abort(peer.rank),
-                                   waits=peer.rank in self._waiting))
+        for rank in self._late:
+            self._rule_not_first(rank)
+        for peer in self._peers.values():
+            abort = self._must_abort(peer.rank)
+            self._send(peer, messages.JobEnds(self._verdict.first.status, abort, waits=peer.ruled))

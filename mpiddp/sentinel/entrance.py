@@ -1,6 +1,7 @@
 """The coordinator's port: who shows the job's token comes in.
 
-Nothing that a stranger sends is parsed or kept, and nobody waits for a stranger.
+Nothing that a stranger sends is parsed or kept, nobody waits for a stranger, and many of them don't keep others out:
+the one that has been silent for longest goes when there are too many.
 """
 
 from __future__ import annotations
@@ -11,47 +12,73 @@ from _operator import _compare_digest as compare_digest  # hmac's own, which wou
 from collections.abc import Callable
 from functools import partial
 
-from ..plan.member import Member
 from .loop import Loop
-from .messages import Hello
+from .messages import Coordinate, Hello, Join
 from .wire import Wire
 
 SHOWING_S = 5.0  # for a stranger to show the token
 PAUSE_S = 0.2  # where there is no descriptor for one more connection
-CONNECTING_S = 5.0
+CONNECTING_S, ATTEMPTS = 2.0, 3
+SPARE = 64  # connections besides two for each rank
+AT_ONCE = 64  # connections that are taken before others are heard again
 PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBES + 1) is lost (man 7 tcp)
 
 
 class Entrance:
     """Listens on a port, and hands over each connection on which the token came first."""
 
-    def __init__(self, loop: Loop, address: str, token: str, admit: Callable[[socket.socket], None]) -> None:
-        """Listen on `address`; `admit` is called with each connection from which the token was read."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+    def __init__(self, loop: Loop, request: Coordinate, admit: Callable[[socket.socket], None]) -> None:
+        """Listen where it is requested; `admit` is called with each connection from which the token was read."""
+        family = socket.AF_INET6 if ":" in request.address else socket.AF_INET
+        self._listener = socket.create_server((request.address, 0), family=family, backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self._loop, self._token, self._admit = loop, token.encode(), admit
+        self._loop, self._token, self._admit = loop, request.token.encode(), admit
+        self._most = 2 * request.ranks + SPARE
+        self._strangers: dict[socket.socket, bytearray] = {}  # what they have shown, in the order in which they came
         self._open()
 
     def _open(self) -> None:
         self._loop.listen(self._listener, self._accept)
 
     def _accept(self) -> None:
-        try:
-            stranger, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._loop.forget(self._listener)
-            self._loop.set_timer("entrance", PAUSE_S, self._open)
-            return
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(AT_ONCE):
+                try:
+                    stranger, _ = self._listener.accept()
+                except BlockingIOError:
+                    raise
+                except OSError:
+                    if not self._strangers:
+                        self._pause()
+                        return
+                    self._make_room()
+                else:
+                    self._receive(stranger)
+
+    def _pause(self) -> None:
+        """Wait until there may be a descriptor for one more connection."""
+        self._loop.forget(self._listener)
+        self._loop.set_timer("entrance", PAUSE_S, self._open)
+
+    def _receive(self, stranger: socket.socket) -> None:
+        if len(self._strangers) >= self._most:
+            self._make_room()
         stranger.setblocking(False)
-        self._loop.listen(stranger, partial(self._look_at, stranger, bytearray()))
+        self._strangers[stranger] = bytearray()
+        self._loop.listen(stranger, partial(self._look_at, stranger))
         self._loop.set_timer(timer(stranger), SHOWING_S, partial(self._turn_away, stranger))
 
-    def _look_at(self, stranger: socket.socket, shown: bytearray) -> None:
+    def _make_room(self) -> None:
+        """Let the stranger go that came first, unless it shows the token by now."""
+        first = next(iter(self._strangers))
+        self._look_at(first)
+        if first in self._strangers:
+            self._turn_away(first)
+
+    def _look_at(self, stranger: socket.socket) -> None:
         """Read as many bytes as the token has, then compare them, in a time that does not depend on them."""
+        shown = self._strangers[stranger]
         try:
             data = stranger.recv(len(self._token) - len(shown))
         except BlockingIOError:
@@ -72,21 +99,42 @@ class Entrance:
         stranger.close()
 
     def _forget(self, stranger: socket.socket) -> None:
+        del self._strangers[stranger]
         self._loop.forget(stranger)
         self._loop.drop_timers(timer(stranger))
 
 
-def dial(address: str, port: int, token: str, member: Member) -> Wire | None:
-    """Connect a member's sentinel to the coordinator, and return None if that fails."""
-    try:
-        connection = socket.create_connection((address, port), timeout=CONNECTING_S)
-    except OSError:
-        return None
+class Dialling:
+    """Connects a member's sentinel to the coordinator, at the third attempt if need be."""
+
+    def __init__(self, loop: Loop, request: Join, answer: Callable[[Wire | None, str], None]) -> None:
+        """Call `answer` with the connection; with None, and the reason, where none could be made."""
+        self._loop, self._request, self._answer = loop, request, answer
+        self._attempts = 0
+
+    def dial(self) -> None:
+        """Try once, and later again if that fails."""
+        self._attempts += 1
+        try:
+            wire = dial(self._request)
+        except OSError as error:
+            if self._attempts < ATTEMPTS:
+                self._loop.set_timer("dial", PAUSE_S, self.dial)
+            else:
+                where = f"{self._request.address}:{self._request.port}"
+                self._answer(None, f"no connection to rank 0's sentinel at {where}: {error}")
+        else:
+            self._answer(wire, "")
+
+
+def dial(request: Join) -> Wire:
+    """Connect a member's sentinel to the coordinator; raise OSError if that fails."""
+    connection = socket.create_connection((request.address, request.port), timeout=CONNECTING_S)
     keep_alive(connection)
     wire = Wire(connection)
-    with contextlib.suppress(OSError):
-        connection.sendall(token.encode())  # before any message: it is compared before anything is parsed
-    wire.send(Hello(member.rank, member.host, member.pid))
+    connection.sendall(request.token.encode())  # before any message: it is compared before anything is parsed
+    member = request.member
+    wire.send(Hello(member.rank, member.host, member.pid, member.namespace))
     return wire
 
 

@@ -2,7 +2,7 @@
 
 MPI_Init holds the interpreter, and a rank may be stuck in native code or killed: no thread of the rank can
 tell of that. The sentinel is forked before MPI and torch are there. The rank tells it what it does, and ends
-it when it leaves the job in order. `watcher.py` is the sentinel's own side.
+it when it leaves the job in order. `process.py` is the sentinel's own side.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SentinelHandle:
         pid = os.getpid()
 
         def main() -> None:
-            from .watcher import watch  # the rank itself does not wait for what this needs
+            from .process import watch  # the rank itself does not wait for what this needs
 
             watch(Wire(its), its_signals, pid, watched)
 
@@ -71,12 +71,12 @@ class SentinelHandle:
         """Tell the stage that begins."""
         self._wire.send(Stage(name))
 
-    def coordinate(self, address: str, token: str) -> int:
-        """Let this sentinel coordinate the job's, and return the port of `address` on which it listens.
+    def coordinate(self, address: str, token: str, ranks: int) -> int:
+        """Let this sentinel coordinate those of so many ranks, and return the port of `address` on which it listens.
 
         Returns 0 where it cannot.
         """
-        self._wire.send(Coordinate(address, token))
+        self._wire.send(Coordinate(address, token, ranks))
         port = self._await(Port)
         return port.number if port is not None else 0
 
@@ -92,7 +92,7 @@ class SentinelHandle:
             end(message.status if message is not None else 1)
 
         signal.signal(END_SIGNAL, end_as_told)
-        self._wire.send(Join(member, endpoint.address, endpoint.watch_port, endpoint.token))
+        self._wire.send(Join(member, endpoint.address, endpoint.watch_port, endpoint.watch_token))
 
     def watch_script(self) -> None:
         """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs."""

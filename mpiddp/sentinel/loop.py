@@ -29,12 +29,12 @@ class Loop:
             due = min((at for at, _ in self._timers.values()), default=math.inf)
             pause = None if due == math.inf else max(0.0, due - time.monotonic())
             for key, _ in self._selector.select(pause):
-                known = key.fd in self._selector.get_map()  # an earlier event may have closed it
-                if known and not self.attempt(key.data):
+                now = self._selector.get_map().get(key.fd)  # an earlier event may have closed it, and another opened
+                if now is not None and now.data is key.data and not self.attempt(key.data):
                     self._drop(key)
-            now = time.monotonic()
+            now_s = time.monotonic()
             for name, (at, act) in list(self._timers.items()):
-                if at <= now and name in self._timers:
+                if at <= now_s and name in self._timers:
                     del self._timers[name]
                     self.attempt(act)
 
@@ -50,6 +50,13 @@ class Loop:
     def listen(self, source: Wire | socket.socket | int, act: Callable[[], None]) -> None:
         """Call `act` whenever something can be read from `source`."""
         self._selector.register(source, selectors.EVENT_READ, act)
+
+    def await_room(self, source: Wire, waits: bool = True) -> None:
+        """Call what is called for `source` also when more can be written to it; no longer if not `waits`."""
+        key = self._selector.get_key(source)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
+        if key.events != events:
+            self._selector.modify(source, events, key.data)
 
     def forget(self, source: Wire | socket.socket | int) -> None:
         """Stop to listen to a source."""

@@ -43,10 +43,11 @@ class Stage(NamedTuple):
 
 
 class Coordinate(NamedTuple):
-    """Coordinate the job's sentinels: listen on `address` for those that show `token`."""
+    """Coordinate the job's sentinels, of so many ranks: listen on `address` for those that show `token`."""
 
     address: str
     token: str
+    ranks: int
 
 
 class Join(NamedTuple):
@@ -125,11 +126,12 @@ class Ruling(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The sentinel of this rank is here; the rank is process `pid` on `host`."""
+    """The sentinel of this rank is here; the rank is process `pid` on `host`, in the namespace of `Member`."""
 
     rank: int
     host: str
     pid: int
+    namespace: str = ""
 
 
 class Condition(NamedTuple):

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Sequence
 
-from ..facts.process import Process
 from ..plan.member import Member
 from ..plan.verdict import ENDED, OUT_OF_MEMORY, Report
 
@@ -15,35 +14,36 @@ BY_LAUNCHERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP)
 BY_WHOM = "by its launcher, by hand or by the kernel"
 
 
-def report_on(process: Process, member: Member, status: int | None, stacks: Sequence[str]) -> Report:
+def report_on(member: Member, status: int | None, out_of_memory: bool, stacks: Sequence[str]) -> Report:
     """Return the report on a rank whose process ended with a wait status (man 2 wait), None for an unknown one.
 
-    `stacks` are the lines that faulthandler printed.
+    `out_of_memory` tells that the kernel ended a process of its cgroup for lack of memory. `stacks` are the lines
+    that faulthandler printed.
     """
     text = without_launch(stacks)
     if status is None:
         return Report(member.rank, member.host, ENDED, "ended; its launcher may know how", 1, text=text)
     if number := status & 0x7F:
-        return Report(member.rank, member.host, ENDED, killed(process, number), 128 + number, text=text,
+        return Report(member.rank, member.host, ENDED, killed(number, out_of_memory), 128 + number, text=text,
                       signal=signal_name(number))
     cause = f"the process left with status {status >> 8}, past Python and past its script's end"
     return Report(member.rank, member.host, ENDED, cause, status >> 8 or 1, text=text)
 
 
-def early_death(process: Process, status: int | None) -> str:
+def early_death(status: int | None, out_of_memory: bool) -> str:
     """Return how a process died that had not yet met the other ranks; empty if its launcher may have ended it."""
     if status is None:
         return ""
     if number := status & 0x7F:
-        return "" if number in BY_LAUNCHERS and not process.was_out_of_memory() else killed(process, number)
+        return "" if number in BY_LAUNCHERS and not out_of_memory else killed(number, out_of_memory)
     return f"left with status {status >> 8}"
 
 
-def killed(process: Process, number: int) -> str:
+def killed(number: int, out_of_memory: bool) -> str:
     """Return in words that a signal killed a process, and who may have sent it."""
     cause = f"ended by {signal_name(number)} ({signal.strsignal(number)})"
     if number == signal.SIGKILL:
-        cause += f": {OUT_OF_MEMORY if process.was_out_of_memory() else BY_WHOM}"
+        cause += f": {OUT_OF_MEMORY if out_of_memory else BY_WHOM}"
     return cause
 
 

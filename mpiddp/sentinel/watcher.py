@@ -1,270 +1,294 @@
-"""The sentinel process: it watches one rank from its first moment to its last.
+"""The logic of a sentinel: what it does about its rank, from the rank's first moment to its last.
 
-It knows neither MPI nor torch. While the rank works it sleeps.
+No I/O, no clock: `Watcher.handle()` takes an event and returns actions, which `process.py` carries out.
 """
 
 from __future__ import annotations
 
-import socket
-import time
+import enum
 
-from ..facts.process import Process
 from ..plan.member import Member
-from ..plan.verdict import CONSEQUENCE, Report, Verdict, brief
-from ..plan.words import shortened
-from ..say import FORWARDING_S, say
-from ..show.report import tell
-from .connections import Connections
-from .detached import silence
-from .leftovers import Leftovers, cancel
-from .loop import Loop
-from .messages import (
-    Bye,
-    Condition,
-    Coordinate,
-    End,
-    Failed,
-    Forked,
-    JobEnds,
-    Join,
-    Look,
-    Message,
-    Neighbour,
-    Over,
-    Port,
-    Ruling,
-    ScriptEnded,
-    Settled,
-    Stage,
-    Text,
-    Through,
-    Told,
-    Unreadable,
-    Watched,
-)
+from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict, brief
+from ..say import FORWARDING_S
+from . import events, messages
 from .postmortem import early_death, report_on
-from .rank import RankProcess
-from .start import Start
-from .wire import Wire
+from .start import HARD_GRACE_S, Start
 
 RULING_S = 2.5  # for the coordinator to rule
 LAUNCHER_S = 2.0  # for the launcher to end a job that has lost its rank 0
 OTHERS_S = 1.0  # for other nodes' sentinels to say what they have to, before the job's step is cancelled
+ASKING_S = 1.0  # between one way to end a rank and the next, harder one
+LAST_S = 0.5  # for a rank whose grace is over to end by itself
 
 
-def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched) -> None:
-    """Be the sentinel of process `pid` until that is gone; `signals` brings the number of each signal that it gets."""
-    silence(0, 1)
-    try:
-        process = Process(pid)
-    except (FileNotFoundError, ProcessLookupError):  # it is gone already
-        if not knows_why(rank_wire):
-            say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
-            time.sleep(OTHERS_S)
-            cancel(watched.step)
-        return
-    watcher = Watcher(rank_wire, process, watched)
-    watcher.connections.listen_to_signals(signals)
-    watcher.loop.run()
+class State(enum.Enum):
+    """What a watcher is at."""
+
+    STARTING = "the rank has not joined its job yet"
+    WORKING = "the rank is a member of its job"
+    REPORTED = "it is reported why the rank ends, and the coordinator rules what follows"
+    DESERTED = "the coordinator is gone, and rank 0 with it: the launcher may end the job"
+    ENDING = "the rank ends, or has to; it is known why"
+    SETTLED = "the rank says itself why it ends, or the job is over"
+    CLEANING = "the rank is gone; what it left behind is ended"
+    OVER = "nothing is left to do"
+
+
+S = State
+MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which other; anything else changes none
+    S.STARTING: {"joined": S.WORKING, "reported": S.REPORTED, "told to end": S.ENDING, "settled": S.SETTLED,
+                 "gone": S.CLEANING, "left": S.OVER},
+    S.WORKING: {"reported": S.REPORTED, "ruled": S.ENDING, "told to end": S.ENDING, "deserted": S.DESERTED,
+                "settled": S.SETTLED, "left": S.OVER},
+    S.REPORTED: {"ruled": S.ENDING, "told to end": S.ENDING, "deserted": S.DESERTED},
+    S.DESERTED: {"ruled": S.ENDING, "told to end": S.ENDING, "gone": S.CLEANING, "left": S.OVER},
+    S.SETTLED: {"reported": S.REPORTED, "ruled": S.ENDING, "told to end": S.ENDING, "gone": S.CLEANING,
+                "left": S.OVER},
+    S.ENDING: {"gone": S.CLEANING, "left": S.OVER},
+    S.CLEANING: {"cleaned": S.OVER},
+    S.OVER: {},
+}
+NEEDS_NO_REPORT = (S.DESERTED, S.ENDING, S.SETTLED)
 
 
 class Watcher:
-    """Reports to the coordinator why its rank ends, and ends it when the coordinator rules so."""
+    """Reports to the coordinator why its rank ends, and ends it when the coordinator rules so.
 
-    def __init__(self, rank_wire: Wire, process: Process, watched: Watched) -> None:
+    `began` is when the watch began, in seconds of the clock that handle() is given.
+    """
+
+    def __init__(self, watched: messages.Watched, began_s: float) -> None:
         self.watched = watched
-        self.loop = Loop(self.excuse)
-        self.connections = Connections(self.loop, rank_wire, self)  # before the process: what it has told comes first
-        self.rank = RankProcess(process, self.loop, self.on_rank_gone)
-        self.start = Start(self.loop, watched, self.rank, self.settle)
-        self.leftovers = Leftovers(process.pid)
+        self.state = State.STARTING
         self.member: Member | None = None  # once the rank has joined its job
-        self.stacks: list[str] = []  # the lines that faulthandler printed
-        self.rank_reported = False  # by itself
-        self.settled = False  # nobody needs a report on the rank any more
-        self.untold: Verdict | None = None  # the reason for the job's end, until it is printed
-        self.end_ruling: Ruling | None = None  # what is ruled on the rank, if it fails now that the job ends
-        self.lost_coordinator = False
-        self.excuses: set[str] = set()  # that were made
+        self.gone = False  # the rank's process
+        self.start = Start(watched, began_s)
+        self._now_s = began_s
+        self._actions: list[events.WatcherAction] = self.start.begin_watch()
+        self._stacks: list[str] = []  # the lines that faulthandler printed
+        self._rank_reported = False  # by itself
+        self._ruling: messages.Ruling | None = None  # what the rank is told when it fails, once that is known
+        self._waiting: Report | None = None  # a report that has no ruling yet
+        self._alone = False  # there is no coordinator, or none any more
+        self._closed = False  # by a coordinator that is gone
+        self._over = False  # the job, in order
+        self._parked = False  # the rank has a ruling that lets it wait for the job's end
+        self._killing = False  # the rank's grace has begun
 
-    def excuse(self, error: Exception) -> None:
-        """Say, once, what went wrong in the sentinel itself, and end if the rank is gone."""
-        words = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: sentinel of {self.watched.who}: {shortened(words)} ({place_of(error)})"
-        if line not in self.excuses:
-            self.excuses.add(line)
-            say(line)
-        self.loop.over |= self.rank.gone
+    def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
+        """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
+        self._now_s = now_s
+        match event:
+            case events.FromRank(message):
+                self._on_rank_message(message)
+            case events.FromCoordinator(message):
+                self._on_coordinator_message(message)
+            case events.RankGone():
+                self._on_rank_gone(event)
+            case events.CoordinatorGone(closed):
+                self._on_coordinator_gone(closed)
+            case events.NoCoordinator(error):
+                self._alone = True
+                if error:
+                    self._do(events.Say(f"mpiddp: {self.watched.who} is not watched together with the others: {error}"))
+            case events.RankInterrupted():
+                self._do(events.ToCoordinator(messages.Interrupted()))
+            case events.NeighbourGone(rank):
+                self._do(events.ToCoordinator(messages.Ended(rank)))
+            case events.Due(timer):
+                self._on_due(timer)
+        return self.taken()
 
-    def settle(self) -> None:
-        """Note that the reason for the rank's end is known, or told by others."""
-        self.settled = True
+    def taken(self) -> list[events.WatcherAction]:
+        """Return the actions that are still to be carried out, once."""
+        actions, self._actions = self._actions, []
+        return actions
 
-    def on_rank_message(self, message: Message) -> None:
-        """Act on one message of the rank."""
+    def _do(self, *actions: events.WatcherAction) -> None:
+        self._actions += actions
+
+    def _move(self, by: str) -> bool:
+        """Go on to the state to which something leads, and tell whether it leads to one."""
+        to = MOVES[self.state].get(by)
+        if to is not None:
+            self.state = to
+        return to is not None
+
+    def _on_rank_message(self, message: messages.Message) -> None:
         match message:
-            case Stage(name):
-                self.start.begin(name)
-            case Forked(pid):
-                self.leftovers.note(pid)
-            case Coordinate(address, token):
-                port = self.connections.coordinate(address, token, self.start.began, self.watched)
-                self.connections.tell_rank(Port(port))
-            case Join(member):
+            case messages.Stage(name):
+                self._do(*self.start.begin(name))
+            case messages.Forked(pid):
+                self._do(events.NoteChild(pid))
+            case messages.Coordinate():
+                self._do(events.BeCoordinator(message))
+            case messages.Join(member):
                 self.member = member
-                self.rank.grace_s = member.grace_s
-                self.connections.join(message)
-            case Failed(report):
-                self.rank_reported = True
-                self.report(report)
-            case Text(line):
-                self.stacks.append(line)
-            case Settled():
-                self.settle()
-            case Bye():
-                self.settle()
-                self.let_go()
-            case Told() | Through() | ScriptEnded():
-                self.connections.tell_coordinator(message)
-                if isinstance(message, Told):
-                    self.untold = None
-            case Unreadable(error):
+                self._move("joined")
+                self._do(events.MeetCoordinator(message))
+            case messages.Failed(report):
+                self._rank_reported = True
+                self._report(report)
+            case messages.Text(line):
+                self._stacks.append(line)
+            case messages.Settled():
+                self._move("settled")
+            case messages.Bye():
+                if self._move("left"):
+                    self._do(events.LeaveInOrder())
+            case messages.Told() | messages.Through() | messages.ScriptEnded():
+                self._do(events.ToCoordinator(message))
+                if isinstance(message, messages.Told) and self._ruling is not None:
+                    self._ruling = self._ruling._replace(verdict=None)
+            case messages.Unreadable(error):
                 raise ValueError(error)
 
-    def on_rank_closed(self) -> None:
-        """Look whether the rank is gone: it closes its connection also when it becomes another program."""
-        self.rank.look()
-
-    def on_coordinator_message(self, message: Message) -> None:
-        """Act on one message of the coordinator."""
+    def _on_coordinator_message(self, message: messages.Message) -> None:
         match message:
-            case Ruling():
-                self.take_ruling(message)
-            case JobEnds():
-                self.end_rank(message)
-            case Look():
-                self.connections.tell_coordinator(Condition(self.rank.is_stopped()))
-            case Neighbour(rank, pid):
-                self.connections.watch_neighbour(rank, pid)
-            case Over():
-                self.settle()
-            case Unreadable(error):
+            case messages.Ruling():
+                self._take_ruling(message)
+            case messages.JobEnds():
+                self._end_rank(message)
+            case messages.Look():
+                self._do(events.TellCondition())
+            case messages.Neighbour(rank, pid):
+                self._do(events.WatchNeighbour(rank, pid))
+            case messages.Over():
+                self._over = True
+                if self.state is State.WORKING:
+                    self._move("settled")
+            case messages.Unreadable(error):
                 raise ValueError(error)
 
-    def report(self, report: Report) -> None:
+    def _on_due(self, timer: str) -> None:
+        match timer:
+            case "warn" | "start":
+                self._do(*self.start.on_due(timer, self._now_s))
+                if self.start.failed:
+                    self._killing = True
+                    self._move("settled")
+            case "ruling":
+                self._rule_alone()
+            case "lost":
+                self._end_without_coordinator()
+            case "ask":
+                self._do(events.AskToEnd())
+            case "kill":
+                self._do(events.Kill())
+            case "told":
+                self._do(events.ToCoordinator(messages.Told()))
+                self._finish()
+            case "cancel":
+                self._do(events.CancelStep())
+                self._end_watch()
+
+    def _report(self, report: Report) -> None:
         """Report to the coordinator why the rank ends, unless it is ruled already what follows."""
-        if not self.rank.gone:
-            self.leftovers.note_descendants()
-        if self.end_ruling is not None:
-            self.take_ruling(self.end_ruling)
-        elif not self.lost_coordinator or report.kind != CONSEQUENCE:
-            self.loop.set_timer("ruling", RULING_S, lambda: self.rule_alone(report))
-            if not self.connections.tell_coordinator(Failed(report, self.rank.gone)):
-                self.rule_alone(report)
-
-    def rule_alone(self, report: Report) -> None:
-        """Rule in the place of the coordinator, which does not answer."""
-        self.take_ruling(Ruling(Verdict(report), report.status, True))
-
-    def take_ruling(self, ruling: Ruling) -> None:
-        """Pass a ruling on to the rank; if that is gone, do what the rank would have to do."""
-        self.loop.drop_timers("ruling")
-        self.settle()
-        self.untold = ruling.verdict
-        if self.rank.gone:
-            self.clean_up()
-        else:
-            self.connections.tell_rank(ruling)
-            self.rank.kill_in_time()
-
-    def end_rank(self, end: JobEnds) -> None:
-        """End the rank because the job ends: ask it if it can end by itself, and kill it when its grace is over."""
-        self.settle()
-        self.end_ruling = Ruling(None, end.status, end.abort)
-        if self.rank.gone:  # and its report has crossed this on the way
-            self.take_ruling(self.end_ruling)
+        if not self.gone:
+            self._do(events.NoteDescendants())
+        if self._ruling is not None:
+            self._take_ruling(self._ruling)
             return
-        self.leftovers.note_descendants()
-        if end.abort and (end.waits or not self.rank_reported):
-            self.connections.tell_rank(End(end.status))
-            self.rank.alert()
-        if not self.rank_reported:
-            self.rank.ask_soon()
-        self.rank.kill_in_time()
+        self._waiting = report
+        self._move("reported")
+        if not self._alone:
+            self._do(events.SetTimer("ruling", RULING_S), events.ToCoordinator(messages.Failed(report, self.gone)))
+        elif self.state is not State.DESERTED or report.kind != CONSEQUENCE:
+            self._rule_alone()
 
-    def on_coordinator_gone(self, closed: bool) -> None:
-        """End the rank if the coordinator is gone in the middle of the job, and rank 0 with it."""
-        if self.end_ruling is not None and self.loop.is_set("ruling"):
-            self.take_ruling(self.end_ruling)
-        if not self.settled:
-            self.settle()
-            self.lost_coordinator = True
-            self.loop.set_timer("lost", LAUNCHER_S, lambda: self.end_without_coordinator(closed))
+    def _rule_alone(self) -> None:
+        """Answer a report in the place of the coordinator."""
+        if self._waiting is not None:
+            self._take_ruling(self._ruling or messages.Ruling(Verdict(self._waiting), self._waiting.status, True))
 
-    def end_without_coordinator(self, closed: bool) -> None:
+    def _take_ruling(self, ruling: messages.Ruling) -> None:
+        """Pass a ruling on to the rank; if that is gone, do what the rank would have to do."""
+        self._do(events.DropTimer("ruling"))
+        self._ruling, self._waiting, self._parked = ruling, None, not ruling.abort
+        self._move("ruled")
+        if self.gone:
+            self._clean_up()
+        else:
+            self._do(events.ToRank(ruling))
+            self._kill_in_time()
+
+    def _end_rank(self, end: messages.JobEnds) -> None:
+        """End the rank because the job ends: ask it if it can end by itself, and kill it when its grace is over."""
+        if self.state in (State.CLEANING, State.OVER):
+            return
+        self._move("told to end")
+        if self._ruling is None or self._ruling.verdict is None:
+            self._ruling = messages.Ruling(None, end.status, end.abort)
+        if self.gone:  # and its report has crossed this on the way
+            self._take_ruling(self._ruling)
+            return
+        self._do(events.NoteDescendants())
+        if end.abort and (end.waits or self._parked or not self._rank_reported):
+            self._do(events.ToRank(messages.End(end.status)), events.Alert())
+        if not self._rank_reported:
+            self._do(events.SetTimer("ask", min(ASKING_S, self._grace_s())))
+        self._kill_in_time()
+
+    def _on_coordinator_gone(self, closed: bool) -> None:
+        """Wait whether the launcher ends the rank, if the coordinator is gone in the middle of the job."""
+        self._alone, self._closed = True, closed
+        if self._over or self._ruling is not None or (self._waiting is not None and self._waiting.kind == OWN):
+            self._rule_alone()
+        if not self._over and self._move("deserted"):
+            self._do(events.SetTimer("lost", LAUNCHER_S))
+
+    def _end_without_coordinator(self) -> None:
         """End the rank, which its launcher has not ended although rank 0 and its sentinel are gone."""
         assert self.member
-        if self.rank.gone:
+        if self.gone or self.state is not State.DESERTED:
             return
         if self.watched.first_on_node:
             host = self.member.host
-            state = "is gone" if closed else f"is out of reach of {host}"
-            say(f"mpiddp: rank 0 {state}: ending the ranks on {host}")
-        self.end_rank(JobEnds(1, abort=True))
-        if self.rank_reported and self.end_ruling is not None:
-            self.take_ruling(self.end_ruling)
+            state = "is gone" if self._closed else f"is out of reach of {host}"
+            self._do(events.Say(f"mpiddp: rank 0 {state}: ending the ranks on {host}"))
+        self._end_rank(messages.JobEnds(1, abort=True))
+        self._rule_alone()
 
-    def on_rank_gone(self, status: int | None) -> None:
+    def _on_rank_gone(self, event: events.RankGone) -> None:
         """Report on a rank that is gone, if that is still to be done, and end what it left behind."""
-        self.start.drop_deadline()
-        if not self.settled and self.member is None and (cause := early_death(self.rank.facts, status)):
-            self.start.tell_death(cause)
-        if self.settled or self.member is None:
-            self.clean_up()
-        elif not self.rank_reported:
-            self.report(brief(report_on(self.rank.facts, self.member, status, self.stacks)))
+        self.gone = True
+        self._do(*(events.DropTimer(name) for name in ("start", "warn", "ask", "kill")))
+        if self.state is State.STARTING:
+            self._do(*self.start.tell_death(early_death(event.status, event.out_of_memory)))
+        if self.state is State.WORKING and self.member is not None:
+            self._report(brief(report_on(self.member, event.status, event.out_of_memory, self._stacks)))
+        elif self.state is not State.REPORTED:
+            self._clean_up()
 
-    def clean_up(self) -> None:
-        """Print the reason if it is not printed yet, end what the rank left behind, and end this process."""
-        if self.untold is not None:
-            self.tell_reason(self.untold)
-        self.connections.tell_coordinator(Through())
-        if self.rank.gone:
-            self.connections.finish()
+    def _clean_up(self) -> None:
+        """Print the reason if it is not printed yet; then end what the rank left behind, and this process."""
+        if not self._move("gone"):
+            return
+        if self._ruling is not None and self._ruling.verdict is not None:
+            error_file = self.member.error_file if self.member else ""
+            after_s = self._now_s - self.start.began_s
+            self._do(events.TellReason(self._ruling.verdict, self.member, after_s, error_file),
+                     events.SetTimer("told", FORWARDING_S))
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Let the others end, who wait for this rank."""
+        self._do(events.ToCoordinator(messages.Through()), events.LetAllEnd())
         if self.start.failed:
-            time.sleep(OTHERS_S)
-            cancel(self.watched.step)
-        silence(2)  # a launcher waits until nobody holds it
-        self.leftovers.end(self.member)
-        self.loop.over = True
+            self._do(events.SetTimer("cancel", OTHERS_S))
+        else:
+            self._end_watch()
 
-    def tell_reason(self, verdict: Verdict) -> None:
-        """Print the reason for the job's end, which the rank did not print before it was gone."""
-        error_file = self.member.error_file if self.member else ""
-        tell(verdict, self.member, time.monotonic() - self.start.began, error_file)
-        time.sleep(FORWARDING_S)
-        self.connections.tell_coordinator(Told())
+    def _end_watch(self) -> None:
+        self._move("cleaned")
+        self._do(events.CleanUp())
 
-    def let_go(self) -> None:
-        """End this process because the rank leaves the job in order; what the rank has started lives on."""
-        self.connections.take_leave()
-        self.loop.over = True
+    def _grace_s(self) -> float:
+        return self.member.grace_s if self.member else HARD_GRACE_S
 
-
-def place_of(error: Exception) -> str:
-    """Return the innermost line that an exception came through; import nothing, since files may be what is lacking."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    if traceback is None:
-        return "unknown place"
-    code = traceback.tb_frame.f_code
-    return f"{code.co_filename}, line {traceback.tb_lineno}, in {code.co_name}"
-
-
-def knows_why(rank_wire: Wire) -> bool:
-    """Tell whether a rank that is gone has told that it knows why."""
-    try:
-        return any(isinstance(message, (Settled, Bye)) for message in rank_wire.receive())
-    except (EOFError, OSError):
-        return False
+    def _kill_in_time(self) -> None:
+        """Kill the rank when its grace is over, which begins now unless it has begun before."""
+        if not self._killing:
+            self._killing = True
+            self._do(events.SetTimer("kill", self._grace_s() + LAST_S))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from .messages import Message, Sent, decode, encode
@@ -17,6 +18,7 @@ class Wire:
         self._socket = sock
         self._socket.settimeout(PATIENCE_S)
         self._begun = b""
+        self._unsent = b""
 
     def fileno(self) -> int:
         """Return the descriptor, -1 once closed."""
@@ -30,15 +32,33 @@ class Wire:
             return False
         return True
 
+    def post(self, message: Sent) -> bool:
+        """Send a message without waiting for the other end, and tell whether it is off; flush() sends what is not."""
+        self._unsent += encode(message) + b"\n"
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what can be sent at once of what was posted, and tell whether nothing is left, or nobody there."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self.fileno(), self._unsent):]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._unsent = b""
+        return True
+
     def receive(self, timeout_s: float = PATIENCE_S) -> list[Message]:
         """Return the messages of one read, which may be none.
 
-        Raises TimeoutError when nothing has come by then, EOFError when the other end is gone, and
-        another OSError when it cannot be reached any more.
+        With `timeout_s` 0 it waits for nothing. Raises TimeoutError when nothing has come by then, EOFError when
+        the other end is gone, and another OSError when it cannot be reached any more.
         """
         self._socket.settimeout(timeout_s)
         try:
             data = self._socket.recv(65536)
+        except BlockingIOError:
+            return []
         except ConnectionResetError:
             data = b""
         finally:

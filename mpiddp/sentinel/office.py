@@ -1,0 +1,138 @@
+"""The coordinator's connections, in rank 0's sentinel: they join its logic to the sentinels of all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ..plan.member import Member
+from ..show.report import tell
+from . import events
+from .coordinator import Coordinator
+from .entrance import Entrance, keep_alive
+from .leftovers import cancel
+from .loop import Loop
+from .messages import Coordinate, Hello, Sent, Watched
+from .wire import Wire
+
+OWN_LINK = 0  # to this process's own watcher
+FLUSHING_S = 2.0  # for all others to take what they are sent last
+
+
+class Office:
+    """Listens for the job's sentinels, and carries out what the coordinator wants."""
+
+    def __init__(
+        self, loop: Loop, request: Coordinate, watched: Watched, post: Callable[[events.WatcherEvent], None],
+        began_s: float,
+    ) -> None:
+        """Listen where it is requested; raise OSError where that is not possible.
+
+        `post` tells the own watcher. `began_s` is when the watch of rank 0 began, on time.monotonic()'s clock.
+        """
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self._entrance = Entrance(loop, request, self._await_hello)
+        self.port = self._entrance.port
+        self._loop, self._watched, self._post = loop, watched, post
+        self._coordinator = Coordinator(watched, began_s)
+        self._wires: dict[int, Wire] = {}
+        self._last_link = OWN_LINK
+
+    def join(self, member: Member) -> None:
+        """Admit this process's own rank."""
+        self.handle(events.OwnRank(OWN_LINK, member))
+
+    def hear_own(self, message: Sent) -> None:
+        """Take a message of this process's own watcher."""
+        self.handle(events.FromPeer(OWN_LINK, message))
+
+    @property
+    def busy(self) -> bool:
+        """Whether the coordinator still has something to do."""
+        return self._coordinator.owes_word
+
+    def let_all_end(self) -> None:
+        """Let all other sentinels end their ranks, because this one ends."""
+        self.handle(events.OwnRankGone())
+
+    def close_down(self) -> None:
+        """Tell all that the job is over, in order."""
+        self.handle(events.OwnRankLeft())
+
+    def flush(self) -> None:
+        """Return when the others have taken what was sent to them, or have had time to."""
+        deadline = time.monotonic() + FLUSHING_S
+        waiting = list(self._wires.values())
+        while (waiting := [wire for wire in waiting if not wire.flush()]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def handle(self, event: events.CoordinatorEvent) -> None:
+        """Tell the coordinator of an event, and do what it wants."""
+        actions = self._coordinator.handle(event, time.monotonic())
+        for action in sorted(actions, key=is_for_own):  # which may end this process
+            self._loop.attempt(partial(self._do, action))
+
+    def _do(self, action: events.CoordinatorAction) -> None:
+        match action:
+            case events.ToPeer(link, message):
+                if link == OWN_LINK:
+                    self._post(events.FromCoordinator(message))
+                elif link in self._wires and not self._wires[link].post(message):
+                    self._loop.await_room(self._wires[link])
+            case events.Drop(link):
+                if link in self._wires:
+                    self._close(link)
+            case events.SetTimer(name, after_s):
+                self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
+            case events.DropTimer(name):
+                self._loop.drop_timers(f"coordinator: {name}")
+            case events.TellReason(verdict, who, after_s, error_file):
+                tell(verdict, who, after_s, error_file)
+            case events.CancelStep():
+                cancel(self._watched.step)
+
+    def _await_hello(self, connection: socket.socket) -> None:
+        """Wait for one that has shown the token to say which rank it watches."""
+        with contextlib.suppress(OSError):  # the next read tells
+            keep_alive(connection)
+        self._last_link += 1
+        link, wire = self._last_link, Wire(connection)
+        self._wires[link] = wire
+        greeted = False
+
+        def read() -> None:
+            nonlocal greeted
+            if wire.flush():
+                self._loop.await_room(wire, waits=False)
+            try:
+                messages = wire.receive(0)
+            except (EOFError, OSError) as error:
+                self._close(link)
+                self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
+                return
+            for message in messages:
+                if greeted:
+                    self._loop.attempt(partial(self.handle, events.FromPeer(link, message)))
+                elif isinstance(message, Hello):
+                    greeted = True
+                    self.handle(events.Greeted(link, message))
+                else:
+                    self._close(link)
+                    raise ValueError(f"{type(message).__name__} in the place of a hello")
+
+        self._loop.listen(wire, read)
+
+    def _close(self, link: int) -> None:
+        wire = self._wires.pop(link)
+        self._loop.forget(wire)
+        wire.close()
+
+
+def is_for_own(action: events.CoordinatorAction) -> bool:
+    """Tell whether an action is a message to this process's own watcher."""
+    return isinstance(action, events.ToPeer) and action.link == OWN_LINK

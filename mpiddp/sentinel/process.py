@@ -1,0 +1,217 @@
+"""The sentinel process: it carries out what its logic wants, and tells it what happens.
+
+It knows neither MPI nor torch. While the rank works it sleeps. What goes wrong in one action, or with one event, is
+told in a line, and the sentinel goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections import deque
+from functools import partial
+
+from ..facts.process import Process
+from ..plan.words import folded, shortened
+from ..say import say
+from ..show.report import tell
+from . import events
+from .connections import Connections
+from .detached import silence
+from .leftovers import Leftovers, cancel
+from .loop import Loop
+from .messages import END_SIGNAL, Bye, Condition, Settled, Watched
+from .watcher import OTHERS_S, State, Watcher
+from .wire import Wire
+
+ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
+BUSY_S = 0.05  # between two looks whether this process is needed
+LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
+
+
+def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched) -> None:
+    """Be the sentinel of process `pid` until that is gone; `signals` brings the number of each signal that it gets."""
+    silence(0, 1)
+    try:
+        process = Process(pid)
+    except ProcessLookupError:  # it is gone already
+        if not knows_why(rank_wire):
+            say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
+            time.sleep(OTHERS_S)
+            cancel(watched.step)
+        return
+    Sentinel(rank_wire, signals, process, watched).loop.run()
+
+
+class Sentinel:
+    """Joins the logic of a watcher to a rank's process, to connections and to the clock."""
+
+    def __init__(self, rank_wire: Wire, signals: socket.socket, process: Process, watched: Watched) -> None:
+        self.loop = Loop(self.excuse)
+        self._watched, self._process = watched, process
+        self._watcher = Watcher(watched, time.monotonic())
+        self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank)
+        self._leftovers = Leftovers(process.pid)
+        self._events: deque[events.WatcherEvent] = deque()
+        self._excuses: set[str] = set()  # that were made
+        if process.ended >= 0:  # after the rank's connection: what it has told comes first
+            self.loop.listen(process.ended, self._look_at_rank)
+        self._carry_out(self._watcher.taken())
+
+    def excuse(self, error: Exception) -> None:
+        """Say, once, what went wrong in the sentinel itself; if the rank is gone, end soon, whatever that broke off."""
+        words = f"{type(error).__name__}: {error}"
+        line = f"mpiddp: sentinel of {self._watched.who}: {shortened(words)} ({place_of(error)})"
+        if line not in self._excuses:
+            self._excuses.add(line)
+            say(line)
+        over = self._watcher.gone or self._watcher.state is State.OVER
+        if over and not self.loop.is_set("last"):
+            self.loop.set_timer("last", ENDING_S, self._end)
+
+    def post(self, event: events.WatcherEvent) -> None:
+        """Tell the logic of an event and do what it wants; an event that comes meanwhile is told afterwards."""
+        self._events.append(event)
+        if len(self._events) == 1:
+            while self._events:
+                self.loop.attempt(partial(self._tell, self._events[0]))
+                self._events.popleft()
+
+    def _tell(self, event: events.WatcherEvent) -> None:
+        try:
+            actions = self._watcher.handle(event, time.monotonic())
+        except Exception as error:
+            self.excuse(error)
+            actions = self._watcher.taken()
+        self._carry_out(actions)
+
+    def _carry_out(self, actions: list[events.WatcherAction]) -> None:
+        for action in actions:
+            self.loop.attempt(partial(self._do, action))
+
+    def _do(self, action: events.WatcherAction) -> None:
+        """Carry out one action."""
+        match action:
+            case events.SetTimer(name, after_s):
+                self.loop.set_timer(name, after_s, partial(self.post, events.Due(name)))
+            case events.DropTimer(name):
+                self.loop.drop_timers(name)
+            case events.Say(text):
+                say(text)
+            case events.TellReason(verdict, who, after_s, error_file):
+                tell(verdict, who, after_s, error_file)
+            case events.AskHosts(line, timeout_s):
+                self._ask_hosts(line, timeout_s)
+            case events.ToRank(message):
+                self._connections.tell_rank(message)
+            case events.ToCoordinator(message):
+                self._connections.tell_coordinator(message)
+            case events.BeCoordinator(request):
+                self._connections.coordinate(request)
+            case events.MeetCoordinator(request):
+                self._connections.meet(request)
+            case events.TellCondition():
+                self._connections.tell_coordinator(Condition(self._process.is_stopped()))
+            case events.WatchNeighbour(rank, pid):
+                self._connections.watch_neighbour(rank, pid)
+            case _:
+                self._do_to_rank(action)
+
+    def _do_to_rank(self, action: events.WatcherAction) -> None:
+        """Carry out what concerns the rank's process, and those that it started."""
+        match action:
+            case events.NoteChild(pid):
+                self._leftovers.note(pid)
+            case events.NoteDescendants():
+                self._leftovers.note_descendants()
+            case events.Alert():
+                self._send_signal(END_SIGNAL)
+                if self._process.is_stopped():
+                    self._send_signal(signal.SIGCONT)
+            case events.AskToEnd():
+                if self._process.handles(signal.SIGTERM):
+                    self._send_signal(signal.SIGTERM)
+            case events.Terminate():
+                self._send_signal(signal.SIGTERM)
+            case events.Kill():
+                self._send_signal(signal.SIGKILL)
+            case events.LeaveInOrder():
+                self._connections.take_leave()
+                self._end_when_idle()
+            case events.LetAllEnd():
+                self._connections.let_all_end()
+            case events.CancelStep():
+                cancel(self._watched.step)
+            case events.CleanUp():
+                self._clean_up()
+
+    def _look_at_rank(self) -> None:
+        """Tell if the rank is gone; its connection alone may be, if it became another program."""
+        if self._watcher.gone:
+            return
+        try:
+            status = self._process.wait_status()
+        except ProcessLookupError:
+            self._note_end(None)
+            return
+        if status is not None:
+            self._note_end(status)
+        elif self._process.ended < 0:
+            self.loop.set_timer("look", LOOKING_S, self._look_at_rank)
+
+    def _note_end(self, status: int | None) -> None:
+        self.loop.drop_timers("look")
+        if self._process.ended >= 0:
+            self.loop.forget(self._process.ended)
+        self.post(events.RankGone(status, self._process.was_out_of_memory()))
+
+    def _ask_hosts(self, line: str, timeout_s: float) -> None:
+        from ..facts.reach import out_of_reach
+
+        silent = out_of_reach(self._watched.hosts(), timeout_s)
+        say(line + (f"; no answer from {folded(silent)}" if silent else ""))
+
+    def _send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
+
+    def _clean_up(self) -> None:
+        """End what the rank has left behind, and this process."""
+        if not self._connections.busy:
+            with contextlib.suppress(OSError):  # no descriptor is left
+                silence(2)  # a launcher waits until nobody holds it
+        self._leftovers.end(self._watcher.member)
+        self._end_when_idle()
+
+    def _end_when_idle(self) -> None:
+        """End this process when nobody needs it any more."""
+        if self._connections.busy:
+            self.loop.set_timer("idle", BUSY_S, self._end_when_idle)
+        else:
+            self._connections.flush()
+            self._end()
+
+    def _end(self) -> None:
+        self.loop.over = True
+
+
+def place_of(error: Exception) -> str:
+    """Return the innermost line that an exception came through; import nothing, since files may be what is lacking."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return "unknown place"
+    code = traceback.tb_frame.f_code
+    return f"{code.co_filename}, line {traceback.tb_lineno}, in {code.co_name}"
+
+
+def knows_why(rank_wire: Wire) -> bool:
+    """Tell whether a rank that is gone has told that it knows why."""
+    try:
+        return any(isinstance(message, (Settled, Bye)) for message in rank_wire.receive())
+    except (EOFError, OSError):
+        return False

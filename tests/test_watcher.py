@@ -1,0 +1,76 @@
+"""The logic of a sentinel and of the coordinator, in orders of events that few jobs have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from mpiddp.plan.verdict import CONSEQUENCE, Report, Verdict
+from mpiddp.sentinel import events
+from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
+from mpiddp.sentinel.messages import End, Failed, Hello, JobEnds, Join, Over, Ruling, Told, Watched
+from mpiddp.sentinel.watcher import MOVES, State, Watcher
+from tests.test_messages import member, report
+
+WATCHED = Watched("rank 1 on n0", False, None, list, False, 60.0)
+LOST = Report(1, "n0", CONSEQUENCE, "connection closed by peer", 3)
+
+
+@pytest.fixture
+def watcher() -> Watcher:
+    """Return the watcher of a rank that has joined its job."""
+    found = Watcher(WATCHED, 0.0)
+    found.handle(events.FromRank(Join(member(1), "127.0.0.1", 1, "token")), 1.0)
+    return found
+
+
+def to_rank(actions: Sequence[events.WatcherAction]) -> list[object]:
+    """Return the messages to the rank among some actions."""
+    return [action.message for action in actions if isinstance(action, events.ToRank)]
+
+
+def test_every_state_can_be_reached_and_every_move_leads_to_one() -> None:
+    assert set(MOVES) == set(State)
+    assert {to for moves in MOVES.values() for to in moves.values()} == set(State) - {State.STARTING}
+
+
+@pytest.mark.parametrize("over_first", [True, False])
+def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, over_first: bool) -> None:
+    crossing = [events.FromCoordinator(Over()), events.FromRank(Failed(LOST))]
+    for event in crossing if over_first else reversed(crossing):
+        assert to_rank(watcher.handle(event, 2.0)) == []
+    assert to_rank(watcher.handle(events.CoordinatorGone(True), 2.1)) == [Ruling(Verdict(LOST), 3, True)]
+
+
+def test_a_rank_whose_report_crosses_the_jobs_end_is_told_to_end(watcher: Watcher) -> None:
+    watcher.handle(events.FromCoordinator(JobEnds(7, abort=False)), 2.0)
+    assert to_rank(watcher.handle(events.FromRank(Failed(LOST)), 2.1)) == [Ruling(None, 7, False)]
+    assert to_rank(watcher.handle(events.FromCoordinator(JobEnds(7, abort=True)), 2.2)) == [End(7)]
+
+
+def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
+    """The rank that failed first has its ruling, and its node is lost before it prints it."""
+    coordinator = Coordinator(WATCHED._replace(who="rank 0 on n0"), 0.0)
+    coordinator.handle(events.OwnRank(0, member(0)), 1.0)
+    coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
+    coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
+    ruled = coordinator.handle(events.Due("look"), 2.1)
+    assert events.ToPeer(1, Ruling(Verdict(report(1)), 1, True)) in ruled
+    gone = coordinator.handle(events.OwnRankGone(), 3.0)
+    assert events.SetTimer("untold", UNTOLD_S) in gone
+    assert coordinator.owes_word
+    told = coordinator.handle(events.Due("untold"), 4.0)
+    assert [one.verdict.first for one in told if isinstance(one, events.TellReason)] == [report(1)]
+    assert not coordinator.owes_word
+
+
+def test_a_reason_that_was_told_is_not_told_again() -> None:
+    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator.handle(events.OwnRank(0, member(0)), 1.0)
+    coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
+    coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
+    coordinator.handle(events.Due("look"), 2.1)
+    coordinator.handle(events.FromPeer(1, Told()), 2.2)
+    for event in (events.OwnRankGone(), events.Due("untold"), events.PeerLost(1)):
+        assert not any(isinstance(one, events.TellReason) for one in coordinator.handle(event, 3.0))
