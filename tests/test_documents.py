@@ -21,6 +21,7 @@ DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/
 PROGRAMS = (
     "LLsub", "accelerate", "bsub", "ch-run", "conda", "jsrun", "kill", "mpiexec", "mpirun", "nohup", "pip", "pkill",
     "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/run",
+    "tests/simulation/run",
     "torchrun", "ulimit")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:{'|'.join(map(re.escape, PROGRAMS))})(?: +\S.*)?")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,6 +54,9 @@ RUN_BY = {
        for name in ("startup", "threads", "failure", "scale")},
     "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
+    **{f"tests/simulation/run {option}": (
+        "tests/simulation/test_simulation.py::test_the_command", "tests/simulation/run")
+       for option in ("--seeds 10000", "--trace 7")},
     "pip install .": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
     "pip install '.[examples]'": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
     FIRST: ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),

@@ -1,0 +1,180 @@
+"""One simulated job with faults that a seed draws, and what must hold of it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from mpiddp.plan.verdict import SEARCHING_S, SETTLING_S
+from mpiddp.sentinel.coordinator import TELLING_S
+from mpiddp.sentinel.watcher import LAST_S, LAUNCHER_S, RULING_S
+from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
+
+NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
+MARGIN_S = 1.5
+KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "with its sentinel", "node", "all ranks", "slow",
+         "partition")
+CRASHES = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV}
+STATUSES = {"raise": 1, "exit": 7, "SIGKILL": 137, "SIGSEGV": 139, "SIGSTOP": 1}
+
+
+class Fault(NamedTuple):
+    """What goes wrong: at which rank, how, and when, in seconds from the start."""
+
+    kind: str
+    rank: int
+    at_s: float
+
+
+class Run(NamedTuple):
+    """A simulated job that has run: its shape, its faults, and what of it must not be."""
+
+    shape: Shape
+    faults: tuple[Fault, ...]
+    violations: list[str]
+    ended_s: float
+
+
+def draw_shape(random: Random) -> Shape:
+    """Return a job."""
+    by_srun = random.random() < 0.5
+    exits = random.random() < 0.5
+    return Shape(nodes=random.randint(1, 4), per_node=random.randint(1, 3), exits=exits, by_srun=by_srun,
+                 kills_s=random.choice([0.0, 0.05, 0.5, 2.0]) if exits or random.random() < 0.8 else None,
+                 grace_s=random.choice([0.5, 5.0]), script_s=random.uniform(0.3, 4.0),
+                 slow_s=random.choice([0.02, 0.3]), collectives=random.random() < 0.7,
+                 busy=random.choice([0.0, 0.0, 0.5, 1.0]), leaving_s=random.choice([0.05, 4.0]),
+                 watchdog=random.random() < 0.2)
+
+
+def draw_faults(random: Random, shape: Shape) -> tuple[Fault, ...]:
+    """Return what goes wrong in a job, which may be nothing."""
+    number = random.choice([0, 1, 1, 1, 2])
+    return tuple(Fault(random.choice(KINDS), random.randrange(shape.ranks), 0.4 + random.uniform(0, shape.script_s))
+                 for _ in range(number))
+
+
+def simulate(seed: int, tell: Callable[[str], object] | None = None) -> Run:
+    """Run the job of a seed; `tell` gets each thing that happens in it, in words."""
+    random = Random(seed)
+    shape = draw_shape(random)
+    faults = draw_faults(random, shape)
+    world = World(shape, random, tell)
+    for fault in faults:
+        world.at(fault.at_s, inject, world, fault)
+    world.run(until_s=shape.script_s + 3 * LOST_LINK_S)
+    return Run(shape, faults, violations(world), world.now)
+
+
+def inject(world: World, fault: Fault) -> None:
+    """Let something go wrong, and note it if it has an effect."""
+    rank, random = world.ranks[fault.rank], world.random
+    world.trace("FAULT", fault)
+    works = rank.alive and not rank.left and not all(one.script_over for one in world.ranks)
+    others_notice = world.shape.collectives and not world.shape.busy and not any(
+        earlier.kind in ("SIGSTOP", "node") for _, earlier in world.effects)
+    match fault.kind:
+        case "raise" | "exit":
+            works = rank.fail(fault.kind, STATUSES[fault.kind], random.choice([0.0, 0.0, 0.3, 9.0]))
+        case "SIGKILL" | "SIGSEGV" if works:
+            rank.die(CRASHES[fault.kind])
+        case "SIGSTOP":
+            works = works and not rank.script_over and len(world.ranks) > 1 and others_notice
+            if works:
+                rank.stopped = True
+                world.on_stall(rank)
+        case "node":
+            at_end = any(one.script_over for one in world.ranks if one.node == rank.node)
+            works = works and world.shape.nodes > 1 and others_notice and not at_end
+            if works:
+                world.lose_node(rank.node)
+        case "all ranks":
+            works = False  # before one of them does
+            for one in world.ranks:
+                world.at(random.uniform(0, 0.02), fail_with_others, world, fault, one)
+        case "with its sentinel" if works:
+            if rank.number == 0:
+                world.note_coordinator_lost()
+            world.doubt(rank.node)
+            rank.die(signal.SIGKILL)
+            world.sentinels[rank.number].die()
+        case "partition":
+            world.cut_off[rank.node] = world.now + random.uniform(0.1, COLLECTIVE_S - 0.1)
+            works = False
+        case "slow":
+            world.slow_nodes.add(rank.node)
+            works = False
+    if works:
+        world.effects.append((world.now, fault))
+        world.hold_busy_ranks(rank)
+
+
+def fail_with_others(world: World, fault: Fault, rank: Rank) -> None:
+    """Let a rank fail by an error that all have; note it at the first."""
+    if rank.fail("the same for all", 1) and fault not in [one for _, one in world.effects]:
+        world.effects.append((world.now, fault))
+
+
+def violations(world: World) -> list[str]:
+    """Return what of a job that has run must not be, in words."""
+    if not world.effects:
+        found = [f"rank {rank.number} ended with {rank.wait_status} in a job without a fault" for rank in world.ranks
+                 if rank.wait_status != 0]
+        return found + [f"a report in a job without a fault: {one}" for one in (*world.printed, *world.said)]
+    found = [f"rank {rank.number} has not ended" for rank in world.ranks if rank.alive]
+    found += [f"the sentinel of rank {one.number} has not ended" for one in world.sentinels if one.alive]
+    found += late(world)
+    if world.coordinator_gone_s is None and not world.cut_off:
+        if len(world.printed) != 1:
+            found.append(f"{len(world.printed)} reports: {world.printed}")
+        elif (first := plainly_first(world)) is not None:
+            found += misjudged(world, first)
+    return found
+
+
+def late(world: World) -> list[str]:
+    """Return which ranks have ended later than is promised."""
+    shape = world.shape
+    (_, fault), *others = world.effects
+    longest_s = SEARCHING_S + TELLING_S + MARGIN_S
+    if fault.kind in ("raise", "exit") or others:
+        longest_s += shape.grace_s  # for the last words
+    if shape.busy or others:
+        longest_s += shape.grace_s + LAST_S
+    if others or fault.kind in ("SIGSTOP", "node"):
+        longest_s += NOTICED_S
+    if world.coordinator_gone_s is not None:
+        longest_s += max(RULING_S, LAUNCHER_S) + shape.grace_s + LAST_S
+    limit_s = world.effects[-1][0] + longest_s
+    if world.slow_nodes:
+        limit_s += 6 * shape.slow_s
+    if world.cut_off:
+        limit_s += COLLECTIVE_S
+    return [f"rank {rank.number} ended at {rank.gone_s:.2f} s, not by {limit_s:.2f} s" for rank in world.ranks
+            if rank.gone_s is not None and rank.gone_s > limit_s]
+
+
+def plainly_first(world: World) -> Fault | None:
+    """Return the fault that the report has to name, None if others may be named."""
+    (at_s, fault), *others = world.effects
+    if world.slow_nodes or fault.kind not in STATUSES:
+        return None
+    if fault.kind == "SIGSTOP":  # is noticed late, by others
+        return None if others else fault
+    if fault.kind == "SIGKILL" and world.shape.by_srun and world.shape.kills_s is not None:
+        return None  # srun kills all by the same signal, when it is ended itself
+    return None if any(later_s < at_s + SETTLING_S + 0.01 for later_s, _ in others) else fault
+
+
+def misjudged(world: World, fault: Fault) -> list[str]:
+    """Return what is wrong with the report and the status, if this fault came first."""
+    found, first = [], world.printed[0].verdict.first
+    if first.rank != fault.rank:
+        found.append(f"rank {first.rank} is named, but rank {fault.rank} was first")
+    if first.status != STATUSES[fault.kind]:
+        found.append(f"status {first.status} of {fault}")
+    if len(world.effects) == 1 and not world.shape.watchdog and world.ended_with != STATUSES[fault.kind]:
+        found.append(f"the launcher's status is {world.ended_with}, not that of {fault}")
+    return found

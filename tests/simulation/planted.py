@@ -1,0 +1,57 @@
+"""Ten bugs, to be planted one by one: a simulation that does not find each of them checks too little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from mpiddp.plan import verdict
+from mpiddp.plan.verdict import Report, Scene, Verdict
+from mpiddp.sentinel import coordinator, watcher
+from mpiddp.sentinel.coordinator import Coordinator
+from mpiddp.sentinel.watcher import Watcher
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing, in the place of what should be done."""
+
+
+def last_named(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
+    """Return the verdict, but with the report that came last."""
+    found = verdict.judge(reports, waited_s, scene)
+    return found._replace(first=reports[-1]) if found else None
+
+
+def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
+    """Return the first report at once, also if it looks like a consequence."""
+    return Verdict(reports[0]) if reports else None
+
+
+def without(state: watcher.State, by: str) -> dict[watcher.State, dict[str, watcher.State]]:
+    """Return the watcher's moves without one."""
+    return {one: {name: to for name, to in moves.items() if (one, name) != (state, by)}
+            for one, moves in watcher.MOVES.items()}
+
+
+BUGS: dict[str, Callable[[], Any]] = {
+    "nobody is told that the job ends": lambda: mock.patch.object(Coordinator, "_begin_end", nothing),
+    "a rank whose grace is over is not killed": lambda: mock.patch.object(Watcher, "_kill_in_time", nothing),
+    "a lost coordinator is not missed": lambda: mock.patch.object(Watcher, "_on_coordinator_gone", nothing),
+    "what its rank cannot tell is not told": lambda: mock.patch.object(Coordinator, "_tell_if_untold", nothing),
+    "the last report is taken for the first": lambda: mock.patch.object(coordinator, "judge", last_named),
+    "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "judge", hasty),
+    "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "RULING_S", 0.001),
+    "a job that is over counts as running": lambda: mock.patch.object(
+        watcher, "MOVES", without(watcher.State.WORKING, "settled")),
+    "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
+    "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_rule_not_first", nothing),
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Have a bug while this block runs."""
+    with BUGS[name]():
+        yield

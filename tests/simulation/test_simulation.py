@@ -1,0 +1,64 @@
+"""Simulated jobs: nothing that must not be in thousands of them, and every planted bug is found."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+
+from tests import processes
+from tests.simulation.job import simulate
+from tests.simulation.planted import BUGS, planted
+from tests.simulation.world import Shape, World
+from tests.support import ROOT, check
+
+SEEDS = 4000
+MOST_SEEDS = 10_000  # in which a bug has to be found
+
+
+def test_jobs_with_faults_end_as_they_should() -> None:
+    wrong = {seed: found for seed in range(SEEDS) if (found := simulate(seed).violations)}
+    assert wrong == {}
+
+
+def test_a_seed_tells_the_same_story_again() -> None:
+    stories: list[list[str]] = [[], []]
+    for story in stories:
+        simulate(7, story.append)
+    assert stories[0] == stories[1] != []
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_found(bug: str) -> None:
+    with planted(bug):
+        assert any(fails(seed) for seed in range(MOST_SEEDS))
+
+
+def test_the_command() -> None:
+    command = str(ROOT / "tests/simulation/run")
+    table = check(processes.run(command, "--seeds=500", timeout=60)).stdout
+    assert re.search("^500 jobs in .* 0 not as they should be$", table)
+    story = check(processes.run(command, "--trace=7", timeout=60)).stdout
+    assert "rank 0 says Coordinate(" in story
+    assert story.endswith("as it should be\n")
+
+
+def fails(seed: int) -> bool:
+    """Tell whether the job of a seed does what it must not, or comes to no end."""
+    try:
+        return bool(simulate(seed).violations)
+    except (AssertionError, RecursionError):
+        return True
+
+
+@pytest.mark.parametrize("ranks", [1000, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_the_last_of_many_ranks_raises(ranks: int) -> None:
+    """The job ends within a second of its own clock, with one report."""
+    shape = Shape(ranks // 8, 8, exits=False, by_srun=False, kills_s=0.05, grace_s=5.0, script_s=30.0, slow_s=0.02)
+    world = World(shape, Random(1))
+    world.at(5.0, world.ranks[-1].fail, "raise", 1)
+    world.run(until_s=100.0)
+    assert [one.verdict.first.rank for one in world.printed] == [ranks - 1]
+    assert max(rank.gone_s or 1e9 for rank in world.ranks) < 6.0
+    assert not any(one.alive for one in world.sentinels)

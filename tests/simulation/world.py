@@ -1,0 +1,543 @@
+"""A clock, a network and a kernel, in which ranks, their sentinels and a coordinator run. All comes from a seed."""
+
+from __future__ import annotations
+
+import heapq
+import signal
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+from mpiddp.plan.member import Member
+from mpiddp.plan.verdict import CONSEQUENCE, OWN, Report, Verdict
+from mpiddp.sentinel import events, messages
+from mpiddp.sentinel.coordinator import Coordinator, State
+from mpiddp.sentinel.messages import Watched
+from mpiddp.sentinel.office import OWN_LINK, is_for_own
+from mpiddp.sentinel.watcher import Watcher
+
+NOTICING_S = 0.005  # for a launcher to notice that a rank is gone
+CLEANING_S = 0.7  # that a sentinel may take to end what its rank left
+ANSWER_S = 4.0  # that a rank waits for its sentinel
+MOST_NOTICED = 20  # ranks whose end others notice by themselves: by then everybody has noticed one
+COLLECTIVE_S = 3.0  # after which a collective gives up
+LOCAL_S = (0.0001, 0.002)
+EXIT_TIMEOUT_S = 4.0  # after which a rank at its end gives up
+LOST_LINK_S = 60.0  # until the kernel gives up a connection of which nothing is heard
+
+
+class Shape(NamedTuple):
+    """A job: its ranks and nodes, and how its launcher is.
+
+    `exits`: ranks end each by itself. `kills_s`: in which time the launcher kills the others where one is gone, None
+    for never. `script_s`: how long the script runs. `slow_s`: the most by which a slow node's messages are late.
+    `collectives`: ranks notice in their next collective that one is gone or late. `busy`: the share of the ranks that
+    are in native code, which lets no handler of Python's run. `leaving_s`: in which time all leave at the end.
+    `watchdog`: a rank whose collective takes too long is ended by SIGABRT, as NCCL's watchdog does.
+    """
+
+    nodes: int
+    per_node: int
+    exits: bool
+    by_srun: bool
+    kills_s: float | None
+    grace_s: float
+    script_s: float
+    slow_s: float
+    collectives: bool = True
+    busy: float = 0.0
+    leaving_s: float = 0.05
+    watchdog: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.nodes * self.per_node
+
+
+class Printed(NamedTuple):
+    """A report that somebody has printed."""
+
+    at_s: float
+    by: str
+    node: int
+    verdict: Verdict
+
+
+class World:
+    """Runs one job from its start to its end."""
+
+    def __init__(self, shape: Shape, random: Random, tell: Callable[[str], object] | None = None) -> None:
+        self.shape, self.random, self._tell = shape, random, tell
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._count = 0
+        self._last: dict[Any, float] = {}  # delivery on each channel, which keeps the order
+        self.lost_nodes: set[int] = set()
+        self.slow_nodes: set[int] = set()
+        self.cut_off: dict[int, float] = {}  # nodes of which nothing comes through before a time
+        self.effects: list[tuple[float, Any]] = []  # the faults that had one, and when
+        self.printed: list[Printed] = []
+        self.said: list[str] = []
+        self.ended_with: int | None = None  # the status that the launcher has
+        self.cancelled = False
+        self._aborting = False
+        self._gone = 0
+        self.coordinator_gone_s: float | None = None  # before it had told all to end
+        self.ranks = [Rank(self, number) for number in range(shape.ranks)]
+        self.sentinels = [Sentinel(self, rank) for rank in self.ranks]
+        self.office = Office(self)
+        for rank in self.ranks:
+            self.at(random.uniform(0, 0.05), rank.begin)
+
+    def trace(self, *words: object) -> None:
+        """Tell what happens, if somebody listens."""
+        if self._tell:
+            self._tell(f"{self.now:9.4f}  " + " ".join(map(str, words)))
+
+    def at(self, after_s: float, act: Callable[..., object], *arguments: Any) -> None:
+        """Call `act` so long from now."""
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + after_s, self._count, act, arguments))
+
+    def send(self, channel: Any, delay_s: float, act: Callable[..., object], *arguments: Any) -> None:
+        """Call `act` so long from now, but never before what was sent over this channel earlier."""
+        due = max(self._last.get(channel, 0.0), self.now + delay_s)
+        self._last[channel] = due
+        self.at(due - self.now, act, *arguments)
+
+    def between(self, one: int, other: int) -> float | None:
+        """Return the delay of a message between two nodes, None if it never arrives."""
+        if one != other and {one, other} & self.lost_nodes:
+            return None
+        delay = self.random.uniform(*LOCAL_S)
+        if one != other and self.cut_off:
+            delay += max(0.0, max(self.cut_off.get(one, 0.0), self.cut_off.get(other, 0.0)) - self.now)
+        if one != other and {one, other} & self.slow_nodes:
+            delay += self.random.uniform(0, self.shape.slow_s)
+        return delay
+
+    def run(self, until_s: float) -> None:
+        """Let everything happen, up to a time."""
+        while self._queue and self._queue[0][0] <= until_s:
+            self.now, _, act, arguments = heapq.heappop(self._queue)
+            act(*arguments)
+
+    def print_report(self, by: str, node: int, verdict: Verdict) -> None:
+        """Note that somebody prints why the job failed."""
+        self.trace(by, "prints", verdict)
+        self.printed.append(Printed(self.now, by, node, verdict))
+
+    def abort(self, status: int) -> None:
+        """Do what a launcher does at MPI_Abort: it kills all ranks."""
+        if self.ended_with is None:
+            self.ended_with = status
+        if not self._aborting:
+            self._aborting = True
+            self.kill_all(self.random.uniform(0.0, 0.3))
+
+    def on_exit(self, rank: Rank) -> None:
+        """Do what a launcher does when a rank has ended."""
+        if rank.wait_status and self.ended_with is None:
+            self.ended_with = rank.wait_status >> 8 or 128 + (rank.wait_status & 0x7F)
+        if rank.wait_status and self.shape.kills_s is not None and not self._aborting:
+            self._aborting = True
+            self.kill_all(NOTICING_S + self.random.uniform(0, self.shape.kills_s))
+
+    def hold_busy_ranks(self, but: Rank) -> None:
+        """Let the ranks that are in native code stay there."""
+        for rank in self.ranks:
+            rank.busy |= rank is not but and self.random.random() < self.shape.busy
+
+    def note_coordinator_lost(self) -> None:
+        """Note when a fault took the coordinator, if that was before it had told all ranks to end."""
+        if self.office.coordinator.state is not State.ENDING and not all(rank.left for rank in self.ranks):
+            self.coordinator_gone_s = self.now
+
+    def kill_all(self, after_s: float) -> None:
+        """Kill every rank, node by node."""
+        for node in range(self.shape.nodes):
+            reached_s = after_s + self.random.uniform(0, 0.05)
+            if node not in self.lost_nodes:
+                for rank in self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
+                    self.at(reached_s + self.random.uniform(0, 0.01), rank.die, signal.SIGKILL)
+
+    def lose_node(self, node: int) -> None:
+        """Let a node vanish, without a word to anybody."""
+        self.trace("node", node, "is lost")
+        self.lost_nodes.add(node)
+        self.doubt(node)
+        for rank in self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
+            rank.alive, rank.vanished = False, True
+            self.sentinels[rank.number].vanish()
+            self.on_stall(rank)
+
+    def doubt(self, node: int) -> None:
+        """Count a report of a node as not printed, if the node could not tell any more that it is."""
+        if self.office.coordinator.owes_word:
+            self.printed = [one for one in self.printed if one.node != node]
+
+    def on_stall(self, rank: Rank) -> None:
+        """Let the other ranks notice, at the end of their collective's time, that one does not come."""
+        for other in self.ranks:
+            if other is not rank:
+                self.at(COLLECTIVE_S + self.random.uniform(0, 0.2), other.miss, rank)
+
+    def on_gone(self, rank: Rank) -> None:
+        """Let the other ranks notice that one is gone: some at once, by its connections, others in time."""
+        self._gone += 1
+        if self._gone > MOST_NOTICED:
+            return
+        for other in self.ranks:
+            if other is not rank and not other.reporting:
+                soon = self.random.random() < 0.5
+                after_s = self.random.uniform(0.0005, 0.05) if soon else COLLECTIVE_S
+                self.at(after_s, other.miss, rank)
+
+
+class Rank:
+    """A rank's process: its script, and what mpiddp does in it."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self.node = number // world.shape.per_node
+        self.host = f"n{self.node}"
+        self.alive, self.stopped, self.vanished, self.left = True, False, False, False
+        self.busy = False  # in native code, which lets no handler of Python's run
+        self.wait_status: int | None = None
+        self.watched_by: list[Sentinel] = []  # besides its own
+        self.killed_by_sentinel = False
+        self.gone_s: float | None = None
+        self.reporting: Report | None = None
+        self.ruling: messages.Ruling | None = None
+        self.last_words_s = 0.0
+        self.script_over = False
+
+    def say(self, message: messages.Sent) -> None:
+        """Send a message to the sentinel."""
+        world = self.world
+        if self.alive:
+            world.trace(f"rank {self.number} says", message)
+            sentinel = world.sentinels[self.number]
+            world.send(("rank", self.number), world.random.uniform(*LOCAL_S), sentinel.post, events.FromRank(message))
+
+    def begin(self) -> None:
+        """Start, and join the job."""
+        shape = self.world.shape
+        self.say(messages.Stage("MPI_Init"))
+        if self.number == 0:
+            self.say(messages.Coordinate("a", "t", shape.ranks))
+        member = Member(self.number, shape.ranks, self.number % shape.per_node, self.host, "cpu", 1000 + self.number,
+                        "run", shape.grace_s, shape.exits, namespace=self.host)
+        after_s = 0.2 + self.world.random.uniform(0, 0.1)
+        self.world.at(after_s, self.say, messages.Join(member, "a", 1, "t"))
+        self.world.at(after_s, self.say, messages.Stage(""))
+        self.world.at(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
+
+    def end_script(self) -> None:
+        """Come to the script's end, and wait for the others."""
+        if not self.alive or self.reporting or self.stopped or self.busy:
+            return
+        self.script_over = True
+        self.say(messages.ScriptEnded())
+        self.world.at(EXIT_TIMEOUT_S, self.give_up_others)
+        if all(one.script_over for one in self.world.ranks):
+            for one in self.world.ranks:
+                after_s = self.world.random.uniform(0.001, self.world.shape.leaving_s)
+                self.world.at(after_s, one.leave)
+
+    def give_up_others(self) -> None:
+        """Fail if others have not come to their end by now."""
+        if not all(one.script_over for one in self.world.ranks):
+            self.fail("waited in vain for the end of others", 1, kind=CONSEQUENCE)
+
+    def leave(self) -> None:
+        """Leave the job in order."""
+        if self.alive and not self.reporting and not self.stopped:
+            self.left = True
+            self.say(messages.Bye())
+            self.world.at(0.005, self.exit, 0)
+
+    def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
+        """Report an error, wait for what follows, and tell whether this rank still could."""
+        if not self.alive or self.reporting or self.left or self.stopped or self.busy:
+            return False
+        self.reporting = Report(self.number, self.host, kind, cause, status)
+        self.last_words_s = last_words_s
+        self.say(messages.Failed(self.reporting))
+        self.world.at(ANSWER_S, self.give_up)
+        if kind == OWN:
+            self.world.on_stall(self)
+        return True
+
+    def miss(self, other: Rank) -> None:
+        """Notice in a collective that another rank is gone, or late."""
+        missing = not other.alive or other.stopped or other.reporting
+        if missing and self.world.shape.watchdog and other.alive and not self.busy and not self.stopped:
+            if not self.reporting and not self.left:
+                self.die(signal.SIGABRT)
+        elif missing and self.world.shape.collectives and not self.script_over:
+            self.fail(f"connection closed by peer (rank {other.number})", 1, kind=CONSEQUENCE)
+
+    def give_up(self) -> None:
+        """Rule alone: nobody answers."""
+        if self.alive and not self.stopped and self.ruling is None:
+            assert self.reporting
+            self.obey(messages.Ruling(Verdict(self.reporting), self.reporting.status, True))
+
+    def hear(self, message: messages.Sent) -> None:
+        """Take a message of the sentinel."""
+        if not self.alive:
+            return
+        self.world.trace(f"rank {self.number} hears", message)
+        if isinstance(message, messages.Ruling) and self.ruling is None:
+            self.obey(message)
+        elif isinstance(message, messages.End):
+            self.told_to_end = message.status
+
+    def obey(self, ruling: messages.Ruling) -> None:
+        """Do what follows from a failure."""
+        if self.stopped or self.busy:
+            return
+        self.ruling = ruling
+        if ruling.verdict is not None:
+            self.world.print_report(f"rank {self.number}", self.node, ruling.verdict)
+            self.say(messages.Told())
+        self.world.at(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
+
+    def finish_failed(self) -> None:
+        """End the job, or wait for the rank that does."""
+        if not self.alive or self.stopped or self.busy:
+            return
+        assert self.ruling
+        self.say(messages.Through())
+        self.world.at(0.1 if self.ruling.abort else self.world.shape.grace_s + 1, self.end_job, self.ruling.status)
+
+    def alert(self) -> None:
+        """Get END_SIGNAL, after an `End`."""
+        self.stopped = False
+        if self.alive and not self.busy:
+            self.world.at(0.001, self.end_job, getattr(self, "told_to_end", 1))
+
+    def end_job(self, status: int) -> None:
+        """End by oneself, or by MPI_Abort with all others."""
+        if not self.alive or self.stopped or self.busy:
+            return
+        if not self.world.shape.exits:
+            self.world.abort(status)
+        self.exit(status)
+
+    def exit(self, status: int) -> None:
+        """End the process with a status."""
+        self._end(status << 8)
+
+    def die(self, number: int, by_sentinel: bool = False) -> None:
+        """End by a signal."""
+        if self.alive:
+            self.killed_by_sentinel |= by_sentinel
+        self._end(int(number))
+
+    def _end(self, wait_status: int) -> None:
+        if not self.alive:
+            return
+        world = self.world
+        world.trace(f"rank {self.number} ends, wait status {wait_status}")
+        self.alive, self.wait_status, self.gone_s = False, wait_status, world.now
+        sentinel = world.sentinels[self.number]
+        world.send(("rank", self.number), 0.0005, sentinel.post, events.RankGone(wait_status))
+        for other in self.watched_by:
+            world.at(world.random.uniform(*LOCAL_S), other.post, events.NeighbourGone(self.number))
+        world.on_exit(self)
+        if not self.left:
+            world.on_gone(self)
+
+
+class Sentinel:
+    """A sentinel's process: the real logic, and simulated hands."""
+
+    def __init__(self, world: World, rank: Rank) -> None:
+        self.world, self.rank, self.number = world, rank, rank.number
+        shape = world.shape
+        watched = Watched(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0,
+                          "1.0" if shape.by_srun else None, list, shape.by_srun, 60.0)
+        self.watched = watched
+        self.watcher = Watcher(watched, 0.0)
+        self.alive = True
+        self.linked = False
+        self._events: deque[events.WatcherEvent] = deque()
+        self._timers: dict[str, int] = {}
+        self._turn = 0
+        self._do_all(self.watcher.taken())
+
+    def vanish(self) -> None:
+        """Be gone without a word."""
+        self.alive = False
+        if self.number == 0:
+            self.world.note_coordinator_lost()
+            for other in self.world.sentinels[1:]:
+                if other.linked:
+                    self.world.at(LOST_LINK_S, other.post, events.CoordinatorGone(closed=False))
+        elif self.linked:
+            self.world.at(LOST_LINK_S, self.world.office.post, events.PeerLost(self.number, "timed out"))
+
+    def die(self) -> None:
+        """End; the kernel closes the connections."""
+        if not self.alive:
+            return
+        self.world.trace(f"sentinel {self.number} ends")
+        self.alive = False
+        if self.number == 0:
+            for other in self.world.sentinels[1:]:
+                if other.linked:
+                    self._send_to(other, events.CoordinatorGone(closed=True))
+        elif self.linked:
+            self._send_to_office(events.PeerLost(self.number))
+
+    def post(self, event: events.WatcherEvent) -> None:
+        """Tell the logic of an event, and do what it wants; an event that comes meanwhile is told afterwards."""
+        self._events.append(event)
+        if len(self._events) == 1:
+            while self._events:
+                if self.alive:
+                    self.world.trace(f"sentinel {self.number} <-", self._events[0])
+                    self._do_all(self.watcher.handle(self._events[0], self.world.now))
+                self._events.popleft()
+
+    def _send_to(self, other: Sentinel, event: events.WatcherEvent) -> None:
+        delay = self.world.between(self.rank.node, other.rank.node)
+        if delay is not None:
+            self.world.send(("down", other.number), delay, other.post, event)
+
+    def _send_to_office(self, event: events.CoordinatorEvent) -> None:
+        if self.number == 0:
+            self.world.office.post(event)
+        elif (delay := self.world.between(self.rank.node, 0)) is not None:
+            self.world.send(("up", self.number), delay, self.world.office.post, event)
+
+    def _due(self, name: str, turn: int) -> None:
+        if self._timers.get(name) == turn:
+            del self._timers[name]
+            self.post(events.Due(name))
+
+    def _do_all(self, actions: list[events.WatcherAction]) -> None:
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: events.WatcherAction) -> None:
+        world, rank = self.world, self.rank
+        match action:
+            case events.SetTimer(name, after_s):
+                self._turn += 1
+                self._timers[name] = self._turn
+                world.at(after_s, self._due, name, self._turn)
+            case events.DropTimer(name):
+                self._timers.pop(name, None)
+            case events.Say(text):
+                world.trace(text)
+                world.said.append(text)
+            case events.TellReason(verdict):
+                world.print_report(f"sentinel {self.number}", rank.node, verdict)
+            case events.ToRank(message):
+                world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.hear, message)
+            case events.ToCoordinator(message):
+                if self.linked:
+                    self._send_to_office(events.FromPeer(self.number, message))
+            case events.MeetCoordinator(request):
+                self._meet(request.member)
+            case events.TellCondition():
+                self._do(events.ToCoordinator(messages.Condition(rank.stopped)))
+            case events.WatchNeighbour(number):
+                self._watch(number)
+            case _:
+                self._do_to_rank(action)
+
+    def _do_to_rank(self, action: events.WatcherAction) -> None:
+        world, rank = self.world, self.rank
+        match action:
+            case events.Alert():
+                world.send(("to rank", self.number), 0.0005, rank.alert)
+            case events.AskToEnd():
+                if world.random.random() < 0.3 and not rank.stopped and not rank.busy:
+                    world.at(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
+            case events.Terminate() | events.Kill():
+                rank.die(signal.SIGKILL, by_sentinel=True)
+            case events.LeaveInOrder():
+                if self.number == 0:
+                    world.office.post(events.OwnRankLeft())
+                else:
+                    self._do(events.ToCoordinator(messages.Bye()))
+                self._die_when_idle()
+            case events.LetAllEnd():
+                if self.number == 0:
+                    world.office.post(events.OwnRankGone())
+            case events.CancelStep():
+                world.cancelled = True
+                world.kill_all(0.1)
+            case events.CleanUp():
+                world.at(world.random.uniform(0.01, CLEANING_S), self._die_when_idle)
+
+    def _die_when_idle(self) -> None:
+        if self.number == 0 and self.world.office.coordinator.owes_word:
+            self.world.at(0.05, self._die_when_idle)
+        else:
+            self.die()
+
+    def _meet(self, member: Member) -> None:
+        self.linked = True
+        if self.number == 0:
+            self.world.office.post(events.OwnRank(0, member))
+        else:
+            hello = messages.Hello(member.rank, member.host, member.pid, member.namespace)
+            self._send_to_office(events.Greeted(self.number, hello))
+
+    def _watch(self, number: int) -> None:
+        self.world.ranks[number].watched_by.append(self)
+        if not self.world.ranks[number].alive:
+            self.world.at(0.001, self.post, events.NeighbourGone(number))
+
+
+class Office:
+    """The coordinator's process, which is that of rank 0's sentinel."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.coordinator = Coordinator(world.sentinels[0].watched, 0.0)
+        self._timers: dict[str, int] = {}
+        self._turn = 0
+
+    def post(self, event: events.CoordinatorEvent) -> None:
+        """Tell the logic of an event, and do what it wants."""
+        if self.world.sentinels[0].alive:
+            self.world.trace("coordinator <-", event)
+            actions = self.coordinator.handle(event, self.world.now)
+            for action in sorted(actions, key=is_for_own):
+                self._do(action)
+
+    def _due(self, name: str, turn: int) -> None:
+        if self._timers.get(name) == turn:
+            del self._timers[name]
+            self.post(events.Due(name))
+
+    def _do(self, action: events.CoordinatorAction) -> None:
+        world = self.world
+        match action:
+            case events.ToPeer(link, message):
+                other = world.sentinels[link]
+                if link == OWN_LINK:
+                    other.post(events.FromCoordinator(message))
+                elif (delay := world.between(0, other.rank.node)) is not None:
+                    world.send(("down", link), delay, other.post, events.FromCoordinator(message))
+            case events.SetTimer(name, after_s):
+                self._turn += 1
+                self._timers[name] = self._turn
+                world.at(after_s, self._due, name, self._turn)
+            case events.DropTimer(name):
+                self._timers.pop(name, None)
+            case events.TellReason(verdict):
+                world.print_report("coordinator", 0, verdict)
+            case events.CancelStep():
+                world.cancelled = True
+                world.kill_all(0.1)
+            case events.Drop():
+                pass
