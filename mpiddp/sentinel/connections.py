@@ -8,12 +8,15 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from . import events, messages
 from .entrance import SHOWING_S, Dialling
 from .loop import Loop
-from .office import Office
 from .wire import Wire
+
+if TYPE_CHECKING:
+    from .office import Office
 
 
 class Connections:
@@ -38,6 +41,8 @@ class Connections:
 
     def coordinate(self, request: messages.Coordinate) -> None:
         """Let this process be the coordinator, and tell the rank its port, 0 where it can't listen."""
+        from .office import Office  # which rank 0's sentinel alone needs
+
         port = 0
         with contextlib.suppress(OSError):
             self._office = Office(self._loop, request, self._watched, self._post, self._began_s)

@@ -6,28 +6,56 @@ so does a simulation, with a clock, a network and processes that are none.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..plan.member import Member
 from ..plan.verdict import Verdict
 from .messages import Coordinate, Hello, Join, Message, Sent
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+    def dataclass_transform(**_):
+        """Mark nothing: this is for type checkers."""
+        return lambda kind: kind
+
+
+@dataclass_transform(eq_default=True)
+class Record:
+    """A value of named fields, as a dataclass is one; every sentinel makes these classes, so they must cost little."""
+
+    _names: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._names = cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[attr-defined,misc]
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        self.__dict__.update(zip(self._names, values, strict=False), **named)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
+        return f"{type(self).__name__}({fields})"
+
+
 # Events
 
 
-class FromRank(NamedTuple):
+class FromRank(Record):
     """The rank says something."""
 
     message: Message
 
 
-class FromCoordinator(NamedTuple):
+class FromCoordinator(Record):
     """The coordinator says something."""
 
     message: Message
 
 
-class RankGone(NamedTuple):
+class RankGone(Record):
     """The rank's process has ended with this wait status (man 2 wait), None for an unknown one.
 
     `out_of_memory` tells that the kernel ended a process of its cgroup for lack of memory.
@@ -37,67 +65,67 @@ class RankGone(NamedTuple):
     out_of_memory: bool = False
 
 
-class CoordinatorGone(NamedTuple):
+class CoordinatorGone(Record):
     """The connection to the coordinator is `closed`, or leads nowhere any more."""
 
     closed: bool
 
 
-class NoCoordinator(NamedTuple):
+class NoCoordinator(Record):
     """There is no coordinator for this sentinel; `error` says why it could not be reached, empty if there is none."""
 
     error: str = ""
 
 
-class RankInterrupted(NamedTuple):
+class RankInterrupted(Record):
     """The rank got a SIGINT."""
 
 
-class NeighbourGone(NamedTuple):
+class NeighbourGone(Record):
     """The process of a rank of this node has ended."""
 
     rank: int
 
 
-class Due(NamedTuple):
+class Due(Record):
     """The time of a timer has come."""
 
     timer: str
 
 
-class Greeted(NamedTuple):
+class Greeted(Record):
     """One that has shown the token says over a new connection whose sentinel it is."""
 
     link: int
     hello: Hello
 
 
-class FromPeer(NamedTuple):
+class FromPeer(Record):
     """A sentinel says something over its connection."""
 
     link: int
     message: Message
 
 
-class PeerLost(NamedTuple):
+class PeerLost(Record):
     """A connection is closed; or it leads nowhere any more, for the reason in `error`."""
 
     link: int
     error: str = ""
 
 
-class OwnRank(NamedTuple):
+class OwnRank(Record):
     """Rank 0 joins the job; its own sentinel talks over `link`."""
 
     link: int
     member: Member
 
 
-class OwnRankLeft(NamedTuple):
+class OwnRankLeft(Record):
     """Rank 0 leaves the job in order."""
 
 
-class OwnRankGone(NamedTuple):
+class OwnRankGone(Record):
     """Rank 0 is gone, and its sentinel ends."""
 
 
@@ -109,26 +137,26 @@ CoordinatorEvent = Greeted | FromPeer | PeerLost | OwnRank | OwnRankLeft | OwnRa
 # Actions of both
 
 
-class SetTimer(NamedTuple):
+class SetTimer(Record):
     """Let `Due` come once, `after_s` from now; a timer of the same name is replaced."""
 
     name: str
     after_s: float
 
 
-class DropTimer(NamedTuple):
+class DropTimer(Record):
     """Let it not come."""
 
     name: str
 
 
-class Say(NamedTuple):
+class Say(Record):
     """Print a line."""
 
     text: str
 
 
-class TellReason(NamedTuple):
+class TellReason(Record):
     """Print why the job failed: a rank did, `after_s` after its start; `who` is None if only the verdict is known."""
 
     verdict: Verdict
@@ -137,104 +165,104 @@ class TellReason(NamedTuple):
     error_file: str
 
 
-class CancelStep(NamedTuple):
+class CancelStep(Record):
     """Cancel the Slurm step of the job's ranks, if there is one."""
 
 
 # Actions of a watcher
 
 
-class ToRank(NamedTuple):
+class ToRank(Record):
     """Send a message to the rank."""
 
     message: Sent
 
 
-class ToCoordinator(NamedTuple):
+class ToCoordinator(Record):
     """Send a message to the coordinator; `CoordinatorGone` follows if it cannot be sent."""
 
     message: Sent
 
 
-class BeCoordinator(NamedTuple):
+class BeCoordinator(Record):
     """Coordinate the job's sentinels in this process, and send the rank the `Port`."""
 
     request: Coordinate
 
 
-class MeetCoordinator(NamedTuple):
+class MeetCoordinator(Record):
     """Connect to the coordinator, in this process or in another."""
 
     request: Join
 
 
-class TellCondition(NamedTuple):
+class TellCondition(Record):
     """Send the coordinator the rank's `Condition`."""
 
 
-class AskHosts(NamedTuple):
+class AskHosts(Record):
     """Ask the job's hosts for an answer, for `timeout_s` at most, and print a line with those that are silent."""
 
     line: str
     timeout_s: float
 
 
-class WatchNeighbour(NamedTuple):
+class WatchNeighbour(Record):
     """Let `NeighbourGone` come when process `pid`, which is `rank`, ends."""
 
     rank: int
     pid: int
 
 
-class NoteChild(NamedTuple):
+class NoteChild(Record):
     """Remember a process that the rank has forked."""
 
     pid: int
 
 
-class NoteDescendants(NamedTuple):
+class NoteDescendants(Record):
     """Remember the processes that the rank has started, while it is there to be their parent."""
 
 
-class Alert(NamedTuple):
+class Alert(Record):
     """Let the rank read the `End` that it was sent, also if it is stopped."""
 
 
-class AskToEnd(NamedTuple):
+class AskToEnd(Record):
     """Send the rank SIGTERM if it handles that; any other would be cut off."""
 
 
-class Terminate(NamedTuple):
+class Terminate(Record):
     """Send the rank SIGTERM."""
 
 
-class Kill(NamedTuple):
+class Kill(Record):
     """Send the rank SIGKILL."""
 
 
-class LeaveInOrder(NamedTuple):
+class LeaveInOrder(Record):
     """Tell the others that the rank leaves in order, and end this process."""
 
 
-class LetAllEnd(NamedTuple):
+class LetAllEnd(Record):
     """Let all others end their ranks, if this process is the coordinator."""
 
 
-class CleanUp(NamedTuple):
+class CleanUp(Record):
     """End what the rank has left behind, and this process."""
 
 
 # Actions of the coordinator
 
 
-class ToPeer(NamedTuple):
+class ToPeer(Record):
     """Send a message over a connection."""
 
     link: int
     message: Sent
 
 
-class Drop(NamedTuple):
+class Drop(Record):
     """Close a connection."""
 
     link: int
