@@ -116,19 +116,21 @@ def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path) -> None:
     check_refused(mpiexec(quick, 2, HELLO, env={"PYTHONPATH": str(tmp_path)}), 3, "cannot start: torch-unusable")
 
 
-@pytest.mark.parametrize(("lines", "words"), [
-    ("time.sleep(600)", "waited for 1 of 2 ranks: rank 1 on "),
-    ("import torch.distributed as dist; dist.init_process_group = lambda *_, **__: time.sleep(600)",
-     " waits for the others (process group) after 10 s"),
+@pytest.mark.parametrize(("lines", "timeout", "words"), [
+    ("time.sleep(600)", "10", "waited for 1 of 2 ranks: rank 1 on "),
+    ("import torch.distributed as dist; dist.init_process_group = lambda *_, **__: time.sleep(600)", "20",
+     " waits for the others (process group) after 20 s"),
 ], ids=["import", "group"])
-def test_a_rank_that_hangs_ends_the_job_at_the_deadline(quick: Mpi, tmp_path: Path, lines: str, words: str) -> None:
+def test_a_rank_that_hangs_ends_the_job_at_the_deadline(
+    quick: Mpi, tmp_path: Path, lines: str, timeout: str, words: str
+) -> None:
     """A torch that blocks on rank 1, in its import or later: the other rank gives up and takes it along."""
     (tmp_path / "torch.py").write_text(
         "import os, sys, time\n"
         "sys.path.remove(os.path.dirname(__file__))\ndel sys.modules['torch']\nimport torch\n"
         f"if os.environ.get('PMI_RANK') == '1':\n    {lines}\n")
     start = time.monotonic()
-    done = mpiexec(quick, 2, "--startup-timeout", "10", HELLO, env={"PYTHONPATH": str(tmp_path)})
+    done = mpiexec(quick, 2, "--startup-timeout", timeout, HELLO, env={"PYTHONPATH": str(tmp_path)})
     check_refused(done, 3, "cannot start: startup-timeout")
     assert words in done.stderr
-    assert time.monotonic() - start < 40
+    assert time.monotonic() - start < 60

@@ -88,6 +88,7 @@ class Guard:
             return self._exited if failure.status_of(self._exited) else None
         dist = sys.modules["torch.distributed"]
         if dist.is_initialized():
+            self.ending.left()  # said before anybody notices
             dist.destroy_process_group()
         return None
 
