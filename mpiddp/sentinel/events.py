@@ -273,4 +273,4 @@ WatcherAction = (
     | TellCondition | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert | AskToEnd | Terminate | Kill
     | LeaveInOrder | LetAllEnd | CleanUp
 )
-CoordinatorAction = SetTimer | DropTimer | TellReason | CancelStep | ToPeer | Drop
+CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop

@@ -32,8 +32,8 @@ class Shape(NamedTuple):
 
     `exits`: ranks end each by itself. `kills_s`: in which time the launcher kills the others where one is gone, None
     for never. `script_s`: how long the script runs. `slow_s`: the most by which a slow node's messages are late.
-    `collectives`: ranks notice in their next collective that one is gone or late. `busy`: the share of the ranks that
-    are in native code, which lets no handler of Python's run. `leaving_s`: in which time all leave at the end.
+    `collectives`: ranks notice in their next collective that one is gone or late. `busy`: the share of the other ranks
+    that a fault finds in native code, from which they never come back. `leaving_s`: in which time all leave at the end.
     `watchdog`: a rank whose collective takes too long is ended by SIGABRT, as NCCL's watchdog does.
     """
 
@@ -353,6 +353,30 @@ class Rank:
             world.on_gone(self)
 
 
+class Timers:
+    """Lets `Due` come to a process, once for each time that a timer is set."""
+
+    def __init__(self, world: World, post: Callable[[events.Due], object]) -> None:
+        self._world, self._post = world, post
+        self._turns: dict[str, int] = {}
+        self._last_turn = 0
+
+    def set(self, name: str, after_s: float) -> None:
+        """Set a timer; one of the same name is replaced."""
+        self._last_turn += 1
+        self._turns[name] = self._last_turn
+        self._world.at(after_s, self._due, name, self._last_turn)
+
+    def drop(self, name: str) -> None:
+        """Let a timer not come."""
+        self._turns.pop(name, None)
+
+    def _due(self, name: str, turn: int) -> None:
+        if self._turns.get(name) == turn:
+            del self._turns[name]
+            self._post(events.Due(name))
+
+
 class Sentinel:
     """A sentinel's process: the real logic, and simulated hands."""
 
@@ -366,8 +390,7 @@ class Sentinel:
         self.alive = True
         self.linked = False
         self._events: deque[events.WatcherEvent] = deque()
-        self._timers: dict[str, int] = {}
-        self._turn = 0
+        self._timers = Timers(world, self.post)
         self._do_all(self.watcher.taken())
 
     def vanish(self) -> None:
@@ -415,11 +438,6 @@ class Sentinel:
         elif (delay := self.world.between(self.rank.node, 0)) is not None:
             self.world.send(("up", self.number), delay, self.world.office.post, event)
 
-    def _due(self, name: str, turn: int) -> None:
-        if self._timers.get(name) == turn:
-            del self._timers[name]
-            self.post(events.Due(name))
-
     def _do_all(self, actions: list[events.WatcherAction]) -> None:
         for action in actions:
             self._do(action)
@@ -428,11 +446,9 @@ class Sentinel:
         world, rank = self.world, self.rank
         match action:
             case events.SetTimer(name, after_s):
-                self._turn += 1
-                self._timers[name] = self._turn
-                world.at(after_s, self._due, name, self._turn)
+                self._timers.set(name, after_s)
             case events.DropTimer(name):
-                self._timers.pop(name, None)
+                self._timers.drop(name)
             case events.Say(text):
                 world.trace(text)
                 world.said.append(text)
@@ -503,8 +519,7 @@ class Office:
     def __init__(self, world: World) -> None:
         self.world = world
         self.coordinator = Coordinator(world.sentinels[0].watched, 0.0)
-        self._timers: dict[str, int] = {}
-        self._turn = 0
+        self._timers = Timers(world, self.post)
 
     def post(self, event: events.CoordinatorEvent) -> None:
         """Tell the logic of an event, and do what it wants."""
@@ -513,11 +528,6 @@ class Office:
             actions = self.coordinator.handle(event, self.world.now)
             for action in sorted(actions, key=is_for_own):
                 self._do(action)
-
-    def _due(self, name: str, turn: int) -> None:
-        if self._timers.get(name) == turn:
-            del self._timers[name]
-            self.post(events.Due(name))
 
     def _do(self, action: events.CoordinatorAction) -> None:
         world = self.world
@@ -529,11 +539,7 @@ class Office:
                 elif (delay := world.between(0, other.rank.node)) is not None:
                     world.send(("down", link), delay, other.post, events.FromCoordinator(message))
             case events.SetTimer(name, after_s):
-                self._turn += 1
-                self._timers[name] = self._turn
-                world.at(after_s, self._due, name, self._turn)
-            case events.DropTimer(name):
-                self._timers.pop(name, None)
+                self._timers.set(name, after_s)
             case events.TellReason(verdict):
                 world.print_report("coordinator", 0, verdict)
             case events.CancelStep():
