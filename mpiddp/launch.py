@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,16 @@ from .exits import abort, let_through, skip_exit_functions
 from .facts import runtime
 from .facts.library import needs_exit_functions
 from .facts.look import look_at_host
-from .join.beside import fork_sentinel
 from .join.hosting import Hosting
 from .join.initialise import initialise_mpi
 from .join.prepare import bind_cores, import_torch, ready_facts, set_variables
 from .join.probe import Probe
 from .join.refusal import refuse, refuse_alone, refusing_early
 from .join.rollcall import RollCall, await_all
+from .join.watched import fork_sentinel
 from .run import caller, failure, script, signals
 from .run.ending import Ending
-from .run.handlers import give_signals_back
+from .run.handlers import give_signals_back, note_preloaded
 from .run.output import Output, is_relayed
 from .run.running import RunningJob, leave_job, run_script
 from .run.walltime import prepare_stop
@@ -36,9 +37,9 @@ from .say import warn
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from .beside.handle import SentinelHandle
     from .join.membership import Membership
     from .run.stop import Stop
-    from .sentinel.handle import SentinelHandle
 
 job: RunningJob | None = None  # which `launch` started in this process
 
@@ -86,6 +87,7 @@ def start(config: LaunchConfig) -> RunningJob:
     if config.script is not None:
         script.set_path(config.script)
     started_by = runtime.detect(os.environ)
+    note_preloaded()
     output = Output(is_relayed(config))
     sentinel = fork_sentinel(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
@@ -93,7 +95,7 @@ def start(config: LaunchConfig) -> RunningJob:
         MPI = initialise_mpi(config, started_by, sentinel)  # 2
         give_signals_back()
     with refusing(MPI, sentinel):
-        membership = meet(MPI.COMM_WORLD, config, sentinel.coordinate)  # 3 to 7
+        membership = meet(MPI.COMM_WORLD, config, sentinel)  # 3 to 7
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
@@ -107,17 +109,15 @@ def start(config: LaunchConfig) -> RunningJob:
     return started
 
 
-def meet(
-    comm: MPI.Comm, config: LaunchConfig, coordinate: Callable[[str, str, int], int] = lambda *_: 0
-) -> Membership:
+def meet(comm: MPI.Comm, config: LaunchConfig, sentinel: SentinelHandle | None = None) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group; return this rank's part.
 
-    `coordinate` lets this rank's sentinel coordinate the others, as SentinelHandle.coordinate() does.
-    Collective. Raises LaunchError, the same on every rank, or LonelyLaunchError.
+    The start began when this rank's sentinel did, if it has one. Collective. Raises LaunchError, the same on every
+    rank, or LonelyLaunchError.
     """
-    roll = RollCall(comm, config.startup_timeout_s)
+    roll = RollCall(comm, config.startup_timeout_s, sentinel.start if sentinel else time.monotonic())
     stages.begin("facts")
-    hosting = Hosting(roll, config, coordinate)  # rank 0's part
+    hosting = Hosting(roll, config, sentinel)  # rank 0's part
     found = look_at_host(comm, config)
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)  # 3
     stages.begin("variables and cores")
@@ -203,8 +203,8 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     sentinel = fork_sentinel(config, started_by)
     sentinel.stage("the start after MPI_Init")
     try:
-        await_all(comm, config.startup_timeout_s)
-        membership = meet(comm, config, sentinel.coordinate)
+        await_all(comm, config.startup_timeout_s, sentinel.start)
+        membership = meet(comm, config, sentinel)
     except LonelyLaunchError as error:
         sentinel.settle()
         refuse_alone(error)

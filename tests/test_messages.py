@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-from mpiddp.plan.member import Member
-from mpiddp.plan.verdict import OWN, Report, Verdict
-from mpiddp.sentinel.messages import (
+from mpiddp.beside.messages import (
     End,
     Failed,
     Forwarded,
@@ -26,7 +24,9 @@ from mpiddp.sentinel.messages import (
     decode,
     encode,
 )
-from mpiddp.sentinel.wire import Wire
+from mpiddp.beside.wire import Wire
+from mpiddp.plan.member import Member
+from mpiddp.plan.verdict import OWN, Report, Verdict
 
 TOKEN = "0123456789abcdef" * 2
 BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from mpiddp.facts.host import Interface
-from mpiddp.join.probe import PATIENCE_S, Door, Listener, Probe
+from mpiddp.join import probe as probing
+from mpiddp.join.probe import PATIENCE_S, Door, Probe
 from mpiddp.plan.network import Trial
+from mpiddp.sentinel.entrance import Answering
+from mpiddp.sentinel.loop import Loop
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, srun
@@ -25,14 +29,30 @@ mount --bind /tmp/hosts /etc/hosts; exec "$@"
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    found = Listener()
-    yield found
-    found.close()
+def door() -> Iterator[Door]:
+    """Return where a loop like a sentinel's answers."""
+    errors: list[Exception] = []
+    loop = Loop(errors.append)
+    found = Answering(loop, "token")
+
+    def end() -> None:
+        found.close()
+        loop.over = True
+
+    stop, stopping = socket.socketpair()
+    loop.listen(stopping, end)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    yield Door(("127.0.0.1",), found.port, "token")
+    stop.close()
+    thread.join(10)
+    stopping.close()
+    assert not errors
+    assert not thread.is_alive()
 
 
-def test_an_address_that_answers_is_found_with_the_interface_that_leads_there(listener: Listener) -> None:
-    assert Probe(listener.door(["127.0.0.1"]), [LO]).trials() == (Trial("lo"),)
+def test_an_address_that_answers_is_found_with_the_interface_that_leads_there(door: Door) -> None:
+    assert Probe(door, [LO]).trials() == (Trial("lo"),)
 
 
 @pytest.fixture
@@ -65,12 +85,29 @@ def test_nobody_waits_for_others_when_the_best_address_answers(doors: tuple[sock
     assert waited_s < PATIENCE_S / 2
 
 
-def test_answers_that_came_in_the_meantime_are_heard(listener: Listener) -> None:
-    probe = Probe(listener.door(["127.0.0.1"]), [LO])
+def test_answers_that_came_in_the_meantime_are_heard(door: Door) -> None:
+    probe = Probe(door, [LO])
     time.sleep(PATIENCE_S + 0.1)  # torch is imported
     start = time.monotonic()
     assert probe.trials() == (Trial("lo"),)
     assert time.monotonic() - start < PATIENCE_S / 2
+
+
+@pytest.mark.parametrize("busy_s", [PATIENCE_S + 0.5, 60.0])
+def test_a_busy_node_is_waited_for_while_its_kernel_keeps_the_connection(
+    busy_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "BUSY_S", PATIENCE_S + 2)
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        probe = Probe(Door(("127.0.0.1", "127.0.0.2"), one.getsockname()[1], "token"), [LO])
+        connection, _ = one.accept()
+        with connection:
+            late = threading.Timer(busy_s, connection.sendall, [b"token"])
+            late.daemon = True
+            late.start()
+            found, _ = probe.trials()
+    late.cancel()
+    assert found == (Trial("lo") if busy_s < PATIENCE_S + 2 else Trial(error="no answer"))
 
 
 def test_a_port_where_nobody_or_another_answers_is_not_rank_0() -> None:

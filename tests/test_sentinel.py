@@ -21,15 +21,16 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from mpiddp.beside.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched, encode
+from mpiddp.beside.wire import Wire
+from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import Verdict
 from mpiddp.say import say
 from mpiddp.sentinel import entrance, process, watcher
 from mpiddp.sentinel.entrance import dial
 from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
 from mpiddp.sentinel.loop import Loop
-from mpiddp.sentinel.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched, encode
 from mpiddp.sentinel.office import Office
-from mpiddp.sentinel.wire import Wire
 from tests.cluster import Cluster
 from tests.support import MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, noise, srun
 from tests.test_messages import BRACKETS, NONSENSE, TOKEN, member, report
@@ -169,15 +170,27 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
         Say(f"mpiddp: rank 0 on n0 is not watched together with the others: {error}")]
 
 
-@pytest.mark.parametrize("rank", [1, 2, -1], ids=["there-already", "too-high", "negative"])
-def test_a_rank_that_cannot_be(rank: int, meeting: Meeting) -> None:
-    """The sentinel of a rank connects once: the first one is it."""
+@pytest.mark.parametrize("other", [member(1)._replace(pid=1), member(2), member(-1), member(0)],
+                         ids=["another-process", "too-high", "negative", "rank-0"])
+def test_a_rank_that_cannot_be(other: Member, meeting: Meeting) -> None:
     first = meeting.join(1)
     meeting.heard()
     with pytest.raises(EOFError):
-        meeting.join(rank).receive(WAIT_S)
+        dial(Join(other, "127.0.0.1", meeting.office.port, TOKEN)).receive(WAIT_S)
     first.send(Failed(report(1)))
     assert first.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+
+
+def test_a_sentinel_in_the_place_of_a_killed_one(meeting: Meeting) -> None:
+    """It says hello again, for the same process; nobody is reported, and its own connection counts."""
+    former = meeting.join(1)
+    meeting.heard()
+    later = meeting.join(1)
+    with pytest.raises(EOFError):
+        former.receive(WAIT_S)
+    former.close()
+    later.send(Failed(report(1)))
+    assert later.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
 
 
 def test_a_sentinel_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from mpiddp.beside.messages import Failed, encode
+from mpiddp.beside.wire import LONGEST_LINE
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import (
     ABSENT,
@@ -23,8 +25,6 @@ from mpiddp.plan.verdict import (
     is_consequence,
     judge,
 )
-from mpiddp.sentinel.messages import Failed, encode
-from mpiddp.sentinel.wire import LONGEST_LINE
 from mpiddp.show.report import block, error_record
 
 HOSTS = {rank: f"n{rank // 2}" for rank in range(6)}

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from mpiddp.beside.messages import End, Failed, Hello, JobEnds, Join, Over, Ruling, Told, Watched
 from mpiddp.plan.verdict import CONSEQUENCE, Report, Verdict
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
-from mpiddp.sentinel.messages import End, Failed, Hello, JobEnds, Join, Over, Ruling, Told, Watched
 from mpiddp.sentinel.watcher import MOVES, State, Watcher
 from tests.test_messages import member, report
 

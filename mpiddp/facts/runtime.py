@@ -89,6 +89,23 @@ def pid_namespace() -> str:
         return ""
 
 
+def step_daemon(pid: int) -> int:
+    """Return the slurmstepd that a process descends from, 0 for none, or if that cannot be seen.
+
+    Each node has one for each Slurm step.
+    """
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                name, _, fields = file.read().partition(" (")[2].rpartition(") ")
+        except OSError:
+            return 0
+        if name == "slurmstepd":
+            return pid
+        pid = int(fields.split()[1])
+    return 0
+
+
 def slurm_tasks(environ: Mapping[str, str]) -> int:
     """Return the number of tasks of the Slurm allocation around this process (SLURM_NTASKS), 0 if it is not set."""
     found = environ.get("SLURM_NTASKS", "")

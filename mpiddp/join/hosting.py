@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..config import LaunchConfig
@@ -12,11 +12,13 @@ from ..facts.host import HostFacts, Interface
 from ..plan import devices, network
 from ..plan.environment import Endpoint
 from ..plan.job import DevicePlan, HostPlan, ReadyFacts, plan_devices, plan_hosts
-from .probe import Door, Listener
+from .probe import Door
 from .rollcall import RollCall
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+    from ..beside.handle import SentinelHandle
 
 OF_SCRIPTS = 512  # open files for the script
 
@@ -24,38 +26,39 @@ OF_SCRIPTS = 512  # open files for the script
 class Hosting:
     """Makes rank 0's plans for a roll call.
 
-    `coordinate` lets the ranks' sentinels meet at an address, and returns on which port.
+    Its sentinel answers for it while it imports torch, and lets the other sentinels meet. Without a sentinel nobody
+    tries an address, and nobody meets.
     """
 
-    def __init__(self, roll: RollCall, config: LaunchConfig, coordinate: Callable[[str, str, int], int]) -> None:
+    def __init__(self, roll: RollCall, config: LaunchConfig, sentinel: SentinelHandle | None) -> None:
         self.server: dist.Store | None = None
         self._roll, self._config = roll, config
         self._asked = network.Asked(config.interface, config.master_addr)
-        self._coordinate = coordinate
+        self._sentinel = sentinel
         self._offered: list[Interface] = []
-        self._listener: Listener | None = None
 
     def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
         """Return each rank's plan before torch, and with it, for one rank a node, where to try rank 0's addresses."""
         self._roll.hosts = [one.hostname for one in facts]
         plans = plan_hosts(facts, self._config)
         self._offered = network.candidates(facts, self._asked)
-        if plans[0].place.num_nodes == 1:
-            return [(plan, None) for plan in plans]
-        self._listener = Listener()
-        door = self._listener.door([one.address for one in self._offered])
+        door = self._open_door() if plans[0].place.num_nodes > 1 else None
         return [(plan, door if plan.tries else None) for plan in plans]
 
     def plan_devices(self, facts: Sequence[ReadyFacts]) -> list[DevicePlan]:
         """Return each rank's plan after torch; the store listens by then."""
-        if self._listener is not None:
-            self._listener.close()  # by now every node has tried
         hosts = self._roll.hosts
         devices.check_torch([one.devices for one in facts], hosts)
         trials = {one.place.node_rank: one.trials for one in facts if one.trials}
         names = {one.place.node_rank: hosts[one.place.rank] for one in facts}
         address, interfaces = network.agreed(self._offered, trials, names, self._asked)
         return plan_devices(facts, hosts, self._config, self._open_store(address), interfaces)
+
+    def _open_door(self) -> Door | None:
+        """Let the sentinel answer on every address of this node, until it coordinates; None where it cannot."""
+        token = os.urandom(16).hex()
+        port = self._sentinel.answer(token) if self._sentinel else 0
+        return Door(tuple(one.address for one in self._offered), port, token) if port else None
 
     def _open_store(self, address: str) -> Endpoint:
         """Start the job's store, and let this rank's sentinel listen."""
@@ -64,7 +67,8 @@ class Hosting:
         allow_connections(self._roll.size)
         self.server, endpoint = serve_store(address, self._config.startup_timeout_s)
         token = os.urandom(16).hex()
-        return endpoint._replace(watch_port=self._coordinate(address, token, self._roll.size), watch_token=token)
+        port = self._sentinel.coordinate(address, token, self._roll.size) if self._sentinel else 0
+        return endpoint._replace(watch_port=port, watch_token=token)
 
 
 def allow_connections(number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ..beside.handle import SentinelHandle
 from ..config import LaunchConfig
 from ..errors import LaunchError
 from ..facts import fabric, mpi, runtime
@@ -12,7 +13,6 @@ from ..facts.library import Library, library
 from ..plan.fit import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
 from ..plan.transports import left_out
 from ..say import warn
-from ..sentinel.handle import SentinelHandle
 from ..stages import begin
 from . import variables
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -22,7 +20,6 @@ from ..plan.job import DevicePlan
 from ..plan.member import Member
 from ..plan.network import check_reached
 from ..plan.seat import Seat
-from ..plan.words import listed
 from . import rendezvous, variables
 from .logs import open_log
 from .process_group import GroupMaker
@@ -30,9 +27,6 @@ from .rollcall import RollCall
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-ANSWER_S = 2.0  # for rank 0's store
-
 
 def enter(
     roll: RollCall, place: Place, plan: DevicePlan, config: LaunchConfig, former: variables.Former,
@@ -116,24 +110,6 @@ class Membership:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def want_to_leave(self) -> None:
-        """Note in the store that this rank is ready to leave."""
-        self.groups.keys.job.set(left_key(self.roll.rank), "")
-
-    def missing(self) -> str:
-        """Return in words which ranks are not ready to leave: rank 0, if its store does not answer."""
-        store = self.groups.keys.job
-        found: list[int] = []
-
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError):  # dist.DistNetworkError among them
-                found.extend(rank for rank in range(self.roll.size) if not store.check([left_key(rank)]))
-
-        asking = threading.Thread(target=ask, daemon=True)  # a thread, because a dead store never answers
-        asking.start()
-        asking.join(ANSWER_S)
-        return listed([self.roll.name(rank) for rank in ([0] if asking.is_alive() else found)])
-
     def drop_store(self) -> None:
         """Drop the connection to the store, and on rank 0 the store."""
         del self.groups
@@ -152,8 +128,3 @@ class Membership:
         from mpi4py import MPI
 
         return MPI.Comm.Compare(self.comm, comm) in (MPI.IDENT, MPI.CONGRUENT)
-
-
-def left_key(rank: int) -> str:
-    """Return the key by which a rank says that it is ready to leave."""
-    return f"left/{rank}"

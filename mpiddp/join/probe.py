@@ -1,17 +1,15 @@
 """Try rank 0's addresses from the other nodes.
 
-Rank 0 listens on all of them. One rank of each other node connects to all of them. The kernel does that
-while the ranks import torch, so it costs no time.
+Rank 0's sentinel listens on all of them. One rank of each other node connects to all of them. The kernel does
+that while the ranks import torch, so it costs no time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,51 +17,18 @@ from typing import NamedTuple
 from ..facts.host import Interface
 from ..plan.network import Trial
 
-PATIENCE_S = 2.0  # for any answer
+PATIENCE_S = 2.0  # for a connection, and for its answer once another address has answered
+BUSY_S = 20.0  # for the first answer, where there are connections: rank 0's node may be busy
 RUNNERS_UP_S = 0.1  # for the other addresses, once the best one has answered
+LOOK_S = 0.1  # between two looks whether there are connections
 
 
 class Door(NamedTuple):
-    """Where rank 0 listens: its addresses, the best first, a port, and the answer by which it is known."""
+    """Where rank 0's sentinel listens: its addresses, the best first, a port, and the answer by which it is known."""
 
     addresses: tuple[str, ...]
     port: int
     token: str
-
-
-class Listener:
-    """Listens on all addresses of this node and answers each connection with a token, until it is closed."""
-
-    def __init__(self) -> None:
-        try:
-            self._socket = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True,
-                                                backlog=socket.SOMAXCONN)
-        except (OSError, ValueError):  # a node without IPv6
-            self._socket = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
-        self.token = os.urandom(16).hex()
-        self._thread = threading.Thread(target=self._answer, daemon=True)
-        self._thread.start()
-
-    def door(self, addresses: Sequence[str]) -> Door:
-        """Return how to try these addresses."""
-        return Door(tuple(addresses), int(self._socket.getsockname()[1]), self.token)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._socket.shutdown(socket.SHUT_RDWR)  # accept() returns
-        self._thread.join()
-        self._socket.close()
-
-    def _answer(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except ConnectionAbortedError:
-                continue
-            except OSError:  # closed
-                return
-            with connection, contextlib.suppress(OSError):
-                connection.sendall(self.token.encode())
 
 
 class Probe:
@@ -90,18 +55,24 @@ class Probe:
         with selectors.DefaultSelector() as selector:
             for at, one in self._pending.items():
                 selector.register(one, selectors.EVENT_READ, at)
-            while self._pending and (ready := selector.select(max(0.0, self._left_s()))):
+            while self._pending:
+                left_s = self._left_s()
+                ready = selector.select(max(0.0, min(left_s, LOOK_S)))
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
                     self._trials[key.data] = self._read(self._pending.pop(key.data))
+                if not ready and left_s <= 0:
+                    break
         for at, one in self._pending.items():
             self._trials[at] = Trial(error="no answer")
             one.close()
         return tuple(self._trials[at] for at in range(len(self._door.addresses)))
 
     def _left_s(self) -> float:
-        best = self._trials.get(0)
-        patience_s = RUNNERS_UP_S if best and not best.error else PATIENCE_S
+        answered = [at for at, trial in self._trials.items() if not trial.error]
+        patience_s = RUNNERS_UP_S if 0 in answered else PATIENCE_S
+        if not answered and any(map(is_connected, self._pending.values())):
+            patience_s = BUSY_S
         return self._start + patience_s - time.monotonic()
 
     def _read(self, one: socket.socket) -> Trial:
@@ -113,3 +84,12 @@ class Probe:
             if answer != self._door.token.encode():
                 return Trial(error="another host answers there")
             return Trial(self._names.get(one.getsockname()[0], ""))
+
+
+def is_connected(one: socket.socket) -> bool:
+    """Tell whether the other end's kernel has taken a connection; a process there may still be too busy for it."""
+    try:
+        one.getpeername()
+    except OSError:
+        return False
+    return True

@@ -17,7 +17,7 @@ from ..waiting import wait_for
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..sentinel.handle import SentinelHandle
+    from ..beside.handle import SentinelHandle
 
 PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
 

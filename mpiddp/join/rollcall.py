@@ -28,8 +28,11 @@ REMIND_AFTER_S, REMIND_OF_END_AFTER_S = 10.0, 60.0
 TURNS = 10  # at the deadline rank 0 speaks first, rank 1 a second later, and so on; those from rank 10 on together
 
 
-def await_all(comm: MPI.Comm, timeout_s: float) -> None:
-    """Return when all ranks have come to init_process_group(); raise LonelyLaunchError if one does not come in time."""
+def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
+    """Return when all ranks have come to init_process_group(); raise LonelyLaunchError if one does not come in time.
+
+    The start began at `began_s`, on time.monotonic()'s clock.
+    """
     barrier = comm.Ibarrier()
     rank = f"rank {comm.rank} of {comm.size}"
     late = LonelyLaunchError(
@@ -43,22 +46,23 @@ def await_all(comm: MPI.Comm, timeout_s: float) -> None:
         if comm.rank == 0:
             say(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others")
 
-    deadline = time.monotonic() + timeout_s + min(comm.rank, TURNS)
+    deadline = began_s + timeout_s + min(comm.rank, TURNS)
     wait_for(lambda: barrier.Test() or None, deadline, lambda: late, remind, REMIND_AFTER_S)
 
 
 class RollCall:
-    """The ranks of a communicator during their start, which may take `timeout_s` seconds from now.
+    """The ranks of a communicator during their start, which may take `timeout_s` seconds from `began_s` on.
 
-    `hosts` are the ranks' hostnames: on rank 0, as soon as it knows them; empty elsewhere.
+    That is when their sentinels begin to count, on time.monotonic()'s clock. `hosts` are the ranks' hostnames: on rank
+    0, as soon as it knows them; empty elsewhere.
     """
 
-    def __init__(self, comm: MPI.Comm, timeout_s: float) -> None:
+    def __init__(self, comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
         self.comm = comm.Dup()  # so that our messages never meet the caller's
         self.rank, self.size = comm.rank, comm.size
         self.timeout_s = timeout_s
         self.hosts: Sequence[str] = ()
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline = began_s + timeout_s
         self._sent: list[MPI.Request] = []
         self._end: tuple[MPI.Request, array.array[int], array.array[int]] | None = None
 

@@ -17,6 +17,8 @@ FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU") 
 
 GIVING_UP = "SIGABRT"  # by which NCCL's watchdog ends a rank whose collective takes too long, and C's abort() any
 
+NO_STEP_DAEMON = "lost slurmstepd, by which Slurm starts and ends the ranks of a node: it was killed there"
+
 OUT_OF_MEMORY = "out of memory, as its cgroup counts"
 
 LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank is gone or late
@@ -119,6 +121,8 @@ def judge_gone(
 
     `lost` are the reports of ranks that lost a peer, `unheard` the ranks that have not reported.
     """
+    if orphans := [one for one in gone if one.cause == NO_STEP_DAEMON]:  # their node's ranks may end by that
+        return Verdict(orphans[0])
     killed = were_killed_at_once(gone, scene)
     alive = set(scene.hosts) - set(scene.order) - {one.rank for one in gone}
     if was_sent_to_all(gone, scene) or (killed and not alive):

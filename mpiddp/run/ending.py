@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..beside.handle import SentinelHandle
+from ..beside.messages import Ruling
 from ..exits import abort, c_exit, flush, flush_streams, hard_exit, let_through, run_exit_functions
 from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
 from ..say import say
-from ..sentinel.handle import SentinelHandle
-from ..sentinel.messages import Ruling
 from ..show.report import tell
 from . import failure
 from .handlers import give_signals_back, silence_handlers
@@ -96,6 +96,10 @@ class Ending:
     def left(self) -> None:
         """Tell that the script has come to its end."""
         self._sentinel.script_ended()
+
+    def missing(self) -> str:
+        """Return in words which ranks have not come to the script's end, empty where that is not known."""
+        return self._sentinel.missing()
 
     def close(self) -> bool:
         """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import signal
 import threading
+from collections.abc import Iterable
+from typing import Any
 
-from ..sentinel.messages import END_SIGNAL
+from ..beside.messages import END_SIGNAL
 
 # Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH
 # swallows SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.
@@ -13,10 +17,40 @@ FOR_SCRIPTS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, sig
                signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+SIGACTION_BYTES = 256  # more than any Linux's C library has in a struct sigaction
+
+preloaded: dict[int, Any] = {}  # the C handlers that were there before us, as C's sigaction() has them
+
+
+def note_preloaded() -> None:
+    """Note the handlers that a preloaded tool has set, such as a profiler: they stay."""
+    for number in caught_in_c(FOR_SCRIPTS):
+        if not (number in CRASHES and faulthandler.is_enabled()):
+            import ctypes
+
+            kept = ctypes.create_string_buffer(SIGACTION_BYTES)
+            ctypes.CDLL(None).sigaction(number, None, kept)
+            preloaded[number] = kept
+
+
 def give_signals_back() -> None:
-    """Undo what MPI_Init has done to signals: let each do what Python has it do."""
+    """Undo what MPI_Init has done to signals: let each do what Python, or a preloaded tool, has it do."""
     for number in FOR_SCRIPTS:
-        signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
+        if number in preloaded:
+            import ctypes
+
+            ctypes.CDLL(None).sigaction(number, preloaded[number], None)
+        else:
+            signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
+
+
+def caught_in_c(numbers: Iterable[int]) -> set[int]:
+    """Return the signals that have a handler unknown to Python: faulthandler.register() sets such ones."""
+    mask = 0
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+    return {number for number in numbers if mask >> (number - 1) & 1 and signal.getsignal(number) == signal.SIG_DFL}
 
 
 def silence_handlers() -> None:

@@ -6,11 +6,11 @@ import os
 import selectors
 import socket
 
+from ..beside.detached import fork_detached, reap, silence
+from ..beside.messages import Forward, Forwarded
+from ..beside.wire import Wire
 from ..facts.files import open_for_writing
 from ..say import say, write_some
-from ..sentinel.detached import fork_detached, reap, silence
-from ..sentinel.messages import Forward, Forwarded
-from ..sentinel.wire import Wire
 
 FOREVER_S = 10**6
 PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)

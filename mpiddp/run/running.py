@@ -62,7 +62,6 @@ class RunningJob:
         others.
         """
         member = self.membership
-        member.want_to_leave()
         most_calls = self._await_all(exit_timeout_s)
         member.destroy_group()
         if most_calls:
@@ -89,7 +88,7 @@ class RunningJob:
         calls = self._stop.calls if self._stop else 0
         while True:
             try:
-                return self.membership.roll.await_end(calls, timeout_s, self.membership.missing, self._remind)
+                return self.membership.roll.await_end(calls, timeout_s, self._missing, self._remind)
             except SystemExit as error:
                 if error.code not in (None, 0):
                     raise
@@ -98,7 +97,10 @@ class RunningJob:
         """Say whom the job waits for, if this rank has waited longest."""
         member = self.membership
         if member.roll.rank == member.groups.keys.first("reminds", member.roll.rank):
-            say(f"mpiddp: waiting {waited_s:.0f} s for the end of {member.missing()}")
+            say(f"mpiddp: waiting {waited_s:.0f} s for the end of {self._missing()}")
+
+    def _missing(self) -> str:
+        return (self.ending.missing() if self.ending else "") or "ranks whose names nobody knows"
 
 
 def run_script(job: RunningJob, config: LaunchConfig) -> int:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from . import handlers
+
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 LOOK_S, FOREVER_S = 1.0, 1e6
 SETTLING_S = 0.005
@@ -30,15 +32,8 @@ def note(number: int, _: FrameType | None) -> None:
 
 
 def are_free(number: int) -> bool:
-    """Tell whether the script has no handler of its own for a signal."""
-    return signal.getsignal(number) in (signal.SIG_DFL, note)
-
-
-def caught_in_c() -> set[int]:
-    """Return the signals that have a handler unknown to Python: faulthandler.register() sets such ones."""
-    with open("/proc/self/status") as file:
-        mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
-    return {number for number in SIGNALS if mask >> (number - 1) & 1 and signal.getsignal(number) == signal.SIG_DFL}
+    """Tell whether neither the script nor a preloaded tool has a handler of its own for a signal."""
+    return signal.getsignal(number) in (signal.SIG_DFL, note) and number not in handlers.preloaded
 
 
 def catch() -> None:
@@ -99,7 +94,7 @@ def _after_fork() -> None:
 def _in_child() -> None:
     global noted
     noted = 0
-    caught = caught_in_c()
+    caught = handlers.caught_in_c(SIGNALS)
     free = {number for number in filter(are_free, SIGNALS) if number not in caught}
     for number in SIGNALS:
         if signal.getsignal(number) == note:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import events, messages
-from .entrance import SHOWING_S, Dialling
+from ..beside import messages
+from ..beside.wire import Wire
+from . import events
+from .entrance import SHOWING_S, Answering, Dialling
 from .loop import Loop
-from .wire import Wire
 
 if TYPE_CHECKING:
     from .office import Office
+
+MOST_CUT_OFF = 3  # connections in a row that end soon after they were made
 
 
 class Connections:
@@ -24,30 +26,49 @@ class Connections:
 
     def __init__(
         self, loop: Loop, rank_wire: Wire, signals: socket.socket, watched: messages.Watched,
-        post: Callable[[events.WatcherEvent], None], on_rank_closed: Callable[[], None],
+        post: Callable[[events.WatcherEvent], None], on_rank_closed: Callable[[], None], began_s: float,
+        is_first: bool,
     ) -> None:
-        """Connect to the rank alone; `post` gets the events, `on_rank_closed` is called when it hangs up."""
-        self._began_s = time.monotonic()
+        """Connect to the rank alone; `post` gets the events, `on_rank_closed` is called when it hangs up.
+
+        `began_s` is when the rank's watch began, on time.monotonic()'s clock. Where this sentinel is not the first one,
+        another has met the coordinator.
+        """
+        self._began_s = began_s
         self._loop, self._rank_wire, self._signals = loop, rank_wire, signals
         self._watched, self._post, self._on_rank_closed = watched, post, on_rank_closed
-        self._office: Office | None = None  # in rank 0's sentinel
+        self._answering: Answering | None = None  # in rank 0's sentinel
+        self._office: Office | None = None  # there, too
         self._coordinator: Wire | None = None  # in others
         self._unsent: list[messages.Sent] | None = None  # to the coordinator, while it is called
-        self._request: messages.Join | None = None  # until the coordinator has said something, or cannot have
+        self._request: messages.Join | None = None  # by which it is called
         self._called_s = 0.0
-        self._again = False  # it was called a second time
+        self._met = not is_first  # it was there once
+        self._cut_off = 0  # how often a connection ended soon after it was made
         loop.listen(rank_wire, self._read_rank)
         loop.listen(signals, self._read_signals)
+
+    def answer(self, request: messages.Answer) -> None:
+        """Answer other nodes that try the addresses of this one, and tell the rank the port, 0 where that can't be."""
+        port = 0
+        with contextlib.suppress(OSError):
+            self._answering = Answering(self._loop, request.token)
+            port = self._answering.port
+        self.tell_rank(messages.Port(port))
 
     def coordinate(self, request: messages.Coordinate) -> None:
         """Let this process be the coordinator, and tell the rank its port, 0 where it can't listen."""
         from .office import Office  # which rank 0's sentinel alone needs
 
-        port = 0
-        with contextlib.suppress(OSError):
-            self._office = Office(self._loop, request, self._watched, self._post, self._began_s)
-            port = self._office.port
-        self.tell_rank(messages.Port(port))
+        if self._answering is not None:
+            self._answering.close()  # by now every node has tried
+        listener = self._rank_wire.take_descriptor()
+        try:
+            self._office = Office(self._loop, request, self._watched, self._post, self._began_s, listener)
+        except OSError:
+            self.tell_rank(messages.Port(0))
+        else:
+            self._rank_wire.send(messages.Port(self._office.port), self._office.fileno())
 
     def meet(self, request: messages.Join) -> None:
         """Connect to the coordinator, if there is one."""
@@ -65,15 +86,7 @@ class Connections:
 
     def watch_neighbour(self, rank: int, pid: int) -> None:
         """Tell when a process of this node ends: one sentinel sees in which order several do."""
-
-        def tell_end() -> None:
-            self._loop.forget(descriptor)
-            os.close(descriptor)
-            self._post(events.NeighbourGone(rank))
-
-        with contextlib.suppress(OSError):  # before Linux 5.3
-            descriptor = os.pidfd_open(pid)
-            self._loop.listen(descriptor, tell_end)
+        self._loop.await_end(pid, lambda: self._post(events.Noticed(messages.Ended(rank))))
 
     def tell_rank(self, message: messages.Sent) -> None:
         """Send a message to the rank."""
@@ -115,9 +128,13 @@ class Connections:
         unsent, self._unsent = self._unsent or [], None
         self._coordinator = wire
         if wire is None:
-            self._post(events.CoordinatorGone(closed=True) if self._again else events.NoCoordinator(error))
+            self._post(events.CoordinatorGone(closed=True) if self._met else events.NoCoordinator(error))
             return
         self._loop.listen(wire, self._read_coordinator)
+        self._rank_wire.send(messages.Reached(), wire.fileno())
+        if self._met:
+            self._post(events.CoordinatorBack())
+        self._met = True
         for message in unsent:
             wire.send(message)
 
@@ -138,16 +155,23 @@ class Connections:
         except (EOFError, OSError) as error:
             self._loop.forget(self._coordinator)
             self._coordinator = None
-            early = time.monotonic() - self._called_s < SHOWING_S
-            if self._request is not None and early and not self._again:
-                self._again = True  # strangers may have crowded this one out
+            closed = isinstance(error, EOFError)
+            if closed and self._request is not None and self._may_call_again():
                 self._call(self._request)
             else:
-                self._post(events.CoordinatorGone(isinstance(error, EOFError)))
+                self._post(events.CoordinatorGone(closed))
             return
-        self._request = None
         for message in received:
             self._post(events.FromCoordinator(message))
+
+    def _may_call_again(self) -> bool:
+        """Tell whether it is worth while: strangers may have crowded this one out, or another coordinator be there.
+
+        As long as rank 0 lives, its port is open, also while nobody listens there.
+        """
+        early = time.monotonic() - self._called_s < SHOWING_S
+        self._cut_off = self._cut_off + 1 if early else 0
+        return self._cut_off <= MOST_CUT_OFF
 
     def _read_signals(self) -> None:
         """Tell of a SIGINT; a rank in a collective notices it only when that ends."""
@@ -155,4 +179,4 @@ class Connections:
         if not numbers:
             self._loop.forget(self._signals)
         elif signal.SIGINT in numbers:
-            self._post(events.RankInterrupted())
+            self._post(events.Noticed(messages.Interrupted()))

@@ -8,11 +8,14 @@ from __future__ import annotations
 import enum
 import math
 
+from ..beside import messages
 from ..plan import verdict as waits
 from ..plan.member import Member
-from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, Report, Scene, Verdict, judge
+from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, judge, named
 from ..say import FORWARDING_S
-from . import events, messages
+from . import events
+from .machine import Machine
+from .peers import Peer, Peers
 
 TELLING_S = 0.5  # for the rank that was first to print its reason
 UNTOLD_S = 1.0  # for the word that it is printed, when rank 0 is gone already
@@ -39,29 +42,18 @@ MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which oth
 }
 
 
-class Peer:
-    """The sentinel of a rank, as the coordinator knows it."""
-
-    def __init__(self, link: int, rank: int, host: str) -> None:
-        self.link, self.rank, self.host = link, rank, host
-        self.gone = False  # the rank
-        self.ruled = False  # it failed too, and has its ruling: it waits for the job's end
-
-
-class Coordinator:
+class Coordinator(Machine[State, events.CoordinatorAction]):
     """Talks to the sentinels of all ranks; a link is a number for the connection to one."""
+
+    moves = MOVES
 
     def __init__(self, watched: messages.Watched, began_s: float) -> None:
         """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
-        self.state = State.LISTENING
-        self._began_s = self._now_s = began_s
+        super().__init__(State.LISTENING, began_s)
+        self._began_s = began_s
         self._watched = watched
-        self._actions: list[events.CoordinatorAction] = []
         self._own: Member | None = None
-        self._peers: dict[int, Peer] = {}  # by link
-        self._by_rank: dict[int, Peer] = {}
-        self._elders: dict[str, Peer] = {}  # by namespace: whose sentinel watches all ranks there
-        self._hosts: dict[int, str] = {}
+        self._peers = Peers()
         self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
         self._left: set[int] = set()  # ranks whose script has ended
         self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
@@ -87,10 +79,10 @@ class Coordinator:
                 self._own = member
                 self._admit(link, messages.Hello(member.rank, member.host, member.pid, member.namespace))
             case events.FromPeer(link, message):
-                if peer := self._peers.get(link):
+                if peer := self._peers.by_link.get(link):
                     self._on_message(peer, message)
             case events.PeerLost(link, error):
-                if peer := self._peers.get(link):
+                if peer := self._peers.by_link.get(link):
                     self._on_lost(peer, error)
             case events.OwnRankLeft() if self.state is State.LISTENING:
                 self._tell_all(messages.Over())
@@ -100,48 +92,44 @@ class Coordinator:
                 self._begin_end()
                 if any(one.kind == ABSENT for one in self._reports):
                     self._do(events.CancelStep())
-            case events.Due(timer):
-                self._on_due(timer)
+            case events.Due("told"):
+                self._announce_end()
+            case events.Due("through"):
+                self._begin_end()
+            case events.Due("untold"):
+                self._tell_if_untold()
         self._rule_if_clear()
         if self._leaving and self.owes_word and not self._waits_for_word:
             self._waits_for_word = True
             self._do(events.SetTimer("untold", UNTOLD_S))
-        actions, self._actions = self._actions, []
-        return actions
+        return self.taken()
 
     @property
     def owes_word(self) -> bool:
         """Whether a verdict may have to be printed here, because nobody has said so far that it is."""
         return self._verdict is not None and not self._told
 
-    def _do(self, action: events.CoordinatorAction) -> None:
-        self._actions.append(action)
-
     def _send(self, peer: Peer, message: messages.Sent) -> None:
         self._do(events.ToPeer(peer.link, message))
 
     def _tell_all(self, message: messages.Sent) -> None:
-        for peer in self._peers.values():
+        for peer in self._peers.by_link.values():
             self._send(peer, message)
 
-    def _move(self, by: str) -> bool:
-        """Go on to the state to which something leads, and tell whether it leads to one."""
-        to = MOVES[self.state].get(by)
-        if to is not None:
-            self.state = to
-        return to is not None
-
     def _greet(self, link: int, hello: messages.Hello) -> None:
-        """Admit the sentinel of a rank; each rank has one, which connects once."""
-        if hello.rank in self._by_rank or (self._own and not 0 <= hello.rank < self._own.world_size):
+        """Admit the sentinel of a rank; where it has one already, that was killed, or has called anew."""
+        is_member = self._own is None or 0 < hello.rank < self._own.world_size
+        if not (is_member and self._peers.may_be(hello)):
             self._do(events.Drop(link))
-        else:
-            self._admit(link, hello)
+            return
+        if former := self._peers.by_rank.get(hello.rank):
+            self._drop(former)
+        self._admit(link, hello)
 
     def _admit(self, link: int, hello: messages.Hello) -> None:
-        peer = self._peers[link] = self._by_rank[hello.rank] = Peer(link, hello.rank, hello.host)
-        self._hosts[hello.rank] = hello.host
-        self._send(self._elders.setdefault(hello.namespace, peer), messages.Neighbour(hello.rank, hello.pid))
+        peer = self._peers.admit(link, hello)
+        for elder, news in self._peers.introduce(peer):
+            self._send(elder, news)
         if self._verdict is not None and self.state in (State.ANNOUNCED, State.ENDING):
             self._send(peer, messages.JobEnds(self._verdict.first.status, abort=self.state is State.ENDING))
 
@@ -159,8 +147,12 @@ class Coordinator:
             case messages.Condition(stopped):
                 self._silent.discard(peer.rank)
                 if stopped:
-                    cause = "is stopped (by SIGSTOP or a debugger)"
-                    self._add_report(Report(peer.rank, peer.host, ABSENT, cause, 1))
+                    self._add_absent(peer, "is stopped (by SIGSTOP or a debugger)")
+            case messages.Orphaned():
+                self._add_absent(peer, NO_STEP_DAEMON)
+            case messages.AskMissing():
+                busy = [rank for rank in self._peers.by_rank if rank not in self._left]
+                self._send(peer, messages.Missing(named(busy, self._peers.hosts)))
             case messages.Ended(rank):
                 self._order.append(rank)
             case messages.Interrupted():
@@ -172,17 +164,8 @@ class Coordinator:
             case messages.Unreadable(error):
                 raise ValueError(error)
 
-    def _on_due(self, timer: str) -> None:
-        match timer:
-            case "told":
-                self._announce_end()
-            case "through":
-                self._begin_end()
-            case "untold":
-                self._tell_if_untold()
-
     def _drop(self, peer: Peer) -> None:
-        del self._peers[peer.link], self._by_rank[peer.rank]
+        self._peers.drop(peer)
         self._silent.discard(peer.rank)
         self._left.discard(peer.rank)
         self._do(events.Drop(peer.link))
@@ -190,14 +173,18 @@ class Coordinator:
     def _on_lost(self, peer: Peer, error: str) -> None:
         """Report the rank of a sentinel that is gone without a `Bye`."""
         self._drop(peer)
-        cause, status = "is gone, and its sentinel with it", 137
+        with_it = "its sentinel" if peer.pid != 1 else "all else in its container"
+        cause, status = f"is gone, and {with_it} with it", 137
         if error:
             cause, status = f"is out of reach, its node or its network is down ({error})", 1
         if self._verdict is None:
-            self._add_report(Report(peer.rank, peer.host, ABSENT, cause, status))
+            self._add_absent(peer, cause, status)
         elif peer.rank == self._verdict.first.rank:
             self._tell_if_untold()
             self._announce_end()
+
+    def _add_absent(self, peer: Peer, cause: str, status: int = 1) -> None:
+        self._add_report(Report(peer.rank, peer.host, ABSENT, cause, status))
 
     def _add_report(self, report: Report, living: bool = False) -> None:
         """Take a report; `living` tells that the rank itself waits for a ruling."""
@@ -213,7 +200,7 @@ class Coordinator:
         self._reports.append(report)
         self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
         if len(self._reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
-            self._silent.update(self._by_rank)
+            self._silent.update(self._peers.by_rank)
             self._tell_all(messages.Look())
 
     def _rule_if_clear(self, last_chance: bool = False) -> None:
@@ -228,7 +215,7 @@ class Coordinator:
         waited_s = self._now_s - self._first_report_s if not last_chance else math.inf
         left = self._left - {one.rank for one in self._reports}
         verdict = judge(self._reports, waited_s, Scene(
-            self._hosts, self._silent, left, self._interrupted, self._order, self._watched.step is not None,
+            self._peers.hosts, self._silent, left, self._interrupted, self._order, self._watched.step is not None,
             self._watched.by_srun, self._came_s, self._own.world_size))
         if verdict is not None:
             self._rule(verdict)
@@ -240,7 +227,7 @@ class Coordinator:
         """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
         self._move("ruled")
         self._verdict = verdict
-        first = self._by_rank.get(verdict.first.rank)
+        first = self._peers.by_rank.get(verdict.first.rank)
         self._late += [report.rank for report in self._reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ABSENT:
             self._tell_if_untold()
@@ -255,11 +242,14 @@ class Coordinator:
             self._told = True
             after_s = self._now_s - self._began_s
             self._do(events.TellReason(self._verdict, None, after_s, self._own.error_file))
+            first = self._peers.by_rank.get(self._verdict.first.rank)
+            if first is not None and self._verdict.first.kind != ABSENT:  # it has been asked to, and may do so yet
+                self._send(first, messages.Ruling(None, self._verdict.first.status, abort=True))
 
     def _rule_not_first(self, rank: int) -> None:
         """Rule that another rank failed first."""
         assert self._verdict
-        if (peer := self._by_rank.get(rank)) is not None and not peer.ruled:
+        if (peer := self._peers.by_rank.get(rank)) is not None and not peer.ruled:
             ends = self.state is State.ENDING
             peer.ruled = not ends
             self._send(peer, messages.Ruling(None, self._verdict.first.status, ends and self._must_abort(rank)))
@@ -272,9 +262,9 @@ class Coordinator:
             return True
         if self._ender is None:
             first = self._verdict.first.rank
-            others = (one for one, peer in self._by_rank.items() if one != first and not peer.gone)
+            others = (one for one, peer in self._peers.by_rank.items() if one != first and not peer.gone)
             self._ender = first if first in self._living else min(self._living or others, default=first)
-        return rank == self._ender or (rank in self._living and self._ender not in self._by_rank)
+        return rank == self._ender or (rank in self._living and self._ender not in self._peers.by_rank)
 
     def _announce_end(self) -> None:
         """Tell that the job ends; if ranks exit by themselves, all wait for the first, as it ends all by its exit."""
@@ -295,6 +285,6 @@ class Coordinator:
             return
         for rank in self._late:
             self._rule_not_first(rank)
-        for peer in self._peers.values():
+        for peer in self._peers.by_link.values():
             abort = self._must_abort(peer.rank)
             self._send(peer, messages.JobEnds(self._verdict.first.status, abort, waits=peer.ruled))

@@ -1,4 +1,4 @@
-"""The coordinator's port: who shows the job's token comes in.
+"""The ports of rank 0's sentinel. At the coordinator's, who shows the job's token comes in.
 
 Nothing that a stranger sends is parsed or kept, nobody waits for a stranger, and many of them don't keep others out:
 the one that has been silent for longest goes when there are too many.
@@ -12,9 +12,9 @@ from _operator import _compare_digest as compare_digest  # hmac's own, which wou
 from collections.abc import Callable
 from functools import partial
 
+from ..beside.messages import Coordinate, Hello, Join
+from ..beside.wire import Wire
 from .loop import Loop
-from .messages import Coordinate, Hello, Join
-from .wire import Wire
 
 SHOWING_S = 5.0  # for a stranger to show the token
 PAUSE_S = 0.2  # where there is no descriptor for one more connection
@@ -27,16 +27,26 @@ PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBE
 class Entrance:
     """Listens on a port, and hands over each connection on which the token came first."""
 
-    def __init__(self, loop: Loop, request: Coordinate, admit: Callable[[socket.socket], None]) -> None:
-        """Listen where it is requested; `admit` is called with each connection from which the token was read."""
+    def __init__(
+        self, loop: Loop, request: Coordinate, admit: Callable[[socket.socket], None], listener: int = -1
+    ) -> None:
+        """Listen where it is requested; `admit` is called with each connection from which the token was read.
+
+        `listener` is a descriptor that listens there already, -1 for none.
+        """
         family = socket.AF_INET6 if ":" in request.address else socket.AF_INET
-        self._listener = socket.create_server((request.address, 0), family=family, backlog=socket.SOMAXCONN)
+        self._listener = socket.socket(fileno=listener) if listener >= 0 else socket.create_server(
+            (request.address, 0), family=family, backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._loop, self._token, self._admit = loop, request.token.encode(), admit
         self._most = 2 * request.ranks + SPARE
         self._strangers: dict[socket.socket, bytearray] = {}  # what they have shown, in the order in which they came
         self._open()
+
+    def fileno(self) -> int:
+        """Return the descriptor that listens."""
+        return self._listener.fileno()
 
     def _open(self) -> None:
         self._loop.listen(self._listener, self._accept)
@@ -104,8 +114,41 @@ class Entrance:
         self._loop.drop_timers(timer(stranger))
 
 
+class Answering:
+    """Listens on all addresses of this node, and answers each connection with a token, until it is closed."""
+
+    def __init__(self, loop: Loop, token: str) -> None:
+        """Listen; raise OSError where that is not possible."""
+        try:
+            self._listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True,
+                                                  backlog=socket.SOMAXCONN)
+        except (OSError, ValueError):  # a node without IPv6
+            self._listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        self._loop, self._token = loop, token.encode()
+        loop.listen(self._listener, self._answer)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._loop.forget(self._listener)
+        self._listener.close()
+
+    def _answer(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            with connection, contextlib.suppress(OSError):
+                connection.setblocking(False)
+                connection.send(self._token)
+
+
 class Dialling:
-    """Connects a member's sentinel to the coordinator, at the third attempt if need be."""
+    """Connects a member's sentinel to the coordinator, at the third attempt if need be; who refuses is not there."""
 
     def __init__(self, loop: Loop, request: Join, answer: Callable[[Wire | None, str], None]) -> None:
         """Call `answer` with the connection; with None, and the reason, where none could be made."""
@@ -118,7 +161,7 @@ class Dialling:
         try:
             wire = dial(self._request)
         except OSError as error:
-            if self._attempts < ATTEMPTS:
+            if self._attempts < ATTEMPTS and not isinstance(error, ConnectionRefusedError):
                 self._loop.set_timer("dial", PAUSE_S, self.dial)
             else:
                 where = f"{self._request.address}:{self._request.port}"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..beside.messages import Answer, Coordinate, Ended, Hello, Interrupted, Join, Message, Sent
 from ..plan.member import Member
 from ..plan.verdict import Verdict
-from .messages import Coordinate, Hello, Join, Message, Sent
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -77,14 +77,18 @@ class NoCoordinator(Record):
     error: str = ""
 
 
-class RankInterrupted(Record):
-    """The rank got a SIGINT."""
+class CoordinatorBack(Record):
+    """There is a coordinator again, which knows nothing of what the one before it was told."""
 
 
-class NeighbourGone(Record):
-    """The process of a rank of this node has ended."""
+class StepDaemonGone(Record):
+    """The rank's slurmstepd has ended."""
 
-    rank: int
+
+class Noticed(Record):
+    """Something that the coordinator is to know has happened at this node."""
+
+    message: Interrupted | Ended
 
 
 class Due(Record):
@@ -130,7 +134,8 @@ class OwnRankGone(Record):
 
 
 WatcherEvent = (
-    FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | RankInterrupted | NeighbourGone | Due
+    FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | CoordinatorBack | StepDaemonGone
+    | Noticed | Due
 )
 CoordinatorEvent = Greeted | FromPeer | PeerLost | OwnRank | OwnRankLeft | OwnRankGone | Due
 
@@ -184,6 +189,12 @@ class ToCoordinator(Record):
     message: Sent
 
 
+class AnswerTrials(Record):
+    """Answer other nodes, which try this one's addresses, and send the rank the `Port`."""
+
+    request: Answer
+
+
 class BeCoordinator(Record):
     """Coordinate the job's sentinels in this process, and send the rank the `Port`."""
 
@@ -208,7 +219,7 @@ class AskHosts(Record):
 
 
 class WatchNeighbour(Record):
-    """Let `NeighbourGone` come when process `pid`, which is `rank`, ends."""
+    """Let `Ended` be `Noticed` when process `pid`, which is `rank`, ends."""
 
     rank: int
     pid: int
@@ -269,8 +280,8 @@ class Drop(Record):
 
 
 WatcherAction = (
-    SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | BeCoordinator | MeetCoordinator
-    | TellCondition | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert | AskToEnd | Terminate | Kill
-    | LeaveInOrder | LetAllEnd | CleanUp
+    SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | AnswerTrials | BeCoordinator
+    | MeetCoordinator | TellCondition | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert | AskToEnd
+    | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
 CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import selectors
 import socket
 import time
 from collections.abc import Callable
 
-from .wire import Wire
+from ..beside.wire import Wire
 
 
 class Loop:
@@ -50,6 +51,23 @@ class Loop:
     def listen(self, source: Wire | socket.socket | int, act: Callable[[], None]) -> None:
         """Call `act` whenever something can be read from `source`."""
         self._selector.register(source, selectors.EVENT_READ, act)
+
+    def await_end(self, pid: int, act: Callable[[], None]) -> None:
+        """Call `act` once when a process has ended; the kernel tells of it from Linux 5.3 on."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.set_timer(f"end of {pid}", 0, act)
+            return
+        except OSError:
+            return
+
+        def tell() -> None:
+            self.forget(descriptor)
+            os.close(descriptor)
+            act()
+
+        self.listen(descriptor, tell)
 
     def await_room(self, source: Wire, waits: bool = True) -> None:
         """Call what is called for `source` also when more can be written to it; no longer if not `waits`."""

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from ..beside.messages import Coordinate, Hello, Sent, Watched
+from ..beside.wire import Wire
 from ..plan.member import Member
 from ..show.report import tell
 from . import events
@@ -16,8 +18,6 @@ from .coordinator import Coordinator
 from .entrance import Entrance, keep_alive
 from .leftovers import cancel
 from .loop import Loop
-from .messages import Coordinate, Hello, Sent, Watched
-from .wire import Wire
 
 OWN_LINK = 0  # to this process's own watcher
 FLUSHING_S = 2.0  # for all others to take what they are sent last
@@ -28,20 +28,24 @@ class Office:
 
     def __init__(
         self, loop: Loop, request: Coordinate, watched: Watched, post: Callable[[events.WatcherEvent], None],
-        began_s: float,
+        began_s: float, listener: int = -1,
     ) -> None:
-        """Listen where it is requested; raise OSError where that is not possible.
+        """Listen where it is requested; raise OSError where that is not possible. `listener` is that of Entrance.
 
         `post` tells the own watcher. `began_s` is when the watch of rank 0 began, on time.monotonic()'s clock.
         """
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._entrance = Entrance(loop, request, self._await_hello)
+        self._entrance = Entrance(loop, request, self._await_hello, listener)
         self.port = self._entrance.port
         self._loop, self._watched, self._post = loop, watched, post
         self._coordinator = Coordinator(watched, began_s)
         self._wires: dict[int, Wire] = {}
         self._last_link = OWN_LINK
+
+    def fileno(self) -> int:
+        """Return the descriptor that listens."""
+        return self._entrance.fileno()
 
     def join(self, member: Member) -> None:
         """Admit this process's own rank."""

@@ -14,26 +14,32 @@ import time
 from collections import deque
 from functools import partial
 
+from ..beside.detached import silence
+from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Settled, Watched
+from ..beside.wire import Wire
 from ..facts.process import Process
 from ..plan.words import folded, shortened
 from ..say import say
 from ..show.report import tell
 from . import events
 from .connections import Connections
-from .detached import silence
 from .leftovers import Leftovers, cancel
 from .loop import Loop
-from .messages import END_SIGNAL, Bye, Condition, Settled, Watched
 from .watcher import OTHERS_S, State, Watcher
-from .wire import Wire
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
 LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
 
 
-def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched) -> None:
-    """Be the sentinel of process `pid` until that is gone; `signals` brings the number of each signal that it gets."""
+def watch(
+    rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched, began_s: float, is_first: bool = True
+) -> None:
+    """Be the sentinel of process `pid` until that is gone; `signals` brings the number of each signal that it gets.
+
+    `began_s` is when the rank's watch began, on time.monotonic()'s clock. It is not the first sentinel if another one
+    was killed.
+    """
     silence(0, 1)
     try:
         process = Process(pid)
@@ -43,22 +49,28 @@ def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched) -
             time.sleep(OTHERS_S)
             cancel(watched.step)
         return
-    Sentinel(rank_wire, signals, process, watched).loop.run()
+    Sentinel(rank_wire, signals, process, watched, began_s, is_first).loop.run()
 
 
 class Sentinel:
     """Joins the logic of a watcher to a rank's process, to connections and to the clock."""
 
-    def __init__(self, rank_wire: Wire, signals: socket.socket, process: Process, watched: Watched) -> None:
+    def __init__(
+        self, rank_wire: Wire, signals: socket.socket, process: Process, watched: Watched, began_s: float,
+        is_first: bool,
+    ) -> None:
         self.loop = Loop(self.excuse)
         self._watched, self._process = watched, process
-        self._watcher = Watcher(watched, time.monotonic())
-        self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank)
+        self._watcher = Watcher(watched, began_s)
+        self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank,
+                                        began_s, is_first)
         self._leftovers = Leftovers(process.pid)
         self._events: deque[events.WatcherEvent] = deque()
         self._excuses: set[str] = set()  # that were made
         if process.ended >= 0:  # after the rank's connection: what it has told comes first
             self.loop.listen(process.ended, self._look_at_rank)
+        if watched.step_daemon:
+            self.loop.await_end(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
         self._carry_out(self._watcher.taken())
 
     def excuse(self, error: Exception) -> None:
@@ -109,6 +121,8 @@ class Sentinel:
                 self._connections.tell_rank(message)
             case events.ToCoordinator(message):
                 self._connections.tell_coordinator(message)
+            case events.AnswerTrials(request):
+                self._connections.answer(request)
             case events.BeCoordinator(request):
                 self._connections.coordinate(request)
             case events.MeetCoordinator(request):
@@ -137,7 +151,7 @@ class Sentinel:
             case events.Terminate():
                 self._send_signal(signal.SIGTERM)
             case events.Kill():
-                self._send_signal(signal.SIGKILL)
+                self._send_signal(signal.SIGKILL if self._process.pid != 1 else KILL_SIGNAL)
             case events.LeaveInOrder():
                 self._connections.take_leave()
                 self._end_when_idle()

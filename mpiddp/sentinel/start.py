@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..beside.messages import Watched
 from . import events
-from .messages import Watched
 
 ASKING_HOSTS_S = 2.0
 HARD_GRACE_S = 15.0  # after the deadline of the start, for ranks to end the job in order
@@ -32,6 +32,12 @@ class Start:
         self.stage = stage
         actions: list[events.WatcherAction] = [events.DropTimer("warn")] if stage != "MPI_Init" else []
         return actions if stage else [*actions, events.DropTimer("start")]
+
+    def end(self, cause: str) -> list[events.WatcherAction]:
+        """End the rank, and print why."""
+        self.failed = True
+        return [events.Say(f"mpiddp: {self._watched.who} {cause}, in {self.stage}"), events.Terminate(),
+                events.SetTimer("kill", TERMINATING_S)]
 
     def tell_death(self, cause: str) -> list[events.WatcherAction]:
         """Print how the rank died in its start, because no other rank can know of it yet; nothing without a cause."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import enum
 
+from ..beside import messages
 from ..plan.member import Member
-from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict, brief
+from ..plan.verdict import CONSEQUENCE, NO_STEP_DAEMON, OWN, Report, Verdict, brief
 from ..say import FORWARDING_S
-from . import events, messages
+from . import events
+from .machine import Machine
 from .postmortem import early_death, report_on
 from .start import HARD_GRACE_S, Start
 
@@ -48,23 +50,23 @@ MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which oth
     S.CLEANING: {"cleaned": S.OVER},
     S.OVER: {},
 }
-NEEDS_NO_REPORT = (S.DESERTED, S.ENDING, S.SETTLED)
 
 
-class Watcher:
+class Watcher(Machine[State, events.WatcherAction]):
     """Reports to the coordinator why its rank ends, and ends it when the coordinator rules so.
 
     `began` is when the watch began, in seconds of the clock that handle() is given.
     """
 
+    moves = MOVES
+
     def __init__(self, watched: messages.Watched, began_s: float) -> None:
+        super().__init__(State.STARTING, began_s)
         self.watched = watched
-        self.state = State.STARTING
         self.member: Member | None = None  # once the rank has joined its job
         self.gone = False  # the rank's process
         self.start = Start(watched, began_s)
-        self._now_s = began_s
-        self._actions: list[events.WatcherAction] = self.start.begin_watch()
+        self._do(*self.start.begin_watch())
         self._stacks: list[str] = []  # the lines that faulthandler printed
         self._rank_reported = False  # by itself
         self._ruling: messages.Ruling | None = None  # what the rank is told when it fails, once that is known
@@ -74,11 +76,14 @@ class Watcher:
         self._over = False  # the job, in order
         self._parked = False  # the rank has a ruling that lets it wait for the job's end
         self._killing = False  # the rank's grace has begun
+        self._script_ended = False
 
     def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
         """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
         self._now_s = now_s
         match event:
+            case events.FromRank(messages.Unreadable(error)) | events.FromCoordinator(messages.Unreadable(error)):
+                raise ValueError(error)
             case events.FromRank(message):
                 self._on_rank_message(message)
             case events.FromCoordinator(message):
@@ -91,28 +96,15 @@ class Watcher:
                 self._alone = True
                 if error:
                     self._do(events.Say(f"mpiddp: {self.watched.who} is not watched together with the others: {error}"))
-            case events.RankInterrupted():
-                self._do(events.ToCoordinator(messages.Interrupted()))
-            case events.NeighbourGone(rank):
-                self._do(events.ToCoordinator(messages.Ended(rank)))
+            case events.CoordinatorBack():
+                self._tell_again()
+            case events.StepDaemonGone():
+                self._on_step_daemon_gone()
+            case events.Noticed(message):
+                self._do(events.ToCoordinator(message))
             case events.Due(timer):
                 self._on_due(timer)
         return self.taken()
-
-    def taken(self) -> list[events.WatcherAction]:
-        """Return the actions that are still to be carried out, once."""
-        actions, self._actions = self._actions, []
-        return actions
-
-    def _do(self, *actions: events.WatcherAction) -> None:
-        self._actions += actions
-
-    def _move(self, by: str) -> bool:
-        """Go on to the state to which something leads, and tell whether it leads to one."""
-        to = MOVES[self.state].get(by)
-        if to is not None:
-            self.state = to
-        return to is not None
 
     def _on_rank_message(self, message: messages.Message) -> None:
         match message:
@@ -120,6 +112,8 @@ class Watcher:
                 self._do(*self.start.begin(name))
             case messages.Forked(pid):
                 self._do(events.NoteChild(pid))
+            case messages.Answer():
+                self._do(events.AnswerTrials(message))
             case messages.Coordinate():
                 self._do(events.BeCoordinator(message))
             case messages.Join(member):
@@ -136,12 +130,11 @@ class Watcher:
             case messages.Bye():
                 if self._move("left"):
                     self._do(events.LeaveInOrder())
-            case messages.Told() | messages.Through() | messages.ScriptEnded():
+            case messages.Told() | messages.Through() | messages.ScriptEnded() | messages.AskMissing():
+                self._script_ended |= isinstance(message, messages.ScriptEnded)
                 self._do(events.ToCoordinator(message))
                 if isinstance(message, messages.Told) and self._ruling is not None:
                     self._ruling = self._ruling._replace(verdict=None)
-            case messages.Unreadable(error):
-                raise ValueError(error)
 
     def _on_coordinator_message(self, message: messages.Message) -> None:
         match message:
@@ -149,6 +142,8 @@ class Watcher:
                 self._take_ruling(message)
             case messages.JobEnds():
                 self._end_rank(message)
+            case messages.Missing():
+                self._do(events.ToRank(message))
             case messages.Look():
                 self._do(events.TellCondition())
             case messages.Neighbour(rank, pid):
@@ -157,16 +152,13 @@ class Watcher:
                 self._over = True
                 if self.state is State.WORKING:
                     self._move("settled")
-            case messages.Unreadable(error):
-                raise ValueError(error)
 
     def _on_due(self, timer: str) -> None:
         match timer:
             case "warn" | "start":
                 self._do(*self.start.on_due(timer, self._now_s))
                 if self.start.failed:
-                    self._killing = True
-                    self._move("settled")
+                    self._killing = self._move("settled")
             case "ruling":
                 self._rule_alone()
             case "lost":
@@ -237,15 +229,21 @@ class Watcher:
         if not self._over and self._move("deserted"):
             self._do(events.SetTimer("lost", LAUNCHER_S))
 
+    def _tell_again(self) -> None:
+        """Tell a new coordinator what it has to know."""
+        if self._script_ended:
+            self._do(events.ToCoordinator(messages.ScriptEnded()))
+        if self._waiting is not None:
+            self._do(events.ToCoordinator(messages.Failed(self._waiting, self.gone)))
+
     def _end_without_coordinator(self) -> None:
         """End the rank, which its launcher has not ended although rank 0 and its sentinel are gone."""
         assert self.member
         if self.gone or self.state is not State.DESERTED:
             return
         if self.watched.first_on_node:
-            host = self.member.host
-            state = "is gone" if self._closed else f"is out of reach of {host}"
-            self._do(events.Say(f"mpiddp: rank 0 {state}: ending the ranks on {host}"))
+            how = "gone" if self._closed else f"out of reach of {self.member.host}"
+            self._do(events.Say(f"mpiddp: rank 0 is {how}: ending the ranks on {self.member.host}"))
         self._end_rank(messages.JobEnds(1, abort=True))
         self._rule_alone()
 
@@ -259,6 +257,14 @@ class Watcher:
             self._report(brief(report_on(self.member, event.status, event.out_of_memory, self._stacks)))
         elif self.state is not State.REPORTED:
             self._clean_up()
+
+    def _on_step_daemon_gone(self) -> None:
+        """Tell it the coordinator; if there is none yet, say it, and end the rank, which nobody else ends."""
+        if self.state is not State.STARTING:
+            self._do(events.ToCoordinator(messages.Orphaned()))
+            return
+        self._do(*self.start.end(f"has {NO_STEP_DAEMON}"))
+        self._killing = self._move("settled")
 
     def _clean_up(self) -> None:
         """Print the reason if it is not printed yet; then end what the rank left behind, and this process."""

@@ -23,7 +23,7 @@ from tests.benchmarks.planning import host, ready
 
 TIMEOUT_S = 100
 world, count = MPI.COMM_WORLD, int(sys.argv[1])
-roll = RollCall(world, TIMEOUT_S)
+roll = RollCall(world, TIMEOUT_S, time.monotonic())
 allow_connections(2 * count)
 facts = [host(rank) for rank in range(count)]
 plans = plan_hosts(facts, LaunchConfig())

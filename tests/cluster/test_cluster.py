@@ -13,7 +13,13 @@ from tests.cluster import Cluster, missing_components
 from tests.cluster.cluster import BRIDGE, NODES, RUN, namespace
 from tests.support import ROOT, check, need
 
-KILLED_RUN = "import time; from tests.cluster import Cluster; Cluster([]).__enter__(); print('up'); time.sleep(600)"
+KILLED_RUN = """
+import time
+from tests.cluster import Cluster
+Cluster([]).__enter__()
+print('up', flush=True)
+time.sleep(600)
+"""
 
 
 def traces() -> list[str]:

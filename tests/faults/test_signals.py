@@ -219,6 +219,20 @@ def test_a_rank_that_is_killed_with_its_nodes_slurmd(launcher: Launcher, cluster
     assert re.search(r"mpiddp: failed: rank \d on node3: ended by SIGKILL", text), text
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS[3:5], ids=str)
+def test_a_step_daemon_that_is_killed(launcher: Launcher, cluster: Cluster) -> None:
+    """Under pmi2 nobody else notices, and srun waits; under pmix Open MPI ends the node's ranks, with no word why."""
+    with started(launcher, cluster, FAULTS / "patient.py") as job:
+        job.await_ready(launcher.ranks)
+        step = next(process for process in psutil.process_iter(["name"])
+                    if process.info["name"] == "slurmstepd" and in_node(process, "node2") and process.children())
+        step.kill()
+        text = job.output()
+    assert job.process.returncode != 0
+    assert len(re.findall(r"mpiddp: failed: rank \d on node2: lost slurmstepd", text)) == 1, text
+    assert text.count("mpiddp: failed:") == 1, text
+
+
 def in_node(process: psutil.Process, node: str) -> bool:
     """Tell whether a process is in a node's network."""
     return Path(f"/proc/{process.pid}/ns/net").stat().st_ino == Path("/run/netns", namespace(node)).stat().st_ino

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from mpiddp.plan.verdict import SEARCHING_S, SETTLING_S
+from mpiddp.plan.verdict import SEARCHING_S, SETTLING_S, Report
 from mpiddp.sentinel.coordinator import TELLING_S
 from mpiddp.sentinel.watcher import LAST_S, LAUNCHER_S, RULING_S
 from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
 
 NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
 MARGIN_S = 1.5
-KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "with its sentinel", "node", "all ranks", "slow",
-         "partition")
+REPLACING_S = 0.25  # by then there is another sentinel for one that was killed
+KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "with its sentinel", "its sentinel", "node", "all ranks",
+         "slow", "partition")
 CRASHES = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV}
 STATUSES = {"raise": 1, "exit": 7, "SIGKILL": 137, "SIGSEGV": 139, "SIGSTOP": 1}
 
@@ -81,7 +82,7 @@ def inject(world: World, fault: Fault) -> None:
         case "SIGKILL" | "SIGSEGV" if works:
             rank.die(CRASHES[fault.kind])
         case "SIGSTOP":
-            works = works and not rank.script_over and len(world.ranks) > 1 and others_notice
+            works = works and not rank.script_over and len(world.ranks) > 1 and others_notice and rank.sentinel.alive
             if works:
                 rank.stopped = True
                 world.on_stall(rank)
@@ -97,24 +98,43 @@ def inject(world: World, fault: Fault) -> None:
         case "with its sentinel" if works:
             if rank.number == 0:
                 world.note_coordinator_lost()
-            world.doubt(rank.node)
+            world.doubt(*rank.names)
             rank.die(signal.SIGKILL)
             world.sentinels[rank.number].die()
+        case "its sentinel":
+            knows = rank.number == 0 and world.effects  # what another coordinator would not
+            if works and not (rank.reporting or rank.stopped or world.shape.busy or world.cut_off or knows):
+                world.doubt(rank.names[1])
+                rank.sentinel.die()
+                world.sentinels_lost_s[rank.number] = world.now
+            works = False
         case "partition":
-            world.cut_off[rank.node] = world.now + random.uniform(0.1, COLLECTIVE_S - 0.1)
+            if not world.sentinels_lost_s:
+                world.cut_off[rank.node] = world.now + random.uniform(0.1, COLLECTIVE_S - 0.1)
             works = False
         case "slow":
             world.slow_nodes.add(rank.node)
             works = False
     if works:
-        world.effects.append((world.now, fault))
+        note_effect(world, fault)
         world.hold_busy_ranks(rank)
+
+
+def note_effect(world: World, fault: Fault) -> None:
+    """Note a fault that has an effect; as a graver one, if a sentinel was killed that has no successor yet."""
+    soonest_s = world.now - REPLACING_S
+    if world.sentinels_lost_s.get(0, -1.0) > soonest_s:
+        world.coordinator_gone_s = world.now
+    alone = fault.kind in CRASHES and world.sentinels_lost_s.get(fault.rank, -1.0) > soonest_s
+    world.effects.append((world.now, fault._replace(kind="with its sentinel") if alone else fault))
 
 
 def fail_with_others(world: World, fault: Fault, rank: Rank) -> None:
     """Let a rank fail by an error that all have; note it at the first."""
-    if rank.fail("the same for all", 1) and fault not in [one for _, one in world.effects]:
-        world.effects.append((world.now, fault))
+    if all(one.script_over for one in world.ranks):
+        return
+    if rank.fail("the same for all", 1) and not any(one.kind == fault.kind for _, one in world.effects):
+        note_effect(world, fault)
 
 
 def violations(world: World) -> list[str]:
@@ -127,10 +147,11 @@ def violations(world: World) -> list[str]:
     found += [f"the sentinel of rank {one.number} has not ended" for one in world.sentinels if one.alive]
     found += late(world)
     if world.coordinator_gone_s is None and not world.cut_off:
-        if len(world.printed) != 1:
-            found.append(f"{len(world.printed)} reports: {world.printed}")
+        reports = world.printed or world.doubtful
+        if len(reports) != 1:
+            found.append(f"{len(reports)} reports: {reports}")
         elif (first := plainly_first(world)) is not None:
-            found += misjudged(world, first)
+            found += misjudged(world, reports[0].verdict.first, first)
     return found
 
 
@@ -168,9 +189,9 @@ def plainly_first(world: World) -> Fault | None:
     return None if any(later_s < at_s + SETTLING_S + 0.01 for later_s, _ in others) else fault
 
 
-def misjudged(world: World, fault: Fault) -> list[str]:
-    """Return what is wrong with the report and the status, if this fault came first."""
-    found, first = [], world.printed[0].verdict.first
+def misjudged(world: World, first: Report, fault: Fault) -> list[str]:
+    """Return what is wrong with the report of the rank that was taken for the first, and with the status."""
+    found = []
     if first.rank != fault.rank:
         found.append(f"rank {first.rank} is named, but rank {fault.rank} was first")
     if first.status != STATUSES[fault.kind]:

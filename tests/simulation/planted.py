@@ -44,7 +44,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "judge", hasty),
     "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "RULING_S", 0.001),
     "a job that is over counts as running": lambda: mock.patch.object(
-        watcher, "MOVES", without(watcher.State.WORKING, "settled")),
+        Watcher, "moves", without(watcher.State.WORKING, "settled")),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
     "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_rule_not_first", nothing),
 }

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
+from mpiddp.beside import messages
+from mpiddp.beside.messages import Watched
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import CONSEQUENCE, OWN, Report, Verdict
-from mpiddp.sentinel import events, messages
+from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import Coordinator, State
-from mpiddp.sentinel.messages import Watched
 from mpiddp.sentinel.office import OWN_LINK, is_for_own
 from mpiddp.sentinel.watcher import Watcher
 
@@ -61,7 +62,6 @@ class Printed(NamedTuple):
 
     at_s: float
     by: str
-    node: int
     verdict: Verdict
 
 
@@ -77,19 +77,27 @@ class World:
         self.lost_nodes: set[int] = set()
         self.slow_nodes: set[int] = set()
         self.cut_off: dict[int, float] = {}  # nodes of which nothing comes through before a time
+        self.sentinels_lost_s: dict[int, float] = {}  # when a rank's sentinel was killed alone
         self.effects: list[tuple[float, Any]] = []  # the faults that had one, and when
         self.printed: list[Printed] = []
+        self.doubtful: list[Printed] = []  # whoever printed these was lost before it could say so
         self.said: list[str] = []
         self.ended_with: int | None = None  # the status that the launcher has
         self.cancelled = False
         self._aborting = False
         self._gone = 0
+        self.callers: dict[int, Sentinel] = {}  # by link
         self.coordinator_gone_s: float | None = None  # before it had told all to end
         self.ranks = [Rank(self, number) for number in range(shape.ranks)]
         self.sentinels = [Sentinel(self, rank) for rank in self.ranks]
         self.office = Office(self)
         for rank in self.ranks:
             self.at(random.uniform(0, 0.05), rank.begin)
+
+    def link(self, caller: Sentinel) -> int:
+        """Return a number for a new connection to the coordinator."""
+        self.callers[len(self.callers) + 1] = caller
+        return len(self.callers)
 
     def trace(self, *words: object) -> None:
         """Tell what happens, if somebody listens."""
@@ -124,10 +132,10 @@ class World:
             self.now, _, act, arguments = heapq.heappop(self._queue)
             act(*arguments)
 
-    def print_report(self, by: str, node: int, verdict: Verdict) -> None:
+    def print_report(self, by: str, verdict: Verdict) -> None:
         """Note that somebody prints why the job failed."""
         self.trace(by, "prints", verdict)
-        self.printed.append(Printed(self.now, by, node, verdict))
+        self.printed.append(Printed(self.now, by, verdict))
 
     def abort(self, status: int) -> None:
         """Do what a launcher does at MPI_Abort: it kills all ranks."""
@@ -167,16 +175,18 @@ class World:
         """Let a node vanish, without a word to anybody."""
         self.trace("node", node, "is lost")
         self.lost_nodes.add(node)
-        self.doubt(node)
-        for rank in self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
+        ranks = self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]
+        self.doubt(*(name for rank in ranks for name in rank.names))
+        for rank in ranks:
             rank.alive, rank.vanished = False, True
             self.sentinels[rank.number].vanish()
             self.on_stall(rank)
 
-    def doubt(self, node: int) -> None:
-        """Count a report of a node as not printed, if the node could not tell any more that it is."""
+    def doubt(self, *lost: str) -> None:
+        """Put aside the reports of those that are lost, if they could perhaps not tell any more that it is printed."""
         if self.office.coordinator.owes_word:
-            self.printed = [one for one in self.printed if one.node != node]
+            self.doubtful += [one for one in self.printed if one.by in lost]
+            self.printed = [one for one in self.printed if one.by not in lost]
 
     def on_stall(self, rank: Rank) -> None:
         """Let the other ranks notice, at the end of their collective's time, that one does not come."""
@@ -203,6 +213,7 @@ class Rank:
         self.world, self.number = world, number
         self.node = number // world.shape.per_node
         self.host = f"n{self.node}"
+        self.names = f"rank {number}", f"sentinel {number}"  # of this process, and of the one that watches it
         self.alive, self.stopped, self.vanished, self.left = True, False, False, False
         self.busy = False  # in native code, which lets no handler of Python's run
         self.wait_status: int | None = None
@@ -213,14 +224,40 @@ class Rank:
         self.ruling: messages.Ruling | None = None
         self.last_words_s = 0.0
         self.script_over = False
+        shape = world.shape
+        self.member = Member(number, shape.ranks, number % shape.per_node, self.host, "cpu", 1000 + number, "run",
+                             shape.grace_s, shape.exits, namespace=self.host)
+
+    @property
+    def sentinel(self) -> Sentinel:
+        """The sentinel, or the one that was killed, if no other is there yet."""
+        return self.world.sentinels[self.number]
+
+    def miss_sentinel(self) -> None:
+        """Notice that the sentinel was killed: start another, or go on without one if this rank ends already."""
+        if not self.alive or self.left or self.stopped or self.busy:
+            return
+        if self.ruling is not None:
+            return
+        world = self.world
+        world.trace(f"rank {self.number} starts another sentinel")
+        world.sentinels[self.number] = Sentinel(world, self)
+        self.say(messages.Stage(""))
+        if self.number == 0:
+            self.say(messages.Coordinate("a", "t", world.shape.ranks))
+        self.say(messages.Join(self.member, "a", 1, "t"))
+        if self.script_over:
+            self.say(messages.ScriptEnded())
+        if self.reporting:
+            self.say(messages.Failed(self.reporting))
 
     def say(self, message: messages.Sent) -> None:
         """Send a message to the sentinel."""
         world = self.world
         if self.alive:
             world.trace(f"rank {self.number} says", message)
-            sentinel = world.sentinels[self.number]
-            world.send(("rank", self.number), world.random.uniform(*LOCAL_S), sentinel.post, events.FromRank(message))
+            world.send(("rank", self.number), world.random.uniform(*LOCAL_S), self.sentinel.post,
+                       events.FromRank(message))
 
     def begin(self) -> None:
         """Start, and join the job."""
@@ -228,10 +265,8 @@ class Rank:
         self.say(messages.Stage("MPI_Init"))
         if self.number == 0:
             self.say(messages.Coordinate("a", "t", shape.ranks))
-        member = Member(self.number, shape.ranks, self.number % shape.per_node, self.host, "cpu", 1000 + self.number,
-                        "run", shape.grace_s, shape.exits, namespace=self.host)
         after_s = 0.2 + self.world.random.uniform(0, 0.1)
-        self.world.at(after_s, self.say, messages.Join(member, "a", 1, "t"))
+        self.world.at(after_s, self.say, messages.Join(self.member, "a", 1, "t"))
         self.world.at(after_s, self.say, messages.Stage(""))
         self.world.at(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
 
@@ -256,7 +291,10 @@ class Rank:
         """Leave the job in order."""
         if self.alive and not self.reporting and not self.stopped:
             self.left = True
-            self.say(messages.Bye())
+            if self.sentinel.alive:
+                self.say(messages.Bye())
+            else:
+                self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, messages.Bye()))
             self.world.at(0.005, self.exit, 0)
 
     def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
@@ -302,7 +340,7 @@ class Rank:
             return
         self.ruling = ruling
         if ruling.verdict is not None:
-            self.world.print_report(f"rank {self.number}", self.node, ruling.verdict)
+            self.world.print_report(self.names[0], ruling.verdict)
             self.say(messages.Told())
         self.world.at(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
 
@@ -344,10 +382,11 @@ class Rank:
         world = self.world
         world.trace(f"rank {self.number} ends, wait status {wait_status}")
         self.alive, self.wait_status, self.gone_s = False, wait_status, world.now
-        sentinel = world.sentinels[self.number]
-        world.send(("rank", self.number), 0.0005, sentinel.post, events.RankGone(wait_status))
+        world.send(("rank", self.number), 0.0005, self.sentinel.post, events.RankGone(wait_status))
+        if not self.sentinel.alive:
+            self.sentinel.hang_up()
         for other in self.watched_by:
-            world.at(world.random.uniform(*LOCAL_S), other.post, events.NeighbourGone(self.number))
+            world.at(world.random.uniform(*LOCAL_S), other.post, events.Noticed(messages.Ended(self.number)))
         world.on_exit(self)
         if not self.left:
             world.on_gone(self)
@@ -389,6 +428,8 @@ class Sentinel:
         self.watcher = Watcher(watched, 0.0)
         self.alive = True
         self.linked = False
+        self.link = 0  # as the coordinator numbers the connection
+        self._waiting: list[events.CoordinatorEvent] | None = None  # for another coordinator to be there
         self._events: deque[events.WatcherEvent] = deque()
         self._timers = Timers(world, self.post)
         self._do_all(self.watcher.taken())
@@ -402,20 +443,46 @@ class Sentinel:
                 if other.linked:
                     self.world.at(LOST_LINK_S, other.post, events.CoordinatorGone(closed=False))
         elif self.linked:
-            self.world.at(LOST_LINK_S, self.world.office.post, events.PeerLost(self.number, "timed out"))
+            self.world.at(LOST_LINK_S, self.world.office.post, events.PeerLost(self.link, "timed out"))
 
     def die(self) -> None:
-        """End; the kernel closes the connections."""
+        """End; if the rank is gone too, the kernel closes the connections."""
         if not self.alive:
             return
         self.world.trace(f"sentinel {self.number} ends")
         self.alive = False
+        if not self.rank.alive:
+            self.hang_up()
+            return
+        self.world.at(self.world.random.uniform(0.001, 0.1), self.rank.miss_sentinel)
+        for other in self.world.sentinels[1:] if self.number == 0 else []:
+            if other.linked:
+                self._send(other, other.call_again)
+
+    def hang_up(self) -> None:
+        """Close the connections, which nobody has any more."""
         if self.number == 0:
             for other in self.world.sentinels[1:]:
                 if other.linked:
-                    self._send_to(other, events.CoordinatorGone(closed=True))
+                    self._send(other, other.post, events.CoordinatorGone(closed=True))
         elif self.linked:
-            self._send_to_office(events.PeerLost(self.number))
+            self.send_to_office(events.PeerLost(self.link))
+
+    def call_again(self) -> None:
+        """Call the coordinator again: the port is open, but nobody listens there yet, or another already does."""
+        hello = messages.Hello(self.rank.number, self.rank.host, self.rank.member.pid, self.rank.member.namespace)
+        self._waiting = []
+        self.link = self.world.link(self)
+        self.send_to_office(events.Greeted(self.link, hello))
+        self.post(events.CoordinatorBack())
+        if not self.world.office.is_gone:
+            self.be_heard()
+
+    def be_heard(self) -> None:
+        """Send what has waited for a coordinator."""
+        waiting, self._waiting = self._waiting or [], None
+        for event in waiting:
+            self.send_to_office(event)
 
     def post(self, event: events.WatcherEvent) -> None:
         """Tell the logic of an event, and do what it wants; an event that comes meanwhile is told afterwards."""
@@ -427,14 +494,17 @@ class Sentinel:
                     self._do_all(self.watcher.handle(self._events[0], self.world.now))
                 self._events.popleft()
 
-    def _send_to(self, other: Sentinel, event: events.WatcherEvent) -> None:
+    def _send(self, other: Sentinel, act: Callable[..., object], *arguments: Any) -> None:
         delay = self.world.between(self.rank.node, other.rank.node)
         if delay is not None:
-            self.world.send(("down", other.number), delay, other.post, event)
+            self.world.send(("down", other.number), delay, act, *arguments)
 
-    def _send_to_office(self, event: events.CoordinatorEvent) -> None:
+    def send_to_office(self, event: events.CoordinatorEvent) -> None:
+        """Tell the coordinator of an event."""
         if self.number == 0:
             self.world.office.post(event)
+        elif self._waiting is not None:
+            self._waiting.append(event)
         elif (delay := self.world.between(self.rank.node, 0)) is not None:
             self.world.send(("up", self.number), delay, self.world.office.post, event)
 
@@ -453,12 +523,16 @@ class Sentinel:
                 world.trace(text)
                 world.said.append(text)
             case events.TellReason(verdict):
-                world.print_report(f"sentinel {self.number}", rank.node, verdict)
+                world.print_report(rank.names[1], verdict)
             case events.ToRank(message):
                 world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.hear, message)
             case events.ToCoordinator(message):
                 if self.linked:
-                    self._send_to_office(events.FromPeer(self.number, message))
+                    self.send_to_office(events.FromPeer(self.link, message))
+            case events.BeCoordinator() if world.office.is_gone:
+                world.office = Office(world)
+                for other in world.sentinels:
+                    other.be_heard()
             case events.MeetCoordinator(request):
                 self._meet(request.member)
             case events.TellCondition():
@@ -504,13 +578,17 @@ class Sentinel:
         if self.number == 0:
             self.world.office.post(events.OwnRank(0, member))
         else:
+            self.link = self.world.link(self)
             hello = messages.Hello(member.rank, member.host, member.pid, member.namespace)
-            self._send_to_office(events.Greeted(self.number, hello))
+            self._waiting = [] if self.world.office.is_gone else None
+            self.send_to_office(events.Greeted(self.link, hello))
+            if not (self.world.ranks[0].alive or self.world.sentinels[0].alive):
+                self.world.at(LOCAL_S[0], self.post, events.CoordinatorGone(closed=True))
 
     def _watch(self, number: int) -> None:
         self.world.ranks[number].watched_by.append(self)
         if not self.world.ranks[number].alive:
-            self.world.at(0.001, self.post, events.NeighbourGone(number))
+            self.world.at(0.001, self.post, events.Noticed(messages.Ended(number)))
 
 
 class Office:
@@ -518,12 +596,18 @@ class Office:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.coordinator = Coordinator(world.sentinels[0].watched, 0.0)
+        self._process = world.sentinels[0]
+        self.coordinator = Coordinator(self._process.watched, 0.0)
         self._timers = Timers(world, self.post)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process is gone."""
+        return not self._process.alive
 
     def post(self, event: events.CoordinatorEvent) -> None:
         """Tell the logic of an event, and do what it wants."""
-        if self.world.sentinels[0].alive:
+        if not self.is_gone:
             self.world.trace("coordinator <-", event)
             actions = self.coordinator.handle(event, self.world.now)
             for action in sorted(actions, key=is_for_own):
@@ -533,15 +617,15 @@ class Office:
         world = self.world
         match action:
             case events.ToPeer(link, message):
-                other = world.sentinels[link]
                 if link == OWN_LINK:
-                    other.post(events.FromCoordinator(message))
-                elif (delay := world.between(0, other.rank.node)) is not None:
-                    world.send(("down", link), delay, other.post, events.FromCoordinator(message))
+                    self._process.post(events.FromCoordinator(message))
+                elif (delay := world.between(0, world.callers[link].rank.node)) is not None:
+                    other = world.callers[link]
+                    world.send(("down", other.number), delay, other.post, events.FromCoordinator(message))
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
             case events.TellReason(verdict):
-                world.print_report("coordinator", 0, verdict)
+                world.print_report("coordinator", verdict)
             case events.CancelStep():
                 world.cancelled = True
                 world.kill_all(0.1)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
 
-END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`
+END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
+KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container: no SIGKILL from inside does
 
 
 class Watched(NamedTuple):
@@ -22,7 +23,8 @@ class Watched(NamedTuple):
     `who` is what to call the rank. `first_on_node` lets its sentinel print what concerns the whole node. `step`
     is the Slurm step of the job's ranks, None where there is none; it is cancelled where nothing else ends them.
     `hosts` returns the hosts that are asked for an answer when the rank waits in MPI_Init, none on most ranks.
-    `by_srun` tells that srun itself started the rank. `timeout_s` is how long its start may take.
+    `by_srun` tells that srun itself started the rank. `timeout_s` is how long its start may take. `step_daemon` is
+    the process of Slurm that the rank descends from, 0 for none.
     """
 
     who: str
@@ -31,6 +33,7 @@ class Watched(NamedTuple):
     hosts: Callable[[], list[str]]
     by_srun: bool
     timeout_s: float
+    step_daemon: int = 0
 
 
 # A rank to its sentinel
@@ -42,8 +45,17 @@ class Stage(NamedTuple):
     name: str
 
 
+class Answer(NamedTuple):
+    """Answer with `token` whoever connects to any address of this node, until there is something to coordinate."""
+
+    token: str
+
+
 class Coordinate(NamedTuple):
-    """Coordinate the job's sentinels, of so many ranks: listen on `address` for those that show `token`."""
+    """Coordinate the job's sentinels, of so many ranks: listen on `address` for those that show `token`.
+
+    A descriptor that comes with it listens already: the coordinator before this one did so.
+    """
 
     address: str
     token: str
@@ -91,6 +103,10 @@ class ScriptEnded(NamedTuple):
     """The rank's script has come to its end."""
 
 
+class AskMissing(NamedTuple):
+    """Tell which ranks' scripts have not come to their end."""
+
+
 class Bye(NamedTuple):
     """The rank leaves the job in order."""
 
@@ -98,8 +114,15 @@ class Bye(NamedTuple):
 # A sentinel to its rank
 
 
+class Reached(NamedTuple):
+    """Here is the connection to the coordinator, as a descriptor: it stays open as long as the rank or I do."""
+
+
 class Port(NamedTuple):
-    """The sentinel coordinates the others on this port, 0 where it cannot."""
+    """The sentinel listens on this port, as it was asked to; 0 where it cannot.
+
+    As the coordinator it sends a descriptor with it: the port stays open as long as the rank does.
+    """
 
     number: int
 
@@ -140,6 +163,10 @@ class Condition(NamedTuple):
     stopped: bool
 
 
+class Orphaned(NamedTuple):
+    """The rank's step daemon is gone, by which Slurm starts and ends the ranks of a node."""
+
+
 class Ended(NamedTuple):
     """The process of `rank`, a neighbour, has ended."""
 
@@ -162,6 +189,12 @@ class Neighbour(NamedTuple):
 
 class Look(NamedTuple):
     """Tell whether the rank's process is stopped."""
+
+
+class Missing(NamedTuple):
+    """The answer to `AskMissing`: the ranks, in words, which the sentinel passes on to its rank."""
+
+    names: str
 
 
 class JobEnds(NamedTuple):
@@ -201,8 +234,9 @@ class Forwarded(NamedTuple):
 
 
 Sent = (
-    Stage | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | Bye | Port | End | Ruling
-    | Hello | Condition | Ended | Interrupted | Neighbour | Look | JobEnds | Over | Forward | Forwarded
+    Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
+    | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
+    | Missing | JobEnds | Over | Forward | Forwarded
 )
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Sent)}
 FIELDS: dict[type[Any], dict[str, tuple[Any, ...]]] = {  # the kinds of value that each field may have

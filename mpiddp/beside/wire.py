@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 
 from .messages import Message, Sent, decode, encode
 
 PATIENCE_S = 2.0  # for the other end to take a message
 LONGEST_LINE = 2**20  # bytes
+DESCRIPTORS = socket.CMSG_SPACE(16 * 4)  # bytes, for those that come with one read
 
 
 class Wire:
@@ -19,15 +21,20 @@ class Wire:
         self._socket.settimeout(PATIENCE_S)
         self._begun = b""
         self._unsent = b""
+        self._descriptors: list[int] = []  # that came with messages
 
     def fileno(self) -> int:
         """Return the descriptor, -1 once closed."""
         return self._socket.fileno()
 
-    def send(self, message: Sent) -> bool:
-        """Send a message and tell whether the other end is there to take it."""
+    def send(self, message: Sent, descriptor: int = -1) -> bool:
+        """Send a message and tell whether the other end is there to take it; between processes, with a descriptor."""
+        line = encode(message) + b"\n"
         try:
-            self._socket.sendall(encode(message) + b"\n")
+            if descriptor < 0:
+                self._socket.sendall(line)
+            else:
+                socket.send_fds(self._socket, [line], [descriptor])
         except OSError:
             return False
         return True
@@ -56,13 +63,15 @@ class Wire:
         """
         self._socket.settimeout(timeout_s)
         try:
-            data = self._socket.recv(65536)
+            data, others, _, _ = self._socket.recvmsg(65536, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return []
         except ConnectionResetError:
-            data = b""
+            data, others = b"", []
         finally:
             self._socket.settimeout(PATIENCE_S)
+        for _, _, packed in others:
+            self._descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
         if not data:
             raise EOFError
         *lines, self._begun = (self._begun + data).split(b"\n")
@@ -70,6 +79,20 @@ class Wire:
             raise EOFError
         return [decode(line) for line in lines]
 
+    def take_descriptor(self) -> int:
+        """Return the descriptor that came last, which is the caller's then; -1 where none came."""
+        return self._descriptors.pop() if self._descriptors else -1
+
+    def replace(self, sock: socket.socket) -> None:
+        """Take the place of a connection whose other end is gone, with the same number; `sock` is closed."""
+        sock.settimeout(PATIENCE_S)
+        os.dup2(sock.fileno(), self.fileno(), inheritable=False)
+        sock.close()
+        self._begun = self._unsent = b""
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and the descriptors that nobody took."""
         self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []

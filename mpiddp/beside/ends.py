@@ -1,0 +1,68 @@
+"""What joins a rank and its sentinel, and how another sentinel is started where the first was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from typing import NamedTuple
+
+from .messages import Watched
+
+STARTING_S = 10.0  # for a sentinel's process to begin
+
+
+class Ends(NamedTuple):
+    """One side's ends: of a connection, and of a pipe that is open while the other side lives; it stays empty."""
+
+    wire: socket.socket
+    life: int
+
+    def close(self) -> None:
+        """Close both."""
+        self.wire.close()
+        os.close(self.life)
+
+
+def open_ends() -> tuple[Ends, Ends]:
+    """Return the ends of a rank, and those of its sentinel."""
+    wire, its_wire = socket.socketpair()
+    life, its_life = os.pipe()
+    return Ends(wire, life), Ends(its_wire, its_life)
+
+
+def has_ended(life: int) -> bool:
+    """Tell whether the other side is gone; `life` does not block."""
+    try:
+        return not os.read(life, 1)
+    except OSError:  # nothing can be read; or the script has closed it
+        return False
+
+
+def spawn_sentinel(its: Ends, signals: int, watched: Watched, began_s: float) -> None:
+    """Start a sentinel of this process, as a program of its own; raise OSError if that fails.
+
+    A fork of a process with threads and much memory may do harm. `signals` is the descriptor from which it reads the
+    numbers of signals, `began_s` when the watch began.
+    """
+    numbers = its.wire.fileno(), signals, its.life
+    first = max(numbers) + 1  # out of the way of all of them
+    moved = [(os.POSIX_SPAWN_DUP2, one, first + at) for at, one in enumerate(numbers)]
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    environ = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))
+    known = {name: value for name, value in watched._asdict().items() if name != "hosts"}
+    given = json.dumps([first, os.getpid(), known, began_s])
+    child = os.posix_spawn(sys.executable, [sys.executable, "-m", "mpiddp.sentinel", given], environ,
+                           file_actions=moved, setsigmask=())
+    deadline = time.monotonic() + STARTING_S
+    ended = status = 0
+    with contextlib.suppress(ChildProcessError):  # the script ignores SIGCHLD
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.005)
+            ended, status = os.waitpid(child, os.WNOHANG)
+    if status:
+        raise OSError(f"{sys.executable} -m mpiddp.sentinel ended with wait status {status}")

@@ -1,0 +1,45 @@
+"""Fork this rank's sentinel, and tell it what only the rank can find out."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from ..beside.handle import SentinelHandle
+from ..beside.messages import KILL_SIGNAL, Watched
+from ..config import LaunchConfig
+from ..facts import runtime
+
+
+def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> SentinelHandle:
+    """Fork the process that watches this one; rank 0's can ask other hosts whether they answer."""
+    rank = started_by.rank if started_by else 0
+    if os.getpid() == 1:
+        let_be_killed()
+    return SentinelHandle(Watched(
+        who=f"rank {rank} on {socket.gethostname()}",
+        first_on_node=runtime.is_first_on_node(os.environ),
+        step=runtime.slurm_step(os.environ, started_by),
+        hosts=lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [],
+        by_srun=started_by is not None and started_by.launcher is runtime.SRUN,
+        step_daemon=runtime.step_daemon(os.getpid()) if runtime.slurm_job(os.environ) else 0,
+        timeout_s=config.startup_timeout_s), watch)
+
+
+def let_be_killed() -> None:
+    """Let KILL_SIGNAL end this process, which is the first of its container, also while it is in native code.
+
+    The kernel keeps from such a process all that it does not handle, and SIGKILL (man 7 pid_namespaces).
+    """
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    library.signal(KILL_SIGNAL, ctypes.cast(library._exit, ctypes.c_void_p))
+
+
+def watch(*arguments: Any) -> None:
+    """Be the sentinel, as process.watch() says; the rank itself does not wait for what that needs."""
+    from ..sentinel import process
+
+    process.watch(*arguments)
