@@ -8,8 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.cluster import Cluster
-from tests.support import EACH_MPI, EXAMPLES, MPIS, ROOT, Done, Mpi, alone, check, mpiexec, need, srun
+from tests.support import (
+    DEADLINE_S,
+    EACH_MPI,
+    EXAMPLES,
+    MPIS,
+    ROOT,
+    Done,
+    Mpi,
+    alone,
+    check,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+    srun,
+)
 
 HELLO = EXAMPLES / "hello_world.py"
 
@@ -134,3 +150,22 @@ def test_a_rank_that_hangs_ends_the_job_at_the_deadline(
     check_refused(done, 3, "cannot start: startup-timeout")
     assert words in done.stderr
     assert time.monotonic() - start < 60
+
+
+def test_the_start_has_one_clock(quick: Mpi, tmp_path: Path) -> None:
+    """What MPI_Init took counts: the deadline is that of the sentinels, and rank 0 names who is late in time."""
+    need(quick.missing())
+    (tmp_path / "torch.py").write_text(
+        "import os, sys, time\n"
+        "sys.path.remove(os.path.dirname(__file__))\ndel sys.modules['torch']\nimport torch\n"
+        "if os.environ.get('PMI_RANK') == '1':\n    time.sleep(600)\n")
+    late = "[ $PMI_RANK = 1 ] && sleep 6; exec \"$@\""
+    command = mpiexec_command(quick, 2, "-m", "mpiddp", "--startup-timeout=9", HELLO)
+    python = command.index(str(quick.python))
+    start = time.monotonic()
+    done = processes.run(*command[:python], "sh", "-c", late, "sh", *command[python:], timeout=DEADLINE_S, cwd=ROOT,
+                         env={**single_node_environ(quick), "PYTHONPATH": str(tmp_path)})
+    assert time.monotonic() - start < 6 + 9  # when a clock that began after MPI_Init would end
+    assert "waited for 1 of 2 ranks: rank 1 on " in done.stderr
+    assert "(importing torch) after 9 s" in done.stderr
+    assert done.stderr.count("cannot start: startup-timeout") == 1

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,24 @@ def misled(cluster: Cluster, *command: object) -> Done:
     mpi = MPIS["openmpi4"]
     return cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", "-n3", "unshare", "--mount", "sh", "-c",
                        OWN_NAME_IS_LOOPBACK, "sh", *map(str, command), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+
+
+BUSY = """
+import ctypes, os, sys
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["torch"]
+if os.environ.get("SLURM_PROCID") == "0":
+    ctypes.PyDLL(None).sleep(%d)  # as a dlopen() from a slow file system: it holds the interpreter
+import torch
+"""
+
+
+def test_rank_0s_node_answers_while_rank_0_is_busy_with_its_import(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(BUSY % (PATIENCE_S + 4))
+    mpi = MPIS["openmpi4"]
+    done = cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", "-n3", f"--export=ALL,PYTHONPATH={tmp_path}",
+                       str(mpi.python), "-m", "mpiddp", str(HELLO), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+    check_hello(done, 3)
 
 
 @pytest.fixture

@@ -366,17 +366,19 @@ def test_a_running_sentinel_and_a_running_relay_have_neither_torch_nor_mpi(quick
                       "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n")
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
         stack.callback(go.touch)
-        job = pool.submit(mpiexec, quick, 2, "--prefix", "--log-dir", tmp_path / "logs", script, go,
+        job = pool.submit(mpiexec, quick, 2, "--prefix", "--stop-before=1", "--log-dir", tmp_path / "logs", script, go,
                           env={"PYTHONPATH": str(tmp_path), "SHOWN": str(tmp_path)})
         await_files(tmp_path / "go0", tmp_path / "go1")
         started = [one for one in psutil.process_iter() if is_running(one, str(quick.python), str(script))]
         looks = [look_into(one, tmp_path) for one in started]
         beside = [look for one, look in zip(started, looks, strict=True) if one.cwd() == "/"]
+        threads = [one.num_threads() for one in started if one.cwd() == "/"]
         ranks = [look for look in looks if look not in beside]
         go.touch()
         check(job.result())
     assert [(look.foreign, look.libraries) for look in ranks] == [({"torch", "mpi4py"}, {"torch", "mpi"})] * 2
     assert [(look.foreign, look.libraries) for look in beside] == [(set(), set())] * 4
+    assert threads == [1] * 4
     assert sorted("mpiddp.sentinel.watcher" in look.modules for look in beside) == [False, False, True, True]
     assert all("mpiddp.run.relay" in look.modules for look in beside)
 
