@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, Mpi, alone, check, mpiexec
+from tests.cluster import missing_components
+from tests.support import ROOT, Mpi, alone, check, mpiexec, need
 
 
 def test_planning(quick: Mpi) -> None:
@@ -23,6 +24,15 @@ def test_failure(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.failure", "--quick")).stdout
     for name in ("mpiddp, MPICH mpiexec", "torchrun"):
         assert re.search(rf"^{name} +\d+\.\d\d s +\d+\.\d\d of torchrun's   exit status 1$", table, re.MULTILINE), table
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_flood(quick: Mpi) -> None:
+    need(missing_components())
+    table = check(alone(quick, "-m", "tests.benchmarks.flood", "--quick", timeout=180)).stdout
+    for name in ("steps/s", "start, s"):
+        assert re.search(rf"^{name} +[\d.]+ without, +[\d.]+ with a flood, ratio \d\.\d\d$", table, re.MULTILINE), table
 
 
 @pytest.mark.alone

@@ -11,6 +11,7 @@ from mpiddp.plan import verdict
 from mpiddp.plan.verdict import Report, Scene, Verdict
 from mpiddp.sentinel import coordinator, watcher
 from mpiddp.sentinel.coordinator import Coordinator
+from mpiddp.sentinel.peers import Peers
 from mpiddp.sentinel.watcher import Watcher
 
 
@@ -29,12 +30,6 @@ def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
     return Verdict(reports[0]) if reports else None
 
 
-def without(state: watcher.State, by: str) -> dict[watcher.State, dict[str, watcher.State]]:
-    """Return the watcher's moves without one."""
-    return {one: {name: to for name, to in moves.items() if (one, name) != (state, by)}
-            for one, moves in watcher.MOVES.items()}
-
-
 BUGS: dict[str, Callable[[], Any]] = {
     "nobody is told that the job ends": lambda: mock.patch.object(Coordinator, "_begin_end", nothing),
     "a rank whose grace is over is not killed": lambda: mock.patch.object(Watcher, "_kill_in_time", nothing),
@@ -43,8 +38,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "judge", last_named),
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "judge", hasty),
     "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "RULING_S", 0.001),
-    "a job that is over counts as running": lambda: mock.patch.object(
-        Watcher, "moves", without(watcher.State.WORKING, "settled")),
+    "a sentinel in the place of a killed one is turned away": lambda: mock.patch.object(
+        Peers, "may_be", lambda peers, hello: hello.rank not in peers.by_rank),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
     "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_rule_not_first", nothing),
 }
