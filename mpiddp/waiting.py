@@ -22,20 +22,20 @@ def sleep_until(look: Callable[[], bool]) -> None:
 
 def wait_for(
     look: Callable[[], Found | None],
-    deadline: float,
+    deadline: float | Callable[[], float],
     late: Callable[[], Exception],
     remind: Callable[[float], None],
     remind_after_s: float,
 ) -> Found:
     """Return the first result of `look` that is not None; raise `late()` once `deadline` has passed.
 
-    `deadline` is a time of time.monotonic() and may be infinite. `remind` is called with the seconds
-    waited: first after `remind_after_s`, and again each time that the wait has doubled.
+    `deadline` is a time of time.monotonic(), or returns what it is by now, and may be infinite. `remind` is called
+    with the seconds waited: first after `remind_after_s`, and again each time that the wait has doubled.
     """
     start = time.monotonic()
     while (found := look()) is None:
         now = time.monotonic()
-        if now > deadline:
+        if now > (deadline if isinstance(deadline, float | int) else deadline()):
             raise late()
         if now - start > remind_after_s:
             remind(now - start)

@@ -51,7 +51,7 @@ RUN_BY = {
         "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
     **{f"python -m tests.benchmarks.{name}": (
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
-       for name in ("startup", "threads", "failure", "scale")},
+       for name in ("startup", "threads", "failure", "scale", "flood")},
     "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
     **{f"tests/simulation/run {option}": (

@@ -191,7 +191,7 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster) -> None:
                            "--startup-timeout", "6", str(HELLO), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     finally:
         ip(*inside, "link", "set", "eth0", "up")
-    assert time.monotonic() - start < 12
+    assert time.monotonic() - start < 25
     cluster.take_back("node2")
     assert done.returncode != 0
     assert "mpiddp: rank 0 on node1 has waited" in done.stderr

@@ -158,7 +158,8 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
         port = listener.getsockname()[1]
     answers: list[tuple[object, str]] = []
     loop = Loop(lambda error: pytest.fail(str(error)))
-    entrance.Dialling(loop, Join(member(1), "127.0.0.1", port, TOKEN), lambda *answer: answers.append(answer)).dial()
+    request = Join(member(1), "127.0.0.1", port, TOKEN)
+    entrance.Dialling(loop, request, False, lambda *answer: answers.append(answer)).dial()
     loop.set_timer("end", entrance.ATTEMPTS * entrance.PAUSE_S + 1, partial(setattr, loop, "over", True))
     loop.run()
     (none, error), = answers

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from .messages import Watched
 
+PROGRAM = "import sys; sys.path += sys.argv[2:]; from mpiddp.sentinel.again import main; main(sys.argv[1])"
 STARTING_S = 10.0  # for a sentinel's process to begin
 
 
@@ -42,22 +43,27 @@ def has_ended(life: int) -> bool:
         return False
 
 
-def spawn_sentinel(its: Ends, signals: int, watched: Watched, began_s: float) -> None:
+def spawn_sentinel(its: Ends, signals: int, stderr: int, watched: Watched, began_s: float) -> None:
     """Start a sentinel of this process, as a program of its own; raise OSError if that fails.
 
     A fork of a process with threads and much memory may do harm. `signals` is the descriptor from which it reads the
-    numbers of signals, `began_s` when the watch began.
+    numbers of signals, `stderr` where it prints, `began_s` when the watch began. It imports nothing from the current
+    folder, which is the script's.
     """
+    if getattr(sys, "frozen", False) or not sys.executable:
+        raise OSError("there is no Python to run")
     numbers = its.wire.fileno(), signals, its.life
     first = max(numbers) + 1  # out of the way of all of them
     moved = [(os.POSIX_SPAWN_DUP2, one, first + at) for at, one in enumerate(numbers)]
+    if stderr != 2:
+        moved.append((os.POSIX_SPAWN_DUP2, stderr, 2))
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    packages = [one for one in sys.path if one.endswith(("site-packages", "dist-packages"))]
     environ = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_RUN_ID"}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))
     known = {name: value for name, value in watched._asdict().items() if name != "hosts"}
     given = json.dumps([first, os.getpid(), known, began_s])
-    child = os.posix_spawn(sys.executable, [sys.executable, "-m", "mpiddp.sentinel", given], environ,
-                           file_actions=moved, setsigmask=())
+    command = [sys.executable, "-I", "-c", PROGRAM, given, *packages, root]
+    child = os.posix_spawn(sys.executable, command, environ, file_actions=moved, setsigmask=())
     deadline = time.monotonic() + STARTING_S
     ended = status = 0
     with contextlib.suppress(ChildProcessError):  # the script ignores SIGCHLD
@@ -65,4 +71,4 @@ def spawn_sentinel(its: Ends, signals: int, watched: Watched, began_s: float) ->
             time.sleep(0.005)
             ended, status = os.waitpid(child, os.WNOHANG)
     if status:
-        raise OSError(f"{sys.executable} -m mpiddp.sentinel ended with wait status {status}")
+        raise OSError(f"{sys.executable} ended with wait status {status}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import signal
 import socket
@@ -21,9 +20,8 @@ from typing import TypeVar
 from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict, brief
-from ..say import say
 from .detached import fork_detached, reap
-from .ends import Ends, has_ended, open_ends, spawn_sentinel
+from .ends import open_ends
 from .messages import (
     END_SIGNAL,
     Answer,
@@ -45,13 +43,14 @@ from .messages import (
     Told,
     Watched,
 )
+from .succession import Succession
 from .wakeup import Wakeup
 from .wire import Wire
 
 Awaited = TypeVar("Awaited", Port, Ruling, Missing, End)
 
-F_SETSIG = 10  # (asm-generic/fcntl.h): which signal tells of a descriptor
-SETTLING_S = 10.0  # between two sentinels that are killed; sooner than that, none takes their place
+END_S = 1.0  # for an `End`, which comes before its signal; another thread may be reading it
+LISTENING_S = 30.0  # for the sentinel to listen: from a cold file system it may have to be loaded yet
 ANSWER_S = 4.0  # for the sentinel to answer; its coordinator may take SEARCHING_S to rule
 
 
@@ -67,16 +66,12 @@ class SentinelHandle:
         self._forking = fork_detached(lambda: watch(Wire(its.wire), self._its_signals, pid, watched, self.start),
                                       kept=(its.wire.fileno(), its.life, self._its_signals.fileno()))
         its.close()
-        self._watched = watched
-        self._wire, self._life = Wire(ours.wire), ours.life
+        self._wire = Wire(ours.wire)
+        self._succession = Succession(self._wire, ours.life, self._its_signals.fileno(), watched, self.start)
         self._inbox: dict[type[Message], Message] = {}
         self._hears_crashes = False
         self._wakeup: Wakeup | None = None
         self._end: Callable[[int], object] = sys.exit
-        self._told_before: list[Coordinate | Join | ScriptEnded | Failed] = []  # what another sentinel has to know
-        self._port = self._reached = -1  # descriptors that the sentinel has, too: see `Port` and `Reached`
-        self._replaceable = False
-        self._replaced_s = -1e9
 
     def stage(self, name: str) -> None:
         """Tell the stage that begins."""
@@ -95,12 +90,13 @@ class SentinelHandle:
 
     def _listen(self, request: Answer | Coordinate) -> int:
         self._wire.send(request)
-        port = self._await(Port)
+        port = self._await(Port, LISTENING_S)
+        while port is not None and port.asked != type(request).__name__:  # a late answer to another one
+            port = self._await(Port, LISTENING_S)
         if port is None or not port.number:
             return 0
         if isinstance(request, Coordinate):
-            self._told_before.append(request)
-            self._port = self._wire.take_descriptor()
+            self._succession.note(request, self._wire.take_descriptor())
         return port.number
 
     def join(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
@@ -113,10 +109,9 @@ class SentinelHandle:
         self._end = end
         signal.signal(END_SIGNAL, self._on_end_signal)
         joined = Join(member, endpoint.address, endpoint.watch_port, endpoint.watch_token)
-        self._told_before.append(joined)
+        self._succession.note(joined)
         self._wire.send(joined)
-        self._replaceable = True
-        self._await_death()
+        self._succession.begin()
 
     def watch_script(self) -> None:
         """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs."""
@@ -131,7 +126,7 @@ class SentinelHandle:
 
     def release(self) -> None:
         """Let the sentinel know of nothing any more; the process goes on."""
-        self._stay_alone()
+        self._succession.stop()
         if self._hears_crashes:
             faulthandler.disable()
         self._hear_no_signals()
@@ -141,15 +136,15 @@ class SentinelHandle:
     def report(self, report: Report) -> Ruling:
         """Report why this rank fails, and return what follows from it."""
         failed = Failed(brief(report))
-        self._told_before.append(failed)
+        self._succession.note(failed)
         self._wire.send(failed)
-        before_s = self._replaced_s
+        before = self._succession.number
         ruling = self._await(Ruling)
         if ruling is None:
-            self._replace_if_gone()
-            if self._replaced_s != before_s:
+            self._succession.replace_if_gone()
+            if self._succession.number != before:
                 ruling = self._await(Ruling)
-        self._replaceable = False
+        self._succession.stop()
         report = failed.report
         return ruling if ruling is not None else Ruling(Verdict(report), report.status, True)
 
@@ -163,7 +158,7 @@ class SentinelHandle:
 
     def script_ended(self) -> None:
         """Tell that the script has come to its end."""
-        self._told_before.append(ScriptEnded())
+        self._succession.note(ScriptEnded())
         self._wire.send(ScriptEnded())
 
     def missing(self) -> str:
@@ -174,29 +169,30 @@ class SentinelHandle:
 
     def settle(self) -> None:
         """Tell that this rank knows why it ends, and says so itself."""
-        self._replaceable = False
+        self._succession.stop()
         self._wire.send(Settled())
 
     def dismiss(self) -> None:
         """End the sentinel, and return when it is gone."""
-        self._stay_alone()
+        self._succession.stop()
         is_there = self._wire.send(Bye())
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._wire.receive()
         if not is_there:
-            self._take_leave()
+            self._succession.take_leave()
+        self._succession.close()
         self._hear_no_signals()
         self._signals.close()
         self._its_signals.close()
         self._wire.close()
 
-    def _await(self, kind: type[Awaited]) -> Awaited | None:
+    def _await(self, kind: type[Awaited], timeout_s: float = ANSWER_S) -> Awaited | None:
         """Return the next message of a kind, None where none comes; those of other kinds are kept.
 
         A signal's handler may wait for one while the script's thread waits for another.
         """
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + timeout_s
         with contextlib.suppress(EOFError, OSError):
             while kind not in self._inbox and (left_s := deadline - time.monotonic()) > 0:
                 for message in self._wire.receive(left_s):
@@ -205,82 +201,10 @@ class SentinelHandle:
         return found if isinstance(found, kind) else None
 
     def _on_end_signal(self, *_: object) -> None:
-        """End as the sentinel tells; if it is gone instead, let another take its place."""
-        message = self._await(End)
-        if message is not None or not has_ended(self._life):
-            self._end(message.status if message is not None else 1)
-        else:
-            self._replace_if_gone()
-
-    def _replace_if_gone(self) -> None:
-        if self._replaceable and has_ended(self._life):
-            self._replace()
-
-    def _await_death(self) -> None:
-        """Let END_SIGNAL come, too, when the sentinel is gone: the kernel closes its end of a pipe then."""
-        fcntl.fcntl(self._life, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(self._life, F_SETSIG, END_SIGNAL)
-        fcntl.fcntl(self._life, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-        if has_ended(self._life):
-            self._on_end_signal()
-
-    def _stay_alone(self) -> None:
-        """Miss the sentinel no more."""
-        self._replaceable = False
-        if self._life >= 0:
-            os.close(self._life)
-            self._life = -1
-
-    def _replace(self) -> None:
-        """Start another sentinel, and tell it what the one before knew.
-
-        Meanwhile the connection to the coordinator, or its port, is open: this process has it, too.
-        """
-        self._keep_connection()
-        who = self._watched.who
-        try:
-            ours = self._spawn()
-        except OSError as error:
-            self._replaceable = False
-            say(f"mpiddp: the sentinel of {who} was killed, and no other is started ({error}): "
-                "this rank is not watched any more")
-            return
-        self._wire.replace(ours.wire)
-        os.close(self._life)
-        self._life = ours.life
-        self._wire.send(Stage(""))
-        for message in self._told_before:
-            self._wire.send(message, self._port if isinstance(message, Coordinate) else -1)
-        say(f"mpiddp: the sentinel of {who} was killed; another one watches this rank now")
-        self._replaced_s = time.monotonic()
-        self._await_death()
-
-    def _spawn(self) -> Ends:
-        if time.monotonic() - self._replaced_s < SETTLING_S:
-            raise OSError("so was the one before")
-        ours, its = open_ends()
-        try:
-            spawn_sentinel(its, self._its_signals.fileno(), self._watched, self.start)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            its.close()
-        return ours
-
-    def _keep_connection(self) -> None:
-        if (descriptor := self._wire.take_descriptor()) >= 0:
-            if self._reached >= 0:
-                os.close(self._reached)
-            self._reached = descriptor
-
-    def _take_leave(self) -> None:
-        """Tell the coordinator in the place of a sentinel that is gone that this rank leaves in order."""
-        self._keep_connection()
-        if self._reached >= 0:
-            connection = Wire(socket.socket(fileno=self._reached))
-            connection.send(Bye())
-            connection.close()
+        """End as the sentinel has told before; if it is gone instead, let another take its place."""
+        if (message := self._await(End, END_S)) is not None:
+            self._end(message.status)
+        self._succession.replace_if_gone()
 
     def _hear_no_signals(self) -> None:
         if self._wakeup is not None:
@@ -292,14 +216,11 @@ class SentinelHandle:
         if self._wire.fileno() < 0:
             return
         self._wire.send(Forked(os.getpid()))
-        self._stay_alone()
-        for descriptor in (self._port, self._reached):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._port = self._reached = -1
+        self._succession.close()
         self._hear_no_signals()
         if self._hears_crashes:  # the stack would go into whatever file gets the number of our end of the wire
             faulthandler.disable()
             with contextlib.suppress(OSError, ValueError):
                 faulthandler.enable(file=2)
-        self._wire.close()
+        with contextlib.suppress(OSError):
+            self._wire.close()

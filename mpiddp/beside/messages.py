@@ -119,12 +119,10 @@ class Reached(NamedTuple):
 
 
 class Port(NamedTuple):
-    """The sentinel listens on this port, as it was asked to; 0 where it cannot.
-
-    As the coordinator it sends a descriptor with it: the port stays open as long as the rank does.
-    """
+    """The sentinel listens on this port, 0 if it cannot, as `asked` for; a coordinator's comes as a descriptor."""
 
     number: int
+    asked: str
 
 
 class End(NamedTuple):

@@ -16,12 +16,14 @@ class Wakeup:
         """Begin; the descriptor does not block."""
         self._descriptor = descriptor
         self._original = signal.set_wakeup_fd
+        self._on = True  # a library may keep our function
         if (other := self._original(descriptor, warn_on_full_buffer=False)) >= 0:
             self._original(other)
         signal.set_wakeup_fd = self._set
 
     def end(self) -> None:
         """Leave the descriptor alone, and others' as it is."""
+        self._on = False
         if signal.set_wakeup_fd == self._set:
             signal.set_wakeup_fd = self._original
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -30,7 +32,7 @@ class Wakeup:
 
     def _set(self, fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
         """Be `signal.set_wakeup_fd`; where the script wants none, ours is back, and the script is told of none."""
-        if fd == -1:
+        if fd == -1 and self._on:
             fd, warn_on_full_buffer = self._descriptor, False
         former = self._original(fd, warn_on_full_buffer=warn_on_full_buffer)
-        return -1 if former == self._descriptor else former
+        return -1 if former == self._descriptor and self._on else former

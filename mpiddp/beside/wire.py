@@ -80,8 +80,10 @@ class Wire:
         return [decode(line) for line in lines]
 
     def take_descriptor(self) -> int:
-        """Return the descriptor that came last, which is the caller's then; -1 where none came."""
-        return self._descriptors.pop() if self._descriptors else -1
+        """Return the descriptor that came last, which is the caller's then, and close others; -1 where none came."""
+        found = self._descriptors.pop() if self._descriptors else -1
+        self._close_descriptors()
+        return found
 
     def replace(self, sock: socket.socket) -> None:
         """Take the place of a connection whose other end is gone, with the same number; `sock` is closed."""
@@ -93,6 +95,9 @@ class Wire:
     def close(self) -> None:
         """Close the connection, and the descriptors that nobody took."""
         self._socket.close()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []

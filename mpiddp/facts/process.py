@@ -31,7 +31,7 @@ class Process:
         self.pid = pid
         try:
             self.ended = os.pidfd_open(pid)
-        except OSError:
+        except (OSError, AttributeError):  # a Python may have been built without it
             self.ended = -1
         try:
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)

@@ -12,7 +12,7 @@ from ..facts.host import HostFacts, Interface
 from ..plan import devices, network
 from ..plan.environment import Endpoint
 from ..plan.job import DevicePlan, HostPlan, ReadyFacts, plan_devices, plan_hosts
-from .probe import Door
+from .probe import Door, Listener
 from .rollcall import RollCall
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ OF_SCRIPTS = 512  # open files for the script
 class Hosting:
     """Makes rank 0's plans for a roll call.
 
-    Its sentinel answers for it while it imports torch, and lets the other sentinels meet. Without a sentinel nobody
-    tries an address, and nobody meets.
+    Its sentinel answers for it while it imports torch, and lets the other sentinels meet. Without a sentinel a thread
+    answers, and nobody meets.
     """
 
     def __init__(self, roll: RollCall, config: LaunchConfig, sentinel: SentinelHandle | None) -> None:
@@ -36,6 +36,7 @@ class Hosting:
         self._asked = network.Asked(config.interface, config.master_addr)
         self._sentinel = sentinel
         self._offered: list[Interface] = []
+        self._listener: Listener | None = None
 
     def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
         """Return each rank's plan before torch, and with it, for one rank a node, where to try rank 0's addresses."""
@@ -47,6 +48,8 @@ class Hosting:
 
     def plan_devices(self, facts: Sequence[ReadyFacts]) -> list[DevicePlan]:
         """Return each rank's plan after torch; the store listens by then."""
+        if self._listener is not None:
+            self._listener.close()  # by now every node has tried
         hosts = self._roll.hosts
         devices.check_torch([one.devices for one in facts], hosts)
         trials = {one.place.node_rank: one.trials for one in facts if one.trials}
@@ -54,11 +57,13 @@ class Hosting:
         address, interfaces = network.agreed(self._offered, trials, names, self._asked)
         return plan_devices(facts, hosts, self._config, self._open_store(address), interfaces)
 
-    def _open_door(self) -> Door | None:
-        """Let the sentinel answer on every address of this node, until it coordinates; None where it cannot."""
-        token = os.urandom(16).hex()
-        port = self._sentinel.answer(token) if self._sentinel else 0
-        return Door(tuple(one.address for one in self._offered), port, token) if port else None
+    def _open_door(self) -> Door:
+        """Let the sentinel answer on every address of this node, until it coordinates."""
+        addresses, token = tuple(one.address for one in self._offered), os.urandom(16).hex()
+        if self._sentinel is not None and (port := self._sentinel.answer(token)):
+            return Door(addresses, port, token)
+        self._listener = Listener(addresses)
+        return self._listener.door
 
     def _open_store(self, address: str) -> Endpoint:
         """Start the job's store, and let this rank's sentinel listen."""

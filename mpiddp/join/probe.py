@@ -6,10 +6,12 @@ that while the ranks import torch, so it costs no time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,6 +31,37 @@ class Door(NamedTuple):
     addresses: tuple[str, ...]
     port: int
     token: str
+
+
+class Listener:
+    """Answers in the place of a sentinel, where rank 0 has none, by a thread of its own; until it is closed."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        try:
+            self._socket = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True,
+                                                backlog=socket.SOMAXCONN)
+        except (OSError, ValueError):  # a node without IPv6
+            self._socket = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+        self.door = Door(tuple(addresses), int(self._socket.getsockname()[1]), os.urandom(16).hex())
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # accept() returns
+        self._thread.join()
+        self._socket.close()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except ConnectionAbortedError:
+                continue
+            except OSError:  # closed
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(self.door.token.encode())
 
 
 class Probe:

@@ -53,8 +53,8 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
 class RollCall:
     """The ranks of a communicator during their start, which may take `timeout_s` seconds from `began_s` on.
 
-    That is when their sentinels begin to count, on time.monotonic()'s clock. `hosts` are the ranks' hostnames: on rank
-    0, as soon as it knows them; empty elsewhere.
+    That is when their sentinels begin to count, on time.monotonic()'s clock; rank 0 goes by the rank that began first
+    of those that wait for it. `hosts` are the ranks' hostnames: on rank 0, as soon as it knows them; empty elsewhere.
     """
 
     def __init__(self, comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
@@ -62,6 +62,7 @@ class RollCall:
         self.rank, self.size = comm.rank, comm.size
         self.timeout_s = timeout_s
         self.hosts: Sequence[str] = ()
+        self._began_s = began_s
         self._deadline = began_s + timeout_s
         self._sent: list[MPI.Request] = []
         self._end: tuple[MPI.Request, array.array[int], array.array[int]] | None = None
@@ -87,7 +88,7 @@ class RollCall:
             begin(f"plan: {stage}")
             answer = self._decide(found, plan)
         else:
-            self._send(facts, 0)
+            self._send((facts, time.monotonic() - self._began_s), 0)
             answer = self._await_answer()
         if isinstance(answer, LaunchError):
             self.close()
@@ -169,14 +170,15 @@ class RollCall:
             while len(found) < self.size:
                 if (message := self._receive()) is None:
                     return None
-                found[message[0]] = message[1]
+                rank, (found[rank], waited_s) = message
+                self._deadline = min(self._deadline, time.monotonic() + self.timeout_s - waited_s)
             return found
 
         def missing() -> str:
             ranks = [rank for rank in range(self.size) if rank not in found]
             return f"{len(ranks)} of {self.size} ranks: {listed([f'{self.name(rank)} ({stage})' for rank in ranks])}"
 
-        wait_for(everyone, self._deadline, lambda: self._late(f"waited for {missing()}"),
+        wait_for(everyone, lambda: self._deadline, lambda: self._late(f"waited for {missing()}"),
                  lambda waited_s: say(f"mpiddp: waiting {waited_s:.0f} s for {missing()}"), REMIND_AFTER_S)
         return [found[rank] for rank in range(self.size)]
 

@@ -15,6 +15,7 @@ from ..facts import runtime
 def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> SentinelHandle:
     """Fork the process that watches this one; rank 0's can ask other hosts whether they answer."""
     rank = started_by.rank if started_by else 0
+    by_srun = started_by is not None and started_by.launcher is runtime.SRUN
     if os.getpid() == 1:
         let_be_killed()
     return SentinelHandle(Watched(
@@ -22,8 +23,8 @@ def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> S
         first_on_node=runtime.is_first_on_node(os.environ),
         step=runtime.slurm_step(os.environ, started_by),
         hosts=lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [],
-        by_srun=started_by is not None and started_by.launcher is runtime.SRUN,
-        step_daemon=runtime.step_daemon(os.getpid()) if runtime.slurm_job(os.environ) else 0,
+        by_srun=by_srun,
+        step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
         timeout_s=config.startup_timeout_s), watch)
 
 

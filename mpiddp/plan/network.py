@@ -88,13 +88,12 @@ def agreed(
     """Return the first address that every node has reached, and each node's interface towards it.
 
     `offered` are the candidates. `trials` holds, for every node but rank 0's (node 0), the result of trying
-    each candidate; where none is tried, the first is taken. `hosts` are the nodes' names. An interface that the user
-    named is used on all nodes.
+    each candidate. `hosts` are the nodes' names. An interface that the user named is used on all nodes.
     Raises LaunchError `address-unreachable`.
     """
     for at, one in enumerate(offered):
         if not any(tried[at].error for tried in trials.values()):
-            return one.address, dict.fromkeys(hosts, asked.interface or "") | {0: one.name} | {
+            return one.address, {0: one.name} | {
                 node: asked.interface or tried[at].interface for node, tried in trials.items()}
     lines = []
     for at, one in enumerate(offered):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .words import listed, shortened
+from .words import LISTED, listed, shortened
 
 LONG_TEXT = 50_000  # characters of stacks; whole, they might not fit into a message
 ALONE_S = 0.03  # in which a second rank reports the same error; if one does, SETTLING_S for all that have it
@@ -201,4 +201,5 @@ def told(lost: Sequence[Report]) -> str:
 
 def named(ranks: Collection[int], hosts: Mapping[int, str]) -> str:
     """Return ranks and their hosts in words."""
-    return listed([f"rank {rank} on {hosts[rank]}" for rank in sorted(ranks)])
+    order = sorted(ranks)
+    return listed([f"rank {rank} on {hosts[rank]}" for rank in order[:LISTED]] + [""] * len(order[LISTED:]))

@@ -54,7 +54,7 @@ class Connections:
         with contextlib.suppress(OSError):
             self._answering = Answering(self._loop, request.token)
             port = self._answering.port
-        self.tell_rank(messages.Port(port))
+        self.tell_rank(messages.Port(port, "Answer"))
 
     def coordinate(self, request: messages.Coordinate) -> None:
         """Let this process be the coordinator, and tell the rank its port, 0 where it can't listen."""
@@ -66,9 +66,9 @@ class Connections:
         try:
             self._office = Office(self._loop, request, self._watched, self._post, self._began_s, listener)
         except OSError:
-            self.tell_rank(messages.Port(0))
+            self.tell_rank(messages.Port(0, "Coordinate"))
         else:
-            self._rank_wire.send(messages.Port(self._office.port), self._office.fileno())
+            self._rank_wire.send(messages.Port(self._office.port, "Coordinate"), self._office.fileno())
 
     def meet(self, request: messages.Join) -> None:
         """Connect to the coordinator, if there is one."""
@@ -82,7 +82,7 @@ class Connections:
 
     def _call(self, request: messages.Join) -> None:
         self._unsent, self._called_s = [], time.monotonic()
-        Dialling(self._loop, request, self._on_answer).dial()
+        Dialling(self._loop, request, self._met, self._on_answer).dial()
 
     def watch_neighbour(self, rank: int, pid: int) -> None:
         """Tell when a process of this node ends: one sentinel sees in which order several do."""
@@ -162,6 +162,8 @@ class Connections:
                 self._post(events.CoordinatorGone(closed))
             return
         for message in received:
+            if isinstance(message, messages.Over):
+                self._request = None  # it will not be there again
             self._post(events.FromCoordinator(message))
 
     def _may_call_again(self) -> bool:

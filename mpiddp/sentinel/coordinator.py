@@ -59,6 +59,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
         self._interrupted: list[int] = []
         self._reports: list[Report] = []
+        self._known: set[tuple[int, str]] = set()  # of whom there is a report, and its cause
         self._came_s: dict[int, float] = {}  # after the first
         self._living: set[int] = set()  # ranks that have reported themselves
         self._late: list[int] = []  # ranks that failed too, but not first
@@ -151,8 +152,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case messages.Orphaned():
                 self._add_absent(peer, NO_STEP_DAEMON)
             case messages.AskMissing():
-                busy = [rank for rank in self._peers.by_rank if rank not in self._left]
-                self._send(peer, messages.Missing(named(busy, self._peers.hosts)))
+                self._send(peer, messages.Missing(named(self._peers.by_rank.keys() - self._left, self._peers.hosts)))
             case messages.Ended(rank):
                 self._order.append(rank)
             case messages.Interrupted():
@@ -197,6 +197,9 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             return
         if self._move("reported"):
             self._first_report_s = self._now_s
+        if (report.rank, report.cause) in self._known:  # told again to a coordinator that knew it
+            return
+        self._known.add((report.rank, report.cause))
         self._reports.append(report)
         self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
         if len(self._reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):

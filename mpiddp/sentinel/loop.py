@@ -59,7 +59,7 @@ class Loop:
         except ProcessLookupError:
             self.set_timer(f"end of {pid}", 0, act)
             return
-        except OSError:
+        except (OSError, AttributeError):  # a Python may have been built without it
             return
 
         def tell() -> None:
@@ -69,7 +69,7 @@ class Loop:
 
         self.listen(descriptor, tell)
 
-    def await_room(self, source: Wire, waits: bool = True) -> None:
+    def await_room(self, source: Wire | socket.socket, waits: bool = True) -> None:
         """Call what is called for `source` also when more can be written to it; no longer if not `waits`."""
         key = self._selector.get_key(source)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)

@@ -60,7 +60,7 @@ class Sentinel:
         is_first: bool,
     ) -> None:
         self.loop = Loop(self.excuse)
-        self._watched, self._process = watched, process
+        self._watched, self._process, self._is_first = watched, process, is_first
         self._watcher = Watcher(watched, began_s)
         self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank,
                                         began_s, is_first)
@@ -171,6 +171,8 @@ class Sentinel:
         except ProcessLookupError:
             self._note_end(None)
             return
+        if not self._is_first and self._watcher.state is State.STARTING and status is None:  # the rank has given it up
+            self._end()
         if status is not None:
             self._note_end(status)
         elif self._process.ended < 0:

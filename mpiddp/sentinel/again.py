@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 
 from ..beside.detached import fork_detached, reap
 from ..beside.messages import Watched
@@ -22,6 +21,3 @@ def main(given: str) -> None:
 
     reap(fork_detached(begin, kept=range(first, first + 3)))
 
-
-if __name__ == "__main__":
-    main(sys.argv[1])
