@@ -140,7 +140,8 @@ def test_ranks_outside_of_the_communicator_end_as_well(name: str) -> None:
     assert re.search(r"rank +1 of 2, local rank 1 on ", done.stderr)
 
 
-ORDERLY = ["forgotten", "order", "handled", "finalize", "thread", "generator", "descriptors"]
+ORDERLY = ["forgotten", "order", "descriptors", *(
+    pytest.param(how, marks=pytest.mark.thorough) for how in ("handled", "finalize", "thread", "generator"))]
 
 
 @pytest.mark.parametrize("how", ORDERLY)

@@ -27,7 +27,8 @@ from tests.support import (
 )
 
 
-@pytest.mark.parametrize("how", ["plain", "same", "ours", "timeout", "backend", "address", "mesh", "twice"])
+@pytest.mark.parametrize("how", ["plain", "ours", "address", "twice", *(
+    pytest.param(how, marks=pytest.mark.thorough) for how in ("same", "timeout", "backend", "mesh"))])
 def test_init_process_group_called_so(quick: Mpi, how: str) -> None:
     done = check(mpiexec(quick, 2, PROGRAMS / "groups.py", how))
     assert done.stdout == f"{how} 2 of 2\n" * 2

@@ -13,10 +13,10 @@ OMPI4, OMPI5, HYDRA, PMIX, PMI2 = LAUNCHERS
 CELLS = [
     *((launcher, "raise", "loop", -1) for launcher in LAUNCHERS),
     *((launcher, "SIGKILL", "loop", -1) for launcher in (*LAUNCHERS[:2], PMI2)),
-    *((launcher, "SIGKILL", "loop", -1) for launcher in (WHOLE[2], WHOLE[3])),  # with four and six ranks
-    (OMPI5, "SIGSEGV", "loop", -1), (PMI2, "SIGSEGV", "loop", -1), (PMIX, "_exit", "loop", 0),
+    (WHOLE[3], "SIGKILL", "loop", -1),  # with six ranks
+    (OMPI5, "SIGSEGV", "loop", -1), (PMIX, "_exit", "loop", 0),
     (HYDRA, "SIGSTOP", "end", 0), (PMIX, "SIGSTOP", "loop", 0),
-    (HYDRA, "raise", "import", 0), (PMIX, "raise", "end", 0), (OMPI4, "raise", "before", 0),
+    (HYDRA, "raise", "import", 0), (OMPI4, "raise", "before", 0),
     (HYDRA, "exit", "import", -1), (HYDRA, "message", "end", -1), (HYDRA, "thread", "before", 0),
     (OMPI5, "interrupt", "loop", -1), (HYDRA, "loader", "loop", 0), (HYDRA, "atexit", "end", 0),
     (HYDRA, "native-exit", "loop", 0), (OMPI5, "SIGTERM", "loop", -1), (OMPI4, "SIGHUP", "loop", -1),
