@@ -43,8 +43,8 @@ def watch(
     silence(0, 1)
     try:
         process = Process(pid)
-    except ProcessLookupError:  # it is gone already
-        if not knows_why(rank_wire):
+    except ProcessLookupError:  # it is gone already; if it was watched before, the coordinator knows
+        if is_first and not knows_why(rank_wire):
             say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
             time.sleep(OTHERS_S)
             cancel(watched.step)
