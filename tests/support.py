@@ -13,9 +13,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,15 @@ MPIS = {
 }
 
 EACH_MPI = [pytest.param(mpi, id=name) for name, mpi in MPIS.items()]
+
+
+def first_of(values: Sequence[Any], number: int = 1) -> list[Any]:
+    """Return values for a test of which so many run in tests/run, and the others with --all alone."""
+    params = [one if hasattr(one, "marks") else pytest.param(*(one if isinstance(one, tuple) else (one,)))
+              for one in values]
+    return [one if at < number else one._replace(marks=(pytest.mark.thorough,)) for at, one in enumerate(params)]
+
+
 # Where no difference is looked for: MPICH, and others too in a thorough run.
 MPICH_FIRST = [pytest.param(mpi, id=name, marks=() if name == "mpich" else pytest.mark.thorough)
                for name, mpi in MPIS.items()]

@@ -21,6 +21,7 @@ from tests.support import (
     Mpi,
     alone,
     check,
+    first_of,
     mpiexec,
     mpiexec_command,
     need,
@@ -118,8 +119,8 @@ def test_a_program_that_fails_ends_the_job(mpi: Mpi, how: str) -> None:
     assert done.stderr.count("Traceback (most recent call last)") == ("exit" not in how)
 
 
-@pytest.mark.parametrize(("how", "cause"), [
-    ("kill", "ended by SIGKILL"), ("_exit", r"os\._exit\(7\)"), ("hook", "ValueError: seven")])
+@pytest.mark.parametrize(("how", "cause"), first_of([
+    ("kill", "ended by SIGKILL"), ("_exit", r"os\._exit\(7\)"), ("hook", "ValueError: seven")]))
 def test_other_ways_to_end(how: str, cause: str) -> None:
     done = own_end(MPIS["openmpi5"], 2, how)
     assert done.returncode == {"kill": 137, "_exit": 7, "hook": 1}[how], done.stderr
@@ -150,7 +151,7 @@ def test_an_end_in_order_is_no_failure(quick: Mpi, how: str) -> None:
     assert check(own_end(quick, 2, how)).stderr == ""
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi5"])
+@pytest.mark.parametrize("name", first_of(["mpich", "openmpi5"]))
 def test_an_exit_whose_status_nobody_tells_does_not_hang_the_others(name: str) -> None:
     """Of a SystemExit that a program raises by itself nobody hears; the other rank is in a collective."""
     done = own_end(MPIS[name], 2, "unsaid")
@@ -159,7 +160,7 @@ def test_an_exit_whose_status_nobody_tells_does_not_hang_the_others(name: str) -
     assert re.search(r"others +rank 1 on \S+ had come to the end of the script", done.stderr)
 
 
-@pytest.mark.parametrize("name", ["mpich", "openmpi4"])
+@pytest.mark.parametrize("name", first_of(["mpich", "openmpi4"]))
 def test_a_block_whose_ranks_stop_for_requeue_has_not_failed(name: str) -> None:
     done = check(own_end(MPIS[name], 2, "requeue"), 75)
     assert "failed" not in done.stderr
@@ -195,7 +196,7 @@ def test_tests_that_use_a_group(quick: Mpi, tmp_path: Path) -> None:
     assert "mpiddp" not in done.stderr
 
 
-@pytest.mark.parametrize(("how", "pmi"), [("with", "pmix"), ("exit", "pmi2")])
+@pytest.mark.parametrize(("how", "pmi"), first_of([("with", "pmix"), ("exit", "pmi2")]))
 def test_a_program_that_fails_on_three_nodes(how: str, pmi: str, cluster: Cluster) -> None:
     mpi = MPIS["openmpi4" if pmi == "pmix" else "impi"]
     done = cluster.run("srun", f"--mpi={pmi}", "-N3", "-n3", str(mpi.python), str(PROGRAMS / "own_end.py"), how,

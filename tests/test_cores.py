@@ -18,7 +18,19 @@ from mpiddp.facts.host import HostFacts
 from mpiddp.plan.cores import Share, cores_in, shares, warnings
 from tests import processes
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, single_node_environ, srun
+from tests.support import (
+    DEADLINE_S,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    Mpi,
+    check,
+    first_of,
+    mpiexec,
+    need,
+    single_node_environ,
+    srun,
+)
 
 
 def machine(cores: int, numa: int = 1, threads: int = 1) -> Topology:
@@ -263,7 +275,7 @@ def test_open_mpis_binding_of_one_rank_is_widened() -> None:
     assert (wide["cpus"], wide["child"], wide["threads"]) == (HERE, HERE, CORES)
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "mpich", "impi"])
+@pytest.mark.parametrize("name", first_of(["openmpi4", "mpich", "impi"], 2))
 def test_two_ranks_have_cores_of_their_own(name: str) -> None:
     first, second = found_by(MPIS[name], 2)
     assert sorted(first["cpus"] + second["cpus"]) == HERE
@@ -278,11 +290,11 @@ def test_mpirun_that_binds_and_that_does_not(binding: str) -> None:
     assert sorted(first["cpus"] + second["cpus"]) == HERE
 
 
-@pytest.mark.parametrize(("options", "threads"), [
-    (f"--cpu-bind=map_cpu:{HERE[0]},{HERE[-1]}", None),
+@pytest.mark.parametrize(("options", "threads"), first_of([
     (f"--cpu-bind=map_cpu:{HERE[0]},{HERE[0]}", None),  # both on one
+    (f"--cpu-bind=map_cpu:{HERE[0]},{HERE[-1]}", None),
     ("--cpu-bind=none --cpus-per-task=3", 3),  # as many threads as were asked for
-])
+]))
 def test_what_slurm_binds(cluster: Cluster, options: str, threads: int | None) -> None:
     need([] if CORES > 1 else ["a second core"])
     done = check(srun(cluster, MPIS["openmpi4"], f"-N1 -n2 {options}", PROGRAMS / "cores.py"))

@@ -135,6 +135,11 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 ON_CLUSTER = ("srun ", "sbatch ", "salloc ")
+LIKE_OTHERS = {  # test_matrix.py runs them, or their like
+    "mpirun -n 2 python -m mpiddp examples/hello_world.py", "python -m mpiddp examples/hello_world.py",
+    "srun --mpi=pmix -N1 -n2 python -m mpiddp examples/hello_world.py",
+    "srun --mpi=pmix -N3 --ntasks-per-node=2 python -m mpiddp examples/hello_world.py",
+}
 SAID = re.compile(r"\] hello from \[|^epoch 9: loss 0\.0|^trainer \d/2: loss ", re.MULTILINE)  # once by a rank
 
 
@@ -148,7 +153,8 @@ def ranks(command: str) -> int:
 
 
 @pytest.mark.parametrize("command", [
-    pytest.param(command, marks=[pytest.mark.cluster] * command.startswith(ON_CLUSTER)) for command in AS_THEY_STAND])
+    pytest.param(command, marks=[pytest.mark.cluster] * command.startswith(ON_CLUSTER)
+                 + [pytest.mark.thorough] * (command in LIKE_OTHERS)) for command in AS_THEY_STAND])
 def test_a_command_as_it_stands(command: str, folder: Path, request: pytest.FixtureRequest) -> None:
     """Where a debugger asks what to do, it is told to go on, and to leave."""
     mpi = MPIS["mpich" if command.startswith("mpiexec") or "pmi2" in command else "openmpi4"]

@@ -10,7 +10,18 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPICH_FIRST, MPIS, ROOT, TWO_NAMES, Mpi, check, mpiexec, single_node_environ
+from tests.support import (
+    DEADLINE_S,
+    MPICH_FIRST,
+    MPIS,
+    ROOT,
+    TWO_NAMES,
+    Mpi,
+    check,
+    first_of,
+    mpiexec,
+    single_node_environ,
+)
 
 HEAD = "import atexit, os, sys, threading, time\nrank = int(os.environ['RANK'])\n"
 ODD_WORDS = """
@@ -83,7 +94,7 @@ def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, scri
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
 
 
-@pytest.mark.parametrize("pmi", ["pmix", "pmi2"])
+@pytest.mark.parametrize("pmi", first_of(["pmi2", "pmix"]))
 def test_a_slow_hook_under_srun(pmi: str, cluster: Cluster, tmp_path: Path) -> None:
     """Under pmi2 each rank exits by itself, and Slurm kills the others as soon as one has."""
     mpi = MPIS["openmpi4" if pmi == "pmix" else "impi"]

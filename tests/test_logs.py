@@ -21,6 +21,7 @@ from tests.support import (
     Done,
     Mpi,
     check,
+    first_of,
     mpiexec,
     mpiexec_command,
     need,
@@ -75,7 +76,7 @@ def log_of(folder: Path, rank: int) -> str:
     return path.read_text()
 
 
-@pytest.mark.parametrize("show", ["all", "0", "none"])
+@pytest.mark.parametrize("show", first_of(["0", "all", "none"]))
 def test_a_log_is_complete_up_to_the_crash(quick: Mpi, show: str, tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
     script.write_text(CRASH)
@@ -131,7 +132,7 @@ def test_a_rank_that_is_not_shown_still_says_why_it_failed(quick: Mpi, tmp_path:
     assert "mpiddp: failed: rank 1 on " in done.stderr
 
 
-@pytest.mark.parametrize("how", ["option", "variable", "record"])
+@pytest.mark.parametrize("how", first_of(["option", "variable", "record"]))
 def test_the_error_file_is_torchelastics(quick: Mpi, how: str, tmp_path: Path) -> None:
     script, path = tmp_path / "fails.py", tmp_path / "error.json"
     record = "from torch.distributed.elastic.multiprocessing.errors import record\n@record\n" if how == "record" else ""

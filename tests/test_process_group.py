@@ -19,6 +19,7 @@ from tests.support import (
     alone,
     check,
     check_hello,
+    first_of,
     free_port,
     mpiexec,
     noise,
@@ -44,7 +45,7 @@ def test_a_group_of_the_scripts_own_names_the_rank_once(quick: Mpi, tmp_path: Pa
     assert "]: [rank" not in done.stderr
 
 
-@pytest.mark.parametrize("how", ["file", "store", "tcp"])
+@pytest.mark.parametrize("how", first_of(["tcp", "file", "store"]))
 def test_a_meeting_point_of_the_scripts_own(quick: Mpi, how: str, tmp_path: Path) -> None:
     point = free_port() if how == "tcp" else tmp_path / "store"
     assert check(mpiexec(quick, 2, PROGRAMS / "groups.py", how, point)).stdout == f"{how} 2 of 2\n" * 2

@@ -15,6 +15,7 @@ from tests.support import (
     Mpi,
     check,
     check_hello,
+    first_of,
     need,
     noise,
     single_node_environ,
@@ -71,7 +72,7 @@ def test_a_shell_outlives_a_job_that_did_not_start(mpi: Mpi, cluster: Cluster) -
     assert "CANCELLED" not in done.stderr
 
 
-@pytest.mark.parametrize("mpi", EACH_MPI)
+@pytest.mark.parametrize("mpi", first_of(EACH_MPI))
 def test_mpirun_in_each_task_is_refused_once(mpi: Mpi, cluster: Cluster) -> None:
     done = in_step(cluster, mpi, "-N1 -n2", mpirun(mpi, 2, mpi.python, "-m", "mpiddp", HELLO))
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
@@ -79,7 +80,7 @@ def test_mpirun_in_each_task_is_refused_once(mpi: Mpi, cluster: Cluster) -> None
     assert "in each of 2 tasks that srun has started" in done.stderr
 
 
-@pytest.mark.parametrize("mpi", EACH_MPI)
+@pytest.mark.parametrize("mpi", first_of(EACH_MPI, 2))
 def test_mpirun_finds_the_nodes_of_an_allocation(mpi: Mpi, cluster: Cluster) -> None:
     """Its daemons are the tasks of a step, one on each node."""
     need(mpi.missing())

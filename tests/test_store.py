@@ -25,6 +25,7 @@ from tests.support import (
     alone,
     check,
     check_hello,
+    first_of,
     mpiexec,
     mpiexec_command,
     need,
@@ -40,7 +41,7 @@ def listeners(done: Done) -> dict[int, dict[str, Any]]:
     return {one["rank"]: one for one in ranks}
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "mpich"])
+@pytest.mark.parametrize("name", first_of(["openmpi4", "mpich"]))
 def test_on_one_node_gloo_listens_on_loopback_only(name: str) -> None:
     """More ports than the store's and gloo's can only be the MPI library's, which both have alike."""
     bare = listeners(mpiexec(MPIS[name], 2, "--no-init", PROGRAMS / "store_ports.py", "--no-group"))
