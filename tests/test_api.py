@@ -68,7 +68,7 @@ def test_a_world_of_one_as_in_a_notebook(quick: Mpi) -> None:
     assert check(alone(quick, PROGRAM, "again", env=FROM_ROOT)).stdout == "again\n"
 
 
-@pytest.mark.parametrize("how", ["adopts", "halves"])
+@pytest.mark.parametrize("how", first_of(["halves", "adopts"]))
 def test_under_the_launcher_too(quick: Mpi, how: str) -> None:
     done = check(mpiexec(quick, 4, PROGRAM, how))
     assert len(done.stdout.splitlines()) == 4
@@ -79,6 +79,7 @@ def test_simulation_and_training_share_an_mpirun(name: str) -> None:
     check_coupled(own_main(MPIS[name], 4, EXAMPLES / "coupled.py"))
 
 
+@pytest.mark.thorough
 def test_simulation_and_training_share_an_srun(cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]
     need(mpi.missing())
@@ -105,12 +106,12 @@ def own_end(mpi: Mpi, ranks: int, how: str, **env: str) -> Done:
 
 CAUSES = {"with": "ValueError: seven", "with-through": "ValueError: seven", "raise": "ValueError: seven",
           "exit": r"sys\.exit\(7\)", "with-exit": r"sys\.exit\(7\)"}
-QUICK = [("openmpi5", "raise"), ("openmpi5", "with-exit")]
+QUICK = [("mpich", "with"), ("mpich", "with-through"), ("mpich", "exit"), ("openmpi5", "with-exit")]
 
 
 @pytest.mark.parametrize(("mpi", "how"), [
     pytest.param(mpi, how, id=f"{name}-{how}",
-                 marks=() if name == "mpich" or (name, how) in QUICK else pytest.mark.thorough)
+                 marks=() if (name, how) in QUICK else pytest.mark.thorough)
     for name, mpi in MPIS.items() for how in CAUSES])
 def test_a_program_that_fails_ends_the_job(mpi: Mpi, how: str) -> None:
     done = check(own_end(mpi, 2, how), 7 if "exit" in how else 1)
@@ -141,8 +142,7 @@ def test_ranks_outside_of_the_communicator_end_as_well(name: str) -> None:
     assert re.search(r"rank +1 of 2, local rank 1 on ", done.stderr)
 
 
-ORDERLY = ["forgotten", "order", "descriptors", *(
-    pytest.param(how, marks=pytest.mark.thorough) for how in ("handled", "finalize", "thread", "generator"))]
+ORDERLY = first_of(["order", "forgotten", "descriptors", "handled", "finalize", "thread", "generator"])
 
 
 @pytest.mark.parametrize("how", ORDERLY)

@@ -21,7 +21,6 @@ BATCH = ROOT / "batch"
 PYTHON, STANDINS = MPIS["openmpi4"].python.parent, ROOT / "tests/standins"
 HELLO = f"python -m mpiddp {EXAMPLES / 'hello_world.py'}"
 ACTIVATE = PYTHON / "activate"
-QUEUED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED")
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,6 @@ class Submitted:
         done = check(cluster.run(*(command or ("sbatch", str(script))), timeout=30, env=environ, cwd=self.folder))
         self.told, self.number = done.stdout, done.stdout.split()[-1]
 
-    def facts(self) -> dict[str, str]:
-        """Return what Slurm knows of the job."""
-        shown = check(self.cluster.run("scontrol", "--oneliner", "show", "job", self.number, timeout=30)).stdout
-        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
-
     def output(self) -> str:
         """Return what the job has printed."""
         return "".join(path.read_text() for path in self.folder.glob("*.out"))
@@ -61,17 +55,15 @@ class Submitted:
         deadline = time.monotonic() + timeout_s
         while not re.search(pattern, self.output(), re.DOTALL):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no {pattern} in\n{self.output()}\n{self.facts()}")
+                raise TimeoutError(f"no {pattern} in\n{self.output()}\n{self.cluster.job(self.number)}")
             time.sleep(0.1)
 
     def wait(self, timeout_s: float = 100) -> Job:
         """Return what became of the job."""
-        deadline = time.monotonic() + timeout_s
-        while (facts := self.facts())["JobState"] in QUEUED:
-            if time.monotonic() > deadline:
-                self.cluster.run("scancel", self.number, timeout=30)
-                raise TimeoutError(f"{facts}\n{self.output()}")
-            time.sleep(0.3)
+        try:
+            facts = self.cluster.wait_for_job(self.number, timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.output()}") from None
         return Job(facts["JobState"], facts["ExitCode"], self.output())
 
 
@@ -136,6 +128,7 @@ def test_apptainer(cluster: Cluster, folder: Path) -> None:
     assert told == [f"apptainer exec --nv --bind /tmp,{folder} {image} {HELLO}"] * 4
 
 
+@pytest.mark.thorough
 def test_enroot_without_pyxis(cluster: Cluster, folder: Path) -> None:
     """A stand-in for the command, which hands on no variable but those that it is told."""
     (image := folder / f"image{folder.name}.sqsh").touch()
@@ -244,7 +237,7 @@ def test_a_job_is_queued_again_when_its_walltime_is_near_and_not_when_it_is_canc
     assert len(re.findall(r"^rank \d stopped at step \d+, restart 0 ", done.output, re.MULTILINE)) == 4, done.output
     assert done.state == "CANCELLED"
     time.sleep(2)  # the script has its say yet
-    assert (job.facts()["JobState"], job.facts()["Restarts"]) == ("CANCELLED", "1")
+    assert ((facts := cluster.job(job.number))["JobState"], facts["Restarts"]) == ("CANCELLED", "1")
 
 
 def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path) -> None:

@@ -275,7 +275,7 @@ def test_open_mpis_binding_of_one_rank_is_widened() -> None:
     assert (wide["cpus"], wide["child"], wide["threads"]) == (HERE, HERE, CORES)
 
 
-@pytest.mark.parametrize("name", first_of(["openmpi4", "mpich", "impi"], 2))
+@pytest.mark.parametrize("name", first_of(["openmpi4", "mpich", "impi"]))
 def test_two_ranks_have_cores_of_their_own(name: str) -> None:
     first, second = found_by(MPIS[name], 2)
     assert sorted(first["cpus"] + second["cpus"]) == HERE
@@ -283,7 +283,7 @@ def test_two_ranks_have_cores_of_their_own(name: str) -> None:
     assert first["child"] == first["cpus"]
 
 
-@pytest.mark.parametrize("binding", ["core", "none"])
+@pytest.mark.parametrize("binding", first_of(["core", "none"]))
 def test_mpirun_that_binds_and_that_does_not(binding: str) -> None:
     mpi = replace(MPIS["openmpi4"], options=("--oversubscribe", "--bind-to", binding))
     first, second = found_by(mpi, 2)

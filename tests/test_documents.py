@@ -135,10 +135,13 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 ON_CLUSTER = ("srun ", "sbatch ", "salloc ")
-LIKE_OTHERS = {  # test_matrix.py runs them, or their like
+LIKE_OTHERS = {  # test_matrix.py, test_api.py or another command here is their like
     "mpirun -n 2 python -m mpiddp examples/hello_world.py", "python -m mpiddp examples/hello_world.py",
     "srun --mpi=pmix -N1 -n2 python -m mpiddp examples/hello_world.py",
     "srun --mpi=pmix -N3 --ntasks-per-node=2 python -m mpiddp examples/hello_world.py",
+    "sbatch --wait -N3 --ntasks-per-node=2 --output=out.txt --wrap='mpirun python -m mpiddp examples/hello_world.py'",
+    "mpiexec -n 2 python -m mpiddp examples/hello_world.py", "mpiexec -n 2 python -m mpiddp train.py",
+    "mpiexec -n 4 python examples/coupled.py", "srun --mpi=pmi2 python -m mpiddp train.py",
 }
 SAID = re.compile(r"\] hello from \[|^epoch 9: loss 0\.0|^trainer \d/2: loss ", re.MULTILINE)  # once by a rank
 

@@ -46,13 +46,13 @@ def script(tmp_path: Path) -> Script:
     return write
 
 
-@pytest.fixture(params=["openmpi4", "impi"])
+@pytest.fixture(params=first_of(["impi", "openmpi4"]))
 def mpi_of_srun(request: pytest.FixtureRequest) -> Mpi:
     """Return an MPI for each of Slurm's interfaces."""
     return MPIS[request.param]
 
 
-@pytest.mark.parametrize("mpi", first_of(EACH_MPI, 2))
+@pytest.mark.parametrize("mpi", first_of(EACH_MPI))
 def test_a_rank_that_fails_gives_the_job_its_status(mpi: Mpi) -> None:
     """The other rank would sleep for ten minutes."""
     start = time.monotonic()
@@ -94,7 +94,7 @@ def test_a_script_may_leave_by_os_exit(quick: Mpi, script: Script) -> None:
     assert noise(done) == []
 
 
-@pytest.mark.parametrize(("way", "destroyed"), [("quick", 0), ("python", 2)])
+@pytest.mark.parametrize(("way", "destroyed"), first_of([("python", 2), ("quick", 0)]))
 def test_the_interpreters_tear_down_is_for_those_who_ask(quick: Mpi, script: Script, way: str, destroyed: int) -> None:
     path = script("class Last:", "    def __del__(self):", "        os.write(1, b'destroyed\\n')",
                   "last = sys.modules['last'] = Last()")
@@ -143,7 +143,7 @@ def test_a_rank_that_fails_ends_the_job_on_three_nodes(mpi: Mpi, cluster: Cluste
 @pytest.mark.parametrize(("line", "status"), first_of([
     ("sys.exit('a word')", 1), ("raise KeyboardInterrupt", 130), ("sys.exit()", 0), ("sys.exit(0)", 0),
     ("sys.exit(256 + 3)", 3),
-], 2))
+]))
 def test_exit_status_is_as_python_gives_it(quick: Mpi, line: str, status: int, script: Script) -> None:
     done = check(mpiexec(quick, 1, script(line)), status)
     assert ("a word" in done.stderr) == ("a word" in line)
@@ -188,7 +188,7 @@ def test_the_last_rank_is_waited_for_and_named_at_the_deadline(quick: Mpi, scrip
 
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
-@pytest.mark.parametrize(("end", "lives"), [("", True), ("sys.exit(3)", False)], ids=["success", "failure"])
+@pytest.mark.parametrize(("end", "lives"), first_of([("", True), ("sys.exit(3)", False)]), ids=["success", "failure"])
 def test_a_detached_child_lives_on_after_a_success_alone(mpi: Mpi, end: str, lives: bool, script: Script) -> None:
     path = script(
         "import subprocess",
@@ -258,8 +258,8 @@ WHILE_LEAVING = (
 
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
-@pytest.mark.parametrize(("number", "status", "cause"), [
-    ("SIGINT", 130, "KeyboardInterrupt"), ("SIGTERM", 7, r"sys\.exit\(7\)")])
+@pytest.mark.parametrize(("number", "status", "cause"), first_of([
+    ("SIGINT", 130, "KeyboardInterrupt"), ("SIGTERM", 7, r"sys\.exit\(7\)")]))
 def test_an_interruption_while_a_rank_waits_for_the_last(
     mpi: Mpi, number: str, status: int, cause: str, script: Script
 ) -> None:
@@ -288,7 +288,8 @@ def test_the_crash_of_a_forked_child_goes_into_no_file_of_its_own(quick: Mpi, sc
 
 
 @pytest.mark.parametrize("name", TWO_NAMES)
-@pytest.mark.parametrize(("end", "status"), [("", 0), ("raise ValueError('seven')", 1)], ids=["success", "failure"])
+@pytest.mark.parametrize(("end", "status"), first_of([("", 0), ("raise ValueError('seven')", 1)]),
+                         ids=["success", "failure"])
 def test_a_profiler_that_runs_us_writes_its_results(
     name: str, end: str, status: int, script: Script, tmp_path: Path
 ) -> None:
@@ -314,10 +315,10 @@ def profiled(file: Path) -> set[tuple[str, str]]:
         return set()
 
 
-@pytest.mark.parametrize("unload", [
-    "sys.modules['torch.distributed'] = None",
+@pytest.mark.parametrize("unload", first_of([
     "[sys.modules.pop(name) for name in list(sys.modules) if name.startswith(('torch', 'mpiddp'))]",
-], ids=["one", "all"])
+    "sys.modules['torch.distributed'] = None",
+]), ids=["all", "one"])
 def test_a_script_that_unloads_modules_ends_in_order(quick: Mpi, script: Script, tmp_path: Path, unload: str) -> None:
     """What happens after the script has loaded its modules before."""
     trace = tmp_path / "trace.json"

@@ -22,7 +22,8 @@ def accuracy(done: Done, ranks: int) -> float:
     return float(found[0][0])
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_training_learns(quick: Mpi, ranks: int) -> None:
     assert accuracy(mpiexec(quick, ranks, TRAIN), ranks) >= 0.95
 

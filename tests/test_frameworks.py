@@ -35,6 +35,7 @@ def test_accelerates_distributed_data_loop(quick: Mpi) -> None:
     check_data_loop(mpiexec(quick, 2, PROGRAMS / "data_loop.py", env={"ACCELERATE_USE_CPU": "true"}))
 
 
+@pytest.mark.thorough
 def test_accelerates_distributed_data_loop_on_two_nodes(cluster: Cluster) -> None:
     """It is for two processes."""
     check_data_loop(srun(cluster, MPIS["openmpi4"], TWO, PROGRAMS / "data_loop.py", env={"ACCELERATE_USE_CPU": "true"}))

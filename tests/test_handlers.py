@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.beside.wakeup import Wakeup
-from tests.support import MPICH_FIRST, Mpi, mpiexec, need
+from tests.support import MPICH_FIRST, Mpi, first_of, mpiexec, need
 
 # A tool that is there before us; its handler, in C, leaves with the signal's number.
 PRELOADED = """
@@ -24,7 +24,7 @@ for number in {numbers}:
 
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
-@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGSEGV], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", first_of([signal.SIGSEGV, signal.SIGUSR2]), ids=lambda number: number.name)
 def test_a_handler_of_a_preloaded_tool_stays(mpi: Mpi, number: int, tmp_path: Path) -> None:
     need(mpi.missing())
     (tmp_path / "sitecustomize.py").write_text(PRELOADED.format(numbers=[int(number)]))

@@ -15,7 +15,7 @@ from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import started
-from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec_command, need, single_node_environ
+from tests.support import DEADLINE_S, MPIS, ROOT, check, first_of, mpiexec_command, need, single_node_environ
 
 BREAKPOINT, REGISTER = re.findall(
     r"```python\n(.*?)```", (ROOT / "batch/interactive.md").read_text(), re.DOTALL)
@@ -41,7 +41,7 @@ STOOD = re.compile(r"\b(barrier|load_batch)\b")  # faulthandler writes a line in
 ANSWERS = "printf 'print(seven * 6)\\ncontinue\\n' | "
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "mpich"])
+@pytest.mark.parametrize("name", first_of(["openmpi5", "openmpi4", "mpich"]))
 def test_a_debugger_on_rank_0(name: str, tmp_path: Path) -> None:
     mpi = MPIS[name]
     need(mpi.missing())

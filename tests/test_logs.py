@@ -165,9 +165,8 @@ def in_shell(mpi: Mpi, command: str, *arguments: object) -> Done:
                          timeout=DEADLINE_S, env=single_node_environ(mpi))
 
 
-@pytest.mark.parametrize("options", [
-    ["--prefix"], [], pytest.param(["--log-dir"], marks=pytest.mark.thorough),
-    pytest.param(["--prefix", "--exit=python"], marks=pytest.mark.thorough)], ids=" ".join)
+@pytest.mark.parametrize("options", first_of([["--prefix"], [], ["--log-dir"], ["--prefix", "--exit=python"]]),
+                         ids=" ".join)
 def test_output_that_stdout_does_not_take_is_told_and_shows_in_the_status(
         quick: Mpi, options: list[str], tmp_path: Path) -> None:
     """As Python has it; a log is complete all the same."""
@@ -216,7 +215,7 @@ def test_a_stdout_that_does_not_block_is_waited_for(quick: Mpi, tmp_path: Path) 
     assert [line.split()[3] for line in done.stdout.splitlines()] == [str(number) for number in range(4000)]
 
 
-@pytest.mark.parametrize("options", [["--prefix"], ["--log-dir"]], ids=" ".join)
+@pytest.mark.parametrize("options", first_of([["--prefix"], ["--log-dir"]]), ids=" ".join)
 def test_a_rank_that_is_hidden_has_no_relay(quick: Mpi, options: list[str], tmp_path: Path) -> None:
     script = tmp_path / "beside.py"
     script.write_text(f"{BESIDE}hidden = os.environ['RANK'] != '0'\ndeadline = time.monotonic() + 5\n"
@@ -260,8 +259,7 @@ def test_a_sink_that_nobody_reads_is_silent(capfd: pytest.CaptureFixture[str]) -
     assert not sink.failed
 
 
-@pytest.mark.parametrize("options", [["--prefix"], pytest.param(["--log-dir"], marks=pytest.mark.thorough), []],
-                         ids=" ".join)
+@pytest.mark.parametrize("options", first_of([["--prefix"], [], ["--log-dir"]]), ids=" ".join)
 @pytest.mark.parametrize("closed", [1, 2])
 def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], closed: int, tmp_path: Path) -> None:
     """A pipe to the relay and a socket to the sentinel would get the first numbers that are free."""

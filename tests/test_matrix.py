@@ -68,9 +68,10 @@ def sbatch(cluster: Cluster, mpi: Mpi, script: Path) -> Done:
     output = ROOT / ".sbatch.out"
     command = f"{mpi.mpiexec} --bind-to none {mpi.python} -m mpiddp {script}"
     try:
-        done = cluster.run("sbatch", "--wait", "-N3", "--ntasks-per-node=2", f"--output={output}",
-                           "--error=/dev/null", f"--wrap={command}", timeout=120, env=mpi.environ(), cwd=ROOT)
-        return Done(command, done.returncode, output.read_text(), done.stderr)
+        done = check(cluster.run("sbatch", "--parsable", "-N3", "--ntasks-per-node=2", f"--output={output}",
+                                 "--error=/dev/null", f"--wrap={command}", timeout=30, env=mpi.environ(), cwd=ROOT))
+        status, _ = cluster.wait_for_job(done.stdout.strip(), timeout=120)["ExitCode"].split(":")
+        return Done(command, int(status), output.read_text(), done.stderr)
     finally:
         output.unlink(missing_ok=True)
 

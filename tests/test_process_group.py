@@ -28,8 +28,8 @@ from tests.support import (
 )
 
 
-@pytest.mark.parametrize("how", ["plain", "ours", "address", "twice", *(
-    pytest.param(how, marks=pytest.mark.thorough) for how in ("same", "timeout", "backend", "mesh"))])
+@pytest.mark.parametrize("how", first_of([
+    "plain", "address", "ours", "twice", "same", "timeout", "backend", "mesh"], 2))
 def test_init_process_group_called_so(quick: Mpi, how: str) -> None:
     done = check(mpiexec(quick, 2, PROGRAMS / "groups.py", how))
     assert done.stdout == f"{how} 2 of 2\n" * 2
@@ -77,7 +77,7 @@ def test_no_init_leaves_it_to_the_script(quick: Mpi) -> None:
     assert check(mpiexec(quick, 2, "--no-init", PROGRAMS / "groups.py", "bare")).stdout == "bare 2 of 2\n" * 2
 
 
-@pytest.mark.parametrize("options", [[], ["--no-init"]], ids=["init", "no-init"])
+@pytest.mark.parametrize("options", first_of([[], ["--no-init"]]), ids=["init", "no-init"])
 def test_twenty_groups_one_after_another(quick: Mpi, options: list[str]) -> None:
     done = check(mpiexec(quick, 2, *options, PROGRAMS / "recreate.py", 20))
     assert done.stdout == "20 groups\n" * 2

@@ -74,9 +74,10 @@ def test_the_batch_script_of_ten_lines(cluster: Cluster) -> None:
     assert changed == 3
     (folder / "job.sh").write_text(script)
     env = {**MPIS["openmpi4"].environ(), "MODULEPATH": str(folder / "modules"), "USER": "root"}
-    done = cluster.run("sbatch", "--wait", "job.sh", timeout=200, env=env, cwd=folder)
+    submitted = check(cluster.run("sbatch", "--parsable", "job.sh", timeout=30, env=env, cwd=folder))
+    facts = cluster.wait_for_job(submitted.stdout.strip(), timeout=200)
     text = "".join(path.read_text() for path in folder.glob("job.sh-*.out"))
-    assert done.returncode == 0, (done, text)
+    assert facts["JobState"] == "COMPLETED", (facts, text)
     assert re.search(r"^mpiddp \S+: 4 ranks on 2 nodes, ", text, re.MULTILINE), text
     assert len(re.findall(r"^epoch 9: loss 0\.0", text, re.MULTILINE)) == 4, text
     assert (folder / "model.pt").exists()

@@ -11,7 +11,18 @@ import pytest
 from mpiddp.config import Script
 from mpiddp.facts.script import asks_to_stop
 from tests import processes
-from tests.support import PROGRAMS, ROOT, Mpi, alone, check, mpiexec, mpiexec_command, noise, single_node_environ
+from tests.support import (
+    PROGRAMS,
+    ROOT,
+    Mpi,
+    alone,
+    check,
+    first_of,
+    mpiexec,
+    mpiexec_command,
+    noise,
+    single_node_environ,
+)
 
 ARGUMENTS = ["--epochs", "3", "--", "-m", "--backend", "a b"]
 
@@ -53,10 +64,10 @@ def test_safe_path_is_respected(quick: Mpi, tmp_path: Path) -> None:
     same(quick, script, cwd=tmp_path, env={"PYTHONSAFEPATH": "1"})
 
 
-@pytest.mark.parametrize(("module", "line"), [
+@pytest.mark.parametrize(("module", "line"), first_of([
     ("package", "relative package package.__main__ ['-x']"),
     ("package.inner.program", "relative package.inner package.inner.program ['-x']"),
-])
+]))
 def test_relative_imports_under_m(quick: Mpi, module: str, line: str) -> None:
     for launcher in ([], ["-m", "mpiddp"]):
         assert check(alone(quick, *launcher, "-m", module, "-x", cwd=PROGRAMS)).stdout == line + "\n"

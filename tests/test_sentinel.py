@@ -32,7 +32,7 @@ from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherE
 from mpiddp.sentinel.loop import Loop
 from mpiddp.sentinel.office import Office
 from tests.cluster import Cluster
-from tests.support import MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec, need, noise, srun
+from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
 from tests.test_messages import BRACKETS, NONSENSE, TOKEN, member, report
 
 STRANGERS = {
@@ -308,11 +308,11 @@ def failing(folder: Path, line: str, name: str = "fails.py") -> Path:
     return path
 
 
-@pytest.mark.parametrize("mpi", [MPIS["mpich"], MPIS["openmpi5"]], ids=lambda mpi: mpi.name)
+@pytest.mark.parametrize("name", TWO_NAMES)
 @pytest.mark.parametrize("line", ["raise ValueError('x' * 2_000_000)", "sys.exit('x' * 2_000_000)"],
                          ids=["raise", "exit"])
-def test_an_error_of_two_megabytes_on_one_line(mpi: Mpi, line: str, tmp_path: Path) -> None:
-    done = check(mpiexec(mpi, 2, failing(tmp_path, line)), 1)
+def test_an_error_of_two_megabytes_on_one_line(name: str, line: str, tmp_path: Path) -> None:
+    done = check(mpiexec(MPIS[name], 2, failing(tmp_path, line)), 1)
     ended = time.time()
     said = re.search(r"FAULT ([\d.]+)", done.stderr)
     assert said is not None

@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, RUN
-from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, Mpi, need
+from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, Mpi, first_of, need
 
 HELLO = EXAMPLES / "hello_world.py"
 HANGING_TORCH = "import time\ntime.sleep(600)\n"
@@ -122,7 +122,7 @@ def hangs(cluster: Cluster) -> dict[str, tuple[Done, float]]:
     for name in ("openmpi4", "mpich"):
         shim = f"mkdir -p /tmp/{name}; printf %s {shlex.quote(HANGING_TORCH)} > /tmp/{name}/torch.py"
         hang = on("node2", f"{shim}; export PYTHONPATH=/tmp/{name}")
-        jobs[f"hangs, {name}"] = partial(on_nodes, cluster, MPIS[name], hang, "--startup-timeout", 25, HELLO)
+        jobs[f"hangs, {name}"] = partial(on_nodes, cluster, MPIS[name], hang, "--startup-timeout", 20, HELLO)
     for name, per_node in RANKS_PER_NODE.items():
         jobs[f"never comes, {name}"] = partial(on_nodes, cluster, MPIS[name], on("node2", "sleep 600"),
                                                "--startup-timeout", 12, HELLO, per_node=per_node)
@@ -153,7 +153,7 @@ def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], na
     done, seconds = hangs[f"hangs, {name}"]
     assert seconds < 40
     assert "mpiddp: waiting 10 s for 1 of 3 ranks: rank 1 on node2 (importing torch)\n" in done.stderr
-    words = "waited for 1 of 3 ranks: rank 1 on node2 (importing torch) after 25 s"
+    words = "waited for 1 of 3 ranks: rank 1 on node2 (importing torch) after 20 s"
     if MPIS[name].pmi == "pmix":
         check_refused(done, "startup-timeout", words)
     else:  # Slurm's pmi2 kills the ranks before their status is known
@@ -219,7 +219,7 @@ def in_node(process: psutil.Process, node: str) -> bool:
     return Path(f"/proc/{process.pid}/ns/net").stat().st_ino == Path(f"/proc/{daemon}/ns/net").stat().st_ino
 
 
-@pytest.mark.parametrize("trap", ["", "trap '' CHLD; "], ids=["default", "SIGCHLD ignored"])
+@pytest.mark.parametrize("trap", first_of(["", "trap '' CHLD; "]), ids=["default", "SIGCHLD ignored"])
 def test_a_script_finds_no_child_of_ours(cluster: Cluster, mpi: Mpi, trap: str) -> None:
     """The sentinel is no child of the rank."""
     need(mpi.missing())

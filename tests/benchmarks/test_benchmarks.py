@@ -42,6 +42,7 @@ def test_threads(quick: Mpi) -> None:
     assert len(re.findall(r"^1 rank  .* steps/s +\d\.\d\d of torchrun's$", table, re.MULTILINE)) == 6, table
 
 
+@pytest.mark.thorough
 def test_stopping(quick: Mpi) -> None:
     told = check(mpiexec(quick, 2, ROOT / "tests/benchmarks/stopping.py", 200)).stdout
     assert re.search(r"^should_stop\(\) \d+\.\d us, gloo all-reduce \d+\.\d us, median of 200 calls$", told), told

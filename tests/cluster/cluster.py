@@ -32,7 +32,7 @@ CPUS_PER_NODE, GPUS_PER_NODE = 8, 4  # as far as Slurm knows
 REQUEUE_AFTER_S = 6  # a job that was requeued waits until its old credentials are void; two minutes by default
 START_TIMEOUT_S = 60
 COMMANDS = ("slurmctld", "slurmd", "srun", "sbatch", "munged", "ip", "nsenter", "unshare", "mount", "hostname")
-
+QUEUED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED")  # states of a job
 SLURM_CONF = f"""\
 ClusterName=mpiddp
 SlurmctldHost={LOGIN}({ADDRESSES[LOGIN]})
@@ -114,6 +114,22 @@ class Cluster:
         """Run a command (`srun …`, `sbatch …`) on the login node and return status and output."""
         return run(*self.at(LOGIN, cwd), *command, timeout=timeout,
                    env={**(os.environ if env is None else env), "SLURM_CONF": f"{RUN}/slurm.conf"})
+
+    def job(self, number: str) -> dict[str, str]:
+        """Return what Slurm knows of a batch job."""
+        done = self.run("scontrol", "--oneliner", "show", "job", number, timeout=30)
+        assert done.returncode == 0, done.stderr
+        return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+
+    def wait_for_job(self, number: str, timeout: float) -> dict[str, str]:
+        """Return what Slurm knows of a batch job that has ended; `sbatch --wait` looks after 2, 6, 14, 30 and 62 s."""
+        deadline = time.monotonic() + timeout
+        while (facts := self.job(number))["JobState"] in QUEUED:
+            if time.monotonic() > deadline:
+                self.run("scancel", number, timeout=30)
+                raise TimeoutError(f"{facts}")
+            time.sleep(0.3)
+        return facts
 
     def at(self, host: str, cwd: Path | None = None) -> list[str]:
         """Return the prefix that runs a command in a host's namespaces."""

@@ -19,7 +19,7 @@ from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
 from tests.faults.matrix import LAUNCHERS, Launcher
-from tests.support import MPIS, ROOT, Mpi, mpiexec_command, need, single_node_environ
+from tests.support import MPIS, ROOT, Mpi, first_of, mpiexec_command, need, single_node_environ
 
 FAULTS = Path(__file__).parent
 OUTSIDE = re.compile(r"mpiddp: ended by SIG(?:INT|TERM|KILL) after .* s, sent to the job from outside")
@@ -79,12 +79,10 @@ def message_in(error_file: Path) -> str:
 
 
 def and_whole(launchers: list[Launcher]) -> pytest.MarkDecorator:
-    """Run a test under these launchers, and in a thorough run with more ranks and under pmi2, too."""
-    return pytest.mark.parametrize("launcher", [
-        *(pytest.param(one, id=one.name, marks=pytest.mark.thorough if one is LAUNCHERS[4] else ())
-          for one in launchers),
-        *(pytest.param(replace(one, whole=True), id=f"{one.name}-whole", marks=pytest.mark.thorough)
-          for one in launchers)])
+    """Run a test under the first of these launchers, and in a thorough run under all, with more ranks too."""
+    return pytest.mark.parametrize("launcher", first_of([
+        *(pytest.param(one, id=one.name) for one in launchers),
+        *(pytest.param(replace(one, whole=True), id=f"{one.name}-whole") for one in launchers)]))
 
 
 @and_whole(LAUNCHERS[:3])
@@ -127,8 +125,9 @@ def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -
 
 @and_whole(LAUNCHERS[3:])
 @pytest.mark.parametrize(("number", "nodes"), [
-    pytest.param(signal.SIGTERM, 3, id="SIGTERM"), pytest.param(signal.SIGTERM, 1, id="SIGTERM-one-node"),
-    pytest.param(signal.SIGHUP, 3, id="SIGHUP", marks=pytest.mark.thorough)])
+    pytest.param(signal.SIGTERM, 3, id="SIGTERM"),
+    *(pytest.param(number, nodes, id=name, marks=pytest.mark.thorough) for number, nodes, name in (
+        (signal.SIGTERM, 1, "SIGTERM-one-node"), (signal.SIGHUP, 3, "SIGHUP")))])
 def test_an_srun_that_is_sent_a_signal(
     launcher: Launcher, number: signal.Signals, nodes: int, cluster: Cluster
 ) -> None:
@@ -148,11 +147,10 @@ def as_nohup_does() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize(("launcher", "goes_on"), [
-    (LAUNCHERS[0], False), (LAUNCHERS[1], False), (LAUNCHERS[2], True),
-    (LAUNCHERS[3], False), pytest.param(LAUNCHERS[4], False, marks=pytest.mark.thorough),
-    pytest.param(Launcher("Intel MPI mpiexec", MPIS["impi"], False), True, marks=pytest.mark.thorough),
-], ids=lambda one: one.name if isinstance(one, Launcher) else "")
+@pytest.mark.parametrize(("launcher", "goes_on"), first_of([
+    (LAUNCHERS[2], True), (LAUNCHERS[0], False), (LAUNCHERS[1], False), (LAUNCHERS[3], False), (LAUNCHERS[4], False),
+    (Launcher("Intel MPI mpiexec", MPIS["impi"], False), True),
+], 2), ids=lambda one: one.name if isinstance(one, Launcher) else "")
 def test_a_hangup_of_a_launcher_under_nohup(
     launcher: Launcher, goes_on: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -219,7 +217,7 @@ def test_a_rank_that_is_killed_with_its_nodes_slurmd(launcher: Launcher, cluster
     assert re.search(r"mpiddp: failed: rank \d on node3: ended by SIGKILL", text), text
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[3:5], ids=str)
+@pytest.mark.parametrize("launcher", first_of([LAUNCHERS[4], LAUNCHERS[3]]), ids=lambda one: one.name)
 def test_a_step_daemon_that_is_killed(launcher: Launcher, cluster: Cluster) -> None:
     """Under pmi2 nobody else notices, and srun waits; under pmix Open MPI ends the node's ranks, with no word why."""
     with started(launcher, cluster, FAULTS / "patient.py") as job:
