@@ -196,7 +196,8 @@ def test_tests_that_use_a_group(quick: Mpi, tmp_path: Path) -> None:
     assert "mpiddp" not in done.stderr
 
 
-@pytest.mark.parametrize(("how", "pmi"), first_of([("with", "pmix"), ("exit", "pmi2")]))
+@pytest.mark.thorough
+@pytest.mark.parametrize(("how", "pmi"), [("with", "pmix"), ("exit", "pmi2")])
 def test_a_program_that_fails_on_three_nodes(how: str, pmi: str, cluster: Cluster) -> None:
     mpi = MPIS["openmpi4" if pmi == "pmix" else "impi"]
     done = cluster.run("srun", f"--mpi={pmi}", "-N3", "-n3", str(mpi.python), str(PROGRAMS / "own_end.py"), how,

@@ -154,6 +154,7 @@ def loading(script: Path, modules: str) -> Path:
     return script
 
 
+@pytest.mark.thorough
 def test_an_accelerate_script_with_its_configuration(cluster: Cluster, folder: Path) -> None:
     (config := folder / "config.yaml").write_text("mixed_precision: 'no'\ngradient_accumulation_steps: 2\n")
     script = edited(folder, "accelerate.sh", ENVIRONMENT=ACTIVATE, CONFIG=config,

@@ -133,7 +133,8 @@ def test_a_child_that_the_script_forks_is_left_to_itself(quick: Mpi, script: Scr
     assert "mpiddp: failed" not in done.stderr
 
 
-@pytest.mark.parametrize("mpi", MPICH_FIRST)
+@pytest.mark.thorough
+@pytest.mark.parametrize("mpi", EACH_MPI)
 def test_a_rank_that_fails_ends_the_job_on_three_nodes(mpi: Mpi, cluster: Cluster) -> None:
     start = time.monotonic()
     check(srun(cluster, mpi, "-N3 -n3", PROGRAMS / "fails.py", 2, 7), 7)

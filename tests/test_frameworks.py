@@ -22,8 +22,8 @@ def test_accelerates_own_scripts(quick: Mpi, name: str) -> None:
     check(mpiexec(quick, 2, "-m", SCRIPTS + name, env={"ACCELERATE_USE_CPU": "true"}, timeout=TIMEOUT_S))
 
 
-@pytest.mark.parametrize(("name", "options"), [
-    ("test_script", TWO), *(pytest.param(name, SIX, marks=pytest.mark.thorough) for name in ("test_sync", "test_ops"))])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "options"), [("test_script", TWO), ("test_sync", SIX), ("test_ops", SIX)])
 def test_accelerates_own_scripts_on_several_nodes(cluster: Cluster, name: str, options: str) -> None:
     """The first fails with other than two processes, under torchrun too: it shares two rows out among all."""
     check(srun(cluster, MPIS["openmpi4"], options, "-m", SCRIPTS + name, env={"ACCELERATE_USE_CPU": "true"},

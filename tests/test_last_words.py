@@ -94,7 +94,8 @@ def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, scri
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
 
 
-@pytest.mark.parametrize("pmi", first_of(["pmi2", "pmix"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("pmi", ["pmi2", "pmix"])
 def test_a_slow_hook_under_srun(pmi: str, cluster: Cluster, tmp_path: Path) -> None:
     """Under pmi2 each rank exits by itself, and Slurm kills the others as soon as one has."""
     mpi = MPIS["openmpi4" if pmi == "pmix" else "impi"]

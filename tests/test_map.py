@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from mpiddp.facts.gpus import Gpu
 from mpiddp.plan.seat import Seat
 from mpiddp.show.map import devices, lines, model, ranges, records
@@ -123,6 +125,7 @@ def test_a_job_prints_its_map_unless_it_shall_be_quiet(quick: Mpi) -> None:
     assert "ranks" not in check(mpiexec(quick, 2, "--quiet", HELLO)).stderr
 
 
+@pytest.mark.thorough
 def test_the_map_of_three_nodes_in_a_file(cluster: Cluster) -> None:
     file = Path("/tmp/map.json")  # node1's own
     read = f"import json; print(json.dumps(json.load(open('{file}'))))"

@@ -84,6 +84,7 @@ def test_twenty_groups_one_after_another(quick: Mpi, options: list[str]) -> None
     assert noise(done) == []
 
 
+@pytest.mark.thorough
 def test_twenty_groups_one_after_another_on_three_nodes(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 -n3", PROGRAMS / "recreate.py", 20))
     assert done.stdout == "20 groups\n" * 3

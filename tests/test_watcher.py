@@ -10,6 +10,7 @@ from mpiddp.beside.messages import End, Failed, Hello, JobEnds, Join, Over, Ruli
 from mpiddp.plan.verdict import CONSEQUENCE, Report, Verdict
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
+from mpiddp.sentinel.start import Start
 from mpiddp.sentinel.watcher import MOVES, State, Watcher
 from tests.test_messages import member, report
 
@@ -47,6 +48,17 @@ def test_a_rank_whose_report_crosses_the_jobs_end_is_told_to_end(watcher: Watche
     watcher.handle(events.FromCoordinator(JobEnds(7, abort=False)), 2.0)
     assert to_rank(watcher.handle(events.FromRank(Failed(LOST)), 2.1)) == [Ruling(None, 7, False)]
     assert to_rank(watcher.handle(events.FromCoordinator(JobEnds(7, abort=True)), 2.2)) == [End(7)]
+
+
+@pytest.mark.parametrize(("stage", "by_srun", "helps"), [
+    ("MPI_Init", True, True), ("MPI_Init", False, False), ("importing torch", True, False)])
+def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, helps: bool) -> None:
+    start = Start(WATCHED._replace(by_srun=by_srun), 0.0)
+    start.begin(stage)
+    (said,) = start.tell_death("ended by SIGSEGV (Segmentation fault)")
+    assert isinstance(said, events.Say)
+    assert f"mpiddp: rank 1 on n0 ended by SIGSEGV (Segmentation fault), in {stage}" in said.text.splitlines()
+    assert ("SLURM_PMIX_FENCE=ring" in said.text) == helps
 
 
 def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:

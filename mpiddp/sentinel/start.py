@@ -8,6 +8,8 @@ from . import events
 ASKING_HOSTS_S = 2.0
 HARD_GRACE_S = 15.0  # after the deadline of the start, for ranks to end the job in order
 TERMINATING_S = 1.0  # between SIGTERM and SIGKILL
+# Slurm 22.05's fences of the kind "tree" may end before all ranks have come; the next message finds one unprepared.
+TRY_RING = "\nmpiddp: if this is srun --mpi=pmix, try it with SLURM_PMIX_FENCE=ring in the environment of srun"
 
 
 class Start:
@@ -44,7 +46,8 @@ class Start:
         if not cause:
             return []
         self.failed = True
-        return [events.Say(f"mpiddp: {self._watched.who} {cause}, in {self.stage}")]
+        hint = TRY_RING if self._watched.by_srun and self.stage == "MPI_Init" and "SIGSEGV" in cause else ""
+        return [events.Say(f"mpiddp: {self._watched.who} {cause}, in {self.stage}{hint}")]
 
     def on_due(self, timer: str, now_s: float) -> list[events.WatcherAction]:
         """Return what to do when the time of a warning, or of the start, is over."""

@@ -60,6 +60,8 @@ KillWait=2
     "State=UNKNOWN\n" for node in NODES
 ) + "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=FORCE\n"
 
+# Slurm 22.05's fences of the kind "tree" let ranks go before all have come: then some crash in MPI_Init.
+MPI_CONF = "PMIxCollFence=ring\n"
 GRES_CONF = f"Name=gpu File={RUN}/devices/nvidia[0-{GPUS_PER_NODE - 1}]\n"
 HOSTS = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in ADDRESSES.items())
 
@@ -154,6 +156,7 @@ class Cluster:
         (RUN / "hosts").write_text(HOSTS)
         (RUN / "slurm.conf").write_text(SLURM_CONF)
         (RUN / "gres.conf").write_text(GRES_CONF)
+        (RUN / "mpi.conf").write_text(MPI_CONF)
         for number in range(GPUS_PER_NODE):
             os.mknod(RUN / f"devices/nvidia{number}", stat.S_IFCHR, os.makedev(1, 3))  # what /dev/null is
         start_munged()
