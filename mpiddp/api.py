@@ -156,7 +156,8 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
     """Return the settings of a program with its own main(); raise ValueError where a variable is wrong."""
     import argparse
 
-    from .cli import read_settings, variable
+    from .cli import read_settings
+    from .command.options import variable
 
     try:
         config = read_settings(environ)

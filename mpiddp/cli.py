@@ -6,16 +6,21 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, LaunchConfig, Script, Shape, Shown
+from .command.help import Parser
+from .command.options import FLAGS, OPTIONS, absolute, default_of, flag_of, unknown, whole
+from .config import LaunchConfig, Script, Shape
 from .errors import EXIT_USAGE
-from .show.help import Parser
 from .version import __version__
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 USAGE = """\
 mpirun python -m mpiddp [options] script.py [arguments]
-       srun --mpi=pmix python -m mpiddp [options] -m package.module [arguments]"""
+       srun --mpi=pmix python -m mpiddp [options] -m package.module [arguments]
+       … python -m mpiddp [options] -c code [arguments]"""
 
 DESCRIPTION = """\
 Start PyTorch distributed training in the processes that MPI started, one per GPU, and run a script
@@ -26,150 +31,6 @@ Options come before the script; everything after it is the script's. Each option
 as a variable, MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command line wins.
 Exit status: the script's own; 2 wrong usage; 3 the job could not be started; 75 all ranks agreed
 to stop, and the job can go on later."""
-
-TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
-
-
-def seconds(text: str) -> float:
-    """Return a positive number of seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be greater than 0 and finite, got {text}")
-    return value
-
-
-def whole(text: str) -> int:
-    """Return a number that is not negative."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"must be a rank, got {text!r}")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """Return a number greater than 0."""
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
-    return int(text)
-
-
-def ranks(text: str) -> Shown:
-    """Return the ranks that are shown."""
-    words = text.split(",")
-    if text in ("all", "none"):
-        return Shown(everyone=text == "all")
-    local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
-    found = [word for word in words if not word.startswith("local-")]
-    if not all(word.isdigit() for word in (*local, *found)):
-        raise argparse.ArgumentTypeError(f"must be all, none, or ranks as in 0,4,local-0, got {text!r}")
-    return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
-
-
-def absolute(path: str) -> str:
-    """Return a path that is the same from every working directory, empty for none."""
-    return os.path.abspath(path) if path else ""
-
-
-def map_file(text: str) -> str:
-    """Return the path of a file of a kind that a map can be."""
-    if text and not text.endswith((".json", ".svg")):
-        raise argparse.ArgumentTypeError(f"must end in .json or .svg, got {text!r}")
-    return absolute(text)
-
-
-def way_out(text: str) -> bool:
-    """Return whether the interpreter's own exit is asked for."""
-    if text not in ("quick", "python"):
-        raise argparse.ArgumentTypeError(f"must be quick or python, got {text!r}")
-    return text == "python"
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "backend": {
-        "default": None,
-        "help": "backend of the process group (default: the accelerator's own, gloo without one)",
-    },
-    "device": {
-        "default": "auto", "choices": ("auto", "cpu", "cuda", "xpu"),
-        "help": "what the ranks compute on (default: the accelerator that all of them see, or else the CPU)",
-    },
-    "interface": {
-        "default": None, "metavar": "NAME",
-        "help": "network interface on which nodes meet (default: the fastest whose network all of them are on)",
-    },
-    "master-addr": {
-        "default": None, "metavar": "ADDRESS",
-        "help": "address of rank 0's node at which nodes meet (default: that of the interface)",
-    },
-    "bind": {
-        "default": "auto", "choices": ("auto", "none", "launcher"),
-        "help": "the cores of a rank: an even part of the node's where the launcher gave it no good one, all that "
-                "the node allows, or what the launcher gave (default: %(default)s)",
-    },
-    "threads": {
-        "default": None, "type": positive, "metavar": "N",
-        "help": "threads of a rank (default: OMP_NUM_THREADS, SLURM_CPUS_PER_TASK, or the rank's cores)",
-    },
-    "startup-timeout": {
-        "default": str(DEFAULT_STARTUP_TIMEOUT_S), "type": seconds, "metavar": "SECONDS",
-        "help": "give up when not all ranks are ready by then (default: %(default)s)",
-    },
-    "exit-timeout": {
-        "default": None, "type": seconds, "metavar": "SECONDS",
-        "help": "give up when a rank has not ended this long after another did (default: wait for it)",
-    },
-    "abort-grace": {
-        "default": str(DEFAULT_ABORT_GRACE_S), "type": seconds, "metavar": "SECONDS",
-        "help": "when a rank fails, kill it and the others where they have not ended by then (default: %(default)s)",
-    },
-    "stop-before": {
-        "default": None, "type": seconds, "metavar": "SECONDS",
-        "help": "let mpiddp.should_stop() be true so long before the walltime",
-    },
-    "error-file": {
-        "default": None, "metavar": "FILE",
-        "help": "write why the job failed to FILE, as torchelastic does (default: TORCHELASTIC_ERROR_FILE)",
-    },
-    "log-dir": {
-        "default": "", "metavar": "DIR",
-        "help": "write each rank's output to a file, too: DIR/JOB/rank-00013.HOST.log, where JOB is Slurm's job "
-                "number, or a random name that the report of a failure tells",
-    },
-    "show": {
-        "default": "all", "type": ranks, "metavar": "RANKS",
-        "help": "whose output to show: all, none, or ranks as in 0,4,local-0 (default: %(default)s)",
-    },
-    "map": {
-        "default": "", "type": map_file, "metavar": "FILE",
-        "help": "write where each rank sits to FILE, as records (.json) or a picture (.svg)",
-    },
-    "trace": {
-        "default": "", "type": absolute, "metavar": "FILE",
-        "help": "write when each rank began which stage to FILE, for ui.perfetto.dev; adds a collective to the start",
-    },
-    "exit": {
-        "default": "quick", "type": way_out, "metavar": "quick|python",
-        "help": "python tears the interpreter down at the end, for module-level destructors (default: %(default)s)",
-    },
-    "explain": {
-        "default": None, "type": whole, "nargs": "?", "const": 0, "metavar": "RANK",
-        "help": "start the job, print where each variable of RANK (default: 0) comes from, and end",
-    },
-    "nodes": {"default": None, "type": positive, "metavar": "N", "help": "number of nodes, for --dry-run"},
-    "ranks-per-node": {"default": None, "type": positive, "metavar": "M", "help": "ranks on each, for --dry-run"},
-}
-FLAGS = {
-    "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get; start nothing",
-    "no-init": "leave init_process_group() to the script; the environment is set all the same",
-    "prefix": "put rank and host before each line of output",
-    "quiet": "print no start line and no map",
-    "allow-idle-gpus": "let the only rank of a node have several GPUs: the script uses more than its own",
-    "share-gpus": "let several ranks have one GPU, with gloo",
-    "virtual-local-rank": "show each rank its own GPU alone and set LOCAL_RANK=0, as torchrun's option does",
-}
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of a job from the command line and return its exit status."""
@@ -203,11 +64,16 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         if options.nodes is None or options.ranks_per_node is None:
             parser.error("--dry-run needs --nodes and --ranks-per-node")
         return Shape(options.nodes, options.ranks_per_node)
-    is_module = command[:1] == ["-m"]
-    words = command[1:] if command[:1] in (["-m"], ["--"]) else command
-    if not words and (is_module or options.explain is None):
-        parser.error("a module is needed after -m" if is_module else "a script is needed, or -m and a module")
-    return configuration(options, Script(words[0], tuple(words[1:]), is_module) if words else None, environ)
+    way = command[0] if command[:1] in (["-m"], ["-c"]) else ""
+    words = command[1:] if way or command[:1] == ["--"] else command
+    if not words and (way or options.explain is None):
+        parser.error(NEEDED[way])
+    script = Script(words[0], tuple(words[1:]), is_module=way == "-m", is_code=way == "-c") if words else None
+    return configuration(options, script, environ)
+
+
+NEEDED = {"": "a script is needed, or -m and a module", "-m": "a module is needed after -m",
+          "-c": "code is needed after -c"}
 
 
 def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
@@ -227,6 +93,7 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         init=not options.no_init,
         startup_timeout_s=options.startup_timeout,
         exit_timeout_s=options.exit_timeout,
+        group_timeout=timedelta_of(options.group_timeout),
         quiet=options.quiet,
         explain=options.explain,
         abort_grace_s=options.abort_grace,
@@ -245,41 +112,48 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         virtual_local_rank=options.virtual_local_rank,
         interface=options.interface,
         master_addr=options.master_addr,
+        local_rank_option=options.pass_local_rank,
+        unknown_variables=tuple(unknown(environ)),
     )
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return our own options, and the command after them: a script or -m, with all that follows.
+def timedelta_of(seconds: float | None) -> timedelta | None:
+    """Return a time as torch takes it."""
+    if seconds is None:
+        return None
+    from datetime import timedelta
 
-    argparse has no option that takes every argument after it, a "--" among them, as it is.
+    return timedelta(seconds=seconds)
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return our own options, and the command after them: a script, -m or -c, with all that follows.
+
+    argparse has no option that takes every argument after it, a "--" among them, as it is. The options may be
+    written with underscores, as torchrun's may.
     """
-    at = 0
-    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("-m", "--"):
-        details = OPTIONS.get(arguments[at].removeprefix("--"), {"nargs": "?"})
-        at += 1 if "nargs" in details else 2
-    return list(arguments[:at]), list(arguments[at:])
+    ours: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--"):
+        name, *value = rest.pop(0).split("=", 1)
+        name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
+        ours.append("=".join([name, *value]))
+        details = OPTIONS.get(name.removeprefix("--"))
+        if details and rest and not value and ("nargs" not in details or (
+                details.get("type") is whole and rest[0].isdigit())):
+            ours.append(rest.pop(0))
+    return ours, rest
 
 
 def build_parser(environ: Mapping[str, str]) -> Parser:
     """Return the parser of our own options, with the ``MPIDDP_…`` variables of `environ` as defaults."""
     parser = Parser(prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
-    for name, details in OPTIONS.items():
-        default = environ.get(variable(name), details["default"])
-        parser.add_argument(f"--{name}", **{**details, "default": default})
-    for name, text in FLAGS.items():
-        default = read_flag(parser, variable(name), environ.get(variable(name), ""))
-        parser.add_argument(f"--{name}", action="store_true", default=default, help=text)
+    try:
+        for name, details in OPTIONS.items():
+            parser.add_argument(f"--{name}", **{**details, "default": default_of(name, environ)})
+        for name, text in FLAGS.items():
+            parser.add_argument(f"--{name}", action="store_true", default=flag_of(name, environ), help=text)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     return parser
-
-
-def variable(option: str) -> str:
-    """Return the variable that gives an option a default."""
-    return "MPIDDP_" + option.upper().replace("-", "_")
-
-
-def read_flag(parser: Parser, variable: str, text: str) -> bool:
-    """Return the truth that a variable's text says."""
-    if text.lower() not in (*TRUE, *FALSE):
-        parser.error(f"{variable} must be one of {', '.join((*TRUE, *FALSE[1:]))}, got {text!r}")
-    return text.lower() in TRUE

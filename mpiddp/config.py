@@ -12,11 +12,12 @@ DEFAULT_ABORT_GRACE_S = 5.0
 
 
 class Script(NamedTuple):
-    """The program to run, with its own arguments: a file, or a module if `is_module` is true."""
+    """The program to run, with its own arguments: a file, a module if `is_module` is true, or the code itself."""
 
     target: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+    is_code: bool = False
 
 
 class Shape(NamedTuple):
@@ -54,7 +55,9 @@ class LaunchConfig(NamedTuple):
     before the end of the Slurm job mpiddp.should_stop() becomes true; None leaves that to signals.
     `idle_gpus` lets the only rank of a node have several GPUs. `share_gpus` lets several ranks share a GPU.
     `virtual_local_rank` shows each rank only its own GPU and exports LOCAL_RANK=0. `interface` and
-    `master_addr` name the network on which nodes meet; None takes the best one.
+    `master_addr` name the network on which nodes meet; None takes the best one. `local_rank_option` is the
+    option by which the script is told its local rank, empty for none. `unknown_variables` are those that look
+    like options' and are none.
     """
 
     script: Script | None = None
@@ -82,3 +85,5 @@ class LaunchConfig(NamedTuple):
     virtual_local_rank: bool = False
     interface: str | None = None
     master_addr: str | None = None
+    local_rank_option: str = ""
+    unknown_variables: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ def test_a_with_block_holds_a_group_and_restores_the_environment(mpi: Mpi) -> No
         "mpiddp: warning: stale-environment: already set, and set anew from MPI: RANK=stale on rank 0"]
 
 
+@pytest.mark.thorough
 def test_one_group_after_another(quick: Mpi) -> None:
     assert check(own_main(quick, 2, PROGRAM, "again")).stdout == "again\n" * 2
 

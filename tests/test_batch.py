@@ -119,6 +119,7 @@ def test_llsub(cluster: Cluster, folder: Path, arguments: tuple[str, ...]) -> No
     check_hello_of_four(job.wait())
 
 
+@pytest.mark.thorough
 def test_apptainer(cluster: Cluster, folder: Path) -> None:
     """A stand-in for the command: the script's words for it are the test."""
     (image := folder / "image.sif").touch()

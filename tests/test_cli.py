@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from mpiddp import __version__
 from mpiddp.cli import read_config
 from mpiddp.config import LaunchConfig, Script, Shape, Shown
-from tests.support import EXAMPLES, Mpi, alone, check, mpiexec
+from tests.support import EXAMPLES, Mpi, alone, check, mpiexec, noise
 
 
 @pytest.mark.parametrize(("arguments", "config"), [
@@ -22,6 +25,14 @@ from tests.support import EXAMPLES, Mpi, alone, check, mpiexec
     (["--backend", "gloo", "--no-init", "t.py"], LaunchConfig(Script("t.py"), backend="gloo", init=False)),
     (["--explain", "t.py"], LaunchConfig(Script("t.py"), explain=0)),
     (["--explain=3"], LaunchConfig(explain=3)),
+    (["--explain", "1", "t.py"], LaunchConfig(Script("t.py"), explain=1)),
+    (["--explain", "--quiet", "t.py", "1"], LaunchConfig(Script("t.py", ("1",)), explain=0, quiet=True)),
+    (["--startup_timeout=5", "--abort_grace", "2", "--no_init", "t.py", "--a_b"],
+     LaunchConfig(Script("t.py", ("--a_b",)), startup_timeout_s=5, abort_grace_s=2, init=False)),
+    (["--quiet", "-c", "print(1)", "-c", "x"], LaunchConfig(Script("print(1)", ("-c", "x"), is_code=True), quiet=True)),
+    (["--group-timeout", "90", "t.py"], LaunchConfig(Script("t.py"), group_timeout=timedelta(seconds=90))),
+    (["--pass-local-rank", "t.py", "1"], LaunchConfig(Script("t.py", ("1",)), local_rank_option="--local-rank")),
+    (["--pass-local-rank=--local_rank", "t.py"], LaunchConfig(Script("t.py"), local_rank_option="--local_rank")),
     (["--dry-run", "--nodes", "2", "--ranks-per-node=4", "t.py"], Shape(2, 4)),
     (["--startup-timeout=5", "--exit-timeout", "1.5", "t.py"],
      LaunchConfig(Script("t.py"), startup_timeout_s=5, exit_timeout_s=1.5)),
@@ -45,11 +56,26 @@ def test_variables_are_defaults_and_the_command_line_wins() -> None:
     assert isinstance(config, LaunchConfig)
     assert (config.backend, config.startup_timeout_s) == ("gloo", 8)
     assert read_config(["t.py"], {"MPIDDP_QUIET": "0"}) == LaunchConfig(Script("t.py"))
+    empty = {"MPIDDP_STARTUP_TIMEOUT": "", "MPIDDP_BIND": "", "MPIDDP_BACKEND": "", "MPIDDP_EXPLAIN": ""}
+    assert read_config(["t.py"], empty) == LaunchConfig(Script("t.py"))
+
+
+def test_a_variable_that_no_option_has_is_noted() -> None:
+    config = read_config(["t.py"], {"MPIDDP_STARTUP_TIMOUT": "7", "MPIDDP_FROBNICATE": "1", "MPIDDPS": "2"})
+    assert isinstance(config, LaunchConfig)
+    assert config.startup_timeout_s == LaunchConfig().startup_timeout_s
+    assert config.unknown_variables == (
+        "MPIDDP_FROBNICATE", "MPIDDP_STARTUP_TIMOUT (did you mean MPIDDP_STARTUP_TIMEOUT?)")
 
 
 @pytest.mark.parametrize(("arguments", "environ", "words"), [
     ([], {}, "a script is needed"),
     (["-m"], {}, "a module is needed after -m"),
+    (["-c"], {}, "code is needed after -c"),
+    (["--bind", "cores", "t.py"], {}, "argument --bind: invalid choice: 'cores'"),
+    (["t.py"], {"MPIDDP_BIND": "cores"}, "MPIDDP_BIND must be one of auto, none, launcher, got 'cores'"),
+    (["t.py"], {"MPIDDP_SHOW": "first"}, "MPIDDP_SHOW must be all, none, or ranks as in 0,4,local-0, got 'first'"),
+    (["--pass-local-rank=local", "t.py"], {}, "must be an option's name such as --local-rank, got 'local'"),
     (["--frobnicate", "t.py"], {}, "unrecognized arguments: --frobnicate"),
     (["--back", "gloo", "t.py"], {}, "unrecognized arguments: --back"),
     (["--nproc-per-node", "2", "t.py"], {}, "--nproc-per-node; how many processes start is for the"),
@@ -66,7 +92,7 @@ def test_variables_are_defaults_and_the_command_line_wins() -> None:
     (["--show", "first", "t.py"], {}, "must be all, none, or ranks as in 0,4,local-0, got 'first'"),
     (["--exit", "slow", "t.py"], {}, "must be quick or python, got 'slow'"),
     (["--abort-grace", "0", "t.py"], {}, "must be greater than 0 and finite, got 0"),
-    (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "must be greater than 0 and finite, got 0"),
+    (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "MPIDDP_STARTUP_TIMEOUT must be greater than 0 and finite, got 0"),
     (["t.py"], {"MPIDDP_QUIET": "perhaps"}, "MPIDDP_QUIET must be one of"),
 ])
 def test_wrong_usage_is_one_line(arguments: list[str], environ: dict[str, str], words: str) -> None:
@@ -134,3 +160,43 @@ def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
 def test_explain_of_a_rank_that_is_not_there(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "--explain=2"), 2)
     assert done.stderr.count("mpiddp: --explain 2: the job has ranks 0 to 1\n") == 1
+
+
+CODE = """
+import json, os, sys, mpiddp, torch.distributed as dist
+rank = dist.get_rank()
+with mpiddp.process_group(backend="gloo"):
+    dist.barrier()
+print(json.dumps([rank, sys.argv, sys.path[0], __name__, os.getpid()]) + chr(10), end="", flush=True)
+"""
+
+
+def test_code_with_its_local_rank(quick: Mpi, tmp_path: Path) -> None:
+    """As `python -c` has it; its second group finds variables of ours, which are not stale."""
+    file = tmp_path / "map.json"
+    done = check(mpiexec(quick, 2, "--map", file, "--pass-local-rank=--local_rank", "-c", CODE, "a", "-c"))
+    found = sorted(map(json.loads, done.stdout.splitlines()))
+    assert [one[:-1] for one in found] == [
+        [rank, ["-c", f"--local_rank={rank}", "a", "-c"], "", "__main__"] for rank in (0, 1)]
+    assert [one["pid"] for one in json.loads(file.read_text())] == [one[-1] for one in found]
+    assert noise(done) == []
+
+
+def test_code_that_does_not_compile(quick: Mpi) -> None:
+    done = check(mpiexec(quick, 2, "-c", "if True print(1)"), 3)
+    assert done.stderr.count("cannot start: script-error") == 1
+    assert "<string>, line 1: SyntaxError" in done.stderr
+
+
+def test_what_nobody_has_is_told_once(quick: Mpi, tmp_path: Path) -> None:
+    """A rank, a variable, and a part of the work for each rank; the logs are where the start says."""
+    (script := tmp_path / "alone.py").write_text("print('done')\n")
+    done = check(mpiexec(quick, 2, "--show=0,7", "--log-dir", tmp_path / "logs", script,
+                         env={"MPIDDP_STARTUP_TIMOUT": "7"}))
+    assert done.stderr.count("mpiddp: warning: no-rank: --show names rank 7, but the job has ranks 0 to 1\n") == 1
+    assert done.stderr.count("mpiddp: warning: unknown-variable: no option has the variable "
+                             "MPIDDP_STARTUP_TIMOUT (did you mean MPIDDP_STARTUP_TIMEOUT?)\n") == 1
+    assert done.stderr.count("mpiddp: warning: independent-ranks: the script ran 2 times, each for itself: ") == 1
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert f"\n  logs in {folder}\n" in done.stderr
+    assert done.stdout == "done\n"

@@ -76,6 +76,13 @@ def test_each_of_four_ranks_gets_its_numa_node() -> None:
     assert spans(bound) == [(0, 15, 16), (16, 31, 16), (32, 47, 16), (48, 63, 16)]
 
 
+def test_a_number_of_hardware_threads_is_no_number_of_threads() -> None:
+    """Srun -c 28 on a DGX H100 whose Slurm counts hardware threads, and on one that binds nobody."""
+    masks = [[*range(14 * local, 14 * local + 14), *range(112 + 14 * local, 126 + 14 * local)] for local in range(8)]
+    assert [one.threads for one in shares(ranks(DGX_H100, *masks, cpus_per_task=28), "auto")] == [14] * 8
+    assert [one.threads for one in shares(ranks(DGX_H100, *[range(224)] * 8, cpus_per_task=4), "auto")] == [4] * 8
+
+
 def test_what_slurm_gave_each_task_is_kept() -> None:
     """Frontier: -c7, one core of each eight left to the system, and less than an even part: the user chose it."""
     masks = [range(1 + 8 * local, 8 + 8 * local) for local in range(8)]

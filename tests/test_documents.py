@@ -141,6 +141,7 @@ LIKE_OTHERS = {  # test_matrix.py, test_api.py or another command here is their 
     "srun --mpi=pmix -N3 --ntasks-per-node=2 python -m mpiddp examples/hello_world.py",
     "sbatch --wait -N3 --ntasks-per-node=2 --output=out.txt --wrap='mpirun python -m mpiddp examples/hello_world.py'",
     "mpiexec -n 2 python -m mpiddp examples/hello_world.py", "mpiexec -n 2 python -m mpiddp train.py",
+    "mpirun -n 2 python -m mpiddp train.py", "mpirun -n 2 python -m mpiddp --show 0 examples/hello_world.py",
     "mpiexec -n 4 python examples/coupled.py", "srun --mpi=pmi2 python -m mpiddp train.py",
 }
 SAID = re.compile(r"\] hello from \[|^epoch 9: loss 0\.0|^trainer \d/2: loss ", re.MULTILINE)  # once by a rank

@@ -49,6 +49,7 @@ def test_a_second_run_continues_from_the_checkpoint(quick: Mpi, tmp_path: Path) 
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.thorough
 def test_a_script_for_one_gpu_made_distributed(quick: Mpi, tmp_path: Path) -> None:
     """It learns the same, and rank 0 saves what the script for one GPU can load."""
     check(alone(quick, EXAMPLES / "single_gpu.py", cwd=tmp_path))

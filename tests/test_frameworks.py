@@ -56,12 +56,10 @@ def test_lightning(quick: Mpi, program: str) -> None:
     check_weights(mpiexec(quick, 2, PROGRAMS / program), 2)
 
 
-@pytest.mark.parametrize(("program", "ranks", "options"), [
-    ("lightning_trainer.py", 3, "-N3 -n3"),
-    *(pytest.param(program, 6, SIX, marks=pytest.mark.thorough)
-      for program in ("lightning_trainer.py", "lightning_fabric.py"))])
-def test_lightning_on_three_nodes(cluster: Cluster, program: str, ranks: int, options: str) -> None:
-    check_weights(srun(cluster, MPIS["openmpi4"], options, PROGRAMS / program), ranks)
+@pytest.mark.thorough
+@pytest.mark.parametrize("program", ["lightning_trainer.py", "lightning_fabric.py"])
+def test_lightning_on_three_nodes(cluster: Cluster, program: str) -> None:
+    check_weights(srun(cluster, MPIS["openmpi4"], SIX, PROGRAMS / program), 6)
 
 
 def check_weights(done: Done, ranks: int) -> None:

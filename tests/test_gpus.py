@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from mpiddp.config import LaunchConfig
 from mpiddp.environment import Place
 from mpiddp.errors import LaunchError
+from mpiddp.facts import gpus as facts_gpus
 from mpiddp.facts import runtime
 from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
@@ -237,7 +240,7 @@ def after(plans: list[job.HostPlan], seen: tuple[Gpu, ...], config: LaunchConfig
         devices = DeviceFacts("2.13.0", "2.27.3", "cuda" if seen else "cpu", bare, {"cpu": "gloo", "cuda": "nccl"})
         seat = Seat(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, "")
         facts.append(job.ReadyFacts(one.place, devices, {}, seat, one.choice))
-    return job.plan_devices(facts, ["n1"] * len(plans), config, ENDPOINT, {0: "lo"})
+    return job.plan_devices(facts, ["n1"] * len(plans), config, ENDPOINT, {0: ("lo", "")})
 
 
 def test_after_torch_the_devices_are_as_planned() -> None:
@@ -276,8 +279,127 @@ def test_without_nvml_torch_tells_the_gpus_apart() -> None:
 
 def test_gpus_that_nothing_tells_apart_go_by_their_number() -> None:
     unnamed = Gpu("", "", "Intel(R) Data Center GPU Max 1550")
-    assert [one.uuid for one in gpus.told_apart((unnamed,) * 2, "n1", 3)] == ["n1, number 0", "n1, number 1"]
-    assert [one.uuid for one in gpus.told_apart((unnamed,), "n1", 3)] == ["n1, rank 3's"]
+    both = (unnamed,) * 2
+    found = gpus.told_apart([both, both], "n1", 3)
+    assert [[one.uuid for one in seen] for seen in found] == [["n1, number 0", "n1, number 1"]] * 2
+    found = gpus.told_apart([(unnamed,), (unnamed,)], "n1", 3)
+    assert [[one.uuid for one in seen] for seen in found] == [["n1, rank 3's"], ["n1, rank 4's"]]
+
+
+def test_gpus_of_one_uuid_go_by_their_pci_addresses() -> None:
+    """As some releases of ROCm tell it: each rank would have cuda:0, and gloo."""
+    same = tuple(one._replace(uuid="0", board="0") for one in FRONTIER)
+    blind = job.plan_hosts(hosts(*[Sight(rank, ()) for rank in range(8)]), LaunchConfig())
+    found = after_torch(blind, [same] * 8)
+    assert [one.device for one in found] == [f"cuda:{rank}" for rank in range(8)]
+    assert {one.backend for one in found} == {"nccl"}
+    found = after_torch(blind, [(one,) for one in same])  # each is shown its own
+    assert [one.device for one in found] == ["cuda:0"] * 8
+    assert {one.backend for one in found} == {"nccl"}
+    bare = tuple(one._replace(pci="") for one in same)
+    assert [one.device for one in after_torch(blind, [bare] * 8)] == [f"cuda:{rank}" for rank in range(8)]
+
+
+def after_torch(plans: list[job.HostPlan], seen: list[tuple[Gpu, ...]]) -> list[job.DevicePlan]:
+    """Return the plan after a torch that sees these GPUs on each rank of a node."""
+    facts = [job.ReadyFacts(one.place, DeviceFacts("2.13.0", "", "cuda", mine, {"cuda": "nccl"}), {},
+                            Seat(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, ""), one.choice)
+             for one, mine in zip(plans, seen, strict=True)]
+    return job.plan_devices(facts, ["n1"] * len(plans), LaunchConfig(), ENDPOINT, {0: ("lo", "")})
+
+
+def bound(machine: tuple[Gpu, ...], *numa: int) -> list[HostFacts]:
+    """Return the facts of ranks that see all GPUs, each bound by its launcher to the 16 cores of a NUMA node."""
+    facts = hosts(*alike(machine, len(numa)))
+    cores = [frozenset(range(16 * node, 16 * node + 16)) for node in numa]
+    return [one._replace(cpus=mine) for one, mine in zip(facts, cores, strict=True)]
+
+
+def test_kept_cores_choose_the_gpus_that_are_near() -> None:
+    """Perlmutter numbers its GPUs backwards: with a NUMA node for each rank, each would be far from its GPU."""
+    plans = job.plan_hosts(bound(A100_NODE, 0, 1, 2, 3), LaunchConfig())
+    assert [one.choice and one.choice.gpu.numa for one in plans] == [0, 1, 2, 3]
+    assert [one.choice and one.choice.ordinal for one in plans] == [0, 1, 2, 3]
+    uuids = ",".join(one.uuid for one in A100_NODE[::-1])
+    assert [one.settings for one in plans] == [{"CUDA_VISIBLE_DEVICES": uuids}] * 4
+    assert [one.cpus for one in plans] == [None] * 4
+    assert plans[0].warnings == ()
+    two = job.plan_hosts(bound(A100_NODE, 3, 0), LaunchConfig())  # of four GPUs
+    assert [one.choice and one.choice.gpu.numa for one in two] == [3, 0]
+
+
+def test_kept_cores_that_no_order_of_gpus_is_near_to_are_told() -> None:
+    plans = job.plan_hosts(bound(A100_NODE, 0, 0), LaunchConfig(binding="launcher"))
+    assert [one.choice and one.choice.gpu.numa for one in plans] == [3, 0]  # the first of two that are equally far
+    assert [line.partition(";")[0] for line in plans[0].warnings if line.startswith("far")] == [
+        "far-gpus: 1 ranks on n1 run on another socket than their GPU"]
+
+
+def test_a_script_that_uses_several_gpus_itself_sees_them_all() -> None:
+    plans = job.plan_hosts(bound(A100_NODE, 0), LaunchConfig(idle_gpus=True))
+    assert [(one.settings, one.choice and one.choice.ordinal) for one in plans] == [({}, 0)]
+
+
+@pytest.mark.parametrize(("environ", "shown"), [
+    ({}, range(8)), ({"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "1"}, [5]),
+    ({"ROCR_VISIBLE_DEVICES": "GPU-00000003"}, [3])])
+def test_amds_gpus_as_the_kernel_tells_of_them(
+    environ: dict[str, str], shown: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frontier's eight, the display of its board's controller, and one that a scheduler keeps away."""
+    drm, dri, pci = tmp_path / "drm", tmp_path / "dri", tmp_path / "pci"
+    monkeypatch.setattr(facts_gpus, "DRM", str(drm))
+    monkeypatch.setattr(facts_gpus, "DRI", str(dri))
+    dri.mkdir()
+    cards = [("ast", "0000:01:00.0", 0), *(("amdgpu", gpu.pci, gpu.numa) for gpu in FRONTIER),
+             ("amdgpu", "0000:ff:00.0", 0)]
+    for at, (driver, address, numa) in enumerate(cards):
+        device = pci / address
+        (device / f"drm/renderD{128 + at}").mkdir(parents=True)
+        (device / "numa_node").write_text(f"{numa}\n")
+        (device / "unique_id").write_text(f"{at - 1:08x}\n")
+        (tmp_path / driver).mkdir(exist_ok=True)
+        (device / "driver").symlink_to(tmp_path / driver)
+        (drm / f"card{at}").mkdir(parents=True)
+        (drm / f"card{at}/device").symlink_to(device)
+        if at < len(cards) - 1:
+            (dri / f"renderD{128 + at}").touch()
+    found = facts_gpus.from_kernel(environ)
+    assert [one.pci for one in found] == [FRONTIER[at].pci for at in shown]
+    assert [one.numa for one in found] == [FRONTIER[at].numa for at in shown]
+    assert [one.uuid for one in found] == [f"GPU-{at:08x}" for at in shown]
+
+
+def test_amds_gpus_choose_the_cores_and_torch_the_gpus() -> None:
+    """Nothing that ROCm would not understand is set."""
+    facts = [one._replace(gpus=(), seen=FRONTIER) for one in hosts(*alike((), 8))]
+    plans = job.plan_hosts(facts, LaunchConfig())
+    assert [one.numa for one in plans] == [(gpu.numa,) for gpu in FRONTIER]
+    assert [one.settings for one in plans] == [{}] * 8
+    bare = tuple(one._replace(uuid=one.uuid.removeprefix("GPU-")) for one in FRONTIER)
+    assert [one.device for one in after_torch(plans, [bare] * 8)] == [f"cuda:{rank}" for rank in range(8)]
+
+
+class Nvml:
+    """NVML of a board in MIG mode whose instances have the numbers 0, 2 and 5, as after some were destroyed."""
+
+    NVMLError = RuntimeError
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    def nvmlDeviceGetMigMode(self, _: object) -> tuple[int, int]:  # noqa: N802
+        return 1, 1
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _: object) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, _: object, index: int) -> str:  # noqa: N802
+        if index not in (0, 2, 5):
+            raise self.NVMLError
+        return f"instance {index}"
+
+
+def test_a_hole_in_the_numbers_of_mig_instances() -> None:
+    assert facts_gpus.instances(Nvml(), None) == ["instance 0", "instance 2", "instance 5"]
 
 
 def test_local_ranks_are_in_the_order_of_ranks() -> None:

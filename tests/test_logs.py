@@ -56,8 +56,9 @@ BESIDE = """
 import os, sys, time, psutil
 me = psutil.Process()
 def beside():
-    found = [one for one in psutil.process_iter(["cmdline", "environ"]) if one.info["cmdline"] == me.cmdline()]
-    return [one for one in found if one != me and (one.info["environ"] or {}).get("PMI_RANK") == os.environ["RANK"]]
+    found = [(one, one.info["environ"] or {}) for one in psutil.process_iter(["environ"]) if one != me]
+    return [one for one, environ in found if (environ.get("JOB"), environ.get("PMI_RANK")) == (
+        os.environ["JOB"], os.environ["RANK"])]
 """
 ROOM_COMES_BACK = """
 import os, sys
@@ -222,7 +223,7 @@ def test_a_rank_that_is_hidden_has_no_relay(quick: Mpi, options: list[str], tmp_
                       "while hidden and len(beside()) > 1 and time.monotonic() < deadline:\n    time.sleep(0.1)\n"
                       "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(len(beside())))\n")
     logs = [tmp_path / "logs"] if "--log-dir" in options else []
-    check(mpiexec(quick, 2, *options, *logs, "--show", 0, script, tmp_path))
+    check(mpiexec(quick, 2, *options, *logs, "--show", 0, script, tmp_path, env={"JOB": str(tmp_path)}))
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["2", "1"]  # the sentinel is one
 
 
@@ -230,7 +231,7 @@ def test_output_is_not_lost_in_silence_where_the_relay_is_killed(quick: Mpi, tmp
     script = tmp_path / "kills.py"
     script.write_text(f"{BESIDE}stdouts = {{one: os.readlink(f'/proc/{{one.pid}}/fd/1') for one in beside()}}\n"
                       "(relay,) = [one for one in stdouts if stdouts[one] != os.devnull]\nrelay.kill()\n")
-    done = check(mpiexec(quick, 1, "--prefix", script), 120)
+    done = check(mpiexec(quick, 1, "--prefix", script, env={"JOB": str(tmp_path)}), 120)
     assert "mpiddp: rank 0 on " in done.stderr
     assert "its output on is gone" in done.stderr
 

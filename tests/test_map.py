@@ -90,7 +90,7 @@ def test_records_are_plain() -> None:
         {"rank": 8, "host": "n0001", "node": 8, "device": "cuda:0",
          "gpu": {"uuid": "GPU-00000008-0000", "board": "GPU-00000008-0000", "name": "NVIDIA H100 80GB HBM3",
                  "pci": "0000:1b:00.0", "numa": 0, "memory_bytes": 80 * 2**30}, "cpus": list(range(14)), "numa": [0],
-         "threads": 14, "interface": "ib0"}]
+         "threads": 14, "interface": "ib0", "pid": 0}]
 
 
 def test_the_picture_has_a_cell_for_each_rank_of_each_kind_of_node() -> None:
@@ -110,6 +110,7 @@ def test_a_map_of_another_kind_is_refused(quick: Mpi) -> None:
     assert done.stderr.count("must end in .json or .svg, got 'map.png'") == 1
 
 
+@pytest.mark.thorough
 def test_a_job_draws_its_map(quick: Mpi, tmp_path: Path) -> None:
     check(mpiexec(quick, 2, "--map", tmp_path / "map.svg", HELLO))
     assert "rank 1" in (tmp_path / "map.svg").read_text()

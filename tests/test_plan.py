@@ -112,6 +112,47 @@ def test_a_routed_network_serves_where_it_leads_there() -> None:
     assert meet(facts) == ("10.0.0.1", ["eth0", "routed"])
 
 
+def routed(node: int, rails: int = 8) -> HostFacts:
+    """Return a node with rails of 400 Gbit/s and a bond of 100, each on a subnet that no other node is on."""
+    return host(node, f"n{node}", LO, *(
+        nic(f"ib{rail}", f"10.{rail}.{node}.1", f"10.{rail}.{node}.0/24", 400_000) for rail in range(rails)),
+        nic("bond0", f"10.100.{node}.1", f"10.100.{node}.0/24", 100_000))
+
+
+def test_rails_that_lead_to_their_like_alone_do_not_keep_the_bond_from_being_tried() -> None:
+    facts = [routed(0), routed(1)]
+    assert [one.name for one in network.candidates(facts)] == ["ib0", "bond0", *(f"ib{rail}" for rail in range(1, 8))]
+    assert meet(facts, *((1, f"10.{rail}.0.1") for rail in range(8)))[0] == "10.100.0.1"
+
+
+def test_an_address_for_two_machines_on_a_cable_has_to_be_named() -> None:
+    cable = [nic("eth0", f"169.254.0.{node}", "169.254.0.0/16", 10_000) for node in (1, 2)]
+    facts = [host(node, f"n{node}", LO, one) for node, one in enumerate(cable)]
+    assert meet(facts, asked=network.Asked("eth0")) == ("169.254.0.1", ["eth0", "eth0"])
+    with pytest.raises(LaunchError, match="no-network"):
+        network.candidates(facts)
+
+
+HSN = [[nic(f"hsn{at}", f"10.0.{node}.{at}", "10.0.0.0/16", 200_000) for at in range(4)] for node in (1, 2)]
+MANAGED = [nic("eth0", f"10.9.0.{node}", "10.9.0.0/24") for node in (1, 2)]
+BRIDGE = nic("virbr0", "192.168.122.1", "192.168.122.0/24")
+
+
+@pytest.mark.parametrize(("own", "others", "chosen", "expected"), [
+    ([LO, *HSN[0]], HSN[1], "hsn0", ""),  # NCCL takes all four
+    ([LO, *HSN[0], BRIDGE], HSN[1], "hsn0", "=hsn0,hsn1,hsn2,hsn3"),
+    ([*HSN[0], MANAGED[0]], [*HSN[1], MANAGED[1]], "hsn1", "=hsn1,hsn0,hsn2,hsn3"),
+    ([LO, MANAGED[0]], [LO, MANAGED[1]], "eth0", ""),
+    ([LO, MANAGED[0], nic("docker0", "172.17.0.1", "172.17.0.0/16")], [MANAGED[1]], "eth0", ""),
+    ([nic("ib0", "10.1.0.1", "10.1.0.0/16", 200_000), MANAGED[0]], [MANAGED[1]], "eth0", "=eth0"),  # ib0 leads nowhere
+    ([], [], "routed", ""),
+])
+def test_nccl_is_told_its_interfaces_where_its_own_choice_would_be_wrong(
+    own: list[Interface], others: list[Interface], chosen: str, expected: str
+) -> None:
+    assert network.sockets(own, chosen, others, [chosen]) == expected
+
+
 def test_no_network_is_a_problem() -> None:
     with pytest.raises(LaunchError) as caught:
         network.candidates([host(0, "a", LO), host(1, "b", LO)])

@@ -31,6 +31,7 @@ from mpiddp.sentinel.entrance import dial
 from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
 from mpiddp.sentinel.loop import Loop
 from mpiddp.sentinel.office import Office
+from tests import processes
 from tests.cluster import Cluster
 from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
 from tests.test_messages import BRACKETS, NONSENSE, TOKEN, member, report
@@ -269,8 +270,8 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
                       "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n")
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
         stack.callback(go.touch)
-        job = pool.submit(mpiexec, quick, 2, script, go)
-        address = port_of_sentinels(quick, script)
+        job = pool.submit(mpiexec, quick, 2, script, go, env=(mark := processes.marked({})))
+        address = port_of_sentinels(mark)
         strangers = [stack.enter_context(socket.create_connection(address, timeout=2 * entrance.SHOWING_S))
                      for _ in range(200)]
         for data in STRANGERS.values():
@@ -285,18 +286,23 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
     assert done.stdout == "READY\n" * 2
 
 
-def port_of_sentinels(mpi: Mpi, script: Path) -> tuple[str, int]:
-    """Return where the sentinel of rank 0 of a job listens: its command is the rank's, but it has gone to /."""
+def port_of_sentinels(mark: dict[str, str]) -> tuple[str, int]:
+    """Return where the sentinel of rank 0 of a job listens; it has a title as soon as it has listened for a second."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for one in psutil.net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN and one.pid:
-                with contextlib.suppress(psutil.Error):
-                    process = psutil.Process(one.pid)
-                    if {str(mpi.python), str(script)} <= set(process.cmdline()) and process.cwd() == "/":
-                        return one.laddr
+        for sentinel, title in beside(mark).items():
+            for one in sentinel.net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN and title.startswith("mpiddp: sentinel of rank 0 on "):
+                    return one.laddr
         time.sleep(0.1)
     raise TimeoutError("no sentinel listens")
+
+
+def beside(mark: dict[str, str]) -> dict[psutil.Process, str]:
+    """Return the sentinels and relays of a job that runs with a mark, and their titles, as far as they have one."""
+    (value,) = mark.values()
+    found = {process: " ".join(words).strip() for process, words in processes.with_mark(value).items()}
+    return {process: title for process, title in found.items() if title.startswith("mpiddp: ")}
 
 
 def failing(folder: Path, line: str, name: str = "fails.py") -> Path:
@@ -363,25 +369,31 @@ def test_a_running_sentinel_and_a_running_relay_have_neither_torch_nor_mpi(quick
     need(quick.missing())
     (tmp_path / "sitecustomize.py").write_text(SHOWS_MODULES)
     script, go = tmp_path / "waits.py", tmp_path / "go"
-    script.write_text("import os, sys, time\nopen(sys.argv[1] + os.environ['RANK'], 'w').close()\n"
-                      "while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n")
+    script.write_text("import os, sys, time\nname = sys.argv[1] + os.environ['RANK']\n"
+                      "with open(name + '.part', 'w') as file:\n    file.write(str(os.getpid()))\n"
+                      "os.rename(name + '.part', name)\nwhile not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n")
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
         stack.callback(go.touch)
         job = pool.submit(mpiexec, quick, 2, "--prefix", "--stop-before=1", "--log-dir", tmp_path / "logs", script, go,
-                          env={"PYTHONPATH": str(tmp_path), "SHOWN": str(tmp_path)})
+                          env={"PYTHONPATH": str(tmp_path), "SHOWN": str(tmp_path), **(mark := processes.marked({}))})
         await_files(tmp_path / "go0", tmp_path / "go1")
-        started = [one for one in psutil.process_iter() if is_running(one, str(quick.python), str(script))]
-        looks = [look_into(one, tmp_path) for one in started]
-        beside = [look for one, look in zip(started, looks, strict=True) if one.cwd() == "/"]
-        threads = [one.num_threads() for one in started if one.cwd() == "/"]
-        ranks = [look for look in looks if look not in beside]
+        deadline = time.monotonic() + 30
+        while len(titles := beside(mark)) < 4 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        looks = [look_into(one, tmp_path) for one in titles]
+        threads = [one.num_threads() for one in titles]
+        ranks = [look_into(psutil.Process(int(path.read_text())), tmp_path)
+                 for path in (tmp_path / "go0", tmp_path / "go1")]
         go.touch()
         check(job.result())
+    assert sorted(title.partition(" on ")[0] for title in titles.values()) == [
+        f"mpiddp: {what} of rank {rank}" for what in ("output", "sentinel") for rank in (0, 1)]
     assert [(look.foreign, look.libraries) for look in ranks] == [({"torch", "mpi4py"}, {"torch", "mpi"})] * 2
-    assert [(look.foreign, look.libraries) for look in beside] == [(set(), set())] * 4
+    assert [(look.foreign, look.libraries) for look in looks] == [(set(), set())] * 4
     assert threads == [1] * 4
-    assert sorted("mpiddp.sentinel.watcher" in look.modules for look in beside) == [False, False, True, True]
-    assert all("mpiddp.run.relay" in look.modules for look in beside)
+    assert ["mpiddp.sentinel.watcher" in look.modules for look in looks] == [
+        title.startswith("mpiddp: sentinel") for title in titles.values()]
+    assert all("mpiddp.run.relay" in look.modules for look in looks)
 
 
 class Look(NamedTuple):
@@ -400,15 +412,6 @@ def look_into(process: psutil.Process, folder: Path) -> Look:
     modules = set(shown.read_text().split())
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     return Look(modules, {"torch", "mpi4py"} & modules, set(re.findall(r"/lib(torch|mpi)[^/\n]*\.so", maps)))
-
-
-def is_running(process: psutil.Process, python: str, script: str) -> bool:
-    """Tell whether a process runs a script by a Python, or is a fork of one that does."""
-    try:
-        command = process.cmdline()
-        return command[:1] == [python] and script in command
-    except psutil.Error:
-        return False
 
 
 def await_files(*paths: Path) -> None:

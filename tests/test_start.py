@@ -118,7 +118,7 @@ AT_ONCE = 3  # more would start so slowly that others seem to hang, too
 @pytest.fixture(scope="module")
 def hangs(cluster: Cluster) -> dict[str, tuple[Done, float]]:
     """Return what came of the jobs that hang until a deadline, each with its seconds; they run side by side."""
-    jobs = {}
+    jobs = {"is stopped": partial(with_a_stopped_rank, cluster)}
     for name in ("openmpi4", "mpich"):
         shim = f"mkdir -p /tmp/{name}; printf %s {shlex.quote(HANGING_TORCH)} > /tmp/{name}/torch.py"
         hang = on("node2", f"{shim}; export PYTHONPATH=/tmp/{name}")
@@ -126,7 +126,6 @@ def hangs(cluster: Cluster) -> dict[str, tuple[Done, float]]:
     for name, per_node in RANKS_PER_NODE.items():
         jobs[f"never comes, {name}"] = partial(on_nodes, cluster, MPIS[name], on("node2", "sleep 600"),
                                                "--startup-timeout", 12, HELLO, per_node=per_node)
-    jobs["is stopped"] = partial(with_a_stopped_rank, cluster)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = {name: pool.submit(timed, job) for name, job in jobs.items()}
     return {name: one.result() for name, one in found.items()}

@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from .files import names, number, text
+
 CPUS, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
 
 
@@ -70,7 +72,7 @@ def allowed() -> frozenset[int]:
     """
     given = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        os.sched_setaffinity(0, set(read_list(f"{CPUS}/possible")) or range(os.cpu_count() or 1))
         return frozenset(os.sched_getaffinity(0))
     except OSError:
         return frozenset(given)
@@ -80,7 +82,7 @@ def allowed() -> frozenset[int]:
 
 def are_all(cpus: Collection[int]) -> bool:
     """Tell whether these are all CPUs of the node, so that nothing confines a process that may run on them."""
-    return len(cpus) == os.cpu_count()
+    return len(cpus) == (len(set(read_list(f"{CPUS}/online"))) or os.cpu_count())
 
 
 def topology(cpus: Collection[int]) -> Topology:
@@ -103,27 +105,16 @@ def topology(cpus: Collection[int]) -> Topology:
 
 def socket(cpu: int) -> int:
     """Return the number of a CPU's socket, -1 if the kernel knows none."""
-    try:
-        with open(f"{CPUS}/cpu{cpu}/topology/physical_package_id") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return -1
+    return number(f"{CPUS}/cpu{cpu}/topology/physical_package_id")
 
 
 def numa_nodes() -> dict[int, int]:
     """Return each CPU's NUMA node."""
-    try:
-        nodes = [int(name[4:]) for name in os.listdir(NODES) if name.startswith("node") and name[4:].isdigit()]
-    except OSError:
-        return {}
+    nodes = [int(name[4:]) for name in names(NODES, "node") if name[4:].isdigit()]
     return {cpu: node for node in nodes for cpu in read_list(f"{NODES}/node{node}/cpulist")}
 
 
 def read_list(path: str) -> Iterable[int]:
     """Return the numbers that a file of the kernel lists as in "0-3,8"; none if there is no such file."""
-    try:
-        with open(path) as file:
-            parts = [part.split("-") for part in file.read().strip().split(",") if part]
-    except OSError:
-        return []
+    parts = [part.split("-") for part in text(path).split(",") if part]
     return [number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)]

@@ -46,7 +46,7 @@ def device_facts(cpu_only: bool = False) -> DeviceFacts:
         torch_version=str(torch.__version__),
         nccl_version=nccl_version(),
         kind=kind,
-        gpus=tuple(described(getattr(torch, kind), index) for index in range(count)),
+        gpus=tuple(described(getattr(torch, kind, None), index) for index in range(count)),
         default_backends=dict(dist.Backend.default_device_backend_map),
         backends={
             name: tuple(devices) for name, devices in dist.Backend.backend_capability.items()
@@ -67,11 +67,12 @@ def nccl_version() -> str:
 
 def described(module: Any, index: int) -> Gpu:
     """Return what torch tells of a device; `module` is torch.cuda, or torch's module for another device type."""
-    told = module.get_device_properties(index)
+    told: Any = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
     uuid, pci = str(getattr(told, "uuid", "")), ""
     if hasattr(told, "pci_bus_id"):
         pci = address(told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
-    return Gpu(uuid, uuid, told.name, pci, numa_node(pci) if pci else -1, told.total_memory)
+    name, memory = str(getattr(told, "name", "")), int(getattr(told, "total_memory", 0))
+    return Gpu(uuid, uuid, name, pci, numa_node(pci) if pci else -1, memory)
 
 
 def accelerator(torch: Any) -> tuple[str, int]:

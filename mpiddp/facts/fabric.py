@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from .files import names
+
 # Where the kernel lists devices of InfiniBand, RoCE, Omni-Path and EFA; of Slingshot; of Aries.
 PLACES = ("/sys/class/infiniband", "/sys/class/cxi", "/sys/class/gni")
 PREFIX = "OMPI_MCA_"
@@ -39,11 +41,3 @@ def parameters(file: str) -> dict[str, str]:
     except (OSError, UnicodeDecodeError):
         return {}
     return {name.strip(): value.strip() for name, sign, value in pairs if sign}
-
-
-def names(folder: str, prefix: str) -> list[str]:
-    """Return the names in a folder that begin with `prefix`; none if there is no such folder."""
-    try:
-        return [name for name in os.listdir(folder) if name.startswith(prefix)]
-    except OSError:
-        return []

@@ -1,4 +1,4 @@
-"""Files to be written, and the links that others may have put in their place."""
+"""Files to be written, the links that others may have put in their place, and what files of the kernel say."""
 
 from __future__ import annotations
 
@@ -30,3 +30,28 @@ def is_planted(path: str) -> bool:
         return bool(os.stat(os.path.dirname(path) or ".").st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     except OSError:
         return False
+
+
+def names(folder: str, prefix: str = "") -> list[str]:
+    """Return the names in a folder that begin with `prefix`; none if there is no such folder."""
+    try:
+        return [name for name in os.listdir(folder) if name.startswith(prefix)]
+    except OSError:
+        return []
+
+
+def text(path: str) -> str:
+    """Return what a file of the kernel says, nothing if it is not there."""
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def number(path: str) -> int:
+    """Return the number in a file of the kernel, -1 if there is none."""
+    try:
+        return int(text(path))
+    except ValueError:
+        return -1

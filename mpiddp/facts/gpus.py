@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this node and which of them a rank may use, seen before torch and CUDA start."""
+"""The GPUs of this node and which of them a rank may use, seen before torch and CUDA start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .files import names, number, text
+
 DRIVER = "/proc/driver/nvidia/version"
+DRM, DRI = "/sys/class/drm", "/dev/dri"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -32,7 +35,7 @@ class Gpu(NamedTuple):
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that this process may open, in the order of nvidia-smi; none if NVML does not answer.
+    """Return the NVIDIA GPUs that this process may open, in the order of nvidia-smi; none if NVML does not answer.
 
     GPUs whose device files a cgroup keeps from this process are left out. CUDA_VISIBLE_DEVICES makes no
     difference. CUDA does not start. A GPU in MIG mode is replaced by its instances.
@@ -81,9 +84,39 @@ def instances(nvml: Any, whole: Any) -> list[Any] | None:
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
         try:
             found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
-        except nvml.NVMLError:  # fewer instances than there could be
-            break
+        except nvml.NVMLError:  # there is none of this number, but there may be one of a higher number
+            continue
     return found
+
+
+def from_kernel(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return AMD's GPUs that this process is shown, by their PCI addresses, as the kernel tells of them.
+
+    Their UUID is what ROCm makes of the kernel's unique_id. ROCm's variables are lists as CUDA_VISIBLE_DEVICES is; the
+    second one counts in what the first has left.
+    """
+    found = []
+    for card in sorted(name for name in names(DRM) if name.startswith("card") and name[4:].isdigit()):
+        device = os.path.realpath(f"{DRM}/{card}/device")
+        if os.path.basename(os.path.realpath(f"{device}/driver")) == "amdgpu" and can_open(device):
+            pci, unique = os.path.basename(device), text(f"{device}/unique_id")
+            uuid = f"GPU-{unique}" if unique else f"GPU at {pci}"
+            found.append(Gpu(uuid, uuid, "", pci, number(f"{device}/numa_node")))
+    shown = tuple(sorted(found, key=lambda gpu: gpu.pci))
+    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        shown = visible(shown, environ, variable)
+    return shown
+
+
+def can_open(device: str) -> bool:
+    """Tell whether this process may open a GPU of the kernel's: a scheduler may keep it from some."""
+    for node in names(f"{device}/drm"):
+        if node.startswith("renderD"):
+            try:
+                os.close(os.open(f"{DRI}/{node}", os.O_RDWR | os.O_CLOEXEC))
+            except OSError:
+                return False
+    return True
 
 
 def address(domain: int, bus: int, device: int) -> str:
@@ -93,23 +126,19 @@ def address(domain: int, bus: int, device: int) -> str:
 
 def numa_node(pci: str) -> int:
     """Return the NUMA node of a PCI device, -1 if the kernel knows none."""
-    try:
-        with open(f"/sys/bus/pci/devices/{pci}/numa_node") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return -1
+    return number(f"/sys/bus/pci/devices/{pci}/numa_node")
 
 
-def visible(reachable: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order; all if it is not set.
+def visible(reachable: Sequence[Gpu], environ: Mapping[str, str], variable: str = VISIBLE) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES, or a variable like it, names, in its order; all if it is not set.
 
     The first invalid entry ends the list; a GPU that is named twice empties it (CUDA Programming Guide,
     5.2.1). Of several MIG instances CUDA shows a process only the first; all are returned here.
     """
-    if VISIBLE not in environ:
+    if variable not in environ:
         return tuple(reachable)
     found = []
-    for entry in environ[VISIBLE].split(","):
+    for entry in environ[variable].split(","):
         named = by_name(reachable, entry.strip())
         if named is None:
             break

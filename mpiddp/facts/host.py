@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from . import cpus, runtime, software
 from .cpus import Grant, Topology
-from .gpus import Gpu, gpus, visible
+from .gpus import Gpu, from_kernel, gpus, visible
 from .script import ScriptFacts
 
 
@@ -35,7 +35,7 @@ class HostFacts(NamedTuple):
     true if no launcher started the rank. `cpus_per_task` is what the user asked Slurm for. `interfaces` is
     empty if one node has all ranks. `script` is None if the caller keeps its own main(). `prefix` is the
     folder of Python's environment. `shm_bytes` is the size of /dev/shm, `open_files` the number of files that
-    a process may have open. `gpus` are the GPUs that this rank could use, `seen` those that it is shown; both
+    a process may have open. `gpus` are the GPUs that this rank could be shown, `seen` those that it is shown; both
     are empty if only torch can tell. `given_gpus` is the number of GPUs that Slurm has given the job on this
     node, `task_gpus` the number for each task, 0 if Slurm does not say. `grant` is what a scheduler has given
     the job of the node's CPUs, None if none says so or if a cgroup keeps the job to its share.
@@ -68,6 +68,7 @@ def host_facts(
 ) -> HostFacts:
     """Return the facts of this rank's host; `whole` says that one node has all ranks, so that no network is needed."""
     found = gpus() if look_at_gpus else ()
+    seen = visible(found, environ) if found or not look_at_gpus else from_kernel(environ)
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     allowed = cpus.allowed()
     started_by = runtime.detect(environ)
@@ -89,7 +90,7 @@ def host_facts(
         shm_bytes=shm.f_frsize * shm.f_blocks,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         gpus=found,
-        seen=visible(found, environ),
+        seen=seen,
         given_gpus=runtime.gpus_on_node(environ),
         task_gpus=runtime.gpus_of_task(environ),
         grant=cpus.grant(environ, socket.gethostname(), by_mpirun) if unconfined else None,
@@ -97,7 +98,7 @@ def host_facts(
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Return the IPv4 and IPv6 addresses of the interfaces that are up, link-local ones left out."""
+    """Return the IPv4 and IPv6 addresses of the interfaces that are up, IPv6's link-local ones left out."""
     import ipaddress
 
     import psutil
@@ -111,7 +112,7 @@ def interfaces() -> tuple[Interface, ...]:
             if entry.family not in (socket.AF_INET, socket.AF_INET6) or entry.netmask is None:
                 continue
             address = ipaddress.ip_address(entry.address)
-            if address.is_link_local:
+            if address.version == 6 and address.is_link_local:
                 continue
             bits = int(ipaddress.ip_address(entry.netmask)).bit_count()
             network = ipaddress.ip_network((entry.address, bits), strict=False)

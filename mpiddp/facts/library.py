@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .fabric import names
+from .files import names
 
 PMI, PMIX = "pmi", "pmix"
 ALL_INTERFACES = frozenset({PMI, PMIX})

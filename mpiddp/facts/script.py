@@ -8,10 +8,15 @@ import os
 import sys
 import types
 import zlib
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import NamedTuple
 
 from ..config import Script
+
+# A script that has one of these asks for its rank, or leaves that to a library that does.
+RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"accelerat", b"lightning", b"deepspeed",
+              b"transformers", b"horovod", b"torch.distributed")
 
 
 class ScriptFacts(NamedTuple):
@@ -29,6 +34,9 @@ class ScriptFacts(NamedTuple):
 
 def script_facts(script: Script) -> ScriptFacts:
     """Return what this rank sees of the script."""
+    if script.is_code:
+        digest = f"{zlib.crc32(os.fsencode(script.target)):08x}"
+        return ScriptFacts("-c", digest, error=compile_error("<string>", lambda: compiled_code(script.target)))
     return module_facts(script.target) if script.is_module else file_facts(script.target)
 
 
@@ -40,7 +48,7 @@ def file_facts(path: str) -> ScriptFacts:
         source = read(path)
     except OSError as error:
         return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)}: {error.strerror}")
-    return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=compile_error(path))
+    return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=compile_error(path, lambda: compiled(path)))
 
 
 @functools.cache
@@ -56,10 +64,16 @@ def compiled(path: str) -> types.CodeType:
     return compile(read(path), os.path.abspath(path), "exec", dont_inherit=True)
 
 
-def compile_error(path: str) -> str | None:
+@functools.cache
+def compiled_code(source: str) -> types.CodeType:
+    """Return the code of a script that was given on the command line; raise SyntaxError, or ValueError."""
+    return compile(source, "<string>", "exec", dont_inherit=True)
+
+
+def compile_error(path: str, compiled: Callable[[], types.CodeType]) -> str | None:
     """Return why a script does not compile, as Python would say it, or None."""
     try:
-        compiled(path)
+        compiled()
     except SyntaxError as error:
         where = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
         return f"{where}\n    {error.text.strip()}" if error.text else where
@@ -71,10 +85,26 @@ def compile_error(path: str) -> str | None:
 def asks_to_stop(script: Script) -> bool:
     """Tell by the names in a script's own code whether it calls mpiddp.should_stop(); import no module for that."""
     try:
-        path = module_path(script.target) if script.is_module else script.target
-        return {"mpiddp", "should_stop"} <= names(compiled(path))
+        return {"mpiddp", "should_stop"} <= names(code_of(script))
     except (ImportError, KeyError, OSError, SyntaxError, ValueError):
         return False
+
+
+def code_of(script: Script) -> types.CodeType:
+    """Return a script's own code; raise what an import of it would, as far as no other module is needed for that."""
+    if script.is_code:
+        return compiled_code(script.target)
+    return compiled(module_path(script.target) if script.is_module else script.target)
+
+
+def knows_of_ranks(script: Script) -> bool:
+    """Tell by the words in a script whether it may know that it is one of several ranks; True if nobody can say."""
+    try:
+        source = script.target.encode() if script.is_code else read(
+            module_path(script.target) if script.is_module else script.target)
+    except (ImportError, KeyError, OSError, ValueError):
+        return True
+    return any(word in source.lower() for word in RANK_WORDS)
 
 
 def names(code: types.CodeType) -> set[str]:

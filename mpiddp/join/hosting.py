@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..config import LaunchConfig
@@ -36,6 +36,7 @@ class Hosting:
         self._asked = network.Asked(config.interface, config.master_addr)
         self._sentinel = sentinel
         self._offered: list[Interface] = []
+        self._nodes: list[Sequence[Interface]] = []  # each node's interfaces
         self._listener: Listener | None = None
 
     def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
@@ -43,6 +44,7 @@ class Hosting:
         self._roll.hosts = [one.hostname for one in facts]
         plans = plan_hosts(facts, self._config)
         self._offered = network.candidates(facts, self._asked)
+        self._nodes = [one.interfaces for one, plan in zip(facts, plans, strict=True) if plan.place.local_rank == 0]
         door = self._open_door() if plans[0].place.num_nodes > 1 else None
         return [(plan, door if plan.tries else None) for plan in plans]
 
@@ -55,7 +57,17 @@ class Hosting:
         trials = {one.place.node_rank: one.trials for one in facts if one.trials}
         names = {one.place.node_rank: hosts[one.place.rank] for one in facts}
         address, interfaces = network.agreed(self._offered, trials, names, self._asked)
-        return plan_devices(facts, hosts, self._config, self._open_store(address), interfaces)
+        ways = {node: (name, self._sockets(node, name, trials)) for node, name in interfaces.items()}
+        return plan_devices(facts, hosts, self._config, self._open_store(address), ways)
+
+    def _sockets(self, node: int, chosen: str, trials: Mapping[int, Sequence[network.Trial]]) -> str:
+        """Return what NCCL_SOCKET_IFNAME should be on a node, empty if NCCL's own choice is right."""
+        if len(self._nodes) == 1:
+            return ""
+        if self._asked.interface:
+            return f"={chosen}"
+        reached = {one.interface for one in trials.get(node, ()) if one.interface and not one.error}
+        return network.sockets(self._nodes[node], chosen, self._nodes[0 if node else 1], reached)
 
     def _open_door(self) -> Door:
         """Let the sentinel answer on every address of this node, until it coordinates."""

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ def enter(
     Collective. Raises LaunchError `log-unwritable` or `address-unreachable`, on every rank.
     """
     endpoint = plan.endpoint
-    former = former | variables.set_missing(ways(plan.interface, place.num_nodes)) | variables.set_all(
+    former = former | variables.set_missing(ways(plan.interface, plan.sockets)) | variables.set_all(
         exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
     environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
                               device=use_device(plan.device))
@@ -51,7 +51,11 @@ def use_device(name: str) -> torch.device:
     """Make a device the current one of this process, and return it."""
     device = torch.device(name)
     if device.type != "cpu":
-        getattr(torch, device.type).set_device(device)
+        module: Any = getattr(torch, device.type, None)
+        if hasattr(module, "set_device"):
+            module.set_device(device)
+        else:
+            torch.accelerator.set_device_index(device.index)
     return device
 
 
@@ -69,7 +73,8 @@ def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:
 class Membership:
     """Holds the ranks' communicator, the store (on rank 0 its server too) and the process group.
 
-    `seats` are those of all ranks, on rank 0; empty elsewhere.
+    `seats` are those of all ranks, on rank 0; empty elsewhere. `log` is the file with this rank's output, empty for
+    none.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Membership:
         self.roll, self.groups = roll, groups
         self._server = server
         self._former = former
-        self._log = log
+        self.log = log
 
     @property
     def comm(self) -> MPI.Comm:
@@ -92,7 +97,7 @@ class Membership:
         env = self.environment
         exits = runtime.kills_aborted(runtime.detect(os.environ))
         return Member(env.rank, env.world_size, env.local_rank, socket.gethostname(), str(env.device), os.getpid(),
-                      self.endpoint.run_id, config.abort_grace_s, exits, self._log, config.error_file,
+                      self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
                       f"{env.node_rank} {runtime.pid_namespace()}")
 
     def create_group(self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object]) -> None:

@@ -50,7 +50,8 @@ def import_torch(config: LaunchConfig, cpus: frozenset[int]) -> DeviceFacts:
 
 def ready_facts(host: HostPlan, cpus: frozenset[int], devices: DeviceFacts, probe: Probe | None) -> ReadyFacts:
     """Return what rank 0 is told of this rank after torch."""
-    former = {name: os.environ[name] for name in SET_BY_HAND if name in os.environ}
+    former = {name: value for name in SET_BY_HAND
+              if (value := os.environ.get(name)) is not None and value != variables.ours.get(name)}
     return ReadyFacts(host.place, devices, former, seat(host, cpus), host.choice, probe.trials() if probe else ())
 
 
@@ -58,4 +59,4 @@ def seat(host: HostPlan, cpus: frozenset[int]) -> Seat:
     """Return where this rank sits, without its device; its interface only if the user has named one."""
     threads = os.environ["OMP_NUM_THREADS"]
     return Seat(host.place.rank, host.place.node_rank, socket.gethostname(), "", None, cpus, host.numa,
-                int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""))
+                int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid())

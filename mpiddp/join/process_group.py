@@ -68,6 +68,19 @@ class GroupMaker:
             if name.startswith("torch.distributed") and getattr(module, "init_process_group", None) is original:
                 module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
+    def is_idle(self) -> bool:
+        """Tell whether nobody has used the group that was made before the script, as far as it counts its collectives.
+
+        The numbers are those by which torch checks collectives (ProcessGroup::getSequenceNumberForGroup).
+        """
+        if not self.unclaimed or not dist.is_initialized():
+            return False
+        group: Any = dist.group.WORLD
+        try:
+            return int(group._get_sequence_number_for_group()) == 0
+        except RuntimeError:  # this backend does not count
+            return False
+
     def claim(self, *arguments: Any, **keywords: Any) -> bool:
         """Tell whether the unclaimed group is what the caller asks for; destroy it if not.
 

@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping
 
 Former = dict[str, str | None]  # what variables were; None for one that was not set
+ours: dict[str, str] = {}  # what this process has set
 
 
 def set_all(new: Mapping[str, str]) -> Former:
     """Set variables and return their former values."""
     former = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
+    ours.update(new)
     return former
 
 

@@ -62,8 +62,17 @@ def of_node(node: Sequence[HostFacts], policy: str, near: Sequence[int]) -> list
             part = window(cpus, limit(node) * len(ranks) // len(node), turn(node), topology)
             found.update(zip(ranks, split(part, len(ranks), topology), strict=True))
         masks = [found[local] for local in range(len(node))]
-    return [Share(mask, one.cpus_per_task or threads(mask, masks, topology), numa_of(mask, topology))
+    return [Share(mask, asked_for(one, mask, topology) or threads(mask, masks, topology), numa_of(mask, topology))
             for one, mask in zip(node, masks, strict=True)]
+
+
+def asked_for(one: HostFacts, mask: frozenset[int], topology: Topology) -> int:
+    """Return the number of threads that --cpus-per-task asks for, 0 if it is not set.
+
+    Where Slurm counts hardware threads, and gave the rank just as many, the number is that of their cores.
+    """
+    asked = one.cpus_per_task or 0
+    return cores_in(mask, topology) if asked == len(mask) else asked
 
 
 def is_kept(node: Sequence[HostFacts], topology: Topology) -> bool:
@@ -80,6 +89,12 @@ def is_kept(node: Sequence[HostFacts], topology: Topology) -> bool:
         cores_in(one.cpus, topology) >= min(2, part) or len(one.cpus) >= (one.cpus_per_task or len(one.cpus) + 1)
         for one in node
     )
+
+
+def stay(node: Sequence[HostFacts], policy: str) -> bool:
+    """Tell whether the ranks of a node stay on the cores that their launcher gave them."""
+    assert node[0].topology
+    return not node[0].alone and (policy == LAUNCHER or (policy == AUTO and is_kept(node, node[0].topology)))
 
 
 def everything(node: Sequence[HostFacts]) -> frozenset[int]:
@@ -169,6 +184,25 @@ def numa_of(mask: frozenset[int], topology: Topology) -> tuple[int, ...]:
 def cores_in(cpus: frozenset[int], topology: Topology) -> int:
     """Return the number of physical cores that CPUs belong to."""
     return sum(1 for core in topology.cores if not cpus.isdisjoint(core))
+
+
+def far_devices(facts: Sequence[HostFacts], shares: Sequence[Share], near: Sequence[int]) -> list[str]:
+    """Return the warning `far-gpus` for nodes whose ranks run on another socket than their devices.
+
+    `near` holds the NUMA node of each rank's device, as in shares().
+    """
+    topologies = {one.node: one.topology for one in facts if one.topology}
+    found: dict[int, int] = {}
+    for one, share, numa in zip(facts, shares, near, strict=False):
+        topology = topologies[one.node]
+        socket_of = dict(zip(topology.numa, topology.sockets or topology.numa, strict=True))
+        if numa >= 0 and socket_of.get(numa) not in {socket_of[core] for core in share.numa}:
+            found[one.node] = found.get(one.node, 0) + 1
+    if not found:
+        return []
+    where = f"{sum(found.values())} ranks on {folded(facts[node].hostname for node in found)}"
+    cure = "let the launcher bind them by GPU (srun --gres-flags=enforce-binding), or leave the cores to --bind=auto"
+    return [f"far-gpus: {where} run on another socket than their GPU; {cure}"]
 
 
 def warnings(facts: Sequence[HostFacts], policy: str) -> list[str]:

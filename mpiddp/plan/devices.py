@@ -52,13 +52,13 @@ def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence
         )
 
 
-def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtual: bool) -> None:
+def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtual: bool, early: bool) -> None:
     """Raise LaunchError `device-unavailable` if torch does not see a rank's GPU at the index planned for it.
 
-    `virtual` says that the user asked for index 0.
+    `virtual` says that the user asked for index 0, `early` that the GPU was chosen before torch told of any.
     """
     at = facts.gpus[choice.ordinal] if choice.ordinal < len(facts.gpus) else None
-    if at is None or (at.uuid and bare(at.uuid) not in (bare(choice.gpu.uuid), bare(choice.gpu.board))):
+    if at is None or (early and at.uuid and bare(at.uuid) not in (bare(choice.gpu.uuid), bare(choice.gpu.board))):
         raise LaunchError(
             "device-unavailable",
             found=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "

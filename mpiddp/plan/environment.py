@@ -66,7 +66,7 @@ SOURCES = {
     "TORCHELASTIC_MAX_RESTARTS": "constant", "MPI4PY_RC_INITIALIZE": "constant, MPI is initialised already",
     "OMP_NUM_THREADS": "this rank's cores, shared with the ranks that have the same",
     "GLOO_SOCKET_IFNAME": "psutil, the interface towards MASTER_ADDR",
-    "NCCL_SOCKET_IFNAME": "psutil, the interface towards MASTER_ADDR",
+    "NCCL_SOCKET_IFNAME": "psutil, the interfaces that lead to the other nodes",
     "CUDA_VISIBLE_DEVICES": "NVML, the GPUs of the node's ranks in the order of local ranks",
 }
 # The variables in which launchers tell the same thing.
@@ -102,12 +102,7 @@ def explain(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
     return "\n".join(lines)
 
 
-def ways(interface: str, num_nodes: int) -> dict[str, str]:
-    """Return the variables that tell gloo and NCCL the interface if the user has not; none for an empty `interface`.
-
-    NCCL takes a name after "=" literally and any other name as a prefix ("NCCL_SOCKET_IFNAME"). On one node
-    NCCL needs no interface.
-    """
-    if not interface:
-        return {}
-    return {"GLOO_SOCKET_IFNAME": interface} | ({"NCCL_SOCKET_IFNAME": f"={interface}"} if num_nodes > 1 else {})
+def ways(interface: str, sockets: str) -> dict[str, str]:
+    """Return the variables that tell gloo its interface and NCCL its interfaces, if the user has not; none for none."""
+    told = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": sockets}
+    return {name: value for name, value in told.items() if value}

@@ -36,9 +36,10 @@ class Choice(NamedTuple):
 def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool = False) -> list[Choice]:
     """Return the choice for each rank of a node, in the order of local ranks.
 
-    If all ranks see the same GPUs, local rank k gets GPU k. Otherwise each rank gets a GPU that no other
-    rank gets, on a NUMA node of its cores if possible. If all ranks may use all chosen GPUs, each GPU is then
-    moved to the index of its local rank. `share` lets several ranks have one GPU. `virtual` shows each
+    If all ranks see the same GPUs, local rank k gets GPU k, unless that is far from its cores and another order of
+    them is not. Otherwise each rank gets a GPU that no other rank gets, on a NUMA node of its cores if possible. If
+    all ranks may use all chosen GPUs, each GPU is then moved to the index of its local rank.
+    `share` lets several ranks have one GPU. `virtual` shows each
     rank only its own GPU, at index 0.
     Raises LaunchError `too-few-gpus` or `duplicate-gpu`.
     """
@@ -65,13 +66,27 @@ def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
     """Return a GPU for each rank of a node; raise LaunchError if there are too few."""
     first = node[0].seen
     if len(first) >= len(node) and all(sight.seen == first for sight in node):
-        return list(first[:len(node)])
+        straight = list(first[:len(node)])
+        if not far(node, straight) or not all(set(first).issubset(sight.reachable) for sight in node):
+            return straight
+        nearest = [one for one in match(node) if one is not None]
+        return nearest if far(node, nearest) < far(node, straight) else straight
     found = match(node)
     if None in found:
         if not share or not all(sight.seen for sight in node):
             raise refusal(node, host)
         found = [sight.seen[local % len(sight.seen)] for local, sight in enumerate(node)]
     return [one for one in found if one is not None]
+
+
+def far(node: Sequence[Sight], taken: Sequence[Gpu]) -> int:
+    """Return how many ranks of a node have a GPU that is near none of their cores."""
+    return sum(is_far(sight, gpu) for sight, gpu in zip(node, taken, strict=True))
+
+
+def is_far(sight: Sight, gpu: Gpu) -> bool:
+    """Tell whether a GPU is on another NUMA node than all of a rank's cores."""
+    return gpu.numa >= 0 and bool(sight.near) and gpu.numa not in sight.near
 
 
 def match(node: Sequence[Sight]) -> list[Gpu | None]:
@@ -88,9 +103,8 @@ def match(node: Sequence[Sight]) -> list[Gpu | None]:
     graph = networkx.Graph()
     for local, sight in enumerate(node):
         for at, gpu in enumerate(sight.seen):
-            far = gpu.numa >= 0 and bool(sight.near) and gpu.numa not in sight.near
             order = (at - local)**2  # among equals, the order of local ranks
-            graph.add_edge(local, gpu, weight=10_000 * (1 - far) - order)
+            graph.add_edge(local, gpu, weight=10_000 * (1 - is_far(sight, gpu)) - order)
     pairs = dict(networkx.max_weight_matching(graph, maxcardinality=True))
     pairs |= {second: first for first, second in pairs.items()}
     return [pairs.get(local) for local in range(len(node))]
@@ -145,12 +159,26 @@ def warnings(ranks: Iterable[tuple[str, bool]]) -> list[str]:
     return [line.replace("@", folded(away))] if away else []
 
 
-def told_apart(gpus: Sequence[Gpu], host: str, rank: int) -> tuple[Gpu, ...]:
-    """Return GPUs with a UUID each; a name is made up for a GPU whose UUID torch does not tell.
+def told_apart(node: Sequence[Sequence[Gpu]], host: str, first: int) -> list[tuple[Gpu, ...]]:
+    """Return the GPUs that each rank of a node sees, with a UUID each by which they differ; `first` is its first rank.
 
-    If a rank sees only one such GPU, no other rank is taken to have it. If a rank sees several, they are taken to
-    be the same ones for all ranks of the host.
+    Some drivers tell no UUID, or the same one for several GPUs. Then a GPU is known by its PCI address, and without
+    one by its index: if a rank sees only one such GPU, no other rank is taken to have it, and if ranks see several,
+    those are taken to be the same ones for all.
     """
-    names = [f"{host}, rank {rank}'s"] if len(gpus) == 1 else [f"{host}, number {at}" for at in range(len(gpus))]
-    return tuple(gpu if gpu.uuid else gpu._replace(uuid=name, board=name)
-                 for gpu, name in zip(gpus, names, strict=True))
+    by_uuid = are_names([[(gpu.uuid, gpu.pci) for gpu in seen] for seen in node])
+    by_pci = are_names([[(gpu.pci, gpu.pci) for gpu in seen] for seen in node])
+    if by_uuid:
+        return [tuple(seen) for seen in node]
+    found = []
+    for rank, seen in enumerate(node, start=first):
+        at = [f"rank {rank}'s"] if len(seen) == 1 else [f"number {index}" for index in range(len(seen))]
+        names = [f"{host}, {gpu.pci if by_pci else name}" for gpu, name in zip(seen, at, strict=True)]
+        found.append(tuple(gpu._replace(uuid=name, board=name) for gpu, name in zip(seen, names, strict=True)))
+    return found
+
+
+def are_names(node: Sequence[Sequence[tuple[str, str]]]) -> bool:
+    """Tell whether the names of GPUs, each with its PCI address, tell them apart: none is empty, or of two GPUs."""
+    pairs = {pair for seen in node for pair in seen}
+    return len({name for name, _ in pairs} - {""}) == len(pairs) and all(len(set(seen)) == len(seen) for seen in node)

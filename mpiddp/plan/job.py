@@ -54,14 +54,15 @@ class ReadyFacts(NamedTuple):
 class DevicePlan(NamedTuple):
     """A rank's plan after torch is imported.
 
-    `endpoint` is where the store is, `interface` the network interface that leads there. Only rank 0 has
-    `warnings`, and `seats` with every rank's seat.
+    `endpoint` is where the store is, `interface` the network interface that leads there. `sockets` is what
+    NCCL_SOCKET_IFNAME should be, empty for nothing. Only rank 0 has `warnings`, and `seats` with every rank's seat.
     """
 
     device: str
     backend: str
     endpoint: environment.Endpoint
     interface: str
+    sockets: str = ""
     warnings: tuple[str, ...] = ()
     seats: tuple[Seat, ...] = ()
 
@@ -88,7 +89,9 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
         plans.append(HostPlan(
             place, defaults[share.threads], settings[visible], share.cpus if share.cpus != one.cpus else None,
             share.numa, choice, tries=place.local_rank == 0 < place.node_rank))
-    return [plans[0]._replace(warnings=(*problems.warnings(facts), *cores.warnings(facts, config.binding))), *plans[1:]]
+    told = (*problems.of_options(config, len(facts)), *problems.warnings(facts),
+            *cores.warnings(facts, config.binding), *cores.far_devices(facts, shares, near))
+    return [plans[0]._replace(warnings=told), *plans[1:]]
 
 
 def choose_early(
@@ -104,9 +107,10 @@ def choose_early(
     for ranks in by_node(places):
         first = facts[ranks[0]]
         assert first.topology
-        differ = any(facts[rank].seen != first.seen for rank in ranks)  # only then nearness matters
+        looks = any(facts[rank].seen != first.seen for rank in ranks) or (
+            not config.idle_gpus and cores.stay([facts[rank] for rank in ranks], config.binding))
         node = [Sight(rank, facts[rank].seen, facts[rank].gpus,
-                      cores.numa_of(facts[rank].cpus, first.topology) if differ else ()) for rank in ranks]
+                      cores.numa_of(facts[rank].cpus, first.topology) if looks else ()) for rank in ranks]
         try:
             choices = gpus.choose(node, first.hostname, config.share_gpus, config.virtual_local_rank)
         except LaunchError:
@@ -126,18 +130,19 @@ def by_node(places: Sequence[Place]) -> list[list[int]]:
 
 def plan_devices(
     facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig, endpoint: environment.Endpoint,
-    interfaces: Mapping[int, str],
+    ways: Mapping[int, tuple[str, str]],
 ) -> list[DevicePlan]:
     """Return each rank's plan after torch, in rank order, from the facts of all ranks; raise LaunchError.
 
-    `hosts` are the ranks' hostnames. `endpoint` is where rank 0 serves the store. `interfaces` holds each
-    node's interface that leads there.
+    `hosts` are the ranks' hostnames. `endpoint` is where rank 0 serves the store. `ways` holds each
+    node's interface that leads there, and what NCCL_SOCKET_IFNAME should be, empty for nothing.
     """
     found, virtual = [one.devices for one in facts], config.virtual_local_rank
     devices.check_kinds(config.device, found, hosts)
     kind = found[0].kind
     choices = choose_late(facts, hosts, config) if kind != "cpu" else [None] * len(facts)
-    backend = devices.backend(config.backend, found, hosts, gpus.are_shared(one for one in choices if one))
+    shared = config.share_gpus and gpus.are_shared(one for one in choices if one)
+    backend = devices.backend(config.backend, found, hosts, shared)
     warnings = problems.stale_variables(
         (one.place.rank, one.former, environment.exports(one.place, endpoint, virtual)) for one in facts if one.former)
     warnings += gpus.warnings(
@@ -147,10 +152,10 @@ def plan_devices(
     alike: dict[tuple[int, str], DevicePlan] = {}
     for one, choice in zip(facts, choices, strict=True):
         device = f"{kind}:{choice.ordinal}" if choice else kind
-        interface = interfaces[one.place.node_rank]
+        interface, sockets = ways[one.place.node_rank]
         key = (one.place.node_rank, device)
         if key not in alike:
-            alike[key] = DevicePlan(device, backend, endpoint, interface)
+            alike[key] = DevicePlan(device, backend, endpoint, interface, sockets)
         plans.append(alike[key])
         seats.append(one.seat._replace(device=device, gpu=choice.gpu if choice else None,
                              interface=one.seat.interface or interface))
@@ -167,12 +172,13 @@ def choose_late(facts: Sequence[ReadyFacts], hosts: Sequence[str], config: Launc
     for ranks in by_node([one.place for one in facts]):
         early = [facts[rank].choice for rank in ranks]
         choices = [choice for choice in early if choice]
-        if len(choices) < len(ranks) or not any(choice.visible for choice in choices):
+        stands = len(choices) == len(ranks) and any(choice.visible for choice in choices)
+        if not stands:
             host = hosts[ranks[0]]
-            node = [Sight(rank, gpus.told_apart(facts[rank].devices.gpus, host, rank), near=facts[rank].seat.numa)
-                    for rank in ranks]
+            apart = gpus.told_apart([facts[rank].devices.gpus for rank in ranks], host, ranks[0])
+            node = [Sight(rank, seen, near=facts[rank].seat.numa) for rank, seen in zip(ranks, apart, strict=True)]
             choices = gpus.choose(node, host, config.share_gpus, config.virtual_local_rank)
         for rank, choice in zip(ranks, choices, strict=True):
-            devices.check_index(choice, facts[rank].devices, rank, hosts[rank], config.virtual_local_rank)
+            devices.check_index(choice, facts[rank].devices, rank, hosts[rank], config.virtual_local_rank, stands)
             found[rank] = choice
     return [found[rank] for rank in range(len(facts))]

@@ -12,7 +12,8 @@ from .words import folded
 
 LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", loopback=True, speed_mbps=0)
 VIRTUAL = ("docker", "br-", "cni", "flannel", "lxc", "lxdbr", "podman", "tap", "tun", "veth", "virbr", "vmnet", "wg")
-TRIED = 6  # the most of rank 0's addresses that are tried
+LINK_LOCAL = "169.254."  # how the addresses of RFC 3927 begin, which routers do not pass on
+TRIED = 16  # the most of rank 0's addresses that are tried: eight rails, and what a node may have besides
 
 
 class Asked(NamedTuple):
@@ -37,7 +38,8 @@ def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface
 
     On one node that is loopback. Across nodes, interfaces whose subnet every node is on come before others.
     Among these, bridges of containers and virtual machines come last, then IPv4 comes before IPv6, then the
-    faster interface comes first. Raises LaunchError `no-network`.
+    faster interface comes first. Of interfaces that are alike, such as eight rails which may lead to their like alone,
+    the second comes after the first of every other kind. Raises LaunchError `no-network`.
     """
     nodes: dict[int, HostFacts] = {}
     for one in facts:
@@ -58,7 +60,39 @@ def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface
             needed="an interface that is up, with an address that the other nodes can reach",
             do="look at `ip address` on that node",
         )
-    return found[:TRIED]
+    seen: dict[object, int] = {}
+
+    def turn(interface: Interface) -> tuple[bool, int]:
+        like = (*preference(interface), kind(interface))
+        seen[like] = seen.get(like, -1) + 1
+        return preference(interface)[0], seen[like]
+
+    return sorted(found, key=turn)[:TRIED]
+
+
+def kind(interface: Interface) -> tuple[str, int]:
+    """Return what interfaces of one kind have in common: the name without its numbers, and the speed."""
+    return "".join(letter for letter in interface.name if not letter.isdigit()), interface.speed_mbps
+
+
+def sockets(own: Sequence[Interface], chosen: str, others: Sequence[Interface], reached: Iterable[str]) -> str:
+    """Return what NCCL_SOCKET_IFNAME should be on a node, empty if NCCL's own choice is right.
+
+    `own` are the node's interfaces, `chosen` is the one that the job goes by, `others` are rank 0's interfaces, or on
+    rank 0's node another's, and `reached` are those by which one of them was reached. NCCL takes the interfaces whose
+    names begin with "ib", or else all but docker's and loopback (NCCL's manual, "NCCL_SOCKET_IFNAME"). It is right if
+    each of them leads to the others: that is known of those in `reached`, and of others of the same kind that are on
+    a network of the others.
+    """
+    kinds = {kind(one) for one in own if one.name == chosen}
+    networks = {one.network for one in usable(others)}
+    leading = {chosen, *reached} | {one.name for one in usable(own) if kind(one) in kinds and one.network in networks}
+    names = {one.name for one in usable(own)}
+    taken = {name for name in names if name.startswith("ib")} or {
+        name for name in names if not name.startswith("docker")}
+    if taken <= leading:
+        return ""
+    return "=" + ",".join([chosen, *sorted((leading & names) - {chosen})])
 
 
 def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
@@ -66,6 +100,7 @@ def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> l
     found = [
         one for one in usable(master.interfaces)
         if asked.interface in (None, one.name) and asked.address in (None, one.address)
+        and (asked != ANY or not one.address.startswith(LINK_LOCAL))
     ]
     lacking = [one.hostname for one in others if asked.interface and asked.interface not in names(one)]
     if (asked.interface or asked.address) and (not found or lacking):

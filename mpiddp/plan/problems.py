@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ..config import LaunchConfig
 from ..errors import LaunchError
 from ..facts.host import HostFacts
 from .words import folded, listed, minority
@@ -115,6 +116,17 @@ def check_logs(errors: Sequence[str], hosts: Sequence[str]) -> list[None]:
             do="name a folder on a file system that all nodes share, or one that is there on each",
         )
     return [None] * len(errors)
+
+
+def of_options(config: LaunchConfig, ranks: int) -> list[str]:
+    """Return the warnings `unknown-variable` and `no-rank` for what the user has asked and nobody has."""
+    found = []
+    if config.unknown_variables:
+        found.append(f"unknown-variable: no option has the variable {listed(config.unknown_variables)}")
+    if beyond := sorted(rank for rank in config.shown.ranks if rank >= ranks):
+        found.append(f"no-rank: --show names rank {listed(list(map(str, beyond)))}, "
+                     f"but the job has ranks 0 to {ranks - 1}")
+    return found
 
 
 def warnings(facts: Sequence[HostFacts]) -> list[str]:

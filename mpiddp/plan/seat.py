@@ -8,7 +8,7 @@ from ..facts.gpus import Gpu
 
 
 class Seat(NamedTuple):
-    """Where a rank sits: its node (by number and by hostname), device, CPUs, threads and network interface.
+    """Where a rank sits: its node (by number and by hostname), device, CPUs, threads, network interface and process.
 
     `gpu` is what is known of the device, None for a CPU. `numa` are the NUMA nodes of the CPUs.
     `interface` is empty if torch chooses it.
@@ -23,3 +23,4 @@ class Seat(NamedTuple):
     numa: tuple[int, ...]
     threads: int
     interface: str
+    pid: int = 0

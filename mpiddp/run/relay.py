@@ -6,7 +6,7 @@ import os
 import selectors
 import socket
 
-from ..beside.detached import fork_detached, reap, silence
+from ..beside.detached import fork_detached, reap, silence, take_title
 from ..beside.messages import Forward, Forwarded
 from ..beside.wire import Wire
 from ..facts.files import open_for_writing
@@ -68,6 +68,7 @@ def relay(control: Wire, out: int, err: int) -> None:
         return
     assert isinstance(message, Forward)
     passing = Passing(*message)
+    take_title(f"mpiddp: output of {message.who}")
     streams = {out: 1, err: 2}
     with selectors.DefaultSelector() as selector:
         for source in (out, err, control):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING
 
 from .. import stages
-from ..config import LaunchConfig
+from ..config import LaunchConfig, Script
 from ..errors import EXIT_REQUEUE
-from ..say import say
+from ..facts.script import knows_of_ranks
+from ..say import say, warn
 from . import failure, script, signals
 from .output import let_flush_fail
 
@@ -116,7 +118,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     try:
         try:
             stages.begin("script")
-            script.run(config.script)
+            script.run(with_local_rank(config.script, config.local_rank_option))
         except SystemExit as error:
             status = failure.status_of(error)
             if status and not (status == EXIT_REQUEUE and job.stops()):
@@ -126,6 +128,20 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     except BaseException as error:
         status = job.ending.fail_by(error)
     return status
+
+
+def warn_of_independent(member: Membership, script: Script | None) -> None:
+    """Warn `independent-ranks` where rank 0 has run a script that neither used the group nor can know of its rank."""
+    size = member.environment.world_size
+    if script and size > 1 and member.environment.rank == 0 and member.groups.is_idle() and not knows_of_ranks(script):
+        words = "it used neither the process group nor its rank"
+        warn([f"independent-ranks: the script ran {size} times, each for itself: {words}"])
+
+
+def with_local_rank(script: Script, option: str) -> Script:
+    """Return a script with its local rank before its own arguments, if it has an option for that."""
+    told = (f"{option}={os.environ['LOCAL_RANK']}",) if option else ()
+    return script._replace(arguments=(*told, *script.arguments))
 
 
 def leave_job(job: RunningJob, config: LaunchConfig) -> None:
@@ -142,6 +158,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
 
     try:
         if not MPI.Is_finalized():
+            warn_of_independent(job.membership, config.script)
             ending.left()
             stages.begin("exit")
             job.leave(config.exit_timeout_s)

@@ -1,4 +1,4 @@
-"""Run the user's script in this process as `python script.py` or `python -m module` would."""
+"""Run the user's script in this process as `python script.py`, `python -m module` or `python -c code` would."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import sys
 import types
 
 from ..config import Script
-from ..facts.script import compiled, find_module
+from ..facts.script import compiled, compiled_code, find_module
 
 
 def set_path(script: Script) -> None:
     """Replace our own entry on sys.path by the one that Python would put there for the script.
 
-    That is the script's folder with links resolved, or the working directory for a module. With -P, -I or
-    PYTHONSAFEPATH there is none (Python manual, sys.path).
+    That is the script's folder with links resolved, the working directory for a module, nothing for code. With
+    -P, -I or PYTHONSAFEPATH there is none (Python manual, sys.path).
     """
     if getattr(sys.flags, "safe_path", sys.flags.isolated):
         return
-    sys.path[0] = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target))
+    if script.is_code:
+        sys.path[0] = ""
+    else:
+        sys.path[0] = os.getcwd() if script.is_module else os.path.dirname(os.path.realpath(script.target))
 
 
 def run(script: Script) -> None:
@@ -30,8 +33,14 @@ def run(script: Script) -> None:
     Errors of the script pass through. Threads, atexit functions and multiprocessing's spawned workers
     find the script as `__main__`, by its file or by its module's name.
     """
-    main, code = module_main(script.target) if script.is_module else file_main(script.target)
-    sys.argv = [script.target if main.__spec__ is None else str(main.__file__), *script.arguments]
+    if script.is_code:
+        (main, code), name = code_main(script.target), "-c"
+    elif script.is_module:
+        main, code = module_main(script.target)
+        name = str(main.__file__)
+    else:
+        (main, code), name = file_main(script.target), script.target
+    sys.argv = [name, *script.arguments]
     sys.modules["__main__"] = main
     exec(code, main.__dict__)  # noqa: S102 (running the user's code is the purpose)
 
@@ -43,6 +52,14 @@ def file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
     return main, compiled(path)
+
+
+def code_main(source: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Return an empty `__main__` for code of the command line, and that code."""
+    main = types.ModuleType("__main__")
+    main.__loader__ = importlib.machinery.BuiltinImporter
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    return main, compiled_code(source)
 
 
 def module_main(name: str) -> tuple[types.ModuleType, types.CodeType]:

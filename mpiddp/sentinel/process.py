@@ -14,7 +14,7 @@ import time
 from collections import deque
 from functools import partial
 
-from ..beside.detached import silence
+from ..beside.detached import silence, take_title
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Settled, Watched
 from ..beside.wire import Wire
 from ..facts.process import Process
@@ -29,6 +29,7 @@ from .watcher import OTHERS_S, State, Watcher
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
+TITLE_S = 1.0  # until the process is named: not while the rank starts
 LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
 
 
@@ -71,6 +72,7 @@ class Sentinel:
             self.loop.listen(process.ended, self._look_at_rank)
         if watched.step_daemon:
             self.loop.await_end(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
+        self.loop.set_timer("title", TITLE_S, partial(take_title, f"mpiddp: sentinel of {watched.who}"))
         self._carry_out(self._watcher.taken())
 
     def excuse(self, error: Exception) -> None:

@@ -131,4 +131,5 @@ def records(seats: Sequence[Seat]) -> list[dict[str, object]]:
     """Return the map as plain records, in rank order."""
     return [{"rank": one.rank, "host": one.host, "node": one.node, "device": one.device,
              "gpu": one.gpu._asdict() if one.gpu else None, "cpus": sorted(one.cpus),
-             "numa": list(one.numa), "threads": one.threads, "interface": one.interface} for one in seats]
+             "numa": list(one.numa), "threads": one.threads, "interface": one.interface,
+             "pid": one.pid} for one in seats]

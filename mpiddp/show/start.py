@@ -14,14 +14,17 @@ from .files import write, write_json
 from .map import lines, records
 
 
-def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig) -> None:
-    """Print the start line and the map unless `quiet` is set, and write the map to `map_file` if it is named."""
+def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig, logs: str) -> None:
+    """Print the start line and the map unless `quiet` is set, and write the map to `map_file` if it is named.
+
+    `logs` is the folder of the job's logs, empty for none.
+    """
     nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
     if not config.quiet:
         start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
                  f"tcp://{env.master_addr}:{env.master_port}")
-        say("\n".join([start, *lines(seats)]))
+        say("\n".join([start, *lines(seats), *([f"  logs in {logs}"] if logs else [])]))
     if config.map_file.endswith(".json"):
         write_json(config.map_file, records(seats))
     elif config.map_file:

@@ -12,13 +12,13 @@ from tests.support import need
 OMPI4, OMPI5, HYDRA, PMIX, PMI2 = LAUNCHERS
 CELLS = [
     *((launcher, "raise", "loop", -1) for launcher in LAUNCHERS),
-    *((launcher, "SIGKILL", "loop", -1) for launcher in (OMPI4, PMIX, PMI2)),
+    *((launcher, "SIGKILL", "loop", -1) for launcher in (OMPI4, PMI2)),
     (OMPI5, "SIGSEGV", "loop", -1), (HYDRA, "_exit", "loop", 0),
     (HYDRA, "SIGSTOP", "end", 0), (HYDRA, "raise", "import", 0),
     (HYDRA, "exit", "import", -1), (HYDRA, "message", "end", -1), (HYDRA, "thread", "before", 0),
     (HYDRA, "interrupt", "loop", -1), (HYDRA, "loader", "loop", 0), (HYDRA, "atexit", "end", 0),
     (HYDRA, "native-exit", "loop", 0), (OMPI5, "SIGTERM", "loop", -1),
-    (HYDRA, "SIGUSR1", "before", -1), (OMPI4, "SIGUSR2", "loop", 0), (HYDRA, "SIGABRT", "loop", 0),
+    (HYDRA, "SIGUSR1", "before", -1), (HYDRA, "SIGUSR2", "loop", 0), (HYDRA, "SIGABRT", "loop", 0),
     (HYDRA, "SIGBUS", "before", -1), (HYDRA, "SIGFPE", "end", -1), (HYDRA, "SIGHUP", "loop", 0),
 ]
 MATRIX = [

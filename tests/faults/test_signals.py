@@ -150,7 +150,7 @@ def as_nohup_does() -> None:
 @pytest.mark.parametrize(("launcher", "goes_on"), first_of([
     (LAUNCHERS[2], True), (LAUNCHERS[0], False), (LAUNCHERS[1], False), (LAUNCHERS[3], False), (LAUNCHERS[4], False),
     (Launcher("Intel MPI mpiexec", MPIS["impi"], False), True),
-], 2), ids=lambda one: one.name if isinstance(one, Launcher) else "")
+]), ids=lambda one: one.name if isinstance(one, Launcher) else "")
 def test_a_hangup_of_a_launcher_under_nohup(
     launcher: Launcher, goes_on: bool, request: pytest.FixtureRequest
 ) -> None:

@@ -42,7 +42,7 @@ torch = DeviceFacts("2.13.0", "2.27.3", "cuda", after, {"cuda": "nccl"}, {"nccl"
 ready = ReadyFacts(host_plan.place, torch, {}, seat(host_plan, frozenset({0})), host_plan.choice)
 names = comm.bcast(comm.gather(host, root=0), root=0)
 plan = everyone(ready, lambda facts: plan_devices(
-    facts, names, LaunchConfig(), Endpoint("10.77.0.11", 1, "", ""), dict.fromkeys(range(comm.size), "eth0")))
+    facts, names, LaunchConfig(), Endpoint("10.77.0.11", 1, "", ""), dict.fromkeys(range(comm.size), ("eth0", ""))))
 if comm.rank == 0:
     print(*lines(plan.seats), *plan.warnings, sep="\n")
 print(f"rank {comm.rank} of Slurm's {os.environ['SLURM_LOCALID']}: {plan.device} is {after[int(plan.device[5:])].uuid} "

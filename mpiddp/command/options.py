@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, Shown
+from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, Shown
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
@@ -81,8 +81,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "backend of the process group (default: the accelerator's own, gloo without one)",
     },
     "device": {
-        "default": "auto", "choices": ("auto", "cpu", "cuda", "xpu"),
-        "help": "what the ranks compute on (default: the accelerator that all of them see, or else the CPU)",
+        "default": "auto", "metavar": "TYPE",
+        "help": "what the ranks compute on: cpu, or a device type that torch knows, such as cuda or xpu (default: the "
+                "accelerator that all of them see, or else the CPU)",
     },
     "interface": {
         "default": None, "metavar": "NAME",
@@ -208,6 +209,6 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
     known = {variable(name) for name in (*OPTIONS, *FLAGS)}
     found = []
     for name in sorted(name for name in environ if name.startswith("MPIDDP_") and name not in known):
-        near = get_close_matches(name, known, 1)
+        near = get_close_matches(name, known, 1, 0.85)
         found.append(f"{name} (did you mean {near[0]}?)" if near else name)
     return found

@@ -1,0 +1,1 @@
+"""The command line: its options, its help, and what is said where it is wrong."""
