@@ -15,7 +15,7 @@ import psutil
 
 GRACE_S = 5
 LEAVING_S = 2  # after a job's end, for its last processes
-MARK = "MPIDDP_TEST_JOB"  # a variable that all processes of a job inherit
+MARK = "TESTS_JOB"  # a variable that all processes of a job inherit
 
 
 def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
