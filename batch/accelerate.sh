@@ -7,16 +7,33 @@
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
+##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --partition=NAME
+##SBATCH --qos=NAME
+##SBATCH --constraint=NAME
+##SBATCH --mem=0               # all memory of a node
+##SBATCH --mail-type=END,FAIL
+##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
 MODULES=""                                                       # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv; conda: as in requeue.sh
 CONFIG="$HOME/.cache/huggingface/accelerate/default_config.yaml" # edit
 COMMAND="python -m mpiddp train.py"                              # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi
 source $ENVIRONMENT || exit 1
 [ -e "$CONFIG" ] || { echo "no such configuration: $CONFIG" >&2; exit 1; }
-precision=$(sed -n 's/^mixed_precision: *//p' "$CONFIG" | tr -d "'\"")
-steps=$(sed -n 's/^gradient_accumulation_steps: *//p' "$CONFIG")
-export ACCELERATE_MIXED_PRECISION=${precision:-no} ACCELERATE_GRADIENT_ACCUMULATION_STEPS=${steps:-1}
-exec srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" $COMMAND
+settings=$(python - "$CONFIG" <<'END'
+# What accelerate launch would set for its ranks; how many there are, and where, is not the configuration's to say.
+import os, shlex, sys
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import launch
+args = _validate_launch_command(launch_command_parser().parse_args(["--config_file", sys.argv[1], "train.py"]))[0]
+args.num_machines, args.main_process_port, args.gpu_ids = 1, 0, "all"
+made = launch.prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else launch.prepare_multi_gpu_env(args)
+made |= {"ACCELERATE_USE_CPU": str(bool(args.use_cpu)).lower(), **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "PYTHONPATH")}}
+print(*(f"export {name}={shlex.quote(value)}" for name, value in made.items() if value != os.environ.get(name)), sep="\n")
+END
+) || exit 1
+eval "$settings"
+eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

@@ -6,10 +6,17 @@
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
 #SBATCH --gres=gpu:volta:2     # edit: type and number of a node's GPUs
 #SBATCH --cpus-per-task=20     # edit: a node's cores, divided by its GPUs
+##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --partition=NAME
+##SBATCH --qos=NAME
+##SBATCH --constraint=NAME
+##SBATCH --mem=0               # all memory of a node
+##SBATCH --mail-type=END,FAIL
+##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
 MODULES="anaconda/Python-ML-2025a mpi/openmpi-4.1.8"  # edit
 COMMAND="python -m mpiddp train.py"                   # edit: your script, and its arguments
 
 [ "${LLSUB_RANK:-0}" = 0 ] || exit 0  # in triples mode every process runs this script: one of them starts MPI
-module load $MODULES || exit 1
-exec mpirun $COMMAND
+module purge; module load $MODULES || exit 1
+eval "exec mpirun $COMMAND"

@@ -9,5 +9,5 @@ MODULES="pytorch openmpi"            # edit: empty for none
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 cd "$PBS_O_WORKDIR" || exit 1
-if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
-exec mpirun $COMMAND
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi
+eval "exec mpirun $COMMAND"

@@ -10,14 +10,21 @@
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
+##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --partition=NAME
+##SBATCH --qos=NAME
+##SBATCH --constraint=NAME
+##SBATCH --mem=0               # all memory of a node
+##SBATCH --mail-type=END,FAIL
+##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
 MODULES=""                              # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/miniforge3/bin/activate NAME
 COMMAND="python -m mpiddp --stop-before 120 train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
 
-if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi
 source $ENVIRONMENT || exit 1
-srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" $COMMAND
+eval "srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
 status=$?
 if [ $status = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $status

@@ -7,16 +7,23 @@
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
+##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --partition=NAME
+##SBATCH --qos=NAME
+##SBATCH --constraint=NAME
+##SBATCH --mem=0               # all memory of a node
+##SBATCH --mail-type=END,FAIL
+##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
 MODULES="pytorch"                    # edit: your site's, MPI's among them; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 CONTAINER=""                         # edit: an Apptainer image that has mpiddp in it, empty for none
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 if [ -n "$CONTAINER" ]; then
     [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }
-    COMMAND="apptainer exec --nv --bind /tmp,$PWD $CONTAINER $COMMAND"  # PMIx meets Slurm by files in /tmp
+    COMMAND="apptainer exec --nv --bind '/tmp,$PWD' '$CONTAINER' $COMMAND"  # PMIx meets Slurm by files in /tmp
 fi
-exec srun --mpi=pmix --cpus-per-task="$SLURM_CPUS_PER_TASK" $COMMAND
+eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from .errors import EXIT_REQUEUE
+from .errors import EXIT_REQUEUE, LaunchError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -48,10 +48,11 @@ def init_process_group(
         return launched.membership.environment
     if _is_initialized():
         raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
-    job = _start(comm, _settings(os.environ, backend), is_watched=launched is not None)
+    settings = _settings(os.environ, backend)
+    job = _start(comm, settings, is_watched=launched is not None)
     from .join.refusal import refuse_alone
 
-    job.membership.create_group(timeout, refuse_alone)
+    job.membership.create_group(settings.group_timeout if timeout is None else timeout, refuse_alone)
     if job.guard is not None:
         job.guard.watch_exceptions()
     return job.membership.environment
@@ -69,10 +70,15 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
         MPI.Init_thread()
     whole = MPI.COMM_WORLD if comm is None else comm
     signals.protect_workers()
-    if is_watched:
-        _own = join(whole, config._replace(log_dir=""))
-    else:
-        _own = start_within(whole, config, destroy_process_group)
+    try:
+        if is_watched:
+            _own = join(whole, config._replace(log_dir=""))
+        else:
+            _own = start_within(whole, config, destroy_process_group)
+    except LaunchError as error:  # a program has no command line of ours
+        from .command.options import in_variables
+
+        raise type(error)(error.name, error.found, error.needed, in_variables(error.do)) from None
     return _own
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from .command.help import Parser
 from .command.options import FLAGS, OPTIONS, absolute, default_of, flag_of, unknown, whole
-from .config import LaunchConfig, Script, Shape
+from .config import Desk, LaunchConfig, Script, Shape
 from .errors import EXIT_USAGE
+from .say import say, warn
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         refuse_early(str(error))
         return EXIT_USAGE
+    if isinstance(job, Desk):
+        return plan_at_desk(job)
     if isinstance(job, Shape):
         from .facts.runtime import slurm_hosts
         from .plan.dry_run import describe
@@ -52,17 +55,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return launch(job)
 
 
-def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | Shape:
-    """Return the configuration of a job, or the shape of the one that --dry-run asks about.
+def plan_at_desk(job: Desk) -> int:
+    """Print the map of a job on nodes whose facts are in a file, or why it could not start; return the exit status."""
+    from .errors import EXIT_CANNOT_START, LaunchError
+    from .facts import record
+    from .plan.dry_run import seats
+    from .show.map import lines
+
+    try:
+        found, warnings = seats(record.read(job.facts_file), job.config)
+    except (OSError, ValueError) as error:
+        say(f"mpiddp: --facts: {error}")
+        return EXIT_USAGE
+    except LaunchError as error:
+        say(str(error))
+        return EXIT_CANNOT_START
+    warn(warnings)
+    print("\n".join(lines(found)))
+    return 0
+
+
+def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | Shape | Desk:
+    """Return the configuration of a job, or what --dry-run asks about: a shape, or a job on known nodes.
 
     Raises argparse.ArgumentTypeError with one line for the user where they are wrong.
     """
     parser = build_parser(environ)
     ours, command = split(arguments)
     options = parser.parse_args(ours)
+    if options.dry_run and options.facts:
+        return Desk(options.facts, configuration(options, Script(""), environ))
     if options.dry_run:
         if options.nodes is None or options.ranks_per_node is None:
-            parser.error("--dry-run needs --nodes and --ranks-per-node")
+            parser.error("--dry-run needs --nodes and --ranks-per-node, or --facts")
         return Shape(options.nodes, options.ranks_per_node)
     way = command[0] if command[:1] in (["-m"], ["-c"]) else ""
     words = command[1:] if way or command[:1] == ["--"] else command
@@ -113,6 +138,7 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         interface=options.interface,
         master_addr=options.master_addr,
         local_rank_option=options.pass_local_rank,
+        facts_file=options.facts,
         unknown_variables=tuple(unknown(environ)),
     )
 

@@ -27,6 +27,13 @@ class Shape(NamedTuple):
     ranks_per_node: int
 
 
+class Desk(NamedTuple):
+    """A job that is planned from the facts in a file, and not started (--dry-run --facts)."""
+
+    facts_file: str
+    config: LaunchConfig
+
+
 class Shown(NamedTuple):
     """The ranks whose output is shown: all, or those named by rank or by local rank."""
 
@@ -56,8 +63,8 @@ class LaunchConfig(NamedTuple):
     `idle_gpus` lets the only rank of a node have several GPUs. `share_gpus` lets several ranks share a GPU.
     `virtual_local_rank` shows each rank only its own GPU and exports LOCAL_RANK=0. `interface` and
     `master_addr` name the network on which nodes meet; None takes the best one. `local_rank_option` is the
-    option by which the script is told its local rank, empty for none. `unknown_variables` are those that look
-    like options' and are none.
+    option by which the script is told its local rank, empty for none. Rank 0 writes what each rank sees of its
+    node to `facts_file`; empty writes nothing. `unknown_variables` are those that look like options' and are none.
     """
 
     script: Script | None = None
@@ -86,4 +93,5 @@ class LaunchConfig(NamedTuple):
     interface: str | None = None
     master_addr: str | None = None
     local_rank_option: str = ""
+    facts_file: str = ""
     unknown_variables: tuple[str, ...] = ()

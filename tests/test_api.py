@@ -215,7 +215,7 @@ def test_the_variables_of_options_apply(quick: Mpi, tmp_path: Path) -> None:
     (log,) = (tmp_path / "logs").glob("*/rank-00001.*.log")
     assert "ValueError: seven" in log.read_text()
     done = own_end(quick, 2, "raise", MPIDDP_ABORT_GRACE="soon")
-    assert "ValueError: mpiddp: argument --abort-grace: must be a number of seconds, got 'soon'" in done.stderr
+    assert "ValueError: mpiddp: MPIDDP_ABORT_GRACE must be a number of seconds, got 'soon'" in done.stderr
 
 
 def test_nothing_of_ours_is_left_in_a_program_that_goes_on(quick: Mpi) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, srun
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, single_node_environ, srun
 
 BATCH = ROOT / "batch"
 PYTHON, STANDINS = MPIS["openmpi4"].python.parent, ROOT / "tests/standins"
-HELLO = f"python -m mpiddp {EXAMPLES / 'hello_world.py'}"
+HELLO = f"python -m mpiddp {PROGRAMS / 'two_words.py'} 'two words'"
 ACTIVATE = PYTHON / "activate"
 
 
@@ -126,15 +127,18 @@ def test_apptainer(cluster: Cluster, folder: Path) -> None:
     script = edited(folder, "srun_pmix.sh", MODULES="pytorch standins", CONTAINER=image, COMMAND=HELLO)
     check_hello_of_four(Submitted(cluster, script).wait())
     told = (folder / "log").read_text().splitlines()
-    assert told == [f"apptainer exec --nv --bind /tmp,{folder} {image} {HELLO}"] * 4
+    said = HELLO.replace("'", "")
+    assert told == [f"apptainer exec --nv --bind /tmp,{folder} {image} {said}"] * 4
 
 
 @pytest.mark.thorough
 def test_enroot_without_pyxis(cluster: Cluster, folder: Path) -> None:
     """A stand-in for the command, which hands on no variable but those that it is told."""
     (image := folder / f"image{folder.name}.sqsh").touch()
-    script = loading(edited(folder, "enroot.sh", IMAGE=image, COMMAND=HELLO), "pytorch standins")
-    check_hello_of_four(Submitted(cluster, script).wait())
+    modules = "pytorch standins; export NCCL_SAID='seven eight'"
+    script = loading(edited(folder, "enroot.sh", IMAGE=image, COMMAND=HELLO), modules)
+    check_hello_of_four(done := Submitted(cluster, script).wait())
+    assert done.output.count("has NCCL_SAID") == 4
     told = (folder / "log").read_text().splitlines()
     assert sorted(line.split()[0] for line in told if " create " in line) == ["node1", "node2"]
     assert len([line for line in told if " start " in line]) == 4
@@ -157,12 +161,51 @@ def loading(script: Path, modules: str) -> Path:
 
 @pytest.mark.thorough
 def test_an_accelerate_script_with_its_configuration(cluster: Cluster, folder: Path) -> None:
-    (config := folder / "config.yaml").write_text("mixed_precision: 'no'\ngradient_accumulation_steps: 2\n")
+    """The model is compiled, as it says; what it says of nodes, processes and ports is not taken."""
+    (config := folder / "config.yaml").write_text(CONFIGURATION + "distributed_type: MULTI_CPU\nuse_cpu: true\n")
     script = edited(folder, "accelerate.sh", ENVIRONMENT=ACTIVATE, CONFIG=config,
                     COMMAND=f"python -m mpiddp {PROGRAMS / 'accelerated.py'}")
     done = Submitted(cluster, script).wait()
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert len(re.findall(r"^\d/4 DistributedDataParallel True$", done.output, re.MULTILINE)) == 4, done.output
+    assert len(re.findall(r"^\d/4 OptimizedModule True$", done.output, re.MULTILINE)) == 4, done.output
+
+
+CONFIGURATION = """\
+compute_environment: LOCAL_MACHINE
+debug: false
+downcast_bf16: 'no'
+machine_rank: 1
+main_process_ip: 10.0.0.1
+main_process_port: 29501
+mixed_precision: 'no'
+num_machines: 2
+num_processes: 8
+dynamo_config:
+  dynamo_backend: EAGER
+"""
+FSDP = """\
+distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: SIZE_BASED_WRAP
+  fsdp_min_num_params: 2000
+  fsdp_version: 2
+"""
+
+
+def test_what_an_accelerate_configuration_says_arrives(tmp_path: Path) -> None:
+    """The script's own lines, with a shell in the place of Slurm: FSDP needs GPUs."""
+    (config := tmp_path / "config.yaml").write_text(CONFIGURATION + FSDP)
+    script = (BATCH / "accelerate.sh").read_text()
+    lines = script[script.index("settings=$("):script.index("eval \"exec")].replace("$CONFIG", str(config))
+    env = {**single_node_environ(MPIS["openmpi4"]), "OMP_NUM_THREADS": "3"}
+    found = dict(line.split("=", 1) for line in check(processes.run(
+        "bash", "-c", f"{lines}\nenv", timeout=60, env=env)).stdout.splitlines() if "=" in line)
+    assert {name: found.get(name) for name in (
+        "ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_MIN_NUM_PARAMS", "FSDP_AUTO_WRAP_POLICY",
+        "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_MIXED_PRECISION", "OMP_NUM_THREADS", "MASTER_ADDR", "WORLD_SIZE")} == {
+        "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_MIN_NUM_PARAMS": "2000",
+        "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "ACCELERATE_DYNAMO_BACKEND": "EAGER",
+        "ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "3", "MASTER_ADDR": None, "WORLD_SIZE": None}
 
 
 @pytest.mark.parametrize(("name", "values", "reason"), [
@@ -279,7 +322,7 @@ def test_every_script_is_short_and_told_of() -> None:
     for script in BATCH.glob("*.sh"):
         assert f"| `{script.name}` |" in told
         lines = [line for line in script.read_text().splitlines() if re.match(r"\s*(#(SBATCH|PBS|BSUB)|[^\s#])", line)]
-        assert len(lines) <= 25
+        assert len(lines) <= 27
         assert f"| `{script.name}`, {len(lines)}" in told or script.name in ("pbs.sh", "jsrun.sh")
 
 
@@ -287,7 +330,7 @@ def test_srun_is_told_the_cores_of_a_task() -> None:
     """It does not take them over from the batch job (man sbatch, from 22.05 on)."""
     starts = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines() if "srun --mpi" in line]
     assert len(starts) == 5
-    assert [line for line in starts if ' --cpus-per-task="$SLURM_CPUS_PER_TASK" ' not in line] == []
+    assert [line for line in starts if ' --cpus-per-task=$SLURM_CPUS_PER_TASK ' not in line.replace('"', "")] == []
 
 
 def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from mpiddp import __version__
 from mpiddp.cli import read_config
+from mpiddp.command.options import in_variables
 from mpiddp.config import LaunchConfig, Script, Shape, Shown
 from tests.support import EXAMPLES, Mpi, alone, check, mpiexec, noise
 
@@ -160,6 +161,12 @@ def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
 def test_explain_of_a_rank_that_is_not_there(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "--explain=2"), 2)
     assert done.stderr.count("mpiddp: --explain 2: the job has ranks 0 to 1\n") == 1
+
+
+def test_options_by_the_names_of_their_variables() -> None:
+    text = "--share-gpus lets ranks share one (--gpus-per-node=4), --device=cpu takes none; leave --backend away"
+    assert in_variables(text) == ("MPIDDP_SHARE_GPUS=1 lets ranks share one (--gpus-per-node=4), "
+                                  "MPIDDP_DEVICE=cpu takes none; leave MPIDDP_BACKEND away")
 
 
 CODE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.config import LaunchConfig
+from mpiddp.config import LaunchConfig, Script
 from mpiddp.environment import Place
 from mpiddp.errors import LaunchError
 from mpiddp.facts import gpus as facts_gpus
@@ -24,6 +24,7 @@ from mpiddp.plan.seat import Seat
 from tests.cluster import Cluster
 from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, check
 
+SCRIPT = Script("train.py")
 ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
 
 
@@ -191,9 +192,9 @@ def test_more_ranks_than_gpus_are_not_refused_before_torch_has_seen_them() -> No
 def test_ranks_and_the_gpus_that_slurm_has_given(ranks: int, given: int, problem: str) -> None:
     facts = [one._replace(given_gpus=given) for one in hosts(*alike((), ranks))]
     with pytest.raises(LaunchError) if problem else contextlib.nullcontext() as caught:
-        job.plan_hosts(facts, LaunchConfig())
+        job.plan_hosts(facts, LaunchConfig(SCRIPT))
     assert not problem or (caught and caught.value.name == problem)
-    for config in (LaunchConfig(device="cpu"), LaunchConfig(share_gpus=True, idle_gpus=True)):
+    for config in (LaunchConfig(SCRIPT, device="cpu"), LaunchConfig(SCRIPT, share_gpus=True, idle_gpus=True)):
         assert len(job.plan_hosts(facts, config)) == ranks
 
 
@@ -213,9 +214,10 @@ def test_what_slurm_says_it_gives_each_task(value: str, given: int) -> None:
 def test_several_gpus_of_a_nodes_only_task_are_idle() -> None:
     facts = [one._replace(task_gpus=8) for one in hosts(*alike((), 1))]
     with pytest.raises(LaunchError, match="idle-gpus") as caught:
-        job.plan_hosts(facts, LaunchConfig())
+        job.plan_hosts(facts, LaunchConfig(SCRIPT))
     assert caught.value.found == "1 rank, but 8 GPUs on n1"
-    assert job.plan_hosts(facts, LaunchConfig(idle_gpus=True))
+    assert job.plan_hosts(facts, LaunchConfig(SCRIPT, idle_gpus=True))
+    assert job.plan_hosts(facts, LaunchConfig())  # a notebook, or a simulation that uses the others
     assert job.plan_hosts([one._replace(task_gpus=1) for one in hosts(*alike((), 4))], LaunchConfig())
 
 

@@ -182,16 +182,19 @@ def test_the_interface_that_the_user_names(cluster: Cluster) -> None:
 
 
 def test_a_node_whose_link_is_down_is_named(cluster: Cluster) -> None:
-    """It goes down when Slurm has started the ranks, and before they do anything: without it Slurm starts none."""
+    """It goes down when Slurm has started the ranks, and before they do anything: without it Slurm starts none.
+
+    srun waits for more than a minute where it has not yet heard that they were started.
+    """
     mpi, inside = MPIS["openmpi4"], ("-n", namespace("node2"))
-    cut = 'if [ "$SLURMD_NODENAME" = node2 ]; then ip link set eth0 down; fi; exec "$@"'
+    cut = 'if [ "$SLURMD_NODENAME" = node2 ]; then sleep 1; ip link set eth0 down; fi; exec "$@"'
     start = time.monotonic()
     try:
         done = cluster.run("srun", "--mpi=pmix", "-N3", "-n3", "sh", "-c", cut, "sh", str(mpi.python), "-m", "mpiddp",
-                           "--startup-timeout", "6", str(HELLO), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+                           "--startup-timeout", "8", str(HELLO), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     finally:
         ip(*inside, "link", "set", "eth0", "up")
-    assert time.monotonic() - start < 25
+    assert time.monotonic() - start < 30
     cluster.take_back("node2")
     assert done.returncode != 0
     assert "mpiddp: rank 0 on node1 has waited" in done.stderr

@@ -139,6 +139,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "", "type": map_file, "metavar": "FILE",
         "help": "write where each rank sits to FILE, as records (.json) or a picture (.svg)",
     },
+    "facts": {
+        "default": "", "type": absolute, "metavar": "FILE",
+        "help": "write what each rank sees of its node to FILE, before anything is planned; with --dry-run, plan from "
+                "such a file, on any machine",
+    },
     "trace": {
         "default": "", "type": absolute, "metavar": "FILE",
         "help": "write when each rank began which stage to FILE, for ui.perfetto.dev; adds a collective to the start",
@@ -160,7 +165,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ranks-per-node": {"default": None, "type": positive, "metavar": "M", "help": "ranks on each, for --dry-run"},
 }
 FLAGS = {
-    "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get; start nothing",
+    "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get, or the map of one "
+               "on the nodes of --facts; start nothing",
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
     "prefix": "put rank and host before each line of output",
     "quiet": "print no start line and no map",
@@ -200,6 +206,19 @@ def flag_of(name: str, environ: Mapping[str, str]) -> bool:
         raise argparse.ArgumentTypeError(
             f"{variable(name)} must be one of {', '.join((*TRUE, *FALSE[1:]))}, got {text!r}")
     return text in TRUE
+
+
+def in_variables(text: str) -> str:
+    """Return a text in which our options are called by their variables: --share-gpus is MPIDDP_SHARE_GPUS=1."""
+    import re
+
+    def name(found: re.Match[str]) -> str:
+        option, value = found.groups()
+        if option not in {*OPTIONS, *FLAGS}:
+            return found[0]
+        return variable(option) + (value or "=1" * (option in FLAGS))
+
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)(=?)", name, text)
 
 
 def unknown(environ: Mapping[str, str]) -> list[str]:

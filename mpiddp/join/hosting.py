@@ -42,6 +42,10 @@ class Hosting:
     def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
         """Return each rank's plan before torch, and with it, for one rank a node, where to try rank 0's addresses."""
         self._roll.hosts = [one.hostname for one in facts]
+        if self._config.facts_file:
+            from ..facts import record
+
+            record.write(self._config.facts_file, facts)
         plans = plan_hosts(facts, self._config)
         self._offered = network.candidates(facts, self._asked)
         self._nodes = [one.interfaces for one, plan in zip(facts, plans, strict=True) if plan.place.local_rank == 0]

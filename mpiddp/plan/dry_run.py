@@ -1,11 +1,14 @@
-"""What a job of a given shape would be like, without MPI and without torch."""
+"""What a job would be like, of a given shape or on nodes whose facts are known, without MPI and without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..config import Shape
-from . import environment, topology
+from ..config import LaunchConfig, Shape
+from ..facts.host import HostFacts
+from . import environment, network, topology
+from .job import plan_hosts
+from .seat import Seat
 
 UNKNOWN_PORT = 0  # the kernel gives it when the job starts
 
@@ -27,3 +30,23 @@ def describe(shape: Shape, hosts: Sequence[str]) -> str:
         lines.append(f"rank {place.rank}:")
         lines += [f"  {name}={value}" for name, value in exports.items()]
     return "\n".join(lines)
+
+
+def seats(facts: Sequence[HostFacts], config: LaunchConfig) -> tuple[list[Seat], tuple[str, ...]]:
+    """Return where each rank would sit, and the warnings; raise LaunchError as the job would before torch.
+
+    The devices are those that NVML or the kernel tell of: a torch may see others. The interface is the best one.
+    """
+    plans = plan_hosts(facts, config)
+    asked = network.Asked(config.interface, config.master_addr)
+    best = network.candidates(facts, asked)[0]
+    own = {one.node: one.interfaces for one in facts if one.interfaces}
+    found = []
+    for plan, one in zip(plans, facts, strict=True):
+        towards = next((each.name for each in own.get(one.node, ()) if each.network == best.network), best.name)
+        device = f"cuda:{plan.choice.ordinal}" if plan.choice else "cpu"
+        found.append(Seat(
+            plan.place.rank, plan.place.node_rank, one.hostname, device,
+            plan.choice.gpu if plan.choice else None, plan.cpus or one.cpus, plan.numa,
+            config.threads or int(plan.defaults["OMP_NUM_THREADS"]), asked.interface or towards))
+    return found, plans[0].warnings

@@ -71,7 +71,7 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
     """Return each rank's plan before torch, in rank order, from the facts of all ranks; raise LaunchError."""
     problems.check_software(facts)
     problems.check_script(facts)
-    if config.device != "cpu" and not config.idle_gpus:
+    if config.script is not None and config.device != "cpu" and not config.idle_gpus:  # other programs use them
         problems.check_idle(facts)
     if config.device != "cpu" and not config.share_gpus:
         problems.check_given(facts)

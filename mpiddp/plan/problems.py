@@ -45,15 +45,7 @@ def check_script(facts: Sequence[HostFacts]) -> None:
 
 
 def check_software(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `python-differs` or `version-skew` where nodes run different software."""
-    common, others = minority([one.prefix for one in facts])
-    if others:
-        raise LaunchError(
-            "python-differs",
-            found=f"Python's environment is {common} on most nodes, but {among(others, hostnames(facts))}",
-            needed="the same Python environment on every node",
-            do="activate the environment before mpirun or srun, or name its python by its whole path",
-        )
+    """Raise LaunchError `version-skew` where nodes run different software."""
     for name in facts[0].versions:
         check_version(name, [one.versions[name] for one in facts], hostnames(facts))
 
@@ -141,6 +133,10 @@ def warnings(facts: Sequence[HostFacts]) -> list[str]:
     if few:
         found.append(f"low-nofile: {min(one.open_files for one in few)} open files allowed on {hosts_of(few)}; "
                      "raise it with ulimit -n")
+    common, others = minority([one.prefix for one in facts])
+    if others:
+        found.append(f"python-differs: Python's environment is {common} on most nodes, but "
+                     f"{among(others, hostnames(facts))}; the versions are the same")
     nodes_of: dict[str, set[int]] = {}
     for one in facts:
         nodes_of.setdefault(one.hostname, set()).add(one.node)

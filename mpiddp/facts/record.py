@@ -1,0 +1,61 @@
+"""The facts of a job's ranks in a file, to be looked at where the nodes are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..say import say
+from ..version import __version__
+from .cpus import Grant, Topology
+from .files import open_for_writing
+from .gpus import Gpu
+from .host import HostFacts, Interface
+
+
+def write(path: str, facts: Sequence[HostFacts]) -> None:
+    """Write the facts of all ranks, in rank order, or say why that cannot be done."""
+    try:
+        with open(open_for_writing(path), "w") as file:
+            json.dump({"mpiddp": __version__, "ranks": [record(one) for one in facts]}, file)
+    except OSError as error:
+        say(f"mpiddp: cannot write {path}: {error.strerror}")
+
+
+def read(path: str) -> list[HostFacts]:
+    """Return the facts in a file; raise OSError, or ValueError with a line for the user if they are none."""
+    with open(path) as file:
+        try:
+            return [loaded(one) for one in json.load(file)["ranks"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} has no facts that mpiddp {__version__} knows: "
+                             f"{type(error).__name__}: {error}") from None
+
+
+def record(facts: HostFacts) -> dict[str, Any]:
+    """Return the facts of a rank as plain lists and dictionaries; those of the script are left out."""
+    def plain(value: Any) -> Any:
+        if isinstance(value, frozenset):
+            return sorted(value)
+        return value._asdict() if hasattr(value, "_asdict") else value
+
+    several = ("interfaces", "gpus", "seen")
+    return {name: [one._asdict() for one in value] if name in several else plain(value)
+            for name, value in facts._replace(script=None)._asdict().items()}
+
+
+def loaded(found: Mapping[str, Any]) -> HostFacts:
+    """Return the facts of a record."""
+    cores, granted = found["topology"], found["grant"]
+    return HostFacts(**{
+        **found,
+        "cpus": frozenset(found["cpus"]),
+        "allowed": frozenset(found["allowed"]),
+        "topology": Topology(tuple(map(tuple, cores["cores"])), tuple(cores["numa"]), tuple(cores["sockets"]))
+        if cores else None,
+        "interfaces": tuple(Interface(**one) for one in found["interfaces"]),
+        "gpus": tuple(Gpu(**one) for one in found["gpus"]),
+        "seen": tuple(Gpu(**one) for one in found["seen"]),
+        "grant": Grant(**granted) if granted else None,
+    })

@@ -1,0 +1,93 @@
+"""Jobs planned at a desk, from the facts of nodes that are elsewhere."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiddp.config import LaunchConfig, Script
+from mpiddp.facts import record
+from mpiddp.facts.cpus import Grant
+from mpiddp.facts.host import HostFacts
+from mpiddp.plan.dry_run import seats
+from mpiddp.show.map import lines
+from tests import test_cores, test_gpus, test_plan
+from tests.support import EXAMPLES, Mpi, alone, check, mpiexec
+
+JOB = LaunchConfig(Script("train.py"))
+
+
+def with_gpus(machine: tuple[test_gpus.Gpu, ...], facts: list[HostFacts]) -> list[HostFacts]:
+    """Return the facts of ranks that all see the GPUs of a machine."""
+    return [one._replace(gpus=machine, seen=machine) for one in facts]
+
+
+def dgx(ranks: int) -> list[HostFacts]:
+    """Return a DGX H100 with so many ranks, which nobody has bound."""
+    return with_gpus(test_gpus.DGX_H100, test_cores.ranks(test_cores.DGX_H100, *[range(224)] * ranks))
+
+
+MACHINES = {
+    **{f"DGX H100, {ranks} ranks": dgx(ranks) for ranks in range(1, 9)},
+    "a shared node of 112 cores": test_cores.ranks(
+        test_cores.machine(112, numa=2), *[range(112)] * 4, given=Grant(16, False, 4711)),
+    "MI250X": [one._replace(gpus=()) for one in with_gpus(
+        test_gpus.FRONTIER, test_cores.ranks(test_cores.FRONTIER, *[range(128)] * 8))],
+    "MIG": with_gpus(test_gpus.SLICES[::2], test_cores.ranks(test_cores.A100_NODE, *[range(64)] * 4)),
+    "four Slingshot NICs": [test_plan.host(node, f"n{node}", test_plan.LO, *nics)
+                            for node, nics in enumerate(test_plan.HSN)],
+    "eight rails and a bond": [test_plan.routed(0), test_plan.routed(1)],
+    "GPUs numbered against the cores": test_gpus.bound(test_gpus.A100_NODE, 0, 1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_file_has_all_that_a_plan_needs(name: str, tmp_path: Path) -> None:
+    facts = MACHINES[name]
+    record.write(str(tmp_path / "facts.json"), facts)
+    assert record.read(str(tmp_path / "facts.json")) == facts
+    assert len(seats(facts, JOB._replace(idle_gpus=True))[0]) == len(facts)
+
+
+@pytest.mark.alone
+def test_a_desk_needs_neither_mpi_nor_torch_and_three_tenths_of_a_second(quick: Mpi, tmp_path: Path) -> None:
+    """The best of several runs, since the machine may be busy."""
+    for name, facts in MACHINES.items():
+        file = tmp_path / f"{name}.json"
+        record.write(str(file), facts)
+        times = []
+        for _ in range(3):
+            start = time.monotonic()
+            done = check(alone(quick, "-X", "importtime", "-m", "mpiddp", "--dry-run", "--facts", file))
+            times.append(time.monotonic() - start)
+        assert done.stdout.splitlines() == lines(seats(facts, JOB)[0])
+        assert not {"torch", "mpi4py"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert min(times) < 0.3, name
+
+
+def test_a_job_writes_the_facts_and_the_desk_finds_its_plan(quick: Mpi, tmp_path: Path) -> None:
+    file = tmp_path / "facts.json"
+    done = check(mpiexec(quick, 2, "--facts", file, EXAMPLES / "hello_world.py"))
+    planned = check(alone(quick, "-m", "mpiddp", "--dry-run", "--facts", file)).stdout.splitlines()
+    assert planned == [line for line in done.stderr.splitlines() if line.startswith("  ")]
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (None, "No such file or directory"), ("{}", "no facts that mpiddp"), ("nonsense", "no facts that mpiddp"),
+    ('{"ranks": [{"hostname": "n1"}]}', "no facts that mpiddp")])
+def test_a_file_without_facts(content: str | None, words: str, quick: Mpi, tmp_path: Path) -> None:
+    file = tmp_path / "facts.json"
+    if content is not None:
+        file.write_text(content)
+    done = check(alone(quick, "-m", "mpiddp", "--dry-run", "--facts", file), 2)
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+
+
+def test_a_job_that_could_not_start(quick: Mpi, tmp_path: Path) -> None:
+    file = tmp_path / "facts.json"
+    record.write(str(file), [one._replace(task_gpus=8) for one in dgx(1)])
+    done = check(alone(quick, "-m", "mpiddp", "--dry-run", "--facts", file), 3)
+    assert "mpiddp: cannot start: idle-gpus" in done.stderr
