@@ -106,7 +106,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
 def test_the_plan_is_pure() -> None:
     """No MPI, no torch, no environment: nothing but the facts, Python's own modules and two libraries that are pure."""
     for path in (PACKAGE / "plan").glob("*.py"):
-        assert outside(path) <= {"__future__", "collections", "collections.abc", "itertools", "typing",
+        assert outside(path) <= {"__future__", "collections", "collections.abc", "ipaddress", "itertools", "typing",
                                  "ClusterShell.NodeSet", "networkx"}, path
 
 

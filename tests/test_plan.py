@@ -172,7 +172,23 @@ def test_the_network_that_the_user_names(asked: network.Asked) -> None:
     assert meet(TWO_NETWORKS, asked=asked) == ("10.0.0.1", ["eth0", "eth0"])
 
 
+@pytest.mark.parametrize(("asked", "names"), [
+    ("ib", ["ib0"]), ("eth0,ib0", ["ib0", "eth0"]), ("10.0.0.0/16", ["eth0"]), ("10.1.0.7/16,eth", ["ib0", "eth0"]),
+    ("ib7,eth", ["eth0"])])
+def test_networks_that_the_user_describes(asked: str, names: list[str]) -> None:
+    """They are tried in the usual order; each node goes by the interface that leads there."""
+    assert [one.name for one in network.candidates(TWO_NETWORKS, network.Asked(asked))] == names
+    assert meet(TWO_NETWORKS, asked=network.Asked(asked))[1] == [names[0]] * 2
+
+
+def test_a_name_is_no_beginning_of_another() -> None:
+    found = network.named("eth1", [nic("eth10", "10.0.0.1", "10.0.0.0/24"), nic("eth1", "10.1.0.1", "10.1.0.0/24")])
+    assert [one.name for one in found] == ["eth1"]
+
+
 @pytest.mark.parametrize(("asked", "words"), [
+    (network.Asked("10.7.0.0/16"), "--interface=10.7.0.0/16, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
+    (network.Asked("10.7.0/99"), "--interface=10.7.0/99, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
     (network.Asked("ib7"), "--interface=ib7, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
     (network.Asked(address="10.0.0.2"), "--master-addr=10.0.0.2, but rank 0's node n0 has"),
     (network.Asked("ib0", "10.0.0.1"), "--interface=ib0 --master-addr=10.0.0.1, but rank 0's node n0 has"),

@@ -92,7 +92,9 @@ class Failed(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The reason for the job's end is printed: the other ranks may be ended."""
+    """The reason for the job's end is printed, and the other ranks may be ended; or it is just being, if not `done`."""
+
+    done: bool = True
 
 
 class Through(NamedTuple):

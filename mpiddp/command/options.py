@@ -87,7 +87,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "interface": {
         "default": None, "metavar": "NAME",
-        "help": "network interface on which nodes meet (default: the fastest whose network all of them are on)",
+        "help": "network interface on which nodes meet: a name, the beginning of one, a network such as 10.1.0.0/16, "
+                "or several with commas between (default: the fastest whose network all of them are on)",
     },
     "master-addr": {
         "default": None, "metavar": "ADDRESS",

@@ -98,11 +98,10 @@ def sockets(own: Sequence[Interface], chosen: str, others: Sequence[Interface], 
 def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
     """Return the interfaces of rank 0's node that fit what the user named; raise LaunchError `no-network`."""
     found = [
-        one for one in usable(master.interfaces)
-        if asked.interface in (None, one.name) and asked.address in (None, one.address)
-        and (asked != ANY or not one.address.startswith(LINK_LOCAL))
+        one for one in named(asked.interface, usable(master.interfaces))
+        if asked.address in (None, one.address) and (asked != ANY or not one.address.startswith(LINK_LOCAL))
     ]
-    lacking = [one.hostname for one in others if asked.interface and asked.interface not in names(one)]
+    lacking = [one.hostname for one in others if asked.interface and not named(asked.interface, one.interfaces)]
     if (asked.interface or asked.address) and (not found or lacking):
         has = ", ".join(f"{one.name} {one.address}" for one in usable(master.interfaces)) or "none"
         words = [f"--{option}={value}" for option, value in
@@ -117,19 +116,45 @@ def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> l
     return found
 
 
+def named(asked: str | None, interfaces: Sequence[Interface]) -> list[Interface]:
+    """Return the interfaces of a node that the user has named; all if `asked` is None.
+
+    `asked` is a name, the beginning of names, or a network in CIDR form; or several with commas between. The
+    beginning counts where no interface has that very name.
+    """
+    if asked is None:
+        return list(interfaces)
+    found: list[Interface] = []
+    for part in asked.split(","):
+        if "/" in part:
+            import ipaddress  # seldom needed
+
+            try:
+                network = ipaddress.ip_network(part, strict=False)
+            except ValueError:
+                continue
+            here = [one for one in interfaces if ipaddress.ip_address(one.address) in network]
+        else:
+            here = [one for one in interfaces if one.name == part] or [
+                one for one in interfaces if part and one.name.startswith(part)]
+        found += [one for one in here if one not in found]
+    return found
+
+
 def agreed(
     offered: Sequence[Interface], trials: Mapping[int, Sequence[Trial]], hosts: Mapping[int, str], asked: Asked = ANY
 ) -> tuple[str, dict[int, str]]:
     """Return the first address that every node has reached, and each node's interface towards it.
 
     `offered` are the candidates. `trials` holds, for every node but rank 0's (node 0), the result of trying
-    each candidate. `hosts` are the nodes' names. An interface that the user named is used on all nodes.
+    each candidate. `hosts` are the nodes' names. An interface that the user called by its name is used on all nodes.
     Raises LaunchError `address-unreachable`.
     """
     for at, one in enumerate(offered):
         if not any(tried[at].error for tried in trials.values()):
+            by_name = one.name if one.name == asked.interface else ""
             return one.address, {0: one.name} | {
-                node: asked.interface or tried[at].interface for node, tried in trials.items()}
+                node: by_name or tried[at].interface for node, tried in trials.items()}
     lines = []
     for at, one in enumerate(offered):
         failed = [node for node, tried in trials.items() if tried[at].error]
@@ -172,8 +197,3 @@ def is_shared(interface: Interface, other: HostFacts) -> bool:
     """
     on_subnet = [one.address for one in usable(other.interfaces) if one.network == interface.network]
     return bool(on_subnet) and interface.address not in on_subnet
-
-
-def names(host: HostFacts) -> set[str]:
-    """Return the names of a host's interfaces."""
-    return {one.name for one in host.interfaces}

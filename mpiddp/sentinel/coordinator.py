@@ -139,9 +139,10 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case messages.Failed(report, gone):
                 peer.gone = gone
                 self._add_report(report, living=not gone)
-            case messages.Told():
+            case messages.Told(done):
                 self._told = True
-                self._announce_end()
+                if done:
+                    self._announce_end()
             case messages.Through():
                 if self._verdict is not None and peer.rank == self._verdict.first.rank:
                     self._begin_end()

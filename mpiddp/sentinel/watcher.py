@@ -273,8 +273,8 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self._ruling is not None and self._ruling.verdict is not None:
             error_file = self.member.error_file if self.member else ""
             after_s = self._now_s - self.start.began_s
-            self._do(events.TellReason(self._ruling.verdict, self.member, after_s, error_file),
-                     events.SetTimer("told", FORWARDING_S))
+            self._do(events.ToCoordinator(messages.Told(done=False)), events.SetTimer("told", FORWARDING_S),
+                     events.TellReason(self._ruling.verdict, self.member, after_s, error_file))
         else:
             self._finish()
 

@@ -106,14 +106,17 @@ class World:
 
     def at(self, after_s: float, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act` so long from now."""
+        self._schedule(self.now + after_s, act, *arguments)
+
+    def _schedule(self, at_s: float, act: Callable[..., object], *arguments: Any) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (self.now + after_s, self._count, act, arguments))
+        heapq.heappush(self._queue, (at_s, self._count, act, arguments))
 
     def send(self, channel: Any, delay_s: float, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act` so long from now, but never before what was sent over this channel earlier."""
         due = max(self._last.get(channel, 0.0), self.now + delay_s)
         self._last[channel] = due
-        self.at(due - self.now, act, *arguments)
+        self._schedule(due, act, *arguments)
 
     def between(self, one: int, other: int) -> float | None:
         """Return the delay of a message between two nodes, None if it never arrives."""
