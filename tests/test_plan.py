@@ -288,6 +288,11 @@ def test_a_script_that_differs_names_the_minority() -> None:
         problems.check_script(facts)
     assert caught.value.name == "script-differs"
     assert caught.value.found == "t.py has the hash cafe on most nodes, but beef on n2"
+    other = [host(i, script=ScriptFacts("server.py", digest="f00d")) for i in (5, 6)]
+    with pytest.raises(LaunchError) as caught:
+        problems.check_script([*other, *facts])
+    assert caught.value.found == "t.py has the hash cafe on most nodes, but beef on n2"
+    problems.check_script([*other, *facts[:2]])  # each rank its own program
 
 
 def test_other_software_names_the_minority() -> None:

@@ -12,6 +12,7 @@ from mpiddp.config import Script
 from mpiddp.facts.script import asks_to_stop
 from tests import processes
 from tests.support import (
+    DEADLINE_S,
     PROGRAMS,
     ROOT,
     Mpi,
@@ -126,3 +127,16 @@ def test_whether_a_module_asks_when_to_stop(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     assert asks_to_stop(Script("asking.inner", (), True))
     assert not asks_to_stop(Script("asking.outer", (), True))
+
+
+def test_each_rank_may_have_a_script_of_its_own(quick: Mpi, tmp_path: Path) -> None:
+    """As `mpirun -n 1 server.py : -n 1 worker.py`."""
+    for name in ("server", "worker"):
+        (tmp_path / f"{name}.py").write_text(
+            "import torch.distributed as dist\nranks = [None] * dist.get_world_size()\n"
+            f"dist.all_gather_object(ranks, '{name}')\nprint(*ranks, flush=True)\n")
+    rank = [str(quick.python), "-m", "mpiddp"]
+    command = [*mpiexec_command(quick, 1)[:-1], *rank, str(tmp_path / "server.py"), ":", "-n", "1", *rank,
+               str(tmp_path / "worker.py")]
+    done = check(processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT))
+    assert done.stdout == "server worker\n" * 2

@@ -24,16 +24,16 @@ def check_script(facts: Sequence[HostFacts]) -> None:
             needed="a script file, or -m with a module, that every node can see",
             do="check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
-    digests = [one.script.digest if one.script else "" for one in facts]
-    common, others = minority(digests)
-    if others:
-        target = facts[0].script.target if facts[0].script else ""
-        raise LaunchError(
-            "script-differs",
-            found=f"{target} has the hash {common} on most nodes, but {among(others, hostnames(facts))}",
-            needed="the same script on every node",
-            do="keep scripts on a file system that all nodes share, or copy them to all nodes again",
-        )
+    for target in dict.fromkeys(one.script.target for one in facts if one.script):  # mpirun -n 1 a.py : -n 3 b.py
+        same = [one for one in facts if one.script and one.script.target == target]
+        common, others = minority([one.script.digest for one in same if one.script])
+        if others:
+            raise LaunchError(
+                "script-differs",
+                found=f"{target} has the hash {common} on most nodes, but {among(others, hostnames(same))}",
+                needed="the same script on every node",
+                do="keep scripts on a file system that all nodes share, or copy them to all nodes again",
+            )
     broken = [one for one in facts if error_of(one)]
     if broken:
         raise LaunchError(
