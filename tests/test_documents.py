@@ -57,6 +57,8 @@ RUN_BY = {
     **{f"tests/simulation/run {option}": (
         "tests/simulation/test_simulation.py::test_the_command", "tests/simulation/run")
        for option in ("--seeds 10000", "--trace 7")},
+    "python -m mpiddp --dry-run --facts facts.json": (
+        "tests/test_desk.py::test_a_job_writes_the_facts_and_the_desk_finds_its_plan", '"--dry-run", "--facts"'),
     "pip install .": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
     "pip install '.[examples]'": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
     FIRST: ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
