@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.cluster import Cluster
+from tests.cluster.cluster import RUN
 from tests.support import (
     DEADLINE_S,
     EACH_MPI,
@@ -16,6 +19,7 @@ from tests.support import (
     check,
     check_hello,
     first_of,
+    hellos,
     need,
     noise,
     single_node_environ,
@@ -88,6 +92,44 @@ def test_mpirun_finds_the_nodes_of_an_allocation(mpi: Mpi, cluster: Cluster) -> 
     done = cluster.run("salloc", "--quiet", "-N3", "--ntasks-per-node=1", "sh", "-c", command, timeout=DEADLINE_S,
                        env=environ(mpi), cwd=ROOT)
     assert {one["host"] for one in check_hello(done, 3)} == {"node1", "node2", "node3"}
+
+
+@pytest.mark.parametrize(("default", "mpi"), first_of([
+    pytest.param(default, mpi, id=f"{default}-{name}") for default in STEPS for name, mpi in MPIS.items()]))
+def test_mpirun_finds_the_nodes_of_a_batch_job(default: str, mpi: Mpi, cluster: Cluster, tmp_path: Path) -> None:
+    """It starts its daemons or proxies by srun, whose own default (MpiDefault in slurm.conf) is for other programs."""
+    need(mpi.missing())
+    output = RUN / f"{tmp_path.name}.out"
+    command = f"{mpi.mpiexec} -n 3 {mpi.python} -m mpiddp {HELLO}"
+    done = check(cluster.run("sbatch", "--parsable", "-N3", "--ntasks-per-node=1", f"--output={output}",
+                             "--error=/dev/null", f"--wrap={command}", timeout=30, cwd=ROOT,
+                             env={**environ(mpi), "SLURM_MPI_TYPE": default}))
+    facts = cluster.wait_for_job(done.stdout.strip(), timeout=DEADLINE_S)
+    assert facts["ExitCode"] == "0:0", output.read_text()
+    lines = check_hello(Done(command, 0, output.read_text(), ""), 3)
+    assert {one["host"] for one in lines} == {"node1", "node2", "node3"}
+
+
+def test_two_jobs_and_another_step_in_one_allocation(cluster: Cluster) -> None:
+    mpi = MPIS["openmpi4"]
+    need(mpi.missing())
+    job = f"srun --exact --mpi=pmix -N3 -n3 {mpi.python} -m mpiddp {HELLO}"
+    command = f"srun --overlap -N3 -n3 sleep 30 & beside=$!; {job} & {job}; wait $!; kill $beside"
+    done = check(cluster.run("salloc", "--quiet", "-N3", "-n6", "sh", "-c", command, timeout=DEADLINE_S,
+                             env=environ(mpi), cwd=ROOT))
+    found: dict[str, set[str]] = {}
+    for one in hellos(done):
+        found.setdefault(one["port"], set()).add(one["rank"])
+    assert list(found.values()) == [{"0", "1", "2"}] * 2, done.stdout
+
+
+def test_a_heterogeneous_job_is_one_world(cluster: Cluster) -> None:
+    mpi = MPIS["openmpi4"]
+    need(mpi.missing())
+    rank = f"{mpi.python} -m mpiddp {HELLO}"
+    done = cluster.run("salloc", "--quiet", "-N1", "-n1", ":", "-N1", "-n2", "sh", "-c",
+                       f"srun --mpi=pmix {rank} : {rank}", timeout=DEADLINE_S, env=environ(mpi), cwd=ROOT)
+    check_hello(done, 3)
 
 
 def test_no_launcher_in_an_allocation_of_several_tasks_is_worth_a_warning(cluster: Cluster) -> None:

@@ -57,6 +57,14 @@ def test_the_reason(reports: list[Report], waited_s: float, verdict: Verdict | N
     assert judge(reports, waited_s, Scene(HOSTS)) == verdict
 
 
+def test_a_crash_that_nobody_saw_is_no_work_of_a_launcher() -> None:
+    """The sentinel beside it was just being replaced; the launcher's SIGKILLs were seen."""
+    crashed, killed = report(2, ENDED, "SIGSEGV"), report(0, ENDED, "SIGKILL")
+    scene = Scene(HOSTS, order=(0, 1), came_s={2: 0.0, 0: 0.03})
+    assert judge([crashed, killed], SEARCHING_S, scene) == Verdict(crashed)
+    assert judge([report(2, ENDED, "SIGKILL"), killed], SEARCHING_S, scene) == Verdict(killed)
+
+
 @pytest.mark.parametrize(("order", "waited_s", "first"), [
     ([4, 1], SETTLING_S, 4), ([1, 4], SETTLING_S, 1),
     ([1], SETTLING_S, None), ([1], SEARCHING_S, 1), ([], SETTLING_S, None), ([], SEARCHING_S, 1),

@@ -138,7 +138,8 @@ def judge_gone(
         others_may_get_it = scene.by_node and unheard and gone[0].signal in FROM_OUTSIDE
         if (unclear or others_may_get_it or killed) and waited_s < SEARCHING_S:
             return None
-        gone = seen or gone
+        crashed = gone[0] not in seen and gone[0].signal not in (*FROM_OUTSIDE, "SIGKILL", GIVING_UP)
+        gone = gone if crashed else seen or gone  # nobody saw it end, but a launcher ends no rank so
     if waited_s < SETTLING_S:
         return None
     where = whereabouts(unheard, scene) if gone[0].signal == GIVING_UP else ()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mpiddp.plan.verdict import SEARCHING_S, SETTLING_S, Report
 from mpiddp.sentinel.coordinator import TELLING_S
 from mpiddp.sentinel.watcher import LAST_S, LAUNCHER_S, RULING_S
-from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
+from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Printed, Rank, Shape, World
 
 NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
 MARGIN_S = 1.5
@@ -148,11 +148,22 @@ def violations(world: World) -> list[str]:
     found += late(world)
     if world.coordinator_gone_s is None and not world.cut_off:
         reports = world.printed or world.doubtful
+        reports = [one for one in reports if one is reports[0] or not is_late(world, one)]
         if len(reports) != 1:
             found.append(f"{len(reports)} reports: {reports}")
         elif (first := plainly_first(world)) is not None:
             found += misjudged(world, reports[0].verdict.first, first)
     return found
+
+
+def is_late(world: World, report: Printed) -> bool:
+    """Tell whether a report is that of a rank whose sentinel was killed when the others had ended the job already.
+
+    Nobody is left who could tell the next sentinel so.
+    """
+    rank = world.ranks[report.verdict.first.rank]
+    lost_s = world.sentinels_lost_s.get(rank.number)
+    return lost_s is not None and world.ranks[0].gone_s is not None and world.ranks[0].gone_s < lost_s
 
 
 def late(world: World) -> list[str]:
