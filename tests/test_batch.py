@@ -94,11 +94,10 @@ def edited(folder: Path, name: str, **values: object) -> Path:
     return copy
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "values"), [
-    pytest.param("llsub.sh", {"MODULES": "pytorch mpi/openmpi", "cpus_per_task": 2, "gres": "gpu:2"},
-                 marks=pytest.mark.thorough),
-    ("srun_pmix.sh", {"MODULES": "pytorch"}),
-    pytest.param("requeue.sh", {"ENVIRONMENT": ACTIVATE}, marks=pytest.mark.thorough),
+    ("llsub.sh", {"MODULES": "pytorch mpi/openmpi", "cpus_per_task": 2, "gres": "gpu:2"}),
+    ("srun_pmix.sh", {"MODULES": "pytorch"}), ("requeue.sh", {"ENVIRONMENT": ACTIVATE}),
 ])
 def test_a_script_says_hello(cluster: Cluster, folder: Path, name: str, values: dict[str, object]) -> None:
     check_hello_of_four(Submitted(cluster, edited(folder, name, COMMAND=HELLO, **values)).wait())

@@ -140,6 +140,7 @@ ON_CLUSTER = ("srun ", "sbatch ", "salloc ")
 LIKE_OTHERS = {  # test_matrix.py, test_api.py or another command here is their like
     "mpirun -n 2 python -m mpiddp examples/hello_world.py", "python -m mpiddp examples/hello_world.py",
     "srun --mpi=pmix -N1 -n2 python -m mpiddp examples/hello_world.py",
+    "salloc -N3 --ntasks-per-node=2 srun --mpi=pmix python -m mpiddp examples/hello_world.py",
     "srun --mpi=pmix -N3 --ntasks-per-node=2 python -m mpiddp examples/hello_world.py",
     "sbatch --wait -N3 --ntasks-per-node=2 --output=out.txt --wrap='mpirun python -m mpiddp examples/hello_world.py'",
     "mpiexec -n 2 python -m mpiddp examples/hello_world.py", "mpiexec -n 2 python -m mpiddp train.py",

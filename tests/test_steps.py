@@ -94,8 +94,9 @@ def test_mpirun_finds_the_nodes_of_an_allocation(mpi: Mpi, cluster: Cluster) -> 
     assert {one["host"] for one in check_hello(done, 3)} == {"node1", "node2", "node3"}
 
 
-@pytest.mark.parametrize(("default", "mpi"), first_of([
-    pytest.param(default, mpi, id=f"{default}-{name}") for default in STEPS for name, mpi in MPIS.items()]))
+@pytest.mark.thorough
+@pytest.mark.parametrize(("default", "mpi"), [
+    pytest.param(default, mpi, id=f"{default}-{name}") for default in STEPS for name, mpi in MPIS.items()])
 def test_mpirun_finds_the_nodes_of_a_batch_job(default: str, mpi: Mpi, cluster: Cluster, tmp_path: Path) -> None:
     """It starts its daemons or proxies by srun, whose own default (MpiDefault in slurm.conf) is for other programs."""
     need(mpi.missing())
@@ -123,6 +124,7 @@ def test_two_jobs_and_another_step_in_one_allocation(cluster: Cluster) -> None:
     assert list(found.values()) == [{"0", "1", "2"}] * 2, done.stdout
 
 
+@pytest.mark.thorough
 def test_a_heterogeneous_job_is_one_world(cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]
     need(mpi.missing())
