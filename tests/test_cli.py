@@ -158,6 +158,14 @@ def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
     assert "MASTER_PORT=29500 on rank 0" in done.stderr
 
 
+def test_explain_runs_no_script(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "alone.py").write_text("print('done')\n")
+    done = check(mpiexec(quick, 2, "--explain", 1, script))
+    assert "RANK=1 " in done.stdout
+    assert "done" not in done.stdout
+    assert "independent-ranks" not in done.stderr
+
+
 def test_explain_of_a_rank_that_is_not_there(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "--explain=2"), 2)
     assert done.stderr.count("mpiddp: --explain 2: the job has ranks 0 to 1\n") == 1

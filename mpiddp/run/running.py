@@ -158,7 +158,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
 
     try:
         if not MPI.Is_finalized():
-            warn_of_independent(job.membership, config.script)
+            warn_of_independent(job.membership, config.script if config.explain is None else None)
             ending.left()
             stages.begin("exit")
             job.leave(config.exit_timeout_s)
