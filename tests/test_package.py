@@ -127,5 +127,5 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 @pytest.mark.parametrize("command", [["ruff", "check"], ["mypy", "--strict", "mpiddp"]], ids=lambda command: command[0])
 def test_linters_are_clean(command: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=900)
     check(done)

@@ -154,7 +154,9 @@ def with_a_stopped_rank(cluster: Cluster) -> Done:
 def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], name: str) -> None:
     done, seconds = hangs[f"hangs, {name}"]
     assert seconds < 40
-    assert "mpiddp: waiting 10 s for 1 of 3 ranks: rank 1 on node2 (importing torch)\n" in done.stderr
+    waiting = re.search(r"^mpiddp: waiting 10 s for \d of 3 ranks: (.*)$", done.stderr, re.MULTILINE)
+    assert waiting, done.stderr
+    assert "rank 1 on node2 (importing torch)" in waiting[1]  # others may still import it on a slow machine
     words = "waited for 1 of 3 ranks: rank 1 on node2 (importing torch) after 20 s"
     if MPIS[name].pmi == "pmix":
         check_refused(done, "startup-timeout", words)

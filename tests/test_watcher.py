@@ -6,12 +6,24 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpiddp.beside.messages import End, Failed, Hello, JobEnds, Join, Over, Ruling, Told, Watched
+from mpiddp.beside.messages import (
+    Bye,
+    End,
+    Failed,
+    Hello,
+    JobEnds,
+    Join,
+    Over,
+    Ruling,
+    ScriptEnded,
+    Told,
+    Watched,
+)
 from mpiddp.plan.verdict import CONSEQUENCE, Report, Verdict
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
 from mpiddp.sentinel.start import Start
-from mpiddp.sentinel.watcher import MOVES, State, Watcher
+from mpiddp.sentinel.watcher import LAUNCHER_S, LEAVING_S, MOVES, State, Watcher
 from tests.test_messages import member, report
 
 WATCHED = Watched("rank 1 on n0", False, None, list, False, 60.0)
@@ -42,6 +54,15 @@ def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, 
     for event in crossing if over_first else reversed(crossing):
         assert to_rank(watcher.handle(event, 2.0)) == []
     assert to_rank(watcher.handle(events.CoordinatorGone(True), 2.1)) == [Ruling(Verdict(LOST), 3, True)]
+
+
+@pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_S), (True, LEAVING_S)])
+def test_a_rank_that_may_be_leaving_in_order_has_longer(watcher: Watcher, script_ended: bool, wait_s: float) -> None:
+    """Its sentinel is new, and was too late to hear from rank 0's that the job is over."""
+    if script_ended:
+        watcher.handle(events.FromRank(ScriptEnded()), 1.1)
+    assert watcher.handle(events.CoordinatorGone(True), 2.0) == [events.SetTimer("lost", wait_s)]
+    assert events.LeaveInOrder() in watcher.handle(events.FromRank(Bye()), 2.0 + wait_s - 0.1)
 
 
 def test_a_rank_whose_report_crosses_the_jobs_end_is_told_to_end(watcher: Watcher) -> None:

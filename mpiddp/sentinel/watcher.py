@@ -18,6 +18,7 @@ from .start import HARD_GRACE_S, Start
 
 RULING_S = 2.5  # for the coordinator to rule
 LAUNCHER_S = 2.0  # for the launcher to end a job that has lost its rank 0
+LEAVING_S = 10.0  # for a rank whose script has ended to leave a job whose rank 0 may have left it in order
 OTHERS_S = 1.0  # for other nodes' sentinels to say what they have to, before the job's step is cancelled
 ASKING_S = 1.0  # between one way to end a rank and the next, harder one
 LAST_S = 0.5  # for a rank whose grace is over to end by itself
@@ -53,14 +54,12 @@ MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which oth
 
 
 class Watcher(Machine[State, events.WatcherAction]):
-    """Reports to the coordinator why its rank ends, and ends it when the coordinator rules so.
-
-    `began` is when the watch began, in seconds of the clock that handle() is given.
-    """
+    """Reports to the coordinator why its rank ends, and ends it when the coordinator rules so."""
 
     moves = MOVES
 
     def __init__(self, watched: messages.Watched, began_s: float) -> None:
+        """Begin to watch at `began_s`, in seconds of the clock that handle() is given."""
         super().__init__(State.STARTING, began_s)
         self.watched = watched
         self.member: Member | None = None  # once the rank has joined its job
@@ -227,7 +226,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self._over or self._ruling is not None or (self._waiting is not None and self._waiting.kind == OWN):
             self._rule_alone()
         if not self._over and self._move("deserted"):
-            self._do(events.SetTimer("lost", LAUNCHER_S))
+            self._do(events.SetTimer("lost", LEAVING_S if self._script_ended else LAUNCHER_S))
 
     def _tell_again(self) -> None:
         """Tell a new coordinator what it has to know."""

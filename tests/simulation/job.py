@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mpiddp.plan.verdict import SEARCHING_S, SETTLING_S, Report
 from mpiddp.sentinel.coordinator import TELLING_S
-from mpiddp.sentinel.watcher import LAST_S, LAUNCHER_S, RULING_S
+from mpiddp.sentinel.watcher import LAST_S, LAUNCHER_S, LEAVING_S, RULING_S
 from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Printed, Rank, Shape, World
 
 NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
@@ -184,8 +184,10 @@ def late(world: World) -> list[str]:
         limit_s += 6 * shape.slow_s
     if world.cut_off:
         limit_s += COLLECTIVE_S
-    return [f"rank {rank.number} ended at {rank.gone_s:.2f} s, not by {limit_s:.2f} s" for rank in world.ranks
-            if rank.gone_s is not None and rank.gone_s > limit_s]
+    leaving_s = LEAVING_S if world.coordinator_gone_s is not None else 0.0
+    limits = [(rank, limit_s + leaving_s * rank.script_over) for rank in world.ranks]
+    return [f"rank {rank.number} ended at {rank.gone_s:.2f} s, not by {latest_s:.2f} s" for rank, latest_s in limits
+            if rank.gone_s is not None and rank.gone_s > latest_s]
 
 
 def plainly_first(world: World) -> Fault | None:
