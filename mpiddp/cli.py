@@ -88,7 +88,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     if options.dry_run:
         if options.nodes is None or options.ranks_per_node is None:
             parser.error("--dry-run needs --nodes and --ranks-per-node, or --facts")
-        return Shape(options.nodes, options.ranks_per_node)
+        return Shape(options.nodes, options.ranks_per_node, options.port)
     way = command[0] if command[:1] in (["-m"], ["-c"]) else ""
     words = command[1:] if way or command[:1] == ["--"] else command
     if not words and (way or options.explain is None):
@@ -137,6 +137,7 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         virtual_local_rank=options.virtual_local_rank,
         interface=options.interface,
         master_addr=options.master_addr,
+        port=options.port,
         local_rank_option=options.pass_local_rank,
         facts_file=options.facts,
         unknown_variables=tuple(unknown(environ)),

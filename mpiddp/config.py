@@ -21,10 +21,11 @@ class Script(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The shape of a job that is described and not started (--dry-run)."""
+    """The shape of a job that is described and not started (--dry-run); `port` is 0 unless the user named one."""
 
     nodes: int
     ranks_per_node: int
+    port: int = 0
 
 
 class Desk(NamedTuple):
@@ -62,7 +63,8 @@ class LaunchConfig(NamedTuple):
     before the end of the Slurm job mpiddp.should_stop() becomes true; None leaves that to signals.
     `idle_gpus` lets the only rank of a node have several GPUs. `share_gpus` lets several ranks share a GPU.
     `virtual_local_rank` shows each rank only its own GPU and exports LOCAL_RANK=0. `interface` and
-    `master_addr` name the network on which nodes meet; None takes the best one. `local_rank_option` is the
+    `master_addr` name the network on which nodes meet; None takes the best one. `port` of rank 0's node is where
+    they do, and the next one is its sentinel's; 0 takes free ones. `local_rank_option` is the
     option by which the script is told its local rank, empty for none. Rank 0 writes what each rank sees of its
     node to `facts_file`; empty writes nothing. `unknown_variables` are those that look like options' and are none.
     """
@@ -92,6 +94,7 @@ class LaunchConfig(NamedTuple):
     virtual_local_rank: bool = False
     interface: str | None = None
     master_addr: str | None = None
+    port: int = 0
     local_rank_option: str = ""
     facts_file: str = ""
     unknown_variables: tuple[str, ...] = ()

@@ -83,7 +83,7 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
     (["--quiet", "--nproc_per_node=2", "t.py"], {}, "--nproc_per_node=2; how many processes start"),
     (["-n", "2", "t.py"], {}, "-n; how many processes start"),
     (["--log-dri", "x", "t.py"], {}, "--log-dri; did you mean --log-dir?"),
-    (["--master-port=29500", "t.py"], {}, "and mpiddp finds the port"),
+    (["--master-port=29500", "t.py"], {}, "and mpiddp finds the port, or --port names it"),
     (["--startup-timeout", "-5", "t.py"], {}, "must be greater than 0 and finite, got -5"),
     (["--startup-timeout", "nan", "t.py"], {}, "must be greater than 0 and finite, got nan"),
     (["--startup-timeout", "soon", "t.py"], {}, "must be a number of seconds, got 'soon'"),

@@ -22,7 +22,7 @@ from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.gpus import Choice, Sight, choose
 from mpiddp.plan.seat import Seat
 from tests.cluster import Cluster
-from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, check
+from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec
 
 SCRIPT = Script("train.py")
 ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
@@ -200,15 +200,22 @@ def test_ranks_and_the_gpus_that_slurm_has_given(ranks: int, given: int, problem
 
 @pytest.mark.parametrize(("environ", "given"), [
     ({"SLURM_GPUS_ON_NODE": "4"}, 4), ({}, 0), ({"SLURM_GPUS_ON_NODE": "1", "SLURM_GPUS_PER_TASK": "1"}, 0),
+    ({"SLURM_GPUS_ON_NODE": "4", "SLURM_TRES_PER_TASK": "cpu=8"}, 4),  # as --cpus-per-task sets it since Slurm 23.11
 ])
 def test_what_slurm_says_it_has_given(environ: dict[str, str], given: int) -> None:
     assert runtime.gpus_on_node(environ) == given
 
 
-@pytest.mark.parametrize(("value", "given"), [("8", 8), ("a100:4", 4), ("", 0), ("many", 0)])
+@pytest.mark.parametrize(("value", "given"), [("8", 8), ("a100:4", 4), ("a100:1,v100:2", 3), ("", 0), ("many", 0)])
 def test_what_slurm_says_it_gives_each_task(value: str, given: int) -> None:
     assert runtime.gpus_of_task({"SLURM_GPUS_PER_TASK": value}) == given
     assert runtime.gpus_of_task({}) == 0
+
+
+@pytest.mark.parametrize(("value", "given"), [
+    ("cpu:4,gres/gpu:2", 2), ("cpu=4,gres/gpu:a100=2", 2), ("gres/gpu:a100:2", 2), ("cpu=4", 0)])
+def test_what_slurm_says_of_each_tasks_resources(value: str, given: int) -> None:
+    assert runtime.gpus_of_task({"SLURM_TRES_PER_TASK": value}) == given
 
 
 def test_several_gpus_of_a_nodes_only_task_are_idle() -> None:
@@ -407,6 +414,17 @@ def test_a_hole_in_the_numbers_of_mig_instances() -> None:
 def test_local_ranks_are_in_the_order_of_ranks() -> None:
     places: list[Place] = topology.places([0, 4, 0, 4])
     assert job.by_node(places) == [[0, 2], [1, 3]]
+
+
+def test_an_accelerator_that_torch_learns_of_from_a_package(quick: Mpi) -> None:
+    """Nothing of ours knows its name: torch.accelerator tells its type and number, torch.distributed its backend."""
+    env = {"PYTHONPATH": str(ROOT / "tests" / "standins" / "accelerator")}
+    done = check(mpiexec(quick, 2, PROGRAMS / "which_device.py", env=env))
+    assert sorted(done.stdout.splitlines()) == [f"{at}: imagined:{at} imagiccl imagined:{at}" for at in range(2)]
+    assert "2 ranks on 1 node, imagiccl on imagined, " in done.stderr
+    done = mpiexec(quick, 3, PROGRAMS / "which_device.py", env=env)
+    assert done.returncode == 3
+    assert "mpiddp: cannot start: too-few-gpus\n  found    3 ranks on " in done.stderr
 
 
 @pytest.mark.parametrize(("options", "cgroup", "devices", "uuids"), [

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from mpiddp.beside.lines import decode, encode
 from mpiddp.beside.messages import (
     End,
     Failed,
@@ -21,8 +22,6 @@ from mpiddp.beside.messages import (
     Text,
     Told,
     Unreadable,
-    decode,
-    encode,
 )
 from mpiddp.beside.wire import Wire
 from mpiddp.plan.member import Member

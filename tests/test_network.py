@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -181,6 +184,72 @@ def test_the_interface_that_the_user_names(cluster: Cluster) -> None:
     assert "--interface=ib7, but rank 0's node node1 has eth0 10.77.0.11" in done.stderr
 
 
+DATA = "mpiddpdata"
+
+
+@contextlib.contextmanager
+def another_network(name: str, addresses: str, cut_off: str = "") -> Iterator[None]:
+    """Give all nodes an interface of this name, with an address in which the node's number is put.
+
+    Nothing comes to or from the node that is cut off, although its link is up.
+    """
+    ip("link", "add", DATA, "type", "bridge")
+    try:
+        ip("link", "set", DATA, "up")
+        for number, node in enumerate(NODES, start=1):
+            outside, inside = f"{DATA}{number}", ("-n", namespace(node))
+            ip("link", "add", outside, "type", "veth", "peer", "name", name, "netns", namespace(node))
+            ip(*inside, "address", "add", addresses.format(number), "dev", name, *["nodad"] * (":" in addresses))
+            ip(*inside, "link", "set", name, "up")
+            ip("link", "set", outside, "up")
+            if node != cut_off:
+                ip("link", "set", outside, "master", DATA)
+        yield
+    finally:
+        for number, node in enumerate(NODES, start=1):
+            if f"{DATA}{number}" in ip("link", "show"):
+                ip("-n", namespace(node), "link", "del", name)
+        ip("link", "del", DATA)
+
+
+@contextlib.contextmanager
+def listening_in(node: str, port: int) -> Iterator[None]:
+    """Let a process on a node listen on a port of all its addresses."""
+    code = f"import socket; one = socket.create_server(('', {port})); print(flush=True); input()"
+    with subprocess.Popen(["ip", "netns", "exec", namespace(node), sys.executable, "-c", code], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdout.readline()
+        yield
+        process.stdin.write("\n")
+
+
+def test_the_ports_that_the_user_names(cluster: Cluster) -> None:
+    """The one after it is the sentinel's, where other nodes try rank 0's addresses before that."""
+    done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--port", "29531", HELLO)
+    assert {one["port"] for one in check_hello(done, 3)} == {"29531"}
+    with listening_in("node1", 29532):
+        done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--port", "29531", HELLO)
+    assert done.returncode == 3
+    assert done.stderr.count("mpiddp: cannot start: port-taken") == 1, done.stderr
+    assert "port 29532 of rank 0's node node1 cannot be listened on: Address already in use" in done.stderr
+
+
+@pytest.fixture
+def six_network(cluster: Cluster) -> Iterator[None]:
+    """Give all nodes a second network, `six0`, which has addresses of IPv6 alone."""
+    with another_network("six0", "fd77::{}/64"):
+        yield
+
+
+@pytest.mark.usefixtures("six_network")
+def test_a_network_of_ipv6_alone(cluster: Cluster) -> None:
+    done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--interface", "six0", HELLO)
+    assert {one["address"] for one in check_hello(done, 3)} == {"fd77::1"}
+    assert "tcp://[fd77::1]:" in done.stderr
+
+
 def test_a_node_whose_link_is_down_is_named(cluster: Cluster) -> None:
     """It goes down when Slurm has started the ranks, and before they do anything: without it Slurm starts none.
 
@@ -201,29 +270,11 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster) -> None:
     assert "; no answer from node2\n" in done.stderr
 
 
-DATA = "mpiddpdata"
-
-
 @pytest.fixture
 def data_network(cluster: Cluster) -> Iterator[None]:
-    """Give all nodes a second network, `data0`, on which nothing comes to or from node2 although its link is up."""
-    ip("link", "add", DATA, "type", "bridge")
-    try:
-        ip("link", "set", DATA, "up")
-        for number, node in enumerate(NODES, start=1):
-            outside = f"{DATA}{number}"
-            ip("link", "add", outside, "type", "veth", "peer", "name", "data0", "netns", namespace(node))
-            ip("-n", namespace(node), "address", "add", f"10.88.0.{number}/24", "dev", "data0")
-            ip("-n", namespace(node), "link", "set", "data0", "up")
-            ip("link", "set", outside, "up")
-            if node != "node2":
-                ip("link", "set", outside, "master", DATA)
+    """Give all nodes a second network, `data0`, on which nothing comes to or from node2."""
+    with another_network("data0", "10.88.0.{}/24", cut_off="node2"):
         yield
-    finally:
-        for number, node in enumerate(NODES, start=1):
-            if f"{DATA}{number}" in ip("link", "show"):
-                ip("-n", namespace(node), "link", "del", "data0")
-        ip("link", "del", DATA)
 
 
 @pytest.mark.usefixtures("data_network")

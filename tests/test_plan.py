@@ -107,6 +107,11 @@ def test_ipv4_goes_before_ipv6_and_ipv6_serves_alone() -> None:
     assert meet([host(0, "a", six[0], four[0]), host(1, "b", six[1], four[1])])[0] == "10.0.0.1"
 
 
+def test_addresses_with_their_ports_are_as_urls_have_them() -> None:
+    assert [words.at_port(one, 29500) for one in ("10.1.0.2", "n7.site", "fd00::1")] == [
+        "10.1.0.2:29500", "n7.site:29500", "[fd00::1]:29500"]
+
+
 def test_a_routed_network_serves_where_it_leads_there() -> None:
     facts = [host(0, "a", nic("eth0", "10.0.0.1", "10.0.0.1/32")), host(1, "b", nic("eth0", "10.0.1.1", "10.0.1.1/32"))]
     assert meet(facts) == ("10.0.0.1", ["eth0", "routed"])

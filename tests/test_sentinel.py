@@ -21,7 +21,8 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from mpiddp.beside.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched, encode
+from mpiddp.beside.lines import encode
+from mpiddp.beside.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched
 from mpiddp.beside.wire import Wire
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import Verdict

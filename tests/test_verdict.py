@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpiddp.beside.messages import Failed, encode
+from mpiddp.beside.lines import encode
+from mpiddp.beside.messages import Failed
 from mpiddp.beside.wire import LONGEST_LINE
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import (

@@ -77,16 +77,19 @@ class SentinelHandle:
         """Tell the stage that begins."""
         self._wire.send(Stage(name))
 
-    def answer(self, token: str) -> int:
-        """Let this sentinel answer whoever connects to this node, and return the port; 0 where it cannot."""
-        return self._listen(Answer(token))
+    def answer(self, token: str, port: int = 0) -> int:
+        """Let this sentinel answer whoever connects to this node, and return the port; 0 where it cannot.
 
-    def coordinate(self, address: str, token: str, ranks: int) -> int:
+        It listens on `port`, or on a free one if that is 0.
+        """
+        return self._listen(Answer(token, port))
+
+    def coordinate(self, address: str, token: str, ranks: int, port: int = 0) -> int:
         """Let this sentinel coordinate those of so many ranks, and return the port of `address` on which it listens.
 
-        Returns 0 where it cannot. It answers strangers no more.
+        That is `port`, or a free one if that is 0. Returns 0 where it cannot. It answers strangers no more.
         """
-        return self._listen(Coordinate(address, token, ranks))
+        return self._listen(Coordinate(address, token, ranks, port))
 
     def _listen(self, request: Answer | Coordinate) -> int:
         self._wire.send(request)

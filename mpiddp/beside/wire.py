@@ -6,7 +6,8 @@ import os
 import socket
 import struct
 
-from .messages import Message, Sent, decode, encode
+from .lines import decode, encode
+from .messages import Message, Sent
 
 PATIENCE_S = 2.0  # for the other end to take a message
 LONGEST_LINE = 2**20  # bytes

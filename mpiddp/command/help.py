@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 OF_LAUNCHERS = ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nnodes", "--node-rank", "--num-processes",
                 "--num-machines", "--standalone", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id")
 INSTEAD = ("how many processes start is for the launcher to say (mpirun -n 2, srun --ntasks-per-node=2), "
-           "and mpiddp finds the port")
+           "and mpiddp finds the port, or --port names it")
 
 
 class Parser(argparse.ArgumentParser):

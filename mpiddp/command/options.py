@@ -37,6 +37,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """Return a port after which there is another one."""
+    if not text.isdigit() or not 0 < int(text) < 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65534, got {text!r}")
+    return int(text)
+
+
 def ranks(text: str) -> Shown:
     """Return the ranks that are shown."""
     words = text.split(",")
@@ -93,6 +100,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "master-addr": {
         "default": None, "metavar": "ADDRESS",
         "help": "address of rank 0's node at which nodes meet (default: that of the interface)",
+    },
+    "port": {
+        "default": 0, "type": port, "metavar": "N",
+        "help": "port of rank 0's node at which the ranks meet, and N+1 for their sentinels (default: free ones); "
+                "NCCL, gloo and MPI take others, for which they have settings of their own",
     },
     "bind": {
         "default": "auto", "choices": ("auto", "none", "launcher"),

@@ -76,7 +76,7 @@ def host_facts(
     unconfined = rank == node and cpus.are_all(allowed)
     shm = os.statvfs("/dev/shm")  # noqa: S108 (it is looked at, not written to)
     return HostFacts(
-        hostname=socket.gethostname(),
+        hostname=runtime.hostname(),
         node=node,
         cpus=frozenset(os.sched_getaffinity(0)),
         allowed=allowed,
@@ -93,7 +93,7 @@ def host_facts(
         seen=seen,
         given_gpus=runtime.gpus_on_node(environ),
         task_gpus=runtime.gpus_of_task(environ),
-        grant=cpus.grant(environ, socket.gethostname(), by_mpirun) if unconfined else None,
+        grant=cpus.grant(environ, runtime.hostname(), by_mpirun) if unconfined else None,
     )
 
 

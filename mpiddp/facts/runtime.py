@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -132,21 +133,33 @@ def restart_count(environ: Mapping[str, str]) -> int:
     return int(found) if found.isdigit() else 0
 
 
+def hostname() -> str:
+    """Return this host's name, "unnamed" where it has none, as in some containers; no slash is in it."""
+    return socket.gethostname().replace("/", "-") or "unnamed"
+
+
 def gpus_on_node(environ: Mapping[str, str]) -> int:
     """Return how many GPUs Slurm has given the job on this node (srun, SLURM_GPUS_ON_NODE), 0 if it does not say.
 
     Return 0, too, if the user asked for GPUs per task: Slurm itself gives each task its number then.
     """
-    if any(name in environ for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")):
+    if gpus_of_task(environ):
         return 0
     found = environ.get("SLURM_GPUS_ON_NODE", "")
     return int(found) if found.isdigit() else 0
 
 
 def gpus_of_task(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs Slurm gives each task (SLURM_GPUS_PER_TASK: 8, or a100:8), 0 if it does not say."""
-    found = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
-    return int(found) if found.isdigit() else 0
+    """Return how many GPUs Slurm gives each task, 0 if it does not say.
+
+    That is SLURM_GPUS_PER_TASK (8, a100:8, or a100:1,v100:1), or among others in SLURM_TRES_PER_TASK, which has CPUs
+    too (cpu=4,gres/gpu:a100=8; srun, "--tres-per-task").
+    """
+    tres = [part.removeprefix("gres/gpu") for part in environ.get("SLURM_TRES_PER_TASK", "").split(",")
+            if part.startswith("gres/gpu")]
+    parts = environ.get("SLURM_GPUS_PER_TASK", "").split(",") if "SLURM_GPUS_PER_TASK" in environ else tres
+    numbers = [part.replace("=", ":").rpartition(":")[2] for part in parts]
+    return sum(int(number) for number in numbers if number.isdigit())
 
 
 def job_end(environ: Mapping[str, str], asks: bool) -> float | None:

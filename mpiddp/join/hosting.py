@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..config import LaunchConfig
@@ -64,6 +65,11 @@ class Hosting:
         ways = {node: (name, self._sockets(node, name, trials)) for node, name in interfaces.items()}
         return plan_devices(facts, hosts, self._config, self._open_store(address), ways)
 
+    @property
+    def _second_port(self) -> int:
+        """The port of the sentinel, 0 for a free one."""
+        return self._config.port and self._config.port + 1
+
     def _sockets(self, node: int, chosen: str, trials: Mapping[int, Sequence[network.Trial]]) -> str:
         """Return what NCCL_SOCKET_IFNAME should be on a node, empty if NCCL's own choice is right."""
         if len(self._nodes) == 1:
@@ -75,10 +81,11 @@ class Hosting:
 
     def _open_door(self) -> Door:
         """Let the sentinel answer on every address of this node, until it coordinates."""
-        addresses, token = tuple(one.address for one in self._offered), os.urandom(16).hex()
-        if self._sentinel is not None and (port := self._sentinel.answer(token)):
+        addresses, token, second = tuple(one.address for one in self._offered), os.urandom(16).hex(), self._second_port
+        if self._sentinel is not None and (port := self._sentinel.answer(token, second)):
             return Door(addresses, port, token)
-        self._listener = Listener(addresses)
+        with listening_on(second, self._roll.hosts[0]):
+            self._listener = Listener(addresses, second)
         return self._listener.door
 
     def _open_store(self, address: str) -> Endpoint:
@@ -86,10 +93,26 @@ class Hosting:
         from .rendezvous import serve_store
 
         allow_connections(self._roll.size)
-        self.server, endpoint = serve_store(address, self._config.startup_timeout_s)
-        token = os.urandom(16).hex()
-        port = self._sentinel.coordinate(address, token, self._roll.size) if self._sentinel else 0
+        host, second = self._roll.hosts[0], self._second_port
+        with listening_on(self._config.port, host):
+            self.server, endpoint = serve_store(address, self._config.startup_timeout_s, self._config.port)
+        token, port = os.urandom(16).hex(), 0
+        if self._sentinel is not None:
+            port = self._sentinel.coordinate(address, token, self._roll.size, second)
+            if second and not port:
+                raise network.port_taken(second, host)
         return endpoint._replace(watch_port=port, watch_token=token)
+
+
+@contextlib.contextmanager
+def listening_on(port: int, host: str) -> Iterator[None]:
+    """Raise LaunchError `port-taken` for an OSError, if the user has named a port."""
+    try:
+        yield
+    except OSError as error:
+        if not port:
+            raise
+        raise network.port_taken(port, host, error.strerror) from None
 
 
 def allow_connections(number: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 from ..facts import runtime
 from ..facts.files import open_for_writing
@@ -19,7 +18,7 @@ def open_log(roll: RollCall, folder: str, run_id: str) -> str:
     """
     name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     job = roll.agree("naming logs", None, lambda ranks: [name] * len(ranks))
-    log = f"{folder}/{job}/rank-{roll.rank:05d}.{socket.gethostname().split('.')[0]}.log"
+    log = f"{folder}/{job}/rank-{roll.rank:05d}.{runtime.hostname().split('.')[0]}.log"
     roll.agree("opening logs", create(log), lambda errors: check_logs(errors, roll.hosts))
     return log
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -96,7 +95,7 @@ class Membership:
         """Return what this rank's sentinel has to know of it."""
         env = self.environment
         exits = runtime.kills_aborted(runtime.detect(os.environ))
-        return Member(env.rank, env.world_size, env.local_rank, socket.gethostname(), str(env.device), os.getpid(),
+        return Member(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
                       f"{env.node_rank} {runtime.pid_namespace()}")
 

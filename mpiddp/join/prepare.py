@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 
 from ..config import LaunchConfig
 from ..facts.devices import DeviceFacts, device_facts, torch_error
+from ..facts.runtime import hostname
 from ..plan.environment import SET_BY_HAND
 from ..plan.job import HostPlan, ReadyFacts
 from ..plan.seat import Seat
@@ -58,5 +58,5 @@ def ready_facts(host: HostPlan, cpus: frozenset[int], devices: DeviceFacts, prob
 def seat(host: HostPlan, cpus: frozenset[int]) -> Seat:
     """Return where this rank sits, without its device; its interface only if the user has named one."""
     threads = os.environ["OMP_NUM_THREADS"]
-    return Seat(host.place.rank, host.place.node_rank, socket.gethostname(), "", None, cpus, host.numa,
+    return Seat(host.place.rank, host.place.node_rank, hostname(), "", None, cpus, host.numa,
                 int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid())

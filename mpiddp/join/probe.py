@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..beside.ports import listen
 from ..facts.host import Interface
 from ..plan.network import Trial
 
@@ -36,12 +37,9 @@ class Door(NamedTuple):
 class Listener:
     """Answers in the place of a sentinel, where rank 0 has none, by a thread of its own; until it is closed."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        try:
-            self._socket = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True,
-                                                backlog=socket.SOMAXCONN)
-        except (OSError, ValueError):  # a node without IPv6
-            self._socket = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+    def __init__(self, addresses: Sequence[str], port: int = 0) -> None:
+        """Listen on `port`, 0 for a free one; raise OSError where that is not possible."""
+        self._socket = listen("", port)
         self.door = Door(tuple(addresses), int(self._socket.getsockname()[1]), os.urandom(16).hex())
         self._thread = threading.Thread(target=self._answer, daemon=True)
         self._thread.start()

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..environment import Environment
+from ..plan.words import at_port
 from . import variables
 from .rendezvous import KeySpaces
 
@@ -153,7 +154,7 @@ class GroupMaker:
         if request["init_method"] in (None, "env://"):
             whole = ranks_of(request) == (env.rank, env.world_size)
             return whole or ours == f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        return bool(request["init_method"] == f"tcp://{ours}")
+        return request["init_method"] in (f"tcp://{ours}", f"tcp://{at_port(env.master_addr, env.master_port)}")
 
 
 def serves_cpu(backend: str) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections import Counter
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from ..beside.ports import listen
 from ..facts.runtime import RUN_PREFIX
 from ..plan.environment import Endpoint
 from . import lookups
@@ -17,14 +17,13 @@ from . import lookups
 CONNECT_TIMEOUT_S = 30.0
 
 
-def serve_store(address: str, timeout_s: float) -> tuple[dist.Store, Endpoint]:
-    """Serve the store on a free port of `address`, and on no other interface.
+def serve_store(address: str, timeout_s: float, port: int = 0) -> tuple[dist.Store, Endpoint]:
+    """Serve the store on a port of `address`, a free one if `port` is 0, and on no other interface.
 
-    The server can be shared within this process: if a script opens a store of its own by env://, it gets
-    this one, and no error that the port is taken.
+    Raises OSError if that port can't be listened on. The server can be shared within this process: if a
+    script opens a store of its own by env://, it gets this one, and no error that the port is taken.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN) as listener:
+    with listen(address, port) as listener:
         port = int(listener.getsockname()[1])
         with lookups.suspended():
             store = dist.TCPStore(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import Any
 
 from ..beside.handle import SentinelHandle
@@ -19,7 +18,7 @@ def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> S
     if os.getpid() == 1:
         let_be_killed()
     return SentinelHandle(Watched(
-        who=f"rank {rank} on {socket.gethostname()}",
+        who=f"rank {rank} on {runtime.hostname()}",
         first_on_node=runtime.is_first_on_node(os.environ),
         step=runtime.slurm_step(os.environ, started_by),
         hosts=lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [],

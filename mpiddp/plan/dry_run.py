@@ -24,7 +24,7 @@ def describe(shape: Shape, hosts: Sequence[str]) -> str:
         first = node * shape.ranks_per_node
         lines.append(f"  {name}: ranks {first} to {first + shape.ranks_per_node - 1}, device cuda:LOCAL_RANK or cpu")
     for place in dict.fromkeys((places[0], places[-1])):
-        exports = {**environment.exports(place, endpoint), "MASTER_PORT": "<free port of rank 0>",
+        exports = {**environment.exports(place, endpoint), "MASTER_PORT": str(shape.port or "<free port of rank 0>"),
                    "OMP_NUM_THREADS": "<share of the cores, or --cpus-per-task>",
                    "GLOO_SOCKET_IFNAME": "lo" if shape.nodes == 1 else "<interface towards MASTER_ADDR>"}
         lines.append(f"rank {place.rank}:")

@@ -185,6 +185,16 @@ def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: 
     return [None] * len(errors)
 
 
+def port_taken(port: int, host: str, error: str | None = None) -> LaunchError:
+    """Return the LaunchError `port-taken`."""
+    return LaunchError(
+        "port-taken",
+        found=f"port {port} of rank 0's node {host} cannot be listened on{(error and f': {error}') or ''}",
+        needed="two free ports, that of --port and the next one",
+        do=f"name another one, or leave --port away; `ss -ltnp` on {host} shows who has it",
+    )
+
+
 def usable(interfaces: Iterable[Interface]) -> list[Interface]:
     """Return the interfaces that lead out of the node."""
     return [one for one in interfaces if not one.loopback]

@@ -15,6 +15,11 @@ def listed(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - LISTED:,} more" if len(names) > LISTED else shown
 
 
+def at_port(address: str, port: int | str) -> str:
+    """Return an address with its port, as URLs have it: that of IPv6 stands in brackets (RFC 3986)."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def folded(hosts: Iterable[str]) -> str:
     """Return hostnames as Slurm writes them, n[001-064]; what does not fold is listed."""
     from ClusterShell.NodeSet import NodeSet  # heavy, and needed only for a message

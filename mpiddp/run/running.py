@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING
 
 from .. import stages
 from ..config import LaunchConfig, Script
 from ..errors import EXIT_REQUEUE
+from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
 from ..say import say, warn
 from . import failure, script, signals
@@ -69,7 +69,7 @@ class RunningJob:
         if most_calls:
             self.stop().complete(most_calls)
         if self._write_trace is not None:
-            self._write_trace(member.comm, socket.gethostname())
+            self._write_trace(member.comm, hostname())
         member.drop_store()
         member.roll.close()
 

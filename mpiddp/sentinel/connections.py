@@ -52,7 +52,7 @@ class Connections:
         """Answer other nodes that try the addresses of this one, and tell the rank the port, 0 where that can't be."""
         port = 0
         with contextlib.suppress(OSError):
-            self._answering = Answering(self._loop, request.token)
+            self._answering = Answering(self._loop, request.token, request.port)
             port = self._answering.port
         self.tell_rank(messages.Port(port, "Answer"))
 

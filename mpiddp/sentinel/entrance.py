@@ -15,7 +15,9 @@ from collections.abc import Callable
 from functools import partial
 
 from ..beside.messages import Coordinate, Hello, Join
+from ..beside.ports import listen
 from ..beside.wire import Wire
+from ..plan.words import at_port
 from .loop import Loop
 
 SHOWING_S = 5.0  # for a stranger to show the token
@@ -37,9 +39,7 @@ class Entrance:
 
         `listener` is a descriptor that listens there already, -1 for none.
         """
-        family = socket.AF_INET6 if ":" in request.address else socket.AF_INET
-        self._listener = socket.socket(fileno=listener) if listener >= 0 else socket.create_server(
-            (request.address, 0), family=family, backlog=socket.SOMAXCONN)
+        self._listener = socket.socket(fileno=listener) if listener >= 0 else listen(request.address, request.port)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._loop, self._token, self._admit = loop, request.token.encode(), admit
@@ -120,13 +120,9 @@ class Entrance:
 class Answering:
     """Listens on all addresses of this node, and answers each connection with a token, until it is closed."""
 
-    def __init__(self, loop: Loop, token: str) -> None:
-        """Listen; raise OSError where that is not possible."""
-        try:
-            self._listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True,
-                                                  backlog=socket.SOMAXCONN)
-        except (OSError, ValueError):  # a node without IPv6
-            self._listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+    def __init__(self, loop: Loop, token: str, port: int = 0) -> None:
+        """Listen on `port`, 0 for a free one; raise OSError where that is not possible."""
+        self._listener = listen("", port)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._loop, self._token = loop, token.encode()
@@ -201,7 +197,7 @@ class Dialling:
         if self._left_s > 0 and not refused:
             self._loop.set_timer("dial", PAUSE_S, self.dial)
         else:
-            where = f"{self._request.address}:{self._request.port}"
+            where = at_port(self._request.address, self._request.port)
             self._answer(None, f"no connection to rank 0's sentinel at {where}: {error}")
 
 

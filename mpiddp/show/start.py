@@ -8,6 +8,7 @@ from ..config import LaunchConfig
 from ..environment import Environment
 from ..errors import EXIT_USAGE
 from ..plan.seat import Seat
+from ..plan.words import at_port
 from ..say import say
 from ..version import __version__
 from .files import write, write_json
@@ -23,7 +24,7 @@ def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig, logs
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
     if not config.quiet:
         start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
-                 f"tcp://{env.master_addr}:{env.master_port}")
+                 f"tcp://{at_port(env.master_addr, env.master_port)}")
         say("\n".join([start, *lines(seats), *([f"  logs in {logs}"] if logs else [])]))
     if config.map_file.endswith(".json"):
         write_json(config.map_file, records(seats))
