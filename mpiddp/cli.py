@@ -61,6 +61,7 @@ def plan_at_desk(job: Desk) -> int:
     from .facts import record
     from .plan.dry_run import seats
     from .show.map import lines
+    from .show.start import draw
 
     try:
         found, warnings = seats(record.read(job.facts_file), job.config)
@@ -72,6 +73,7 @@ def plan_at_desk(job: Desk) -> int:
         return EXIT_CANNOT_START
     warn(warnings)
     print("\n".join(lines(found)))
+    draw(found, job.config.map_file)
     return 0
 
 
@@ -83,6 +85,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     parser = build_parser(environ)
     ours, command = split(arguments)
     options = parser.parse_args(ours)
+    if options.dry_run and options.explain is not None:
+        parser.error("--explain starts a job, and --dry-run does not")
     if options.dry_run and options.facts:
         return Desk(options.facts, configuration(options, Script(""), environ))
     if options.dry_run:

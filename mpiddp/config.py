@@ -19,6 +19,11 @@ class Script(NamedTuple):
     is_module: bool = False
     is_code: bool = False
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the program is a file."""
+        return not (self.is_module or self.is_code)
+
 
 class Shape(NamedTuple):
     """The shape of a job that is described and not started (--dry-run); `port` is 0 unless the user named one."""

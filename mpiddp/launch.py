@@ -72,7 +72,8 @@ def start_and_run(config: LaunchConfig) -> int:
     if config.explain is not None:
         from .show.start import explain
 
-        return explain(job.membership.explain(), job.membership.environment, config.explain)
+        file = config.script.target if config.script and config.script.is_file else ""
+        return explain(job.membership.explain(file), job.membership.environment, config.explain)
     place = job.membership.environment
     job.ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
     return run_script(job, config)

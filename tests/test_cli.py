@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import json
 import time
 from datetime import timedelta
@@ -150,7 +151,10 @@ def test_dry_run_answers_within_three_tenths_of_a_second(quick: Mpi) -> None:
 def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "--explain=1", EXAMPLES / "hello_world.py",
                          env={"MASTER_PORT": "29500", "OMP_NUM_THREADS": "3"}))
-    lines = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    head, *rest = done.stdout.splitlines()
+    assert re.fullmatch(r"runs with Python 3\.\S+, torch 2\.\S+, MPICH \S+, mpi4py \S+, mpiddp \S+; \S+/hello_world.py "
+                        r"at git \S+", head), head
+    lines = dict(line.split("=", 1) for line in rest)
     assert lines["RANK"] == "1  from MPI, rank in the job; the same as PMI_RANK"
     assert lines["MASTER_PORT"].endswith("lost: MASTER_PORT=29500 in the environment")
     assert lines["OMP_NUM_THREADS"] == "3  from the environment, as the user set it"

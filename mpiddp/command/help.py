@@ -7,10 +7,17 @@ import functools
 import os
 from typing import Any, NoReturn
 
-OF_LAUNCHERS = ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nnodes", "--node-rank", "--num-processes",
-                "--num-machines", "--standalone", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id")
-INSTEAD = ("how many processes start is for the launcher to say (mpirun -n 2, srun --ntasks-per-node=2), "
-           "and mpiddp finds the port, or --port names it")
+# What other launchers' options are here.
+INSTEAD = {
+    ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nnodes", "--num-processes", "--num-machines"):
+        "how many processes start is for the launcher to say (mpirun -n 2, srun --ntasks-per-node=2)",
+    ("--standalone", "--node-rank", "--machine-rank", "--master-port", "--main-process-port", "--main-process-ip",
+     "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id", "--local-addr"):
+        "leave it out: MPI tells the ranks, and mpiddp finds address and port (--interface and --port name them)",
+    ("--max-restarts",): "a job that failed starts again where Slurm requeues it (batch/requeue.sh)",
+    ("--tee", "--redirects", "--local-ranks-filter"):
+        "--log-dir writes each rank's output to a file, --show tells whose is shown",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,8 +35,9 @@ class Parser(argparse.ArgumentParser):
         from difflib import get_close_matches
 
         unknown = [word.partition("=")[0].replace("_", "-") for word in message.partition("arguments: ")[2].split()]
-        if set(unknown) & set(OF_LAUNCHERS):
-            return f"; {INSTEAD}"
+        told = [words for options, words in INSTEAD.items() if set(unknown) & set(options)]
+        if told:
+            return f"; {'; '.join(told)}"
         near = [one for word in unknown for one in get_close_matches(word, self._option_string_actions, 1, 0.75)]
         return f"; did you mean {near[0]}?" if near else ""
 

@@ -56,6 +56,20 @@ def ranks(text: str) -> Shown:
     return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
 
 
+def interface(text: str) -> str | None:
+    """Return a description of network interfaces, None for none; networks among them are checked."""
+    for part in text.split(","):
+        if "/" in part:
+            import ipaddress  # seldom needed
+
+            try:
+                ipaddress.ip_network(part, strict=False)
+            except ValueError:
+                raise argparse.ArgumentTypeError(
+                    f"must be names of interfaces, or networks such as 10.1.0.0/16, got {part!r}") from None
+    return text or None
+
+
 def absolute(path: str) -> str:
     """Return a path that is the same from every working directory, empty for none."""
     return os.path.abspath(path) if path else ""
@@ -93,7 +107,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
                 "accelerator that all of them see, or else the CPU)",
     },
     "interface": {
-        "default": None, "metavar": "NAME",
+        "default": None, "type": interface, "metavar": "NAME",
         "help": "network interface on which nodes meet: a name, the beginning of one, a network such as 10.1.0.0/16, "
                 "or several with commas between (default: the fastest whose network all of them are on)",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
@@ -24,9 +25,19 @@ def initialise(mpi: Any) -> None:
 
 
 def load() -> Any:
-    """Load the MPI library, without MPI_Init, and return `mpi4py.MPI`; raise LaunchError `no-mpi-library`."""
-    import mpi4py
+    """Load the MPI library, without MPI_Init, and return `mpi4py.MPI`.
 
+    Raises LaunchError `no-mpi4py` or `no-mpi-library`.
+    """
+    try:
+        import mpi4py
+    except ImportError as error:
+        raise LaunchError(
+            "no-mpi4py",
+            found=f"{type(error).__name__}: {error} ({sys.executable})",
+            needed="mpi4py in the environment of this Python",
+            do="activate the environment in which you installed mpiddp, after `module load`",
+        ) from None
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
     try:
         return importlib.import_module("mpi4py.MPI")

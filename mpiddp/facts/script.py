@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import sys
 import types
 import zlib
@@ -19,17 +20,23 @@ RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"acceler
               b"transformers", b"horovod", b"torch.distributed")
 
 
+# The option by which torch.distributed.launch tells a script its local rank, in the code that parses it.
+LOCAL_RANK_OPTION = re.compile(rb"""["'](--local[_-]rank)["']""")
+
+
 class ScriptFacts(NamedTuple):
     """The script on this rank; `error` says why it cannot be run, None if it can.
 
     `digest` is the CRC-32 of its source. `missing` is true if the script is not there, and false if it is there
-    but cannot be compiled.
+    but cannot be compiled. `local_rank_option` is an option of the script's own for its local rank, empty if it has
+    none or reads LOCAL_RANK.
     """
 
     target: str
     digest: str = ""
     missing: bool = False
     error: str | None = None
+    local_rank_option: str = ""
 
 
 def script_facts(script: Script) -> ScriptFacts:
@@ -48,7 +55,9 @@ def file_facts(path: str) -> ScriptFacts:
         source = read(path)
     except OSError as error:
         return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)}: {error.strerror}")
-    return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=compile_error(path, lambda: compiled(path)))
+    option = LOCAL_RANK_OPTION.search(source) if b"LOCAL_RANK" not in source else None
+    return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=compile_error(path, lambda: compiled(path)),
+                       local_rank_option=option[1].decode() if option else "")
 
 
 @functools.cache
@@ -132,7 +141,7 @@ def module_facts(name: str) -> ScriptFacts:
     if spec.origin is None or not spec.origin.endswith(".py"):
         return ScriptFacts(name)
     found = file_facts(spec.origin)
-    return ScriptFacts(name, found.digest, error=found.error)
+    return found._replace(target=name, missing=False)
 
 
 def find_module(name: str) -> ModuleSpec:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..config import LaunchConfig
 from ..environment import Environment, Place
 from ..errors import LonelyLaunchError
-from ..facts import runtime
+from ..facts import runtime, software
 from ..plan.environment import Endpoint, explain, exports, ways
 from ..plan.job import DevicePlan
 from ..plan.member import Member
@@ -123,9 +123,9 @@ class Membership:
         """Give the variables that the job set their former values."""
         variables.restore(self._former)
 
-    def explain(self) -> str:
-        """Return where each variable that the script finds comes from."""
-        return explain(os.environ, self._former)
+    def explain(self, script: str) -> str:
+        """Return what this rank runs with, a script file among it, and where each variable that it finds comes from."""
+        return f"runs with {software.stack(script)}\n{explain(os.environ, self._former)}"
 
     def spans(self, comm: MPI.Comm) -> bool:
         """Tell whether a communicator has the ranks of the job in the same order."""

@@ -201,7 +201,7 @@ def far_devices(facts: Sequence[HostFacts], shares: Sequence[Share], near: Seque
     if not found:
         return []
     where = f"{sum(found.values())} ranks on {folded(facts[node].hostname for node in found)}"
-    cure = "let the launcher bind them by GPU (srun --gres-flags=enforce-binding), or leave the cores to --bind=auto"
+    cure = "let mpiddp bind them near their GPUs, and the launcher to none (srun --cpu-bind=none, mpirun --bind-to none)"
     return [f"far-gpus: {where} run on another socket than their GPU; {cure}"]
 
 

@@ -35,18 +35,19 @@ def describe(shape: Shape, hosts: Sequence[str]) -> str:
 def seats(facts: Sequence[HostFacts], config: LaunchConfig) -> tuple[list[Seat], tuple[str, ...]]:
     """Return where each rank would sit, and the warnings; raise LaunchError as the job would before torch.
 
-    The devices are those that NVML or the kernel tell of: a torch may see others. The interface is the best one.
+    The devices are those that NVML or the kernel tell of: a torch may see others. The interface is the best one. Where
+    the user asks for a device of which they tell nothing, it has no number.
     """
     plans = plan_hosts(facts, config)
-    asked = network.Asked(config.interface, config.master_addr)
-    best = network.candidates(facts, asked)[0]
+    best = network.candidates(facts, network.Asked(config.interface, config.master_addr))[0]
     own = {one.node: one.interfaces for one in facts if one.interfaces}
     found = []
     for plan, one in zip(plans, facts, strict=True):
         towards = next((each.name for each in own.get(one.node, ()) if each.network == best.network), best.name)
-        device = f"cuda:{plan.choice.ordinal}" if plan.choice else "cpu"
+        device = f"cuda:{plan.choice.ordinal}" if plan.choice else config.device or "cpu"
         found.append(Seat(
             plan.place.rank, plan.place.node_rank, one.hostname, device,
             plan.choice.gpu if plan.choice else None, plan.cpus or one.cpus, plan.numa,
-            config.threads or int(plan.defaults["OMP_NUM_THREADS"]), asked.interface or towards))
+            config.threads or int(plan.defaults["OMP_NUM_THREADS"]),
+            best.name if best.name == config.interface else towards))
     return found, plans[0].warnings

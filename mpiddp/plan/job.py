@@ -89,7 +89,9 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
         plans.append(HostPlan(
             place, defaults[share.threads], settings[visible], share.cpus if share.cpus != one.cpus else None,
             share.numa, choice, tries=place.local_rank == 0 < place.node_rank))
+    arguments = config.script.arguments if config.script else ()
     told = (*problems.of_options(config, len(facts)), *problems.warnings(facts),
+            *problems.warn_of_local_rank(facts, config.local_rank_option, arguments),
             *cores.warnings(facts, config.binding), *cores.far_devices(facts, shares, near))
     return [plans[0]._replace(warnings=told), *plans[1:]]
 

@@ -129,10 +129,7 @@ def named(asked: str | None, interfaces: Sequence[Interface]) -> list[Interface]
         if "/" in part:
             import ipaddress  # seldom needed
 
-            try:
-                network = ipaddress.ip_network(part, strict=False)
-            except ValueError:
-                continue
+            network = ipaddress.ip_network(part, strict=False)
             here = [one for one in interfaces if ipaddress.ip_address(one.address) in network]
         else:
             here = [one for one in interfaces if one.name == part] or [

@@ -44,6 +44,18 @@ def check_script(facts: Sequence[HostFacts]) -> None:
         )
 
 
+def warn_of_local_rank(facts: Sequence[HostFacts], option: str, arguments: Sequence[str]) -> list[str]:
+    """Return the warning `local-rank-option` where a script has an option for its local rank that nobody gives it.
+
+    `option` is the one that mpiddp gives, `arguments` are the script's own.
+    """
+    wanted = next((one.script.local_rank_option for one in facts if one.script and one.script.local_rank_option), "")
+    if not wanted or option or len(facts) == 1 or any(one.startswith(wanted) for one in arguments):
+        return []
+    cure = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
+    return [f"local-rank-option: the script has an option {wanted}, which no rank is given; {cure} gives each its own"]
+
+
 def check_software(facts: Sequence[HostFacts]) -> None:
     """Raise LaunchError `version-skew` where nodes run different software."""
     for name in facts[0].versions:

@@ -26,19 +26,24 @@ def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig, logs
         start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
                  f"tcp://{at_port(env.master_addr, env.master_port)}")
         say("\n".join([start, *lines(seats), *([f"  logs in {logs}"] if logs else [])]))
-    if config.map_file.endswith(".json"):
-        write_json(config.map_file, records(seats))
-    elif config.map_file:
+    draw(seats, config.map_file)
+
+
+def draw(seats: Sequence[Seat], file: str) -> None:
+    """Write the map to a file, as records or as a picture, whichever its name asks for; nothing if it is empty."""
+    if file.endswith(".json"):
+        write_json(file, records(seats))
+    elif file:
         from .picture import svg
 
         try:
-            write(config.map_file, svg(seats))
+            write(file, svg(seats))
         except ImportError as error:
-            say(f"mpiddp: cannot draw {config.map_file}: {error} (pip install drawsvg)")
+            say(f"mpiddp: cannot draw {file}: {error} (pip install drawsvg)")
 
 
 def explain(origins: str, env: Environment, rank: int) -> int:
-    """Print on one rank where its variables come from, and return the exit status."""
+    """Print on one rank what the job runs with and where its variables come from, and return the exit status."""
     if rank >= env.world_size:
         if env.rank == 0:
             say(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
