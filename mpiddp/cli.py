@@ -61,7 +61,6 @@ def plan_at_desk(job: Desk) -> int:
     from .facts import record
     from .plan.dry_run import seats
     from .show.map import lines
-    from .show.start import draw
 
     try:
         found, warnings = seats(record.read(job.facts_file), job.config)
@@ -73,7 +72,10 @@ def plan_at_desk(job: Desk) -> int:
         return EXIT_CANNOT_START
     warn(warnings)
     print("\n".join(lines(found)))
-    draw(found, job.config.map_file)
+    if job.config.map_file:
+        from .show.start import draw
+
+        draw(found, job.config.map_file)
     return 0
 
 
@@ -87,7 +89,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     options = parser.parse_args(ours)
     if options.dry_run and options.explain is not None:
         parser.error("--explain starts a job, and --dry-run does not")
-    if options.dry_run and options.facts:
+    if options.dry_run and options.facts and options.nodes is None:
         return Desk(options.facts, configuration(options, Script(""), environ))
     if options.dry_run:
         if options.nodes is None or options.ranks_per_node is None:
@@ -117,8 +119,8 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
     """Return the configuration that options, a script and torchelastic's variable in `environ` make."""
     return LaunchConfig(
         script=script,
-        backend=options.backend,
-        device=None if options.device == "auto" else options.device,
+        backend=options.backend or None,
+        device=None if options.device in ("", "auto") else options.device,
         init=not options.no_init,
         startup_timeout_s=options.startup_timeout,
         exit_timeout_s=options.exit_timeout,
@@ -140,7 +142,7 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         share_gpus=options.share_gpus,
         virtual_local_rank=options.virtual_local_rank,
         interface=options.interface,
-        master_addr=options.master_addr,
+        master_addr=options.master_addr or None,
         port=options.port,
         local_rank_option=options.pass_local_rank,
         facts_file=options.facts,

@@ -103,3 +103,13 @@ class LaunchConfig(NamedTuple):
     local_rank_option: str = ""
     facts_file: str = ""
     unknown_variables: tuple[str, ...] = ()
+
+    def common(self) -> dict[str, str]:
+        """Return the options that all ranks have to have alike, as far as they are not left at their defaults."""
+        found = {name: str(getattr(self, name)) for name in COMMON if getattr(self, name) != self._field_defaults[name]}
+        return found | {name: "set" for name in ("log_dir", "trace_file") if getattr(self, name)}
+
+
+# What decides how ranks meet, or whether all take part in something.
+COMMON = ("backend", "device", "init", "startup_timeout_s", "exit_timeout_s", "group_timeout", "explain", "binding",
+          "idle_gpus", "share_gpus", "virtual_local_rank", "interface", "master_addr", "port")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 import json
+import re
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -84,17 +84,23 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
     (["--quiet", "--nproc_per_node=2", "t.py"], {}, "--nproc_per_node=2; how many processes start"),
     (["-n", "2", "t.py"], {}, "-n; how many processes start"),
     (["--log-dri", "x", "t.py"], {}, "--log-dri; did you mean --log-dir?"),
-    (["--master-port=29500", "t.py"], {}, "and mpiddp finds the port, or --port names it"),
-    (["--startup-timeout", "-5", "t.py"], {}, "must be greater than 0 and finite, got -5"),
-    (["--startup-timeout", "nan", "t.py"], {}, "must be greater than 0 and finite, got nan"),
+    (["--master-port=29500", "t.py"], {}, "leave it out: MPI tells the ranks, and mpiddp finds address and port"),
+    (["--rdzv_endpoint=a:1", "--tee", "3", "t.py"], {}, "leave it out: MPI tells the ranks"),
+    (["--startup-timeout", "-5", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got -5"),
+    (["--startup-timeout", "nan", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got nan"),
     (["--startup-timeout", "soon", "t.py"], {}, "must be a number of seconds, got 'soon'"),
     (["--dry-run", "--nodes", "2"], {}, "--dry-run needs --nodes and --ranks-per-node"),
     (["--dry-run", "--nodes", "0", "--ranks-per-node", "1"], {}, "must be a number greater than 0, got '0'"),
     (["--explain=x", "t.py"], {}, "must be a rank, got 'x'"),
+    (["--interface=10.99.0.0/33", "t.py"], {}, "must be names of interfaces, or networks such as 10.1.0.0/16, got"),
+    (["--group-timeout", "1e300", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got 1e300"),
+    (["--threads", "²", "t.py"], {}, "must be a number greater than 0, got '²'"),
+    (["--port", "65535", "t.py"], {}, "must be a port from 1 to 65534, got '65535'"),
+    (["--explain", "--dry-run", "--facts", "f"], {}, "--explain starts a job, and --dry-run does not"),
     (["--show", "first", "t.py"], {}, "must be all, none, or ranks as in 0,4,local-0, got 'first'"),
     (["--exit", "slow", "t.py"], {}, "must be quick or python, got 'slow'"),
-    (["--abort-grace", "0", "t.py"], {}, "must be greater than 0 and finite, got 0"),
-    (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "MPIDDP_STARTUP_TIMEOUT must be greater than 0 and finite, got 0"),
+    (["--abort-grace", "0", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got 0"),
+    (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "MPIDDP_STARTUP_TIMEOUT must be greater than 0 and at most 1,000,000"),
     (["t.py"], {"MPIDDP_QUIET": "perhaps"}, "MPIDDP_QUIET must be one of"),
 ])
 def test_wrong_usage_is_one_line(arguments: list[str], environ: dict[str, str], words: str) -> None:

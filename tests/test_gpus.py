@@ -341,7 +341,43 @@ def test_kept_cores_that_no_order_of_gpus_is_near_to_are_told() -> None:
     plans = job.plan_hosts(bound(A100_NODE, 0, 0), LaunchConfig(binding="launcher"))
     assert [one.choice and one.choice.gpu.numa for one in plans] == [3, 0]  # the first of two that are equally far
     assert [line.partition(";")[0] for line in plans[0].warnings if line.startswith("far")] == [
-        "far-gpus: 1 ranks on n1 run on another socket than their GPU"]
+        "far-gpus: 1 rank on n1 run on another socket than their GPU"]
+
+
+NPS4 = Topology(tuple((cpu,) for cpu in range(8)), tuple(range(8)), (0, 0, 0, 0, 1, 1, 1, 1))  # a NUMA node a core
+
+
+@pytest.mark.parametrize(("gpus_numa", "far"), [
+    ((3, 3, 1, 1, 7, 7, 5, 5), 0),  # each on its own socket already: nothing is permuted
+    ((7, 7, 5, 5, 3, 3, 1, 1), 8),
+])
+def test_near_is_the_socket_and_then_the_numa_node(gpus_numa: tuple[int, ...], far: int) -> None:
+    seen = tuple(board(f"{at}b", numa) for at, numa in enumerate(gpus_numa))
+    facts = [one._replace(cpus=frozenset({rank}), topology=NPS4, allowed=frozenset(range(8)))
+             for rank, one in enumerate(hosts(*alike(seen, 8)))]
+    plans = job.plan_hosts(facts, LaunchConfig(binding="launcher"))
+    assert not any("far-gpus" in line for line in plans[0].warnings)
+    sockets = [one.choice and one.choice.gpu.numa // 4 for one in plans]
+    assert sockets == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert ([one.settings for one in plans] == [{}] * 8) == (far == 0)
+
+
+def test_a_gpu_on_a_numa_node_that_the_job_has_no_core_of_is_not_called_far() -> None:
+    """It may be on the same socket, as all of a node of one socket."""
+    (facts,) = hosts(*alike((board("01", 3),), 1))
+    slice_of_node = Topology(((0,), (1,)), (0, 0), (0, 0))
+    facts = facts._replace(topology=slice_of_node, cpus=frozenset({0, 1}), allowed=frozenset({0, 1}))
+    assert job.plan_hosts([facts], LaunchConfig(SCRIPT))[0].warnings == ()
+
+
+def test_slices_of_a_board_stay_apart_where_torch_tells_the_boards_uuid() -> None:
+    plans = job.plan_hosts(hosts(*own(SLICES[:2], SLICES[:2])), LaunchConfig())
+    whole = Gpu("GPU-07", "GPU-07", "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    facts = [job.ReadyFacts(one.place, DeviceFacts("2.13.0", "2.27.3", "cuda", (whole,), {"cuda": "nccl"}), {},
+                            Seat(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, ""), one.choice)
+             for one in plans]
+    assert [one.device for one in job.plan_devices(facts, ["n1"] * 2, LaunchConfig(), ENDPOINT, {0: ("lo", "")})] == [
+        "cuda:0"] * 2
 
 
 def test_a_script_that_uses_several_gpus_itself_sees_them_all() -> None:

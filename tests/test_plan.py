@@ -66,7 +66,8 @@ def meet(facts: list[HostFacts], *failed: tuple[int, str], asked: network.Asked 
             for one in offered]
         for node in range(1, len(facts))
     }
-    address, interfaces = network.agreed(offered, trials, dict(enumerate(one.hostname for one in facts)), asked)
+    address, interfaces = network.agreed(offered, trials, dict(enumerate(one.hostname for one in facts)), asked,
+                                         [one.interfaces for one in facts])
     return address, [interfaces[node] for node in range(len(facts))]
 
 
@@ -143,19 +144,35 @@ MANAGED = [nic("eth0", f"10.9.0.{node}", "10.9.0.0/24") for node in (1, 2)]
 BRIDGE = nic("virbr0", "192.168.122.1", "192.168.122.0/24")
 
 
-@pytest.mark.parametrize(("own", "others", "chosen", "expected"), [
-    ([LO, *HSN[0]], HSN[1], "hsn0", ""),  # NCCL takes all four
-    ([LO, *HSN[0], BRIDGE], HSN[1], "hsn0", "=hsn0,hsn1,hsn2,hsn3"),
-    ([*HSN[0], MANAGED[0]], [*HSN[1], MANAGED[1]], "hsn1", "=hsn1,hsn0,hsn2,hsn3"),
-    ([LO, MANAGED[0]], [LO, MANAGED[1]], "eth0", ""),
-    ([LO, MANAGED[0], nic("docker0", "172.17.0.1", "172.17.0.0/16")], [MANAGED[1]], "eth0", ""),
-    ([nic("ib0", "10.1.0.1", "10.1.0.0/16", 200_000), MANAGED[0]], [MANAGED[1]], "eth0", "=eth0"),  # ib0 leads nowhere
-    ([], [], "routed", ""),
+@pytest.mark.parametrize(("one", "other", "chosen", "expected"), [
+    ([LO, *HSN[0]], HSN[1], "hsn0", ["", ""]),  # NCCL takes all four
+    ([LO, *HSN[0], BRIDGE], HSN[1], "hsn0", ["=hsn0,hsn1,hsn2,hsn3"] * 2),  # one rule for all nodes
+    ([*HSN[0], MANAGED[0]], [*HSN[1], MANAGED[1]], "hsn1", ["=hsn1,hsn0,hsn2,hsn3"] * 2),  # not the slow one besides
+    ([LO, MANAGED[0]], [LO, MANAGED[1]], "eth0", ["", ""]),
+    ([LO, MANAGED[0], nic("docker0", "172.17.0.1", "172.17.0.0/16")], [MANAGED[1]], "eth0", ["", ""]),
+    ([nic("ib0", "10.1.0.1", "10.1.0.0/16", 200_000), MANAGED[0]], [MANAGED[1]], "eth0", ["=eth0"] * 2),
+    ([nic("lo", "10.3.0.1", "10.3.0.1/32")], [nic("lo", "10.3.0.2", "10.3.0.2/32")], "lo", ["", ""]),
+    ([], [], "routed", ["", ""]),
 ])
 def test_nccl_is_told_its_interfaces_where_its_own_choice_would_be_wrong(
-    own: list[Interface], others: list[Interface], chosen: str, expected: str
+    one: list[Interface], other: list[Interface], chosen: str, expected: list[str]
 ) -> None:
-    assert network.sockets(own, chosen, others, [chosen]) == expected
+    assert network.sockets([network.Way(own, chosen, [chosen, "eth0"]) for own in (one, other)]) == expected
+
+
+def test_nccl_would_take_interfaces_without_an_address() -> None:
+    """As the ends of containers' networks, or rails of RoCE: with a link-local address of IPv6, which leads nowhere."""
+    ways = [network.Way([one], "eth0", unaddressed=["veth1a2b"]) for one in MANAGED]
+    assert network.sockets(ways) == ["=eth0", "=eth0"]
+    assert network.sockets([way._replace(unaddressed=["docker0"]) for way in ways]) == ["", ""]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [
+    ("hsn", "=hsn0,hsn1,hsn2,hsn3"), ("hsn0,hsn2", "=hsn0,hsn2"), ("10.0.0.0/16", "=hsn0,hsn1,hsn2,hsn3"),
+    ("hsn0", "=hsn0")])
+def test_nccl_is_told_all_that_the_user_has_named(asked: str, expected: str) -> None:
+    ways = [network.Way([*own, other], "hsn0") for own, other in zip(HSN, MANAGED, strict=True)]
+    assert network.sockets(ways, asked) == [expected] * 2
 
 
 def test_no_network_is_a_problem() -> None:
@@ -186,6 +203,17 @@ def test_networks_that_the_user_describes(asked: str, names: list[str]) -> None:
     assert meet(TWO_NETWORKS, asked=network.Asked(asked))[1] == [names[0]] * 2
 
 
+def test_a_node_that_lacks_the_very_name_goes_by_the_interface_that_leads_there() -> None:
+    facts = [host(node, f"n{node}", nic(name, f"10.0.0.{node}", "10.0.0.0/24"))
+             for node, name in enumerate(("eth0", "eth0.100"))]
+    assert meet(facts, asked=network.Asked("eth0")) == ("10.0.0.0", ["eth0", "eth0.100"])
+
+
+def test_an_address_of_ipv6_has_several_forms() -> None:
+    facts = [host(node, f"n{node}", nic("eth0", f"fd00::{node + 1}", "fd00::/64")) for node in (0, 1)]
+    assert meet(facts, asked=network.Asked(address="FD00:0::1"))[0] == "fd00::1"
+
+
 def test_a_name_is_no_beginning_of_another() -> None:
     found = network.named("eth1", [nic("eth10", "10.0.0.1", "10.0.0.0/24"), nic("eth1", "10.1.0.1", "10.1.0.0/24")])
     assert [one.name for one in found] == ["eth1"]
@@ -193,7 +221,6 @@ def test_a_name_is_no_beginning_of_another() -> None:
 
 @pytest.mark.parametrize(("asked", "words"), [
     (network.Asked("10.7.0.0/16"), "--interface=10.7.0.0/16, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
-    (network.Asked("10.7.0/99"), "--interface=10.7.0/99, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
     (network.Asked("ib7"), "--interface=ib7, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
     (network.Asked(address="10.0.0.2"), "--master-addr=10.0.0.2, but rank 0's node n0 has"),
     (network.Asked("ib0", "10.0.0.1"), "--interface=ib0 --master-addr=10.0.0.1, but rank 0's node n0 has"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, Shown
 
+LONGEST_S = 10**9  # of 31 years
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
@@ -18,28 +19,28 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be greater than 0 and finite, got {text}")
+    if not 0 < value <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"must be greater than 0 and at most {LONGEST_S:,}, got {text}")
     return value
 
 
 def whole(text: str) -> int:
     """Return a number that is not negative."""
-    if not text.isdigit():
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a rank, got {text!r}")
     return int(text)
 
 
 def positive(text: str) -> int:
     """Return a number greater than 0."""
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
     return int(text)
 
 
 def port(text: str) -> int:
     """Return a port after which there is another one."""
-    if not text.isdigit() or not 0 < int(text) < 65535:
+    if not text.isdecimal() or not 0 < int(text) < 65535:
         raise argparse.ArgumentTypeError(f"must be a port from 1 to 65534, got {text!r}")
     return int(text)
 
@@ -51,7 +52,7 @@ def ranks(text: str) -> Shown:
         return Shown(everyone=text == "all")
     local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
     found = [word for word in words if not word.startswith("local-")]
-    if not all(word.isdigit() for word in (*local, *found)):
+    if not all(word.isdecimal() for word in (*local, *found)):
         raise argparse.ArgumentTypeError(f"must be all, none, or ranks as in 0,4,local-0, got {text!r}")
     return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
 

@@ -92,8 +92,8 @@ def instances(nvml: Any, whole: Any) -> list[Any] | None:
 def from_kernel(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return AMD's GPUs that this process is shown, by their PCI addresses, as the kernel tells of them.
 
-    Their UUID is what ROCm makes of the kernel's unique_id. ROCm's variables are lists as CUDA_VISIBLE_DEVICES is; the
-    second one counts in what the first has left.
+    Their UUID is what ROCm makes of the kernel's unique_id. ROCm's variables are lists as CUDA_VISIBLE_DEVICES is,
+    which HIP takes where its own is not set; it counts in what ROCR_VISIBLE_DEVICES has left.
     """
     found = []
     for card in sorted(name for name in names(DRM) if name.startswith("card") and name[4:].isdigit()):
@@ -102,10 +102,8 @@ def from_kernel(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
             pci, unique = os.path.basename(device), text(f"{device}/unique_id")
             uuid = f"GPU-{unique}" if unique else f"GPU at {pci}"
             found.append(Gpu(uuid, uuid, "", pci, number(f"{device}/numa_node")))
-    shown = tuple(sorted(found, key=lambda gpu: gpu.pci))
-    for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        shown = visible(shown, environ, variable)
-    return shown
+    shown = visible(sorted(found, key=lambda gpu: gpu.pci), environ, "ROCR_VISIBLE_DEVICES")
+    return visible(shown, environ, "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else VISIBLE)
 
 
 def can_open(device: str) -> bool:
@@ -148,10 +146,10 @@ def visible(reachable: Sequence[Gpu], environ: Mapping[str, str], variable: str 
 
 def by_name(reachable: Sequence[Gpu], entry: str) -> Gpu | None:
     """Return the GPU that an entry of CUDA_VISIBLE_DEVICES names, None if it names none."""
-    if entry.isdigit():
-        boards = list(dict.fromkeys(one.board for one in reachable))
-        wanted = boards[int(entry)] if int(entry) < len(boards) else ""
-        return next((one for one in reachable if one.board == wanted), None)
+    if entry.isdecimal():
+        boards = list(dict.fromkeys((one.board, one.pci) for one in reachable))
+        wanted = boards[int(entry)] if int(entry) < len(boards) else None
+        return next((one for one in reachable if (one.board, one.pci) == wanted), None)
     if not entry.startswith(("GPU-", "MIG-")):
         return None
     return next((one for one in reachable if one.uuid.startswith(entry)), None)

@@ -33,13 +33,15 @@ class HostFacts(NamedTuple):
     `node` is the lowest rank on the same node. `cpus` are those that this rank was given to run on, `allowed`
     those that its cgroup would let it have. `topology` tells how the allowed ones belong together. `alone` is
     true if no launcher started the rank. `cpus_per_task` is what the user asked Slurm for. `interfaces` is
-    empty if one node has all ranks. `script` is None if the caller keeps its own main(). `prefix` is the
-    folder of Python's environment. `shm_bytes` is the size of /dev/shm, `open_files` the number of files that
-    a process may have open. `gpus` are the GPUs that this rank could be shown, `seen` those that it is shown; both
-    are empty if only torch can tell. `given_gpus` is the number of GPUs that Slurm has given the job on this
-    node, `task_gpus` the number for each task, 0 if Slurm does not say. `grant` is what a scheduler has given
-    the job of the node's CPUs, None if none says so or if a cgroup keeps the job to its share.
-    Only the lowest rank of a node looks for `topology`, `interfaces` and `grant`; the others have none.
+    empty if one node has all ranks. `unaddressed` are the names of further interfaces, which are up and have no
+    address but link-local ones of IPv6. `options` are those of LaunchConfig.common(). `script` is None if the
+    caller keeps its own main(). `prefix` is the folder of Python's environment. `shm_bytes` is the size of
+    /dev/shm, `open_files` the number of files that a process may have open. `gpus` are the GPUs that this rank
+    could be shown, `seen` those that it is shown; both are empty if only torch can tell. `given_gpus` is the
+    number of GPUs that Slurm has given the job on this node, `task_gpus` the number for each task, 0 if Slurm
+    does not say. `grant` is what a scheduler has given the job of the node's CPUs, None if none says so or if a
+    cgroup keeps the job to its share. Only the lowest rank of a node looks for `topology`, `interfaces` and
+    `grant`; the others have none.
     """
 
     hostname: str
@@ -60,6 +62,8 @@ class HostFacts(NamedTuple):
     given_gpus: int = 0
     task_gpus: int = 0
     grant: Grant | None = None
+    unaddressed: tuple[str, ...] = ()
+    options: Mapping[str, str] = {}
 
 
 def host_facts(
@@ -75,6 +79,7 @@ def host_facts(
     by_mpirun = started_by is not None and started_by.launcher is not runtime.SRUN
     unconfined = rank == node and cpus.are_all(allowed)
     shm = os.statvfs("/dev/shm")  # noqa: S108 (it is looked at, not written to)
+    addresses, unaddressed = ((), ()) if whole or rank != node else interfaces()
     return HostFacts(
         hostname=runtime.hostname(),
         node=node,
@@ -83,7 +88,7 @@ def host_facts(
         topology=cpus.topology(allowed) if rank == node else None,
         alone=started_by is None,
         cpus_per_task=int(per_task) if per_task.isdigit() else None,
-        interfaces=() if whole or rank != node else interfaces(),
+        interfaces=addresses,
         script=script,
         versions=software.versions(mpi_library),
         prefix=software.prefix(),
@@ -94,17 +99,22 @@ def host_facts(
         given_gpus=runtime.gpus_on_node(environ),
         task_gpus=runtime.gpus_of_task(environ),
         grant=cpus.grant(environ, runtime.hostname(), by_mpirun) if unconfined else None,
+        unaddressed=unaddressed,
     )
 
 
-def interfaces() -> tuple[Interface, ...]:
-    """Return the IPv4 and IPv6 addresses of the interfaces that are up, IPv6's link-local ones left out."""
+def interfaces() -> tuple[tuple[Interface, ...], tuple[str, ...]]:
+    """Return the IPv4 and IPv6 addresses of the interfaces that are up, IPv6's link-local ones left out.
+
+    The names of interfaces that have no others follow.
+    """
     import ipaddress
 
     import psutil
 
     stats = psutil.net_if_stats()
     found = []
+    linked: set[str] = set()
     for name, addresses in psutil.net_if_addrs().items():
         if name not in stats or not stats[name].isup:
             continue
@@ -113,8 +123,9 @@ def interfaces() -> tuple[Interface, ...]:
                 continue
             address = ipaddress.ip_address(entry.address)
             if address.version == 6 and address.is_link_local:
+                linked.add(name)
                 continue
             bits = int(ipaddress.ip_address(entry.netmask)).bit_count()
             network = ipaddress.ip_network((entry.address, bits), strict=False)
             found.append(Interface(name, entry.address, str(network), address.is_loopback, stats[name].speed))
-    return tuple(found)
+    return tuple(found), tuple(sorted(linked - {one.name for one in found}))

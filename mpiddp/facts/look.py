@@ -21,4 +21,5 @@ def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
     node, whole = mpi.node_key(comm)
     found = script_facts(config.script) if config.script else None
     fresh = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
-    return host_facts(os.environ, comm.rank, node, whole, found, library().title, look_at_gpus=fresh)
+    facts = host_facts(os.environ, comm.rank, node, whole, found, library().title, look_at_gpus=fresh)
+    return facts._replace(options=config.common())

@@ -27,10 +27,23 @@ def read(path: str) -> list[HostFacts]:
     """Return the facts in a file; raise OSError, or ValueError with a line for the user if they are none."""
     with open(path) as file:
         try:
-            return [loaded(one) for one in json.load(file)["ranks"]]
-        except (KeyError, TypeError, ValueError) as error:
+            found = [loaded(one) for one in json.load(file)["ranks"]]
+            check(found)
+            return found
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} has no facts that mpiddp {__version__} knows: "
                              f"{type(error).__name__}: {error}") from None
+
+
+def check(facts: Sequence[HostFacts]) -> None:
+    """Raise ValueError unless these can be the facts of a job's ranks."""
+    if not facts:
+        raise ValueError("it has no ranks")
+    for rank, one in enumerate(facts):
+        if not 0 <= one.node <= rank or facts[one.node].node != one.node or facts[one.node].topology is None:
+            raise ValueError(f"rank {rank} is on the node of rank {one.node}, which does not tell of it")
+        if one.versions.keys() != facts[0].versions.keys():
+            raise ValueError(f"rank {rank} has other versions than rank 0")
 
 
 def record(facts: HostFacts) -> dict[str, Any]:
@@ -57,5 +70,6 @@ def loaded(found: Mapping[str, Any]) -> HostFacts:
         "interfaces": tuple(Interface(**one) for one in found["interfaces"]),
         "gpus": tuple(Gpu(**one) for one in found["gpus"]),
         "seen": tuple(Gpu(**one) for one in found["seen"]),
+        "unaddressed": tuple(found.get("unaddressed", ())),
         "grant": Grant(**granted) if granted else None,
     })

@@ -107,13 +107,25 @@ def code_of(script: Script) -> types.CodeType:
 
 
 def knows_of_ranks(script: Script) -> bool:
-    """Tell by the words in a script whether it may know that it is one of several ranks; True if nobody can say."""
+    """Tell by the words in a script whether it may know that it is one of several ranks; True if nobody can say.
+
+    The modules that it has imported, and that are installed nowhere, are its own too.
+    """
     try:
-        source = script.target.encode() if script.is_code else read(
-            module_path(script.target) if script.is_module else script.target)
+        sources = [script.target.encode() if script.is_code else read(
+            module_path(script.target) if script.is_module else script.target), *map(read, own_modules())]
     except (ImportError, KeyError, OSError, ValueError):
         return True
-    return any(word in source.lower() for word in RANK_WORDS)
+    return any(word in source.lower() for source in sources for word in RANK_WORDS)
+
+
+def own_modules() -> list[str]:
+    """Return the files of the loaded modules that belong neither to an installed package nor to Python, nor to us."""
+    files = {os.path.abspath(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    others = (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), ours)
+    return [file for file in files if file.endswith(".py") and "site-packages" not in file
+            and not file.startswith(tuple(f"{one}/" for one in others))]
 
 
 def names(code: types.CodeType) -> set[str]:

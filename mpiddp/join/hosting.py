@@ -37,7 +37,7 @@ class Hosting:
         self._asked = network.Asked(config.interface, config.master_addr)
         self._sentinel = sentinel
         self._offered: list[Interface] = []
-        self._nodes: list[Sequence[Interface]] = []  # each node's interfaces
+        self._nodes: list[HostFacts] = []  # those of each node's lowest rank
         self._listener: Listener | None = None
 
     def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
@@ -49,7 +49,7 @@ class Hosting:
             record.write(self._config.facts_file, facts)
         plans = plan_hosts(facts, self._config)
         self._offered = network.candidates(facts, self._asked)
-        self._nodes = [one.interfaces for one, plan in zip(facts, plans, strict=True) if plan.place.local_rank == 0]
+        self._nodes = [one for one, plan in zip(facts, plans, strict=True) if plan.place.local_rank == 0]
         door = self._open_door() if plans[0].place.num_nodes > 1 else None
         return [(plan, door if plan.tries else None) for plan in plans]
 
@@ -61,8 +61,10 @@ class Hosting:
         devices.check_torch([one.devices for one in facts], hosts)
         trials = {one.place.node_rank: one.trials for one in facts if one.trials}
         names = {one.place.node_rank: hosts[one.place.rank] for one in facts}
-        address, interfaces = network.agreed(self._offered, trials, names, self._asked)
-        ways = {node: (name, self._sockets(node, name, trials)) for node, name in interfaces.items()}
+        own = [one.interfaces for one in self._nodes]
+        address, interfaces = network.agreed(self._offered, trials, names, self._asked, own)
+        chosen = [interfaces[node] for node in range(len(self._nodes))]
+        ways = dict(enumerate(zip(chosen, self._sockets(chosen, trials), strict=True)))
         return plan_devices(facts, hosts, self._config, self._open_store(address), ways)
 
     @property
@@ -70,14 +72,16 @@ class Hosting:
         """The port of the sentinel, 0 for a free one."""
         return self._config.port and self._config.port + 1
 
-    def _sockets(self, node: int, chosen: str, trials: Mapping[int, Sequence[network.Trial]]) -> str:
-        """Return what NCCL_SOCKET_IFNAME should be on a node, empty if NCCL's own choice is right."""
+    def _sockets(self, chosen: Sequence[str], trials: Mapping[int, Sequence[network.Trial]]) -> list[str]:
+        """Return what NCCL_SOCKET_IFNAME should be on each node, empty if NCCL's own choice is right."""
         if len(self._nodes) == 1:
-            return ""
-        if self._asked.interface:
-            return f"={chosen}"
-        reached = {one.interface for one in trials.get(node, ()) if one.interface and not one.error}
-        return network.sockets(self._nodes[node], chosen, self._nodes[0 if node else 1], reached)
+            return [""]
+        reached = {node: {one.interface for one in tried if not one.error} for node, tried in trials.items()}
+        reached[0] = {one.name for at, one in enumerate(self._offered)
+                      if not any(tried[at].error for tried in trials.values())}
+        return network.sockets([network.Way(one.interfaces, name, reached[node], one.unaddressed)
+                                for node, (one, name) in enumerate(zip(self._nodes, chosen, strict=True))],
+                               self._asked.interface)
 
     def _open_door(self) -> Door:
         """Let the sentinel answer on every address of this node, until it coordinates."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
@@ -181,6 +182,13 @@ def numa_of(mask: frozenset[int], topology: Topology) -> tuple[int, ...]:
                          if not mask.isdisjoint(core)}))
 
 
+def away(numa: Sequence[int], topology: Topology) -> tuple[int, ...]:
+    """Return the NUMA nodes that are on other sockets than those in `numa`."""
+    socket_of = dict(zip(topology.numa, topology.sockets or topology.numa, strict=True))
+    sockets = {socket_of[node] for node in numa}
+    return tuple(node for node, socket in socket_of.items() if socket not in sockets)
+
+
 def cores_in(cpus: frozenset[int], topology: Topology) -> int:
     """Return the number of physical cores that CPUs belong to."""
     return sum(1 for core in topology.cores if not cpus.isdisjoint(core))
@@ -189,20 +197,23 @@ def cores_in(cpus: frozenset[int], topology: Topology) -> int:
 def far_devices(facts: Sequence[HostFacts], shares: Sequence[Share], near: Sequence[int]) -> list[str]:
     """Return the warning `far-gpus` for nodes whose ranks run on another socket than their devices.
 
-    `near` holds the NUMA node of each rank's device, as in shares().
+    Of a NUMA node where the job has no cores it is not known which socket that is. `near` holds the NUMA node of each
+    rank's device, as in shares().
     """
     topologies = {one.node: one.topology for one in facts if one.topology}
-    found: dict[int, int] = {}
+    found: Counter[int] = Counter()
+    others: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}  # by node and NUMA nodes of the rank
     for one, share, numa in zip(facts, shares, near, strict=False):
-        topology = topologies[one.node]
-        socket_of = dict(zip(topology.numa, topology.sockets or topology.numa, strict=True))
-        if numa >= 0 and socket_of.get(numa) not in {socket_of[core] for core in share.numa}:
-            found[one.node] = found.get(one.node, 0) + 1
+        where = one.node, share.numa
+        if where not in others:
+            others[where] = away(share.numa, topologies[one.node])
+        found[one.node] += numa in others[where]
+    found = +found
     if not found:
         return []
-    where = f"{sum(found.values())} ranks on {folded(facts[node].hostname for node in found)}"
-    cure = "let mpiddp bind them near their GPUs, and the launcher to none (srun --cpu-bind=none, mpirun --bind-to none)"
-    return [f"far-gpus: {where} run on another socket than their GPU; {cure}"]
+    number, hosts = sum(found.values()), folded(facts[node].hostname for node in found)
+    cure = "let mpiddp bind them near their GPUs and the launcher to none (srun --cpu-bind=none, mpirun --bind-to none)"
+    return [f"far-gpus: {number} rank{'s' * (number != 1)} on {hosts} run on another socket than their GPU; {cure}"]
 
 
 def warnings(facts: Sequence[HostFacts], policy: str) -> list[str]:

@@ -18,7 +18,7 @@ SRUN_OPTION = {PMI: "--mpi=pmi2", PMIX: "--mpi=pmix"}
 
 def check_nested(outer: str | None, script: Script | None) -> None:
     """Raise LaunchError `nested-launcher` if one launcher would start another in each of its ranks."""
-    target = script.target.rpartition("/")[2] if script is not None else ""
+    target = script.target.rpartition("/")[2] if script is not None and not script.is_code else ""
     if outer is not None:
         raise LaunchError(
             "nested-launcher",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -13,13 +14,14 @@ from .words import folded
 class Sight(NamedTuple):
     """The GPUs of a rank: `seen` are those that it sees, in torch's order, `reachable` those that it may be shown.
 
-    `near` are the NUMA nodes of the rank's cores.
+    `near` are the NUMA nodes of the rank's cores, `away` those on other sockets.
     """
 
     rank: int
     seen: tuple[Gpu, ...]
     reachable: tuple[Gpu, ...] = ()
     near: tuple[int, ...] = ()
+    away: tuple[int, ...] = ()
 
 
 class Choice(NamedTuple):
@@ -36,11 +38,10 @@ class Choice(NamedTuple):
 def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool = False) -> list[Choice]:
     """Return the choice for each rank of a node, in the order of local ranks.
 
-    If all ranks see the same GPUs, local rank k gets GPU k, unless that is far from its cores and another order of
-    them is not. Otherwise each rank gets a GPU that no other rank gets, on a NUMA node of its cores if possible. If
-    all ranks may use all chosen GPUs, each GPU is then moved to the index of its local rank.
-    `share` lets several ranks have one GPU. `virtual` shows each
-    rank only its own GPU, at index 0.
+    If all ranks see the same GPUs, local rank k gets GPU k, unless that is on another socket than its cores and
+    another order of them is not. Otherwise each rank gets a GPU that no other rank gets, near its cores if possible.
+    If all ranks may use all chosen GPUs, each GPU is then moved to the index of its local rank.
+    `share` lets several ranks have one GPU. `virtual` shows each rank only its own GPU, at index 0.
     Raises LaunchError `too-few-gpus` or `duplicate-gpu`.
     """
     taken = assign(node, host, share)
@@ -80,34 +81,43 @@ def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
 
 
 def far(node: Sequence[Sight], taken: Sequence[Gpu]) -> int:
-    """Return how many ranks of a node have a GPU that is near none of their cores."""
-    return sum(is_far(sight, gpu) for sight, gpu in zip(node, taken, strict=True))
-
-
-def is_far(sight: Sight, gpu: Gpu) -> bool:
-    """Tell whether a GPU is on another NUMA node than all of a rank's cores."""
-    return gpu.numa >= 0 and bool(sight.near) and gpu.numa not in sight.near
+    """Return how many ranks of a node have a GPU on another socket than their cores."""
+    return sum(gpu.numa in sight.away for sight, gpu in zip(node, taken, strict=True))
 
 
 def match(node: Sequence[Sight]) -> list[Gpu | None]:
     """Return a GPU for each rank, None for a rank that gets none.
 
-    Each rank gets a GPU that it sees, and no two ranks get the same one. As many ranks as possible get a GPU
-    near their cores.
+    Each rank gets a GPU that it sees, and no two ranks get the same one. As many ranks as possible get one on the
+    socket of their cores, and of these as many as possible one on their NUMA node.
     """
     if all(len(sight.seen) == 1 for sight in node):
         only = [sight.seen[0] for sight in node]
         return [gpu if only.index(gpu) == local else None for local, gpu in enumerate(only)]
+    all_gpus = list(dict.fromkeys(gpu for sight in node for gpu in sight.seen))
+    number = {gpu: at for at, gpu in enumerate(all_gpus)}
+    found = matching(tuple(
+        tuple((number[gpu], gpu.numa in sight.away, gpu.numa in sight.near) for gpu in sight.seen) for sight in node))
+    return [None if at is None else all_gpus[at] for at in found]
+
+
+@functools.lru_cache
+def matching(sights: tuple[tuple[tuple[int, bool, bool], ...], ...]) -> list[int | None]:
+    """Return the number of a GPU for each rank, None for a rank that gets none, as match() says.
+
+    `sights` has, for each rank, of each GPU that it sees the number, and whether that is away from its cores and near
+    them. The nodes of a job are mostly alike.
+    """
     import networkx  # heavy and seldom needed; torch depends on it, too
 
     graph = networkx.Graph()
-    for local, sight in enumerate(node):
-        for at, gpu in enumerate(sight.seen):
-            order = (at - local)**2  # among equals, the order of local ranks
-            graph.add_edge(local, gpu, weight=10_000 * (1 - is_far(sight, gpu)) - order)
+    for local, sight in enumerate(sights):
+        for at, (gpu, is_away, is_near) in enumerate(sight):
+            order = (at - local)**2  # among equals, the order of local ranks; less than 10**6 of 100 ranks
+            graph.add_edge(("rank", local), gpu, weight=10**9 * (1 - is_away) + 10**6 * is_near - order)
     pairs = dict(networkx.max_weight_matching(graph, maxcardinality=True))
     pairs |= {second: first for first, second in pairs.items()}
-    return [pairs.get(local) for local in range(len(node))]
+    return [pairs.get(("rank", local)) for local in range(len(sights))]
 
 
 def refusal(node: Sequence[Sight], host: str) -> LaunchError:

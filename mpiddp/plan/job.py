@@ -67,8 +67,12 @@ class DevicePlan(NamedTuple):
     seats: tuple[Seat, ...] = ()
 
 
-def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPlan]:
-    """Return each rank's plan before torch, in rank order, from the facts of all ranks; raise LaunchError."""
+def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig, final: bool = False) -> list[HostPlan]:
+    """Return each rank's plan before torch, in rank order, from the facts of all ranks; raise LaunchError.
+
+    `final` tells that no torch will be asked: a node's GPUs are those that the facts have.
+    """
+    problems.check_options(facts)
     problems.check_software(facts)
     problems.check_script(facts)
     if config.script is not None and config.device != "cpu" and not config.idle_gpus:  # other programs use them
@@ -76,7 +80,7 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
     if config.device != "cpu" and not config.share_gpus:
         problems.check_given(facts)
     places = topology.places([one.node for one in facts])
-    choices = choose_early(facts, places, config)
+    choices = choose_early(facts, places, config, final)
     near = [choice.gpu.numa if choice else -1 for choice in choices] if any(choices) else ()
     shares = cores.shares(facts, config.binding, near)
     defaults = {share.threads: {"OMP_NUM_THREADS": str(share.threads)} for share in shares}
@@ -97,11 +101,11 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig) -> list[HostPla
 
 
 def choose_early(
-    facts: Sequence[HostFacts], places: Sequence[Place], config: LaunchConfig
+    facts: Sequence[HostFacts], places: Sequence[Place], config: LaunchConfig, final: bool = False
 ) -> list[Choice | None]:
     """Return each rank's GPU, None if only torch can tell.
 
-    A node with too few GPUs raises no error yet: its torch may be one without CUDA.
+    A node with too few GPUs raises no error unless this is `final`: its torch may be one without CUDA.
     """
     found: list[Choice | None] = [None] * len(facts)
     if not any(one.seen for one in facts):
@@ -111,11 +115,14 @@ def choose_early(
         assert first.topology
         looks = any(facts[rank].seen != first.seen for rank in ranks) or (
             not config.idle_gpus and cores.stay([facts[rank] for rank in ranks], config.binding))
-        node = [Sight(rank, facts[rank].seen, facts[rank].gpus,
-                      cores.numa_of(facts[rank].cpus, first.topology) if looks else ()) for rank in ranks]
+        near = [cores.numa_of(facts[rank].cpus, first.topology) if looks else () for rank in ranks]
+        node = [Sight(rank, facts[rank].seen, facts[rank].gpus, numa, cores.away(numa, first.topology) if looks else ())
+                for rank, numa in zip(ranks, near, strict=True)]
         try:
             choices = gpus.choose(node, first.hostname, config.share_gpus, config.virtual_local_rank)
         except LaunchError:
+            if final:
+                raise
             continue
         for rank, choice in zip(ranks, choices, strict=True):
             found[rank] = choice
@@ -167,14 +174,15 @@ def plan_devices(
 def choose_late(facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig) -> list[Choice | None]:
     """Return each rank's GPU, one of those that torch sees.
 
-    On a node where CUDA was told which GPUs to show, the choice from before torch stands. On other nodes the
+    On a node where CUDA was told which GPUs to show, or shows MIG instances, for which some versions of torch tell
+    the UUID of the whole GPU, the choice from before torch stands. On other nodes the
     GPUs are chosen again, in torch's order: CUDA puts the fastest first, NVML goes by the PCI bus.
     """
     found: dict[int, Choice] = {}
     for ranks in by_node([one.place for one in facts]):
         early = [facts[rank].choice for rank in ranks]
         choices = [choice for choice in early if choice]
-        stands = len(choices) == len(ranks) and any(choice.visible for choice in choices)
+        stands = len(choices) == len(ranks) and any(choice.visible or choice.gpu.is_slice for choice in choices)
         if not stands:
             host = hosts[ranks[0]]
             apart = gpus.told_apart([facts[rank].devices.gpus for rank in ranks], host, ranks[0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import LaunchError
@@ -75,33 +76,57 @@ def kind(interface: Interface) -> tuple[str, int]:
     return "".join(letter for letter in interface.name if not letter.isdigit()), interface.speed_mbps
 
 
-def sockets(own: Sequence[Interface], chosen: str, others: Sequence[Interface], reached: Iterable[str]) -> str:
-    """Return what NCCL_SOCKET_IFNAME should be on a node, empty if NCCL's own choice is right.
+class Way(NamedTuple):
+    """A node's ways to the others: its interfaces, and the one that the job goes by.
 
-    `own` are the node's interfaces, `chosen` is the one that the job goes by, `others` are rank 0's interfaces, or on
-    rank 0's node another's, and `reached` are those by which one of them was reached. NCCL takes the interfaces whose
-    names begin with "ib", or else all but docker's and loopback (NCCL's manual, "NCCL_SOCKET_IFNAME"). It is right if
-    each of them leads to the others: that is known of those in `reached`, and of others of the same kind that are on
-    a network of the others.
+    `unaddressed` are as in HostFacts. Over the interfaces in `reached` an address of rank 0's was reached, or on its
+    own node by all others.
     """
-    kinds = {kind(one) for one in own if one.name == chosen}
-    networks = {one.network for one in usable(others)}
-    leading = {chosen, *reached} | {one.name for one in usable(own) if kind(one) in kinds and one.network in networks}
-    names = {one.name for one in usable(own)}
-    taken = {name for name in names if name.startswith("ib")} or {
-        name for name in names if not name.startswith("docker")}
-    if taken <= leading:
-        return ""
-    return "=" + ",".join([chosen, *sorted((leading & names) - {chosen})])
+
+    interfaces: Sequence[Interface]
+    chosen: str
+    reached: Collection[str] = ()
+    unaddressed: Collection[str] = ()
+
+
+def sockets(ways: Sequence[Way], asked: str | None = None) -> list[str]:
+    """Return what NCCL_SOCKET_IFNAME should be on each node; all are empty if NCCL's own choice is right on all.
+
+    It is right if every interface that NCCL takes leads to the others, and is of the same kind as the one that the job
+    goes by: that leads there, and so does one by which an address was reached, or whose network another node is on. If
+    it is wrong on one node, all are told what to take. `asked` is what the user has named: all that fits leads.
+    """
+    shared = Counter(network for way in ways for network in {one.network for one in usable(way.interfaces)})
+    found, right = [], asked is None
+    for way in ways:
+        own = usable(way.interfaces)
+        kinds = {kind(one) for one in own if one.name == way.chosen}
+        fit = named(asked, own) if asked else [one for one in own if kind(one) in kinds]
+        leading = {one.name for one in fit if one.name in way.reached or shared[one.network] > 1} - {way.chosen}
+        right = right and taken(way) <= {way.chosen, *leading}
+        found.append("=" + ",".join([way.chosen, *sorted(leading)]))
+    return [""] * len(ways) if right else found
+
+
+def taken(way: Way) -> set[str]:
+    """Return the interfaces that NCCL takes by itself on a node.
+
+    They are those whose names begin with "ib", or else all but docker's and loopback, also those that have no address
+    but a link-local one (NCCL's manual, "NCCL_SOCKET_IFNAME").
+    """
+    names = {one.name for one in usable(way.interfaces)} | set(way.unaddressed)
+    return {name for name in names if name.startswith("ib")} or {
+        name for name in names if not name.startswith(("docker", "lo"))}
 
 
 def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
     """Return the interfaces of rank 0's node that fit what the user named; raise LaunchError `no-network`."""
     found = [
         one for one in named(asked.interface, usable(master.interfaces))
-        if asked.address in (None, one.address) and (asked != ANY or not one.address.startswith(LINK_LOCAL))
+        if (asked.address is None or is_same(asked.address, one.address))
+        and (asked != ANY or not one.address.startswith(LINK_LOCAL))
     ]
-    lacking = [one.hostname for one in others if asked.interface and not named(asked.interface, one.interfaces)]
+    lacking = [one.hostname for one in others if asked.interface and not named(asked.interface, usable(one.interfaces))]
     if (asked.interface or asked.address) and (not found or lacking):
         has = ", ".join(f"{one.name} {one.address}" for one in usable(master.interfaces)) or "none"
         words = [f"--{option}={value}" for option, value in
@@ -114,6 +139,18 @@ def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> l
             do="leave the option away to let mpiddp choose, or look at `ip address` on the nodes",
         )
     return found
+
+
+def is_same(address: str, other: str) -> bool:
+    """Tell whether two texts are the same address; those of IPv6 have several forms."""
+    if ":" not in address:
+        return address == other
+    import ipaddress  # seldom needed
+
+    try:
+        return ipaddress.ip_address(address) == ipaddress.ip_address(other)
+    except ValueError:
+        return False
 
 
 def named(asked: str | None, interfaces: Sequence[Interface]) -> list[Interface]:
@@ -139,19 +176,21 @@ def named(asked: str | None, interfaces: Sequence[Interface]) -> list[Interface]
 
 
 def agreed(
-    offered: Sequence[Interface], trials: Mapping[int, Sequence[Trial]], hosts: Mapping[int, str], asked: Asked = ANY
+    offered: Sequence[Interface], trials: Mapping[int, Sequence[Trial]], hosts: Mapping[int, str], asked: Asked = ANY,
+    nodes: Sequence[Sequence[Interface]] = (),
 ) -> tuple[str, dict[int, str]]:
     """Return the first address that every node has reached, and each node's interface towards it.
 
     `offered` are the candidates. `trials` holds, for every node but rank 0's (node 0), the result of trying
-    each candidate. `hosts` are the nodes' names. An interface that the user called by its name is used on all nodes.
-    Raises LaunchError `address-unreachable`.
+    each candidate. `hosts` are the nodes' names, `nodes` their interfaces. One that the user called by its name is used
+    on all nodes that have it. Raises LaunchError `address-unreachable`.
     """
     for at, one in enumerate(offered):
         if not any(tried[at].error for tried in trials.values()):
-            by_name = one.name if one.name == asked.interface else ""
+            have = [one.name == asked.interface in {each.name for each in usable(own)} for own in nodes]
             return one.address, {0: one.name} | {
-                node: by_name or tried[at].interface for node, tried in trials.items()}
+                node: one.name if node < len(have) and have[node] else tried[at].interface
+                for node, tried in trials.items()}
     lines = []
     for at, one in enumerate(offered):
         failed = [node for node, tried in trials.items() if tried[at].error]

@@ -12,6 +12,7 @@ from .words import folded, listed, minority
 
 SMALL_SHM_BYTES = 2**30
 FEW_FILES = 1024
+CODE = "-c"  # the target of a script that was given on the command line
 
 
 def check_script(facts: Sequence[HostFacts]) -> None:
@@ -24,7 +25,8 @@ def check_script(facts: Sequence[HostFacts]) -> None:
             needed="a script file, or -m with a module, that every node can see",
             do="check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
-    for target in dict.fromkeys(one.script.target for one in facts if one.script):  # mpirun -n 1 a.py : -n 3 b.py
+    targets = dict.fromkeys(one.script.target for one in facts if one.script)  # mpirun -n 1 a.py : -n 3 b.py
+    for target in targets.keys() - {CODE}:
         same = [one for one in facts if one.script and one.script.target == target]
         common, others = minority([one.script.digest for one in same if one.script])
         if others:
@@ -54,6 +56,23 @@ def warn_of_local_rank(facts: Sequence[HostFacts], option: str, arguments: Seque
         return []
     cure = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
     return [f"local-rank-option: the script has an option {wanted}, which no rank is given; {cure} gives each its own"]
+
+
+def check_options(facts: Sequence[HostFacts]) -> None:
+    """Raise LaunchError `options-differ` where ranks were given different options that all have to have alike."""
+    first = facts[0].options
+    for rank, one in enumerate(facts):
+        if one.options != first:
+            name = next(name for name in (*first, *one.options) if first.get(name) != one.options.get(name))
+            has, lacks = (facts[0].options.get(name), one.options.get(name))
+            raise LaunchError(
+                "options-differ",
+                found=f"{name} is {has or 'not set'} on rank 0, but {lacks or 'not set'} on rank {rank} "
+                f"on {one.hostname}",
+                needed="the same options for all ranks, in each part of the command line and in MPIDDP_ variables",
+                do="give all parts of `mpirun … : …` the same options before their scripts, or export the variables\n"
+                "to all nodes (mpirun -x, srun --export=ALL)",
+            )
 
 
 def check_software(facts: Sequence[HostFacts]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import selectors
 import socket
 
@@ -14,7 +13,6 @@ from ..facts.files import open_for_writing
 from ..say import say, write_some
 
 FOREVER_S = 10**6
-UNNAMED_S = 1.0  # in which a rank that starts needs its cores for itself
 PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
 WRITE_BYTES = 4096  # PIPE_BUF: what a pipe takes in one piece (man 7 pipe)
 
@@ -64,8 +62,6 @@ class Relay:
 
 def relay(control: Wire, out: int, err: int) -> None:
     """Pass on what comes from two pipes until they are closed, and tell the rank whether its part was lost."""
-    if not select.select([control], [], [], UNNAMED_S)[0]:  # the rank starts; the title costs it no time now
-        take_title("mpiddp: output of a rank that starts")
     try:
         message = control.receive(FOREVER_S)[0]
     except EOFError:

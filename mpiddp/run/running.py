@@ -158,7 +158,8 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
 
     try:
         if not MPI.Is_finalized():
-            warn_of_independent(job.membership, config.script if config.explain is None else None)
+            if config.explain is None and not config.local_rank_option:
+                warn_of_independent(job.membership, config.script)
             ending.left()
             stages.begin("exit")
             job.leave(config.exit_timeout_s)
