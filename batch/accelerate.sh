@@ -15,25 +15,28 @@
 ##SBATCH --mail-type=END,FAIL
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
+# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES=""                                                       # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv; conda: as in requeue.sh
 CONFIG="$HOME/.cache/huggingface/accelerate/default_config.yaml" # edit
 COMMAND="python -m mpiddp train.py"                              # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
 source $ENVIRONMENT || exit 1
 [ -e "$CONFIG" ] || { echo "no such configuration: $CONFIG" >&2; exit 1; }
 settings=$(python - "$CONFIG" <<'END'
 # What accelerate launch would set for its ranks; how many there are, and where, is not the configuration's to say.
-import os, shlex, sys
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils import launch
-args = _validate_launch_command(launch_command_parser().parse_args(["--config_file", sys.argv[1], "train.py"]))[0]
-args.num_machines, args.main_process_port, args.gpu_ids = 1, 0, "all"
-made = launch.prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else launch.prepare_multi_gpu_env(args)
+import contextlib, os, shlex, sys
+with contextlib.redirect_stdout(sys.stderr):
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils import launch
+    args, told, precision = _validate_launch_command(launch_command_parser().parse_args(["--config_file", sys.argv[1], "train.py"]))
+    args.num_machines, args.main_process_port, args.gpu_ids = 1, 0, "all"
+    args.deepspeed_fields_from_accelerate_config = ",".join([*(told.deepspeed_config if told else ()), *["mixed_precision"] * precision])
+    made = launch.prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else launch.prepare_multi_gpu_env(args)
 made |= {"ACCELERATE_USE_CPU": str(bool(args.use_cpu)).lower(), **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "PYTHONPATH")}}
 print(*(f"export {name}={shlex.quote(value)}" for name, value in made.items() if value != os.environ.get(name)), sep="\n")
 END
 ) || exit 1
-eval "$settings"
+eval "$settings" || exit 1
 eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

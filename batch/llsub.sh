@@ -14,9 +14,10 @@
 ##SBATCH --mail-type=END,FAIL
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
+# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES="anaconda/Python-ML-2025a mpi/openmpi-4.1.8"  # edit
 COMMAND="python -m mpiddp train.py"                   # edit: your script, and its arguments
 
 [ "${LLSUB_RANK:-0}" = 0 ] || exit 0  # in triples mode every process runs this script: one of them starts MPI
-module purge; module load $MODULES || exit 1
+module purge; module load $MODULES || exit 1  # no purge where sbatch comes from a module
 eval "exec mpirun $COMMAND"

@@ -18,11 +18,12 @@
 ##SBATCH --mail-type=END,FAIL
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
+# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES=""                              # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/miniforge3/bin/activate NAME
 COMMAND="python -m mpiddp --stop-before 120 train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
 source $ENVIRONMENT || exit 1
 eval "srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
 status=$?

@@ -15,15 +15,17 @@
 ##SBATCH --mail-type=END,FAIL
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
+# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES="pytorch"                    # edit: your site's, MPI's among them; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
-CONTAINER=""                         # edit: an Apptainer image that has mpiddp in it, empty for none
+CONTAINER=""                         # edit: an Apptainer image with torch, mpi4py, MPI and mpiddp in it; empty for none
+MOUNTS="$PWD"                        # edit: folders that the container shall see, with commas between
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 if [ -n "$CONTAINER" ]; then
     [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }
-    COMMAND="apptainer exec --nv --bind '/tmp,$PWD' '$CONTAINER' $COMMAND"  # PMIx meets Slurm by files in /tmp
+    COMMAND="apptainer exec --nv --bind \"/tmp,\$MOUNTS\" \"\$CONTAINER\" $COMMAND"  # PMIx meets Slurm by files in /tmp
 fi
 eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

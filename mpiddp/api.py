@@ -78,7 +78,7 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
     except LaunchError as error:  # a program has no command line of ours
         from .command.options import in_variables
 
-        raise type(error)(error.name, error.found, error.needed, in_variables(error.do)) from None
+        raise type(error)(error.name, *map(in_variables, (error.found, error.needed, error.do))) from None
     return _own
 
 

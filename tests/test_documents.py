@@ -36,7 +36,6 @@ RUN_BY = {
     "sbatch srun_pmix.sh": ("tests/test_batch.py::test_a_script_says_hello", '"srun_pmix.sh"'),
     "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
     "LLsub llsub.sh": ("tests/test_batch.py::test_llsub", '"LLsub"'),
-    "mpirun $COMMAND & job=$!": ("tests/test_batch.py::test_a_signal_to_the_batch_shell_is_passed_on", "```bash"),
     "scancel --signal=USR1": (
         "tests/test_batch.py::test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights",
         '"scancel", "--signal=USR1"'),

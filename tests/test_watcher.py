@@ -98,9 +98,21 @@ def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
     assert not coordinator.owes_word
 
 
+def test_a_reason_whose_teller_is_lost_is_told_by_the_coordinator() -> None:
+    """A sentinel that was about to print it may not have."""
+    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator.handle(events.OwnRank(0, member(0)), 1.0)
+    coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
+    coordinator.handle(events.FromPeer(1, Failed(report(1), gone=True)), 2.0)
+    coordinator.handle(events.Due("look"), 2.1)
+    coordinator.handle(events.FromPeer(1, Told(done=False)), 2.2)
+    lost = coordinator.handle(events.PeerLost(1), 2.25)
+    assert [one.verdict.first for one in lost if isinstance(one, events.TellReason)] == [report(1)]
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_a_reason_that_was_told_is_not_told_again(done: bool) -> None:
-    """Nor one that is just being told: only then do the others not end yet."""
+    """Nor one that is just being told by another, whose word comes yet: only then do the others not end yet."""
     coordinator = Coordinator(WATCHED, 0.0)
     coordinator.handle(events.OwnRank(0, member(0)), 1.0)
     coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
@@ -108,5 +120,5 @@ def test_a_reason_that_was_told_is_not_told_again(done: bool) -> None:
     coordinator.handle(events.Due("look"), 2.1)
     answer = coordinator.handle(events.FromPeer(1, Told(done)), 2.2)
     assert any(isinstance(one, events.ToPeer) and isinstance(one.message, JobEnds) for one in answer) == done
-    for event in (events.OwnRankGone(), events.Due("untold"), events.PeerLost(1)):
+    for event in (events.OwnRankGone(), events.Due("untold"), *[events.PeerLost(1)] * done):
         assert not any(isinstance(one, events.TellReason) for one in coordinator.handle(event, 3.0))

@@ -66,7 +66,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._first_report_s = 0.0
         self._looked_s = -1e9  # when the reports were looked at last
         self._verdict: Verdict | None = None
-        self._told = False  # the verdict is printed
+        self._told = False  # the verdict is printed, or just being printed
+        self._telling: int | None = None  # whose sentinel is about to print it
         self._leaving = self._waits_for_word = False  # rank 0 goes; others may have to say that the verdict is printed
         self._ender: int | None = None  # the rank that has to end the others, where not each ends by itself
 
@@ -140,7 +141,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 peer.gone = gone
                 self._add_report(report, living=not gone)
             case messages.Told(done):
-                self._told = True
+                self._told, self._telling = True, None if done else peer.rank
                 if done:
                     self._announce_end()
             case messages.Through():
@@ -174,6 +175,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
     def _on_lost(self, peer: Peer, error: str) -> None:
         """Report the rank of a sentinel that is gone without a `Bye`."""
         self._drop(peer)
+        if peer.rank == self._telling:  # twice is better than never
+            self._told = False
         with_it = "its sentinel" if peer.pid != 1 else "all else in its container"
         cause, status = f"is gone, and {with_it} with it", 137
         if error:

@@ -72,7 +72,6 @@ class Sentinel:
             self.loop.listen(process.ended, self._look_at_rank)
         if watched.step_daemon:
             self.loop.await_end(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
-        self.loop.set_timer("title", TITLE_S, partial(take_title, f"mpiddp: sentinel of {watched.who}"))
         self._carry_out(self._watcher.taken())
 
     def excuse(self, error: Exception) -> None:
@@ -129,6 +128,7 @@ class Sentinel:
                 self._connections.coordinate(request)
             case events.MeetCoordinator(request):
                 self._connections.meet(request)
+                self.loop.set_timer("title", TITLE_S, partial(take_title, f"mpiddp: sentinel of {self._watched.who}"))
             case events.TellCondition():
                 self._connections.tell_coordinator(Condition(self._process.is_stopped()))
             case events.WatchNeighbour(rank, pid):
