@@ -128,6 +128,16 @@ def test_no_mpi_library(tmp_path: Path, ranks: int) -> None:
     assert "pip install mpich" in done.stderr
 
 
+def test_a_python_without_mpi4py(quick: Mpi) -> None:
+    """As where the environment is not activated in the job."""
+    done = alone(quick, "-c", "import sys; sys.modules['mpi4py'] = None; sys.argv[1:] = ['-c', '1']; import runpy; "
+                              "runpy.run_module('mpiddp', run_name='__main__', alter_sys=True)")
+    assert done.returncode == 3
+    assert "mpiddp: cannot start: no-mpi4py\n  found    ModuleNotFoundError: " in done.stderr
+    assert str(quick.python) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
     check_refused(mpiexec(quick, 2, HELLO, env={"PYTHONPATH": str(tmp_path)}), 3, "cannot start: torch-unusable")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.config import LaunchConfig
 from mpiddp.errors import PROBLEMS, LaunchError
 from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
@@ -106,6 +107,31 @@ def test_ipv4_goes_before_ipv6_and_ipv6_serves_alone() -> None:
     four = [nic("eth0", f"10.0.0.{i}", "10.0.0.0/24") for i in (1, 2)]
     assert meet([host(0, "a", six[0]), host(1, "b", six[1])]) == ("fd00::1", ["eth0", "eth0"])
     assert meet([host(0, "a", six[0], four[0]), host(1, "b", six[1], four[1])])[0] == "10.0.0.1"
+
+
+def test_options_that_ranks_have_to_have_alike() -> None:
+    alike = [host(rank)._replace(options={"log_dir": "set"}) for rank in range(3)]
+    problems.check_options(alike)
+    with pytest.raises(LaunchError) as caught:
+        problems.check_options([*alike, host(3)])
+    assert caught.value.name == "options-differ"
+    assert caught.value.found == "log_dir is set on rank 0, but not set on rank 3 on n3"
+    with pytest.raises(LaunchError, match="port is not set on rank 0, but 29500 on rank 1 on n1"):
+        problems.check_options([host(0), host(1)._replace(options={"port": "29500"})])
+    assert LaunchConfig().common() == {}
+    assert LaunchConfig(log_dir="/a", port=29500, prefix=True, init=False).common() == {
+        "init": "False", "port": "29500", "log_dir": "set"}
+
+
+@pytest.mark.parametrize(("ours", "arguments", "ranks", "warned"), [
+    ("", (), 2, "--pass-local-rank=--local_rank gives"), ("--local_rank", (), 2, ""), ("", (), 1, ""),
+    ("", ("--local_rank=0",), 2, "")])
+def test_a_script_with_an_option_for_its_local_rank(
+    ours: str, arguments: tuple[str, ...], ranks: int, warned: str
+) -> None:
+    facts = [host(script=ScriptFacts("old.py", local_rank_option="--local_rank"))] * ranks
+    found = problems.warn_of_local_rank(facts, ours, arguments)
+    assert [warned in line for line in found] == [True] * bool(warned)
 
 
 def test_addresses_with_their_ports_are_as_urls_have_them() -> None:

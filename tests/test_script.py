@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.config import Script
-from mpiddp.facts.script import asks_to_stop
+from mpiddp.facts.script import asks_to_stop, script_facts
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -129,6 +129,25 @@ def test_whether_a_module_asks_when_to_stop(tmp_path: Path, monkeypatch: pytest.
     assert not asks_to_stop(Script("asking.outer", (), True))
 
 
+@pytest.mark.parametrize(("line", "option"), [
+    ('p.add_argument("--local_rank", type=int, default=0)', "--local_rank"),
+    ("p.add_argument('--local-rank', type=int)", "--local-rank"),
+    ('p.add_argument("--local-rank", default=os.environ["LOCAL_RANK"])', ""),
+    ('p.add_argument("--local")', "")])
+def test_an_option_of_the_scripts_own_for_its_local_rank(line: str, option: str, tmp_path: Path) -> None:
+    (script := tmp_path / "old.py").write_text(f"import argparse, os\np = argparse.ArgumentParser()\n{line}\n")
+    assert script_facts(Script(str(script))).local_rank_option == option
+
+
+def test_what_a_script_imports_may_know_of_ranks(quick: Mpi, tmp_path: Path) -> None:
+    """As a package whose __main__.py does nothing but call its main()."""
+    (tmp_path / "parts.py").write_text("import os\ndef main():\n    print(os.environ['RANK'] + '\\n', end='')\n")
+    (tmp_path / "entry.py").write_text("from parts import main\nmain()\n")
+    done = check(mpiexec(quick, 2, "-m", "entry", env={"PYTHONPATH": str(tmp_path)}))
+    assert sorted(done.stdout.split()) == ["0", "1"]
+    assert "independent-ranks" not in done.stderr
+
+
 def test_each_rank_may_have_a_script_of_its_own(quick: Mpi, tmp_path: Path) -> None:
     """As `mpirun -n 1 server.py : -n 1 worker.py`."""
     for name in ("server", "worker"):
@@ -140,3 +159,8 @@ def test_each_rank_may_have_a_script_of_its_own(quick: Mpi, tmp_path: Path) -> N
                str(tmp_path / "worker.py")]
     done = check(processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT))
     assert done.stdout == "server worker\n" * 2
+    command.insert(command.index(":"), "--quiet")  # an argument of the script's
+    command.insert(command.index("mpiddp") + 1, f"--log-dir={tmp_path}")
+    done = processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT)
+    assert done.returncode == 3
+    assert done.stderr.count("mpiddp: cannot start: options-differ\n  found    log_dir is set on rank 0, but not") == 1

@@ -61,12 +61,12 @@ SOURCES = {
     "RANK": "MPI, rank in the job", "WORLD_SIZE": "MPI, size of the job",
     "LOCAL_RANK": MPI_SPLIT, "LOCAL_WORLD_SIZE": MPI_SPLIT, "GROUP_RANK": MPI_SPLIT, "NODE_RANK": MPI_SPLIT,
     "GROUP_WORLD_SIZE": MPI_SPLIT, "ROLE_NAME": "constant", "ROLE_RANK": "RANK", "ROLE_WORLD_SIZE": "WORLD_SIZE",
-    "MASTER_ADDR": "psutil, rank 0's interface for the job", "MASTER_PORT": "the kernel, a free port of rank 0's",
+    "MASTER_ADDR": "the network interfaces of rank 0's node", "MASTER_PORT": "the kernel, a free port of rank 0's",
     "TORCHELASTIC_RUN_ID": "random, from rank 0", "TORCHELASTIC_RESTART_COUNT": "Slurm, SLURM_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS": "constant", "MPI4PY_RC_INITIALIZE": "constant, MPI is initialised already",
     "OMP_NUM_THREADS": "this rank's cores, shared with the ranks that have the same",
-    "GLOO_SOCKET_IFNAME": "psutil, the interface towards MASTER_ADDR",
-    "NCCL_SOCKET_IFNAME": "psutil, the interfaces that lead to the other nodes",
+    "GLOO_SOCKET_IFNAME": "the network interface towards MASTER_ADDR",
+    "NCCL_SOCKET_IFNAME": "the network interfaces that lead to the other nodes",
     "CUDA_VISIBLE_DEVICES": "NVML, the GPUs of the node's ranks in the order of local ranks",
 }
 # The variables in which launchers tell the same thing.
