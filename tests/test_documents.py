@@ -21,7 +21,7 @@ DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/
 PROGRAMS = (
     "LLsub", "accelerate", "bsub", "ch-run", "conda", "jsrun", "kill", "mpiexec", "mpirun", "nohup", "pip", "pkill",
     "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/run",
-    "tests/simulation/run",
+    "tests/gpu/run", "tests/simulation/run",
     "torchrun", "ulimit")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:{'|'.join(map(re.escape, PROGRAMS))})(?: +\S.*)?")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -58,6 +58,11 @@ RUN_BY = {
        for option in ("--seeds 10000", "--trace 7")},
     "python -m mpiddp --dry-run --facts facts.json": (
         "tests/test_desk.py::test_a_job_writes_the_facts_and_the_desk_finds_its_plan", '"--dry-run", "--facts"'),
+    "tests/gpu/run --wheels wheels --table table.md": (
+        "tests/test_on_gpus.py::test_a_machine_without_a_network", '"--wheels", "wheels", "--table", "table.md"'),
+    "python -m pip download --dest wheels --only-binary=:all: -c tests/constraints.txt -r tests/gpu/requirements.txt": (
+        "tests/test_on_gpus.py::test_a_machine_without_a_network", "pip download"),
+    "tests/gpu/run --table table.md": ("tests/test_on_gpus.py::test_a_python_without_torch", "tests/gpu/run"),
     "pip install .": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
     "pip install '.[examples]'": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
     FIRST: ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),

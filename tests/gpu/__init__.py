@@ -1,0 +1,1 @@
+"""What needs a GPU: run by tests/gpu/run on a machine that has one."""
