@@ -158,8 +158,8 @@ def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "--explain=1", EXAMPLES / "hello_world.py",
                          env={"MASTER_PORT": "29500", "OMP_NUM_THREADS": "3"}))
     head, *rest = done.stdout.splitlines()
-    assert re.fullmatch(r"runs with Python 3\.\S+, torch 2\.\S+, MPICH \S+, mpi4py \S+, mpiddp \S+; \S+/hello_world.py "
-                        r"at git \S+", head), head
+    assert re.fullmatch(r"runs on cpu with Python 3\.\S+, torch 2\.\S+, MPICH \S+, mpi4py \S+, mpiddp \S+; "
+                        r"\S+/hello_world.py at git \S+", head), head
     lines = dict(line.split("=", 1) for line in rest)
     assert lines["RANK"] == "1  from MPI, rank in the job; the same as PMI_RANK"
     assert lines["MASTER_PORT"].endswith("lost: MASTER_PORT=29500 in the environment")

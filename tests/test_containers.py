@@ -5,6 +5,7 @@ Open MPI itself crashes where each rank has process numbers of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -81,6 +82,41 @@ def test_ranks_that_are_the_first_processes_of_their_containers(quick: Mpi) -> N
     need([] if os.geteuid() == 0 else ["root"])
     done = check(contained(quick, "end"))
     assert done.stdout == "done\n" * 3
+
+
+def in_containers(name: str, *command: str) -> list[str]:
+    """Return a command whose ranks, of which it starts each, have containers of their own, with a hostname each."""
+    python = command.index(str(MPIS["mpich"].python))
+    hostname = f"import os, socket; socket.sethostname(f{name!r}.encode()); os.execv({command[python]!r}, "
+    return [*command[:python], "unshare", "--pid", "--fork", "--mount-proc", "--uts", "--ipc", command[python], "-c",
+            f"{hostname}{list(command[python:])!r})"]
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("c{os.environ['PMI_RANK']}", ["c0", "c1"]), ("", ["unnamed"])])
+def test_ranks_of_one_node_in_containers_of_their_own(
+    quick: Mpi, name: str, hosts: list[str], tmp_path: Path
+) -> None:
+    """They are on one node all the same; a host without a name is called something."""
+    need([*([] if os.geteuid() == 0 else ["root"]), *quick.missing()])
+    line = mpiexec_command(quick, 2, "-m", "mpiddp", "--log-dir", tmp_path, "--map", tmp_path / "map.json",
+                           EXAMPLES / "hello_world.py")
+    command, env = in_containers(name, *line), single_node_environ(quick)
+    done = check(processes.run(*command, timeout=DEADLINE_S, env=env, cwd=ROOT))
+    assert "2 ranks on 1 node, gloo on cpu, tcp://127.0.0.1:" in done.stderr
+    seats = json.loads((tmp_path / "map.json").read_text())
+    assert sorted({seat["host"] for seat in seats}) == hosts
+    logs = sorted(file.name for file in tmp_path.glob("*/*.log"))
+    assert logs == [f"rank-{rank:05d}.{hosts[min(rank, len(hosts) - 1)]}.log" for rank in range(2)]
+
+
+@pytest.mark.parametrize("mpi", first_of([MPIS["openmpi4"], MPIS["mpich"], MPIS["openmpi5"], MPIS["impi"]]),
+                         ids=lambda mpi: mpi.name)
+def test_a_laptop_that_calls_itself_localhost(mpi: Mpi) -> None:
+    need([*([] if os.geteuid() == 0 else ["root"]), *mpi.missing()])
+    line = mpiexec_command(mpi, 2, "-m", "mpiddp", EXAMPLES / "hello_world.py")
+    done = processes.run("unshare", "--uts", "sh", "-c", 'hostname localhost; exec "$@"', "sh", *line,
+                         timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
+    assert {one["host"] for one in check_hello(done, 2)} == {"localhost"}
 
 
 def test_a_first_process_in_native_code_is_ended(quick: Mpi) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mpiddp.facts.host import HostFacts
 from mpiddp.plan.cores import Share, cores_in, shares, warnings
 from tests import processes
 from tests.cluster import Cluster
+from tests.cluster.cluster import RUN
 from tests.support import (
     DEADLINE_S,
     MPIS,
@@ -316,6 +318,25 @@ def test_what_slurm_has_given_is_not_exceeded(cluster: Cluster) -> None:
     one = json.loads(done.stdout)
     assert (len(one["cpus"]), one["threads"]) == (1, 1)
     assert re.search(rf"^  node1 +0 +cpu +core {one['cpus'][0]} +0 +1 ", done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.parametrize("threads", [(), ("--threads",)])
+def test_four_of_eight_cpus_that_slurm_has_given(cluster: Cluster, threads: tuple[str, ...]) -> None:
+    """Two jobs at a time on one node: each rank has its part of its job's four, and the jobs keep apart."""
+    mpi = MPIS["openmpi4"]
+    batch = f"srun --mpi=pmix -c2 {mpi.python} {PROGRAMS / 'eight_cores.py'} {' '.join(threads)}"
+    env = {**mpi.environ(), "PYTHONPATH": str(ROOT), "STAYS_S": "3"}
+    (folder := RUN / f"cores-{time.monotonic_ns()}").mkdir()
+    jobs = [check(cluster.run("sbatch", "--parsable", "-N1", "-n2", "-c2", "-wnode1", f"--wrap={batch}", timeout=30,
+                              env=env, cwd=folder)).stdout.strip() for _ in range(2)]
+    ended = [cluster.wait_for_job(job, timeout=DEADLINE_S)["JobState"] for job in jobs]
+    text = "".join(file.read_text() for file in folder.iterdir())
+    assert ended == ["COMPLETED"] * 2, text
+    found = re.findall(r"^job (\d+) rank (\d) (\S+) threads (\d)$", text, re.MULTILINE)
+    parts = {(job, rank): set(cpus.split(",")) for job, rank, cpus, _ in found}
+    assert sorted(parts) == sorted((job, rank) for job in jobs for rank in "01"), text
+    assert [len(one) for one in parts.values()] == [2] * 4
+    assert len(set().union(*parts.values())) == 8
 
 
 def test_an_openmp_that_binds_the_importing_thread_takes_nothing_away(quick: Mpi) -> None:

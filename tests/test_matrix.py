@@ -21,6 +21,7 @@ from tests.support import (
     alone,
     check,
     check_hello,
+    first_of,
     mpiexec,
     need,
     noise,
@@ -95,15 +96,16 @@ def test_arbitrary_placement(cluster: Cluster) -> None:
     assert places(done) == ["node2", "node1", "node2", "node3"]
 
 
-def test_nodes_with_one_hostname(cluster: Cluster) -> None:
+@pytest.mark.parametrize("name", first_of(["localhost", "same"]))
+def test_nodes_with_one_hostname(cluster: Cluster, name: str) -> None:
     mpi = MPIS["openmpi4"]
     need(mpi.missing())
-    command = f"hostname same && exec {mpi.python} -m mpiddp {PROGRAMS / 'whoami.py'}"
+    command = f"hostname {name} && exec {mpi.python} -m mpiddp {PROGRAMS / 'whoami.py'}"
     done = cluster.run("srun", "--mpi=pmix", "-N3", "-n3", "unshare", "--uts", "sh", "-c", command,
                        timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     assert places(done) == ["node1", "node2", "node3"]
-    assert {one["host"] for one in whoamis(done)} == {"same"}
-    assert "mpiddp: warning: same-hostname: 3 nodes call themselves same" in done.stderr
+    assert {one["host"] for one in whoamis(done)} == {name}
+    assert f"mpiddp: warning: same-hostname: 3 nodes call themselves {name}" in done.stderr
 
 
 def whoamis(done: Done) -> list[dict[str, Any]]:

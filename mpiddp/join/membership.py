@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..config import LaunchConfig
 from ..environment import Environment, Place
 from ..errors import LonelyLaunchError
-from ..facts import runtime, software
+from ..facts import devices, runtime, software
 from ..plan.environment import Endpoint, explain, exports, ways
 from ..plan.job import DevicePlan
 from ..plan.member import Member
@@ -125,7 +125,10 @@ class Membership:
 
     def explain(self, script: str) -> str:
         """Return what this rank runs with, a script file among it, and where each variable that it finds comes from."""
-        return f"runs with {software.stack(script)}\n{explain(os.environ, self._former)}"
+        device = self.environment.device
+        name = devices.described(torch.get_device_module(device), device.index).name if device.index is not None else ""
+        where = f"{device} ({name})" if name else str(device)
+        return f"runs on {where} with {software.stack(script)}\n{explain(os.environ, self._former)}"
 
     def spans(self, comm: MPI.Comm) -> bool:
         """Tell whether a communicator has the ranks of the job in the same order."""

@@ -56,13 +56,13 @@ SlurmctldPidFile={RUN}/slurmctld.pid
 SlurmdPidFile={RUN}/slurmd-%n.pid
 KillWait=2
 """ + "".join(
-    f"NodeName={node} NodeAddr={ADDRESSES[node]} CPUs={CPUS_PER_NODE} CpuBind=none Gres=gpu:{GPUS_PER_NODE} "
+    f"NodeName={node} NodeAddr={ADDRESSES[node]} CPUs={CPUS_PER_NODE} CpuBind=none Gres=gpu:h100:{GPUS_PER_NODE} "
     "State=UNKNOWN\n" for node in NODES
 ) + "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=FORCE\n"
 
 # Slurm 22.05's fences of the kind "tree" let ranks go before all have come: then some crash in MPI_Init.
 MPI_CONF = "PMIxCollFence=ring\n"
-GRES_CONF = f"Name=gpu File={RUN}/devices/nvidia[0-{GPUS_PER_NODE - 1}]\n"
+GRES_CONF = f"Name=gpu Type=h100 File={RUN}/devices/nvidia[0-{GPUS_PER_NODE - 1}]\n"
 HOSTS = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in ADDRESSES.items())
 
 BECOME_HOST = """
