@@ -224,6 +224,18 @@ def test_what_slurm_has_given_the_job_counts_for_mpirun_not_its_daemons_step() -
     assert grant({**environ, "SLURM_JOB_CPUS_PER_NODE": "4,2"}, "n2", by_mpirun=True) == Grant(2, False, 8)
 
 
+def test_a_python_that_was_told_of_fewer_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By PYTHON_CPU_COUNT, say; and numbers of CPUs may have holes, so that their count is not the highest one."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert allowed() == os.sched_getaffinity(0)
+    assert cpus.are_all(allowed())
+    for name, numbers in (("possible", "0-3,8-11"), ("online", "0-3,8-9")):
+        (tmp_path / name).write_text(f"{numbers}\n")
+    monkeypatch.setattr(cpus, "CPUS", str(tmp_path))
+    assert cpus.are_all({0, 1, 2, 3, 8, 9})
+    assert not cpus.are_all(range(5))
+
+
 def test_ranks_whose_gpus_hang_on_one_socket_split_its_cores() -> None:
     """Four ranks on a DGX H100 have its first four GPUs."""
     found = shares(ranks(DGX_H100, *[range(224)] * 4), "auto", near=[0] * 4)
