@@ -373,6 +373,7 @@ def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:
         line for line in (BATCH / "README.md").read_text().splitlines() if line.startswith("| `accelerate.sh` |"))
 
 
+@pytest.mark.thorough
 def test_recipes_are_converted(cluster: Cluster, folder: Path) -> None:
     """Of the second script is left what sets up the environment, with an argument, as conda's activate has it."""
     (activate := folder / "activate").write_text(f'[ "$1" = pytorch ] || exit 1\n. {ACTIVATE}\n')

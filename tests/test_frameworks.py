@@ -69,12 +69,12 @@ def check_weights(done: Done, ranks: int) -> None:
     assert all(abs(float(weight) - 3) < 0.1 for weight in lines)
 
 
-@pytest.mark.thorough
 def test_a_sharded_model_and_its_checkpoint(quick: Mpi, tmp_path: Path) -> None:
     done = check(mpiexec(quick, 4, PROGRAMS / "sharded.py", tmp_path / "checkpoint"))
     assert len(re.findall(r"^rank \d/4 in mesh \(2, 2\): same$", done.stdout, re.MULTILINE)) == 4, done.stdout
 
 
+@pytest.mark.thorough
 def test_a_sharded_model_and_its_checkpoint_on_three_nodes(cluster: Cluster) -> None:
     folder = RUN / "checkpoint"  # goes with the cluster
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", PROGRAMS / "sharded.py", folder))
