@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -177,8 +178,9 @@ def test_what_a_block_raised_is_shown_when_it_is_cut_off(quick: Mpi) -> None:
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_deadline(mpi: Mpi) -> None:
+    """Open MPI's mpirun may tell the first rank's status; that of 5.0 crashes itself now and then (ompi#13650)."""
     done = own_end(mpi, 3, "late", MPIDDP_STARTUP_TIMEOUT="4")
-    assert done.returncode in (3, 5), done.stderr  # Open MPI's mpirun may tell the first rank's
+    assert done.returncode in (3, 5, *[-signal.SIGSEGV] * (mpi.name == "openmpi5")), done.stderr
     assert done.stderr.count("mpiddp: cannot start: startup-timeout") == 1
 
 
