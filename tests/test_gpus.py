@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -216,6 +217,31 @@ def test_what_slurm_says_it_gives_each_task(value: str, given: int) -> None:
     ("cpu:4,gres/gpu:2", 2), ("cpu=4,gres/gpu:a100=2", 2), ("gres/gpu:a100:2", 2), ("cpu=4", 0)])
 def test_what_slurm_says_of_each_tasks_resources(value: str, given: int) -> None:
     assert runtime.gpus_of_task({"SLURM_TRES_PER_TASK": value}) == given
+
+
+ON_NODE, SHOWN = "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(("options", "told", "node", "each"), [
+    ("--gres=gpu:h100:2 -N1 -n2", {ON_NODE: "2", SHOWN: "0,1"}, 2, 0),
+    ("--gpus=4 -N2 -n4", {"SLURM_GPUS": "4", ON_NODE: "3", SHOWN: "0,1,2"}, 3, 0),  # and 1 on the other node
+    ("--gpus-per-task=1 -N1 -n4", {"SLURM_GPUS_PER_TASK": "1", ON_NODE: "4", SHOWN: "0"}, 0, 1),
+    ("--gpus-per-task=h100:2 -N1 -n2", {"SLURM_GPUS_PER_TASK": "h100:2", ON_NODE: "4"}, 0, 2),
+    ("--gpus-per-socket=2 --sockets-per-node=1 -N1 -n1",
+     {"SLURM_GPUS_PER_SOCKET": "2", ON_NODE: "2", SHOWN: "0,1"}, 2, 0),
+    ("--exclusive -N1 -n4", {}, 0, 0),  # nobody asked for GPUs
+    ("--exclusive --gres=gpu:4 -N1 -n4", {ON_NODE: "4", SHOWN: "0,1,2,3"}, 4, 0),
+])
+def test_what_slurm_tells_of_gpus(
+    cluster: Cluster, options: str, told: dict[str, str], node: int, each: int
+) -> None:
+    """In the first task of a step in an allocation that was asked for so; Slurm 22.05."""
+    mpi = MPIS["openmpi4"]
+    done = check(cluster.run("salloc", "--quiet", *options.split(), "srun", str(mpi.python),
+                             str(PROGRAMS / "gpu_variables.py"), timeout=DEADLINE_S,
+                             env={**mpi.environ(), "PYTHONPATH": str(ROOT)}, cwd=ROOT))
+    tasks = {one["task"]: one for one in map(json.loads, done.stdout.splitlines())}
+    assert tasks["0"] == {"task": "0", "told": told, "node": node, "each": each}
 
 
 def test_several_gpus_of_a_nodes_only_task_are_idle() -> None:
