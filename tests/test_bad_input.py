@@ -62,7 +62,7 @@ def test_once_per_job_under_every_launcher(mpi: Mpi, arguments: list[object], st
     (["-m", "tests.no_such_module"], 3, "No module named tests.no_such_module"),
     (["-m", "os.path.x"], 3, "cannot start: script-missing"),
     (["--backend", "nonsense", HELLO], 3, "backend nonsense"),
-    (["--startup-timeout", "-3", HELLO], 2, "must be greater than 0 and finite, got -3"),
+    (["--startup-timeout", "-3", HELLO], 2, "must be greater than 0 and at most 1,000,000,000, got -3"),
     ([], 2, "a script is needed"),
 ], ids=["directory", "module", "submodule", "submodule-of-module", "backend", "negative-timeout", "nothing"])
 def test_wrong_arguments(quick: Mpi, arguments: list[object], status: int, words: str) -> None:

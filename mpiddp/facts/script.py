@@ -120,12 +120,15 @@ def knows_of_ranks(script: Script) -> bool:
 
 
 def own_modules() -> list[str]:
-    """Return the files of the loaded modules that belong neither to an installed package nor to Python, nor to us."""
-    files = {os.path.abspath(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    """Return the files of the loaded modules that belong neither to an installed package nor to Python, nor to us.
+
+    Some modules of torch name files that are none.
+    """
+    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     others = (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), ours)
     return [file for file in files if file.endswith(".py") and "site-packages" not in file
-            and not file.startswith(tuple(f"{one}/" for one in others))]
+            and not file.startswith(tuple(f"{one}/" for one in others)) and os.path.isfile(file)]
 
 
 def names(code: types.CodeType) -> set[str]:

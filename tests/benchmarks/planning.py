@@ -25,7 +25,7 @@ from mpiddp.facts.host import HostFacts, Interface
 from mpiddp.facts.script import ScriptFacts
 from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
-from mpiddp.plan.network import Trial, agreed, candidates, sockets
+from mpiddp.plan.network import Trial, Way, agreed, candidates, sockets
 from mpiddp.plan.seat import Seat
 
 RANKS_PER_NODE = 8
@@ -73,8 +73,8 @@ def plan(ranks: int) -> tuple[float, float]:
     address, interfaces = agreed(offered, {one.place.node_rank: one.trials for one in found if one.trials},
                                  {one.place.node_rank: hosts[one.place.rank] for one in found})
     nodes = {plan.place.node_rank: one for plan, one in zip(plans, facts, strict=True) if plan.place.local_rank == 0}
-    ways = {node: (name, sockets(nodes[node].interfaces, name, nodes[0].interfaces, [name]))
-            for node, name in interfaces.items()}
+    told = sockets([Way(nodes[node].interfaces, name, [name]) for node, name in sorted(interfaces.items())])
+    ways = {node: (name, told[node]) for node, name in interfaces.items()}
     answers = plan_devices(found, hosts, LaunchConfig(), Endpoint(address, 40000, "token", "run"), ways)
     devices_s = time.perf_counter() - start
     assert len(answers) == ranks
