@@ -72,7 +72,7 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
     signals.protect_workers()
     try:
         if is_watched:
-            _own = join(whole, config._replace(log_dir=""))
+            _own = join(whole, config._replace(log_dir="", port=0))
         else:
             _own = start_within(whole, config, destroy_process_group)
     except LaunchError as error:  # a program has no command line of ours

@@ -87,7 +87,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     parser = build_parser(environ)
     ours, command = split(arguments)
     options = parser.parse_args(ours)
-    if options.dry_run and options.explain is not None:
+    if options.dry_run and any(one.startswith("--explain") for one in ours):
         parser.error("--explain starts a job, and --dry-run does not")
     if options.dry_run and options.facts and options.nodes is None:
         return Desk(options.facts, configuration(options, Script(""), environ))

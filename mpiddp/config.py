@@ -110,6 +110,6 @@ class LaunchConfig(NamedTuple):
         return found | {name: "set" for name in ("log_dir", "trace_file") if getattr(self, name)}
 
 
-# What decides how ranks meet, or whether all take part in something.
-COMMON = ("backend", "device", "init", "startup_timeout_s", "exit_timeout_s", "group_timeout", "explain", "binding",
-          "idle_gpus", "share_gpus", "virtual_local_rank", "interface", "master_addr", "port")
+# What each rank acts on, so that some would wait for others in vain; the rest is for rank 0 to know, or for one rank.
+COMMON = ("backend", "device", "init", "startup_timeout_s", "exit_timeout_s", "group_timeout", "explain",
+          "virtual_local_rank")

@@ -73,7 +73,7 @@ def start_and_run(config: LaunchConfig) -> int:
         from .show.start import explain
 
         file = config.script.target if config.script and config.script.is_file else ""
-        return explain(job.membership.explain(file), job.membership.environment, config.explain)
+        return explain(functools.partial(job.membership.explain, file), job.membership.environment, config.explain)
     place = job.membership.environment
     job.ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
     return run_script(job, config)

@@ -262,7 +262,9 @@ def test_sockets_as_the_kernel_tells_them(
     for cpu, package in enumerate(packages.split()):
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/physical_package_id").write_text(f"{package}\n")
-    assert topology(range(4)) == Topology(((0,), (1,), (2,), (3,)), (0, 0, 1, 1), sockets)
+    nodes = ((0, 0), (1, 1)) if sockets else ()
+    assert topology(range(4)) == Topology(((0,), (1,), (2,), (3,)), (0, 0, 1, 1), sockets, nodes)
+    assert topology(range(2)).nodes == nodes  # the whole machine's
 
 
 def test_gpus_do_not_crowd_ranks_on_a_socket_that_is_too_small() -> None:

@@ -207,14 +207,15 @@ def test_what_slurm_says_it_has_given(environ: dict[str, str], given: int) -> No
     assert runtime.gpus_on_node(environ) == given
 
 
-@pytest.mark.parametrize(("value", "given"), [("8", 8), ("a100:4", 4), ("a100:1,v100:2", 3), ("", 0), ("many", 0)])
+@pytest.mark.parametrize(("value", "given"), [("8", 8), ("a100:4", 4), ("a100:1,v100:2", 3), ("a100", 1), ("", 0)])
 def test_what_slurm_says_it_gives_each_task(value: str, given: int) -> None:
     assert runtime.gpus_of_task({"SLURM_GPUS_PER_TASK": value}) == given
     assert runtime.gpus_of_task({}) == 0
 
 
 @pytest.mark.parametrize(("value", "given"), [
-    ("cpu:4,gres/gpu:2", 2), ("cpu=4,gres/gpu:a100=2", 2), ("gres/gpu:a100:2", 2), ("cpu=4", 0)])
+    ("cpu:4,gres/gpu:2", 2), ("cpu=4,gres/gpu:a100=2", 2), ("gres/gpu:a100:2", 2), ("cpu=4", 0), ("gres/gpu", 1),
+    ("gres:gpu:2", 2), ("gres/gpumem=8,gres/gpu=1", 1)])
 def test_what_slurm_says_of_each_tasks_resources(value: str, given: int) -> None:
     assert runtime.gpus_of_task({"SLURM_TRES_PER_TASK": value}) == given
 
@@ -374,10 +375,11 @@ NPS4 = Topology(tuple((cpu,) for cpu in range(8)), tuple(range(8)), (0, 0, 0, 0,
 
 
 @pytest.mark.parametrize(("gpus_numa", "far"), [
-    ((3, 3, 1, 1, 7, 7, 5, 5), 0),  # each on its own socket already: nothing is permuted
-    ((7, 7, 5, 5, 3, 3, 1, 1), 8),
+    ((3, 3, 1, 1, 7, 7, 5, 5), 4), ((7, 7, 5, 5, 3, 3, 1, 1), 4), ((7, 6, 5, 4, 3, 2, 1, 0), 0),
+    ((0, 1, 2, 3, 4, 5, 6, 7), 0),
 ])
 def test_near_is_the_socket_and_then_the_numa_node(gpus_numa: tuple[int, ...], far: int) -> None:
+    """`far` is the number of ranks for which there is no GPU on their NUMA node."""
     seen = tuple(board(f"{at}b", numa) for at, numa in enumerate(gpus_numa))
     facts = [one._replace(cpus=frozenset({rank}), topology=NPS4, allowed=frozenset(range(8)))
              for rank, one in enumerate(hosts(*alike(seen, 8)))]
@@ -385,15 +387,27 @@ def test_near_is_the_socket_and_then_the_numa_node(gpus_numa: tuple[int, ...], f
     assert not any("far-gpus" in line for line in plans[0].warnings)
     sockets = [one.choice and one.choice.gpu.numa // 4 for one in plans]
     assert sockets == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert ([one.settings for one in plans] == [{}] * 8) == (far == 0)
+    assert sum(one.choice is not None and one.choice.gpu.numa != rank for rank, one in enumerate(plans)) == far
+    assert ([one.settings for one in plans] == [{}] * 8) == (gpus_numa == tuple(range(8)))
 
 
-def test_a_gpu_on_a_numa_node_that_the_job_has_no_core_of_is_not_called_far() -> None:
-    """It may be on the same socket, as all of a node of one socket."""
+@pytest.mark.parametrize(("nodes", "warned"), [
+    (((0, 0), (1, 0), (2, 0), (3, 0)), False),  # all of one socket
+    (((0, 0), (1, 0), (2, 1), (3, 1)), True), ((), False)])
+def test_a_gpu_on_a_numa_node_that_the_job_has_no_core_of(nodes: tuple[tuple[int, int], ...], warned: bool) -> None:
     (facts,) = hosts(*alike((board("01", 3),), 1))
-    slice_of_node = Topology(((0,), (1,)), (0, 0), (0, 0))
+    slice_of_node = Topology(((0,), (1,)), (0, 0), (0, 0), nodes)
     facts = facts._replace(topology=slice_of_node, cpus=frozenset({0, 1}), allowed=frozenset({0, 1}))
-    assert job.plan_hosts([facts], LaunchConfig(SCRIPT))[0].warnings == ()
+    assert any("far-gpus" in line for line in job.plan_hosts([facts], LaunchConfig(SCRIPT))[0].warnings) == warned
+
+
+def test_a_job_that_is_confined_to_a_socket_takes_its_gpus() -> None:
+    """By a cgroup, for the cores; it sees all GPUs."""
+    seen = tuple(board(f"{at}b", at // 2) for at in range(4))
+    confined = Topology(((8,), (9,), (10,), (11,)), (1,) * 4, (1,) * 4, ((0, 0), (1, 1)))
+    facts = [one._replace(topology=confined if rank == 0 else None, cpus=frozenset({8 + 2 * rank, 9 + 2 * rank}),
+                          allowed=frozenset(range(8, 12))) for rank, one in enumerate(hosts(*alike(seen, 2)))]
+    assert [one.choice and one.choice.gpu.numa for one in job.plan_hosts(facts, LaunchConfig())] == [1, 1]
 
 
 def test_slices_of_a_board_stay_apart_where_torch_tells_the_boards_uuid() -> None:

@@ -116,11 +116,11 @@ def test_options_that_ranks_have_to_have_alike() -> None:
         problems.check_options([*alike, host(3)])
     assert caught.value.name == "options-differ"
     assert caught.value.found == "log_dir is set on rank 0, but not set on rank 3 on n3"
-    with pytest.raises(LaunchError, match="port is not set on rank 0, but 29500 on rank 1 on n1"):
-        problems.check_options([host(0), host(1)._replace(options={"port": "29500"})])
+    with pytest.raises(LaunchError, match="backend is not set on rank 0, but mpi on rank 1 on n1"):
+        problems.check_options([host(0), host(1)._replace(options={"backend": "mpi"})])
     assert LaunchConfig().common() == {}
     assert LaunchConfig(log_dir="/a", port=29500, prefix=True, init=False).common() == {
-        "init": "False", "port": "29500", "log_dir": "set"}
+        "init": "False", "log_dir": "set"}
 
 
 @pytest.mark.parametrize(("ours", "arguments", "ranks", "warned"), [

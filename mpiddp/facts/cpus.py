@@ -21,13 +21,15 @@ class Topology(NamedTuple):
     """How a node's CPUs (hardware threads, as Linux counts them) belong together.
 
     `cores` holds the CPUs of each physical core; the cores of one NUMA node follow each other. `numa` holds
-    the number of each core's NUMA node, `sockets` that of each core's socket. `sockets` is empty if the
-    kernel does not tell.
+    the number of each core's NUMA node, `sockets` that of each core's socket. `nodes` has the socket of each
+    NUMA node, also of those that have none of these cores. `sockets` and `nodes` are empty if the kernel does
+    not tell.
     """
 
     cores: tuple[tuple[int, ...], ...]
     numa: tuple[int, ...]
     sockets: tuple[int, ...] = ()
+    nodes: tuple[tuple[int, int], ...] = ()
 
 
 class Grant(NamedTuple):
@@ -100,7 +102,14 @@ def topology(cpus: Collection[int]) -> Topology:
     sockets = {node: socket(cpu) for node, cpu in first.items()}
     known = -1 not in sockets.values()
     return Topology(tuple(ordered), tuple(cores[core] for core in ordered),
-                    tuple(sockets[cores[core]] for core in ordered) if known else ())
+                    tuple(sockets[cores[core]] for core in ordered) if known else (), sockets_of_nodes(numa))
+
+
+def sockets_of_nodes(numa: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return each NUMA node with its socket, empty if the kernel does not tell; `numa` holds each CPU's NUMA node."""
+    first = {node: cpu for cpu, node in sorted(numa.items(), reverse=True)}
+    found = tuple((node, socket(cpu)) for node, cpu in sorted(first.items()))
+    return () if any(number == -1 for _, number in found) else found
 
 
 def socket(cpu: int) -> int:

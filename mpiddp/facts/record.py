@@ -65,11 +65,13 @@ def loaded(found: Mapping[str, Any]) -> HostFacts:
         **found,
         "cpus": frozenset(found["cpus"]),
         "allowed": frozenset(found["allowed"]),
-        "topology": Topology(tuple(map(tuple, cores["cores"])), tuple(cores["numa"]), tuple(cores["sockets"]))
+        "topology": Topology(tuple(map(tuple, cores["cores"])), tuple(cores["numa"]), tuple(cores["sockets"]),
+                             tuple((node, socket) for node, socket in cores.get("nodes", ())))
         if cores else None,
         "interfaces": tuple(Interface(**one) for one in found["interfaces"]),
         "gpus": tuple(Gpu(**one) for one in found["gpus"]),
         "seen": tuple(Gpu(**one) for one in found["seen"]),
+        "options": dict(found.get("options") or {}),
         "unaddressed": tuple(found.get("unaddressed", ())),
         "grant": Grant(**granted) if granted else None,
     })

@@ -155,11 +155,12 @@ def gpus_of_task(environ: Mapping[str, str]) -> int:
     That is SLURM_GPUS_PER_TASK (8, a100:8, or a100:1,v100:1), or among others in SLURM_TRES_PER_TASK, which has CPUs
     too (cpu=4,gres/gpu:a100=8; srun, "--tres-per-task").
     """
-    tres = [part.removeprefix("gres/gpu") for part in environ.get("SLURM_TRES_PER_TASK", "").split(",")
-            if part.startswith("gres/gpu")]
-    parts = environ.get("SLURM_GPUS_PER_TASK", "").split(",") if "SLURM_GPUS_PER_TASK" in environ else tres
-    numbers = [part.replace("=", ":").rpartition(":")[2] for part in parts]
-    return sum(int(number) for number in numbers if number.isdigit())
+    tres = [part.replace("=", ":").replace("gres/", "gres:") for part in
+            environ.get("SLURM_TRES_PER_TASK", "").split(",")]
+    of_gpus = [part.removeprefix("gres:gpu") for part in tres if f"{part}:".startswith("gres:gpu:")]
+    parts = [part for part in environ.get("SLURM_GPUS_PER_TASK", "").split(",") if part] or of_gpus
+    numbers = [part.rpartition(":")[2] for part in parts]
+    return sum(int(number) if number.isdecimal() else 1 for number in numbers)
 
 
 def job_end(environ: Mapping[str, str], asks: bool) -> float | None:

@@ -124,7 +124,8 @@ def own_modules() -> list[str]:
 
     Some modules of torch name files that are none.
     """
-    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = [file for file in named if isinstance(file, str)]
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     others = (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), ours)
     return [file for file in files if file.endswith(".py") and "site-packages" not in file

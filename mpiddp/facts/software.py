@@ -41,8 +41,9 @@ def commit(file: str) -> str:
     import subprocess
 
     command = ["git", "-C", os.path.dirname(os.path.abspath(file)), "describe", "--always", "--dirty", "--tags"]
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, stdin=subprocess.DEVNULL, env=env)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..beside.ports import listen
 from ..config import LaunchConfig
 from ..facts.host import HostFacts, Interface
 from ..plan import devices, network
@@ -104,7 +105,8 @@ class Hosting:
         if self._sentinel is not None:
             port = self._sentinel.coordinate(address, token, self._roll.size, second)
             if second and not port:
-                raise network.port_taken(second, host)
+                with listening_on(second, host):
+                    listen(address, second).close()  # else it is the sentinel that cannot
         return endpoint._replace(watch_port=port, watch_token=token)
 
 
@@ -116,7 +118,7 @@ def listening_on(port: int, host: str) -> Iterator[None]:
     except OSError as error:
         if not port:
             raise
-        raise network.port_taken(port, host, error.strerror) from None
+        raise network.port_taken(port, host, error.strerror or str(error)) from None
 
 
 def allow_connections(number: int) -> None:

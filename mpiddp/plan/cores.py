@@ -184,7 +184,7 @@ def numa_of(mask: frozenset[int], topology: Topology) -> tuple[int, ...]:
 
 def away(numa: Sequence[int], topology: Topology) -> tuple[int, ...]:
     """Return the NUMA nodes that are on other sockets than those in `numa`."""
-    socket_of = dict(zip(topology.numa, topology.sockets or topology.numa, strict=True))
+    socket_of = dict(topology.nodes) | dict(zip(topology.numa, topology.sockets or topology.numa, strict=True))
     sockets = {socket_of[node] for node in numa}
     return tuple(node for node, socket in socket_of.items() if socket not in sockets)
 
@@ -197,8 +197,7 @@ def cores_in(cpus: frozenset[int], topology: Topology) -> int:
 def far_devices(facts: Sequence[HostFacts], shares: Sequence[Share], near: Sequence[int]) -> list[str]:
     """Return the warning `far-gpus` for nodes whose ranks run on another socket than their devices.
 
-    Of a NUMA node where the job has no cores it is not known which socket that is. `near` holds the NUMA node of each
-    rank's device, as in shares().
+    `near` holds the NUMA node of each rank's device, as in shares().
     """
     topologies = {one.node: one.topology for one in facts if one.topology}
     found: Counter[int] = Counter()

@@ -38,8 +38,8 @@ def seats(facts: Sequence[HostFacts], config: LaunchConfig) -> tuple[list[Seat],
     The devices are those that NVML or the kernel tell of: a torch may see others. The interface is the best one. Where
     the user asks for a device of which they tell nothing, it has no number.
     """
-    if config.device not in (None, "cuda"):
-        facts = [one._replace(gpus=(), seen=()) for one in facts]
+    sees = config.device in (None, "cuda")
+    facts = [one._replace(options={}, gpus=one.gpus * sees, seen=one.seen * sees) for one in facts]
     plans = plan_hosts(facts, config, final=True)
     best = network.candidates(facts, network.Asked(config.interface, config.master_addr))[0]
     own = {one.node: one.interfaces for one in facts if one.interfaces}

@@ -38,9 +38,9 @@ class Choice(NamedTuple):
 def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool = False) -> list[Choice]:
     """Return the choice for each rank of a node, in the order of local ranks.
 
-    If all ranks see the same GPUs, local rank k gets GPU k, unless that is on another socket than its cores and
-    another order of them is not. Otherwise each rank gets a GPU that no other rank gets, near its cores if possible.
-    If all ranks may use all chosen GPUs, each GPU is then moved to the index of its local rank.
+    If all ranks see the same GPUs, local rank k gets GPU k, unless that is on another socket or NUMA node than its
+    cores and another order of them is nearer. Otherwise each rank gets a GPU that no other rank gets, near its cores
+    if possible. If all ranks may use all chosen GPUs, each GPU is then moved to the index of its local rank.
     `share` lets several ranks have one GPU. `virtual` shows each rank only its own GPU, at index 0.
     Raises LaunchError `too-few-gpus` or `duplicate-gpu`.
     """
@@ -68,7 +68,7 @@ def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
     first = node[0].seen
     if len(first) >= len(node) and all(sight.seen == first for sight in node):
         straight = list(first[:len(node)])
-        if not far(node, straight) or not all(set(first).issubset(sight.reachable) for sight in node):
+        if far(node, straight) == (0, 0) or not all(set(first).issubset(sight.reachable) for sight in node):
             return straight
         nearest = [one for one in match(node) if one is not None]
         return nearest if far(node, nearest) < far(node, straight) else straight
@@ -80,9 +80,13 @@ def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
     return [one for one in found if one is not None]
 
 
-def far(node: Sequence[Sight], taken: Sequence[Gpu]) -> int:
-    """Return how many ranks of a node have a GPU on another socket than their cores."""
-    return sum(gpu.numa in sight.away for sight, gpu in zip(node, taken, strict=True))
+def far(node: Sequence[Sight], taken: Sequence[Gpu]) -> tuple[int, int]:
+    """Return how many ranks of a node have a GPU on another socket than their cores, and how many on another NUMA node.
+
+    Where the NUMA nodes of the GPUs or of the cores are not known, none is far.
+    """
+    pairs = [(sight, gpu.numa) for sight, gpu in zip(node, taken, strict=True) if sight.near and gpu.numa >= 0]
+    return sum(numa in sight.away for sight, numa in pairs), sum(numa not in sight.near for sight, numa in pairs)
 
 
 def match(node: Sequence[Sight]) -> list[Gpu | None]:

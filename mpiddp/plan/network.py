@@ -105,6 +105,7 @@ def sockets(ways: Sequence[Way], asked: str | None = None) -> list[str]:
         leading = {one.name for one in fit if one.name in way.reached or shared[one.network] > 1} - {way.chosen}
         right = right and taken(way) <= {way.chosen, *leading}
         found.append("=" + ",".join([way.chosen, *sorted(leading)]))
+    right = right or not all(way.chosen for way in ways)  # a way that has no name is no name for NCCL
     return [""] * len(ways) if right else found
 
 
@@ -221,11 +222,11 @@ def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: 
     return [None] * len(errors)
 
 
-def port_taken(port: int, host: str, error: str | None = None) -> LaunchError:
+def port_taken(port: int, host: str, error: str) -> LaunchError:
     """Return the LaunchError `port-taken`."""
     return LaunchError(
         "port-taken",
-        found=f"port {port} of rank 0's node {host} cannot be listened on{(error and f': {error}') or ''}",
+        found=f"port {port} of rank 0's node {host} cannot be listened on: {error}",
         needed="two free ports, that of --port and the next one",
         do=f"name another one, or leave --port away; `ss -ltnp` on {host} shows who has it",
     )

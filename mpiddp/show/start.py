@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..config import LaunchConfig
 from ..environment import Environment
@@ -42,12 +42,12 @@ def draw(seats: Sequence[Seat], file: str) -> None:
             say(f"mpiddp: cannot draw {file}: {error} (pip install drawsvg)")
 
 
-def explain(origins: str, env: Environment, rank: int) -> int:
-    """Print on one rank what the job runs with and where its variables come from, and return the exit status."""
+def explain(told: Callable[[], str], env: Environment, rank: int) -> int:
+    """Print on one rank what it runs with and where its variables come from, and return the exit status."""
     if rank >= env.world_size:
         if env.rank == 0:
             say(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
         return EXIT_USAGE
     if env.rank == rank:
-        print(origins, flush=True)
+        print(told(), flush=True)
     return 0

@@ -19,15 +19,28 @@ TIMEOUT_S = 120
 
 
 @functools.cache
-def gpus() -> list[str]:
-    """Return the names of the GPUs that torch sees here, without starting CUDA in this process."""
+def found() -> list[tuple[str, str]]:
+    """Return the UUID and the name of each GPU that torch sees here, without starting CUDA in this process."""
     import torch
 
-    look = "import torch; print(*map(torch.cuda.get_device_name, range(torch.cuda.device_count())), sep='\\n')"
+    look = ("import torch\nfor at in range(torch.cuda.device_count()):\n"
+            "    told = torch.cuda.get_device_properties(at)\n    print(told.uuid, told.name, sep='\\t')")
     if not torch.backends.cuda.is_built():
         return []
     done = processes.run(sys.executable, "-c", look, timeout=TIMEOUT_S)
-    return done.stdout.split("\n")[:-1] if done.returncode == 0 and done.stdout.strip() else []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [(uuid, name) for uuid, _, name in (line.partition("\t") for line in lines)]
+
+
+def gpus() -> list[str]:
+    """Return the names of the GPUs that torch sees here."""
+    return [name for _, name in found()]
+
+
+def visible(number: int) -> list[str]:
+    """Return what CUDA_VISIBLE_DEVICES calls the first GPUs that torch sees here: only these are used."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",")[:number] if given else [str(at) for at in range(number)]
 
 
 @pytest.fixture
@@ -51,7 +64,7 @@ def several(ranks: int) -> int:
 @pytest.fixture
 def env() -> Iterator[dict[str, str]]:
     """Return the environment of a job; fail if it leaves processes behind."""
-    names = ("SLURM_", "PMI", "OMPI_", "MPIDDP_", "CUDA_VISIBLE")
+    names = ("SLURM_", "PMI", "OMPI_", "MPIDDP_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     found = processes.marked({**kept, "TMPDIR": scratch()})
     yield found
