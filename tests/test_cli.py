@@ -15,7 +15,7 @@ from mpiddp import __version__
 from mpiddp.cli import read_config
 from mpiddp.command.options import in_variables
 from mpiddp.config import LaunchConfig, Script, Shape, Shown
-from tests.support import EXAMPLES, Mpi, alone, check, mpiexec, noise
+from tests.support import EXAMPLES, Mpi, alone, check, free_port, mpiexec, noise
 
 
 @pytest.mark.parametrize(("arguments", "config"), [
@@ -211,6 +211,18 @@ def test_code_that_does_not_compile(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "-c", "if True print(1)"), 3)
     assert done.stderr.count("cannot start: script-error") == 1
     assert "<string>, line 1: SyntaxError" in done.stderr
+
+
+def test_a_second_group_of_a_launched_job_has_ports_of_its_own(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "halves.py").write_text(
+        "import os, mpiddp\nfrom mpi4py import MPI\nport = os.environ['MASTER_PORT']\n"
+        "with mpiddp.process_group(MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.rank)) as env:\n"
+        "    print(f'{port} {env.rank} {env.master_port}\\n', end='')\n")
+    port = str(free_port())
+    done = check(mpiexec(quick, 2, "--no-init", script, env={"MPIDDP_PORT": port}))
+    (first, one, second), (also, other, same) = (line.split() for line in sorted(done.stdout.splitlines()))
+    assert (first, one, also, other) == (port, "0", port, "1")
+    assert second == same != port
 
 
 def test_what_nobody_has_is_told_once(quick: Mpi, tmp_path: Path) -> None:
