@@ -326,7 +326,11 @@ def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path
     job = Submitted(cluster, script)
     job.wait_for("(READY.*){4}")
     cluster.run("scancel", "--signal=USR1", "--batch", job.number, timeout=30)
-    job.wait_for("(READY.*){8}")  # of both starts
+    job.wait_for("(stopped at step.*){4}")
+    deadline = time.monotonic() + 60
+    while cluster.job(job.number)["Restarts"] != "1" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert cluster.job(job.number)["Restarts"] == "1"
     cluster.run("scancel", job.number, timeout=30)
     stopped = re.findall(r"^rank \d stopped at step (\d+), restart 0 ", job.wait().output, re.MULTILINE)
     assert len(stopped) == 4
