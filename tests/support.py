@@ -151,6 +151,16 @@ def alone(mpi: Mpi, *arguments: object, timeout: float = DEADLINE_S, env: Mappin
                          env={**single_node_environ(mpi), **(env or {})}, cwd=cwd)
 
 
+def bare_starts(mpi: Mpi, *arguments: object) -> float:
+    """Return the wall time of `python ARGUMENTS`, in starts of a bare Python: the best of five of each, in turn."""
+    def seconds(*command: object) -> float:
+        start = time.monotonic()
+        check(alone(mpi, *command))
+        return time.monotonic() - start
+    times = [(seconds(*arguments), seconds("-c", "pass")) for _ in range(5)]
+    return min(one for one, _ in times) / min(bare for _, bare in times)
+
+
 def srun(cluster: Cluster, mpi: Mpi, options: str, *arguments: object, timeout: float = DEADLINE_S,
          env: Mapping[str, str] | None = None, module: str = "mpiddp") -> Done:
     """Run `srun --mpi=… OPTIONS python -m mpiddp ARGUMENTS` on the cluster."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from mpiddp import __version__
 from mpiddp.cli import read_config
 from mpiddp.command.options import in_variables
 from mpiddp.config import LaunchConfig, Script, Shape, Shown
-from tests.support import EXAMPLES, Mpi, alone, check, free_port, mpiexec, noise
+from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, mpiexec, noise
 
 
 @pytest.mark.parametrize(("arguments", "config"), [
@@ -120,14 +119,9 @@ def test_help_and_version_need_neither_mpi_nor_torch(option: str, quick: Mpi) ->
 
 
 @pytest.mark.alone
-def test_help_takes_less_than_a_fifth_of_a_second(quick: Mpi) -> None:
-    """The best of several runs, since the machine may be busy."""
-    times = []
-    for _ in range(5):
-        start = time.monotonic()
-        check(alone(quick, "-m", "mpiddp", "--help"))
-        times.append(time.monotonic() - start)
-    assert min(times) < 0.2
+def test_help_takes_few_starts_of_python(quick: Mpi) -> None:
+    """It takes 0.05 s where a bare Python takes 0.02."""
+    assert bare_starts(quick, "-m", "mpiddp", "--help") < 6
 
 
 def test_dry_run_needs_neither_mpi_nor_torch(quick: Mpi) -> None:
@@ -144,14 +138,9 @@ def test_dry_run_needs_neither_mpi_nor_torch(quick: Mpi) -> None:
 
 
 @pytest.mark.alone
-def test_dry_run_answers_within_three_tenths_of_a_second(quick: Mpi) -> None:
-    """The best of several runs, since the machine may be busy."""
-    times = []
-    for _ in range(5):
-        start = time.monotonic()
-        check(alone(quick, "-m", "mpiddp", "--dry-run", "--nodes", 2, "--ranks-per-node", 4, "train.py"))
-        times.append(time.monotonic() - start)
-    assert min(times) < 0.3
+def test_dry_run_takes_few_starts_of_python(quick: Mpi) -> None:
+    """It takes 0.1 s where a bare Python takes 0.02."""
+    assert bare_starts(quick, "-m", "mpiddp", "--dry-run", "--nodes", 2, "--ranks-per-node", 4, "train.py") < 10
 
 
 def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:

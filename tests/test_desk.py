@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from mpiddp.facts.host import HostFacts
 from mpiddp.plan.dry_run import seats
 from mpiddp.show.map import lines
 from tests import test_cores, test_gpus, test_plan
-from tests.support import EXAMPLES, Mpi, alone, check, mpiexec
+from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, mpiexec
 
 JOB = LaunchConfig(Script("train.py"))
 
@@ -52,19 +51,16 @@ def test_a_file_has_all_that_a_plan_needs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_a_desk_needs_neither_mpi_nor_torch_and_three_tenths_of_a_second(quick: Mpi, tmp_path: Path) -> None:
-    """The best of several runs, since the machine may be busy."""
+def test_a_desk_needs_neither_mpi_nor_torch_and_few_starts_of_python(quick: Mpi, tmp_path: Path) -> None:
+    """A machine takes 0.1 s where a bare Python takes 0.02."""
     for name, facts in MACHINES.items():
         file = tmp_path / f"{name}.json"
         record.write(str(file), facts)
-        times = []
-        for _ in range(3):
-            start = time.monotonic()
-            done = check(alone(quick, "-X", "importtime", "-m", "mpiddp", "--dry-run", "--facts", file))
-            times.append(time.monotonic() - start)
+        plan = ("-m", "mpiddp", "--dry-run", "--facts", file)
+        done = check(alone(quick, "-X", "importtime", *plan))
         assert done.stdout.splitlines() == lines(seats(facts, JOB)[0])
         assert not {"torch", "mpi4py"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert min(times) < 0.3, name
+        assert bare_starts(quick, *plan) < 10, name
 
 
 def test_a_job_writes_the_facts_and_the_desk_finds_its_plan(quick: Mpi, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def test_training_learns_with_six_ranks_on_three_nodes(cluster: Cluster) -> None
     assert accuracy(srun(cluster, MPIS["mpich"], "-N3 --ntasks-per-node=2", TRAIN), 6) >= 0.95
 
 
+@pytest.mark.thorough
 def test_progress_is_shown_by_one_rank(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, TRAIN, "--epochs", 1))
     assert done.stderr.count("0/1 [00:00<?, ?it/s]") == 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import networkx
 import pytest
 
 from mpiddp.config import LaunchConfig, Script
@@ -90,6 +92,22 @@ def test_each_gets_the_gpu_near_its_cores() -> None:
               Sight(3, far, DGX_H100, (1,))]
     taken = [far[0], near[0], near[1], far[1]]
     assert [(one.gpu, one.ordinal) for one in choose(sights, "n1")] == [(gpu, at) for at, gpu in enumerate(taken)]
+
+
+def test_the_assignment_of_least_cost() -> None:
+    for seed in range(500):
+        chance = random.Random(seed)
+        rows = chance.randint(1, 7)
+        columns = rows + chance.randint(0, 4)
+        costs = [[chance.choice([0, 1, 1000, 10**12, chance.randint(0, 50)]) for _ in range(columns)]
+                 for _ in range(rows)]
+        chosen = gpus.assignment(costs)
+        assert len(set(chosen)) == rows
+        graph = networkx.Graph([(("row", row), column, {"weight": 10**13 - costs[row][column]})
+                                for row in range(rows) for column in range(columns)])
+        pairs = networkx.max_weight_matching(graph, maxcardinality=True)
+        most = sum(graph.edges[pair]["weight"] for pair in pairs)
+        assert sum(10**13 - costs[row][column] for row, column in enumerate(chosen)) == most, seed
 
 
 def test_a_rank_with_less_choice_goes_first_and_nearness_second() -> None:

@@ -9,7 +9,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -119,16 +119,27 @@ AT_ONCE = 3  # more would start so slowly that others seem to hang, too
 
 
 @pytest.fixture(scope="module")
+def waits(cluster: Cluster) -> dict[str, tuple[Done, float]]:
+    """Return what came of the jobs that wait for a rank until a deadline."""
+    return side_by_side({"is stopped": partial(with_a_stopped_rank, cluster)} | {
+        name: partial(on_nodes, cluster, MPIS[name], on("node2", "sleep 600"), "--startup-timeout", 12, HELLO,
+                      per_node=per_node)
+        for name, per_node in RANKS_PER_NODE.items()})
+
+
+@pytest.fixture(scope="module")
 def hangs(cluster: Cluster) -> dict[str, tuple[Done, float]]:
-    """Return what came of the jobs that hang until a deadline, each with its seconds; they run side by side."""
-    jobs = {"is stopped": partial(with_a_stopped_rank, cluster)}
+    """Return what came of the jobs in which a rank's import hangs."""
+    jobs = {}
     for name in ("openmpi4", "mpich"):
         shim = f"mkdir -p /tmp/{name}; printf %s {shlex.quote(HANGING_TORCH)} > /tmp/{name}/torch.py"
         hang = on("node2", f"{shim}; export PYTHONPATH=/tmp/{name}")
-        jobs[f"hangs, {name}"] = partial(on_nodes, cluster, MPIS[name], hang, "--startup-timeout", 30, HELLO)
-    for name, per_node in RANKS_PER_NODE.items():
-        jobs[f"never comes, {name}"] = partial(on_nodes, cluster, MPIS[name], on("node2", "sleep 600"),
-                                               "--startup-timeout", 12, HELLO, per_node=per_node)
+        jobs[name] = partial(on_nodes, cluster, MPIS[name], hang, "--startup-timeout", 30, HELLO)
+    return side_by_side(jobs)
+
+
+def side_by_side(jobs: Mapping[str, Callable[[], Done]]) -> dict[str, tuple[Done, float]]:
+    """Run jobs at once, and return what came of each, with its seconds."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = {name: pool.submit(timed, job) for name, job in jobs.items()}
     return {name: one.result() for name, one in found.items()}
@@ -150,9 +161,10 @@ def with_a_stopped_rank(cluster: Cluster) -> Done:
     return done
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["openmpi4", "mpich"])
 def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], name: str) -> None:
-    done, seconds = hangs[f"hangs, {name}"]
+    done, seconds = hangs[name]
     assert seconds < 50
     waiting = re.search(r"^mpiddp: waiting 10 s for \d of 3 ranks: (.*)$", done.stderr, re.MULTILINE)
     assert waiting, done.stderr
@@ -187,9 +199,9 @@ def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: s
 
 
 @pytest.mark.parametrize(("name", "per_node"), RANKS_PER_NODE.items())
-def test_a_rank_that_never_reaches_mpiddp(hangs: dict[str, tuple[Done, float]], name: str, per_node: int) -> None:
+def test_a_rank_that_never_reaches_mpiddp(waits: dict[str, tuple[Done, float]], name: str, per_node: int) -> None:
     """The first rank of each node that waits speaks, and the job ends on all."""
-    done, seconds = hangs[f"never comes, {name}"]
+    done, seconds = waits[name]
     assert seconds < 30
     assert done.returncode != 0
     assert done.stderr.count("in MPI_Init, which returns") == 2
@@ -198,8 +210,8 @@ def test_a_rank_that_never_reaches_mpiddp(hangs: dict[str, tuple[Done, float]], 
         assert done.stderr.count(f"mpiddp: ending rank {rank} on {node}: still in MPI_Init") == 1, done.stderr
 
 
-def test_a_rank_that_is_stopped(hangs: dict[str, tuple[Done, float]]) -> None:
-    check_refused(hangs["is stopped"][0], "startup-timeout", "rank 1 on node2 (")
+def test_a_rank_that_is_stopped(waits: dict[str, tuple[Done, float]]) -> None:
+    check_refused(waits["is stopped"][0], "startup-timeout", "rank 1 on node2 (")
 
 
 def stop_rank(node: str, argument: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -112,16 +113,46 @@ def matching(sights: tuple[tuple[tuple[int, bool, bool], ...], ...]) -> list[int
     `sights` has, for each rank, of each GPU that it sees the number, and whether that is away from its cores and near
     them. The nodes of a job are mostly alike.
     """
-    import networkx  # heavy and seldom needed; torch depends on it, too
-
-    graph = networkx.Graph()
+    gpus = 1 + max((gpu for sight in sights for gpu, _, _ in sight), default=-1)
+    costs = [[10**12] * (gpus + len(sights)) for _ in sights]  # a column more for each rank that may get none
     for local, sight in enumerate(sights):
         for at, (gpu, is_away, is_near) in enumerate(sight):
             order = (at - local)**2  # among equals, the order of local ranks; less than 10**6 of 100 ranks
-            graph.add_edge(("rank", local), gpu, weight=10**9 * (1 - is_away) + 10**6 * is_near - order)
-    pairs = dict(networkx.max_weight_matching(graph, maxcardinality=True))
-    pairs |= {second: first for first, second in pairs.items()}
-    return [pairs.get(("rank", local)) for local in range(len(sights))]
+            costs[local][gpu] = 10**9 * is_away + 10**6 * (not is_near) + order
+    chosen = assignment(costs)
+    return [gpu if costs[local][gpu] < 10**12 else None for local, gpu in enumerate(chosen)]
+
+
+def assignment(costs: Sequence[Sequence[int]]) -> list[int]:
+    """Return a column for each row, no two the same, such that the sum of their costs is the least.
+
+    There are at least as many columns as rows. The shortest augmenting paths of R. Jonker and A. Volgenant, Computing
+    38 (1987), in O(rows² columns): scipy and networkx have them, too, and take longer to import than a start may.
+    """
+    columns = len(costs[0])
+    row_of = [-1] * columns
+    row_prices, column_prices = [0.0] * len(costs), [0.0] * columns
+    for first in range(len(costs)):
+        row, at = first, -1
+        open_columns, way = set(range(columns)), [-1] * columns
+        distance, distances = 0.0, [math.inf] * columns
+        while row >= 0:
+            for column in open_columns:
+                further = distance + costs[row][column] - row_prices[row] - column_prices[column]
+                if further < distances[column]:
+                    distances[column], way[column] = further, at
+            at = min(open_columns, key=distances.__getitem__)
+            distance = distances[at]
+            open_columns.remove(at)
+            row = row_of[at]
+        row_prices[first] += distance
+        for column in set(range(columns)) - open_columns - {at}:
+            row_prices[row_of[column]] += distance - distances[column]
+            column_prices[column] -= distance - distances[column]
+        while at >= 0:
+            row_of[at] = first if way[at] < 0 else row_of[way[at]]
+            at = way[at]
+    return [row_of.index(row) for row in range(len(costs))]
 
 
 def refusal(node: Sequence[Sight], host: str) -> LaunchError:
