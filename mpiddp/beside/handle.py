@@ -38,11 +38,13 @@ from .messages import (
     Ruling,
     ScriptEnded,
     Settled,
+    Stacks,
     Stage,
     Through,
     Told,
     Watched,
 )
+from .stacks import StackPipe
 from .succession import Succession
 from .wakeup import Wakeup
 from .wire import Wire
@@ -71,6 +73,7 @@ class SentinelHandle:
         self._inbox: dict[type[Message], Message] = {}
         self._hears_crashes = False
         self._wakeup: Wakeup | None = None
+        self._stacks: StackPipe | None = None
         self._end: Callable[[int], object] = sys.exit
 
     def stage(self, name: str) -> None:
@@ -123,6 +126,11 @@ class SentinelHandle:
             with contextlib.suppress(OSError, ValueError):
                 faulthandler.enable(file=self._wire.fileno())
                 self._hears_crashes = True
+        with contextlib.suppress(OSError):
+            self._stacks = StackPipe()
+            told = Stacks(self._stacks.writing)
+            self._succession.note(told, self._stacks.reading)
+            self._wire.send(told, self._stacks.reading)
         self._signals.setblocking(False)
         self._wakeup = Wakeup(self._signals.fileno())
         os.register_at_fork(after_in_child=self._in_child)
@@ -132,6 +140,9 @@ class SentinelHandle:
         self._succession.stop()
         if self._hears_crashes:
             faulthandler.disable()
+        if self._stacks is not None:
+            self._stacks.end()
+            self._stacks = None
         self._hear_no_signals()
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(END_SIGNAL, signal.SIG_DFL)

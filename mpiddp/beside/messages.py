@@ -10,6 +10,7 @@ from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
+STACK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, print its stack to its sentinel
 KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container: no SIGKILL from inside does
 
 
@@ -77,6 +78,12 @@ class Forked(NamedTuple):
     """The script has forked the process `pid`."""
 
     pid: int
+
+
+class Stacks(NamedTuple):
+    """Stacks that STACK_SIGNAL asks for come from the pipe whose end comes with this; the rank's is `descriptor`."""
+
+    descriptor: int
 
 
 class Settled(NamedTuple):
@@ -165,6 +172,23 @@ class Condition(NamedTuple):
     stopped: bool
 
 
+class Whereabouts(NamedTuple):
+    """The answer to the `Where` of this number, as where/merge.py has it.
+
+    `stack` is one of where/stack.py, empty if the rank has not printed it. Of each process that the rank has forked
+    `children` has its number, its state, the kernel's function that it sleeps in, and its stack, a line each with the
+    stack's lines indented.
+    """
+
+    number: int
+    stack: str
+    state: str
+    kernel: str
+    cores: float
+    ended: bool
+    children: str
+
+
 class Orphaned(NamedTuple):
     """The rank's step daemon is gone, by which Slurm starts and ends the ranks of a node."""
 
@@ -193,6 +217,12 @@ class Look(NamedTuple):
     """Tell whether the rank's process is stopped."""
 
 
+class Where(NamedTuple):
+    """Tell where the rank is."""
+
+    number: int
+
+
 class Missing(NamedTuple):
     """The answer to `AskMissing`: the ranks, in words, which the sentinel passes on to its rank."""
 
@@ -213,6 +243,19 @@ class JobEnds(NamedTuple):
 
 class Over(NamedTuple):
     """The job is over, in order."""
+
+
+# One who asks where a job's ranks are, and the coordinator
+
+
+class Ask(NamedTuple):
+    """Tell where the ranks are."""
+
+
+class Shown(NamedTuple):
+    """Where the ranks are: a picture of where/merge.py, as where/table.py has it in JSON."""
+
+    picture: str
 
 
 # A rank and the relay of its output
@@ -238,7 +281,7 @@ class Forwarded(NamedTuple):
 Sent = (
     Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
     | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
-    | Missing | JobEnds | Over | Forward | Forwarded
+    | Missing | JobEnds | Over | Forward | Forwarded | Stacks | Where | Whereabouts | Ask | Shown
 )
 
 

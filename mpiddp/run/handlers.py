@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import signal
 import threading
@@ -10,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..beside.messages import END_SIGNAL
+from ..beside.stacks import is_caught
 
 # Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH
 # swallows SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.
@@ -47,10 +47,7 @@ def give_signals_back() -> None:
 
 def caught_in_c(numbers: Iterable[int]) -> set[int]:
     """Return the signals that have a handler unknown to Python: faulthandler.register() sets such ones."""
-    mask = 0
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:
-        mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
-    return {number for number in numbers if mask >> (number - 1) & 1 and signal.getsignal(number) == signal.SIG_DFL}
+    return {number for number in numbers if is_caught(number) and signal.getsignal(number) == signal.SIG_DFL}
 
 
 def silence_handlers() -> None:

@@ -88,6 +88,10 @@ class Connections:
         """Tell when a process of this node ends: one sentinel sees in which order several do."""
         self._loop.await_end(pid, lambda: self._post(events.Noticed(messages.Ended(rank))))
 
+    def take_descriptor(self) -> int:
+        """Return the descriptor that came with the rank's last message, -1 where none did."""
+        return self._rank_wire.take_descriptor()
+
     def tell_rank(self, message: messages.Sent) -> None:
         """Send a message to the rank."""
         self._rank_wire.send(message)
@@ -122,6 +126,7 @@ class Connections:
         """Return when all is sent that others are to hear."""
         if self._office is not None:
             self._office.flush()
+            self._office.close()
 
     def _on_answer(self, wire: Wire | None, error: str) -> None:
         """Take the connection to the coordinator; None if it could not be made."""

@@ -53,7 +53,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._began_s = began_s
         self._watched = watched
         self._own: Member | None = None
-        self._peers = Peers()
+        self.peers = Peers()
         self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
         self._left: set[int] = set()  # ranks whose script has ended
         self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
@@ -81,10 +81,10 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 self._own = member
                 self._admit(link, messages.Hello(member.rank, member.host, member.pid, member.namespace))
             case events.FromPeer(link, message):
-                if peer := self._peers.by_link.get(link):
+                if peer := self.peers.by_link.get(link):
                     self._on_message(peer, message)
             case events.PeerLost(link, error):
-                if peer := self._peers.by_link.get(link):
+                if peer := self.peers.by_link.get(link):
                     self._on_lost(peer, error)
             case events.OwnRankLeft() if self.state is State.LISTENING:
                 self._tell_all(messages.Over())
@@ -115,22 +115,22 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._do(events.ToPeer(peer.link, message))
 
     def _tell_all(self, message: messages.Sent) -> None:
-        for peer in self._peers.by_link.values():
+        for peer in self.peers.by_link.values():
             self._send(peer, message)
 
     def _greet(self, link: int, hello: messages.Hello) -> None:
         """Admit the sentinel of a rank; where it has one already, that was killed, or has called anew."""
         is_member = self._own is None or 0 < hello.rank < self._own.world_size
-        if not (is_member and self._peers.may_be(hello)):
+        if not (is_member and self.peers.may_be(hello)):
             self._do(events.Drop(link))
             return
-        if former := self._peers.by_rank.get(hello.rank):
+        if former := self.peers.by_rank.get(hello.rank):
             self._drop(former)
         self._admit(link, hello)
 
     def _admit(self, link: int, hello: messages.Hello) -> None:
-        peer = self._peers.admit(link, hello)
-        for elder, news in self._peers.introduce(peer):
+        peer = self.peers.admit(link, hello)
+        for elder, news in self.peers.introduce(peer):
             self._send(elder, news)
         if self._verdict is not None and self.state in (State.ANNOUNCED, State.ENDING):
             self._send(peer, messages.JobEnds(self._verdict.first.status, abort=self.state is State.ENDING))
@@ -154,7 +154,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case messages.Orphaned():
                 self._add_absent(peer, NO_STEP_DAEMON)
             case messages.AskMissing():
-                self._send(peer, messages.Missing(named(self._peers.by_rank.keys() - self._left, self._peers.hosts)))
+                self._send(peer, messages.Missing(named(self.peers.by_rank.keys() - self._left, self.peers.hosts)))
             case messages.Ended(rank):
                 self._order.append(rank)
             case messages.Interrupted():
@@ -167,7 +167,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 raise ValueError(error)
 
     def _drop(self, peer: Peer) -> None:
-        self._peers.drop(peer)
+        self.peers.drop(peer)
         self._silent.discard(peer.rank)
         self._left.discard(peer.rank)
         self._do(events.Drop(peer.link))
@@ -207,7 +207,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._reports.append(report)
         self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
         if len(self._reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
-            self._silent.update(self._peers.by_rank)
+            self._silent.update(self.peers.by_rank)
             self._tell_all(messages.Look())
 
     def _rule_if_clear(self, last_chance: bool = False) -> None:
@@ -222,7 +222,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         waited_s = self._now_s - self._first_report_s if not last_chance else math.inf
         left = self._left - {one.rank for one in self._reports}
         verdict = judge(self._reports, waited_s, Scene(
-            self._peers.hosts, self._silent, left, self._interrupted, self._order, self._watched.step is not None,
+            self.peers.hosts, self._silent, left, self._interrupted, self._order, self._watched.step is not None,
             self._watched.by_srun, self._came_s, self._own.world_size))
         if verdict is not None:
             self._rule(verdict)
@@ -234,7 +234,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
         self._move("ruled")
         self._verdict = verdict
-        first = self._peers.by_rank.get(verdict.first.rank)
+        first = self.peers.by_rank.get(verdict.first.rank)
         self._late += [report.rank for report in self._reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ABSENT:
             self._tell_if_untold()
@@ -249,14 +249,14 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             self._told = True
             after_s = self._now_s - self._began_s
             self._do(events.TellReason(self._verdict, None, after_s, self._own.error_file))
-            first = self._peers.by_rank.get(self._verdict.first.rank)
+            first = self.peers.by_rank.get(self._verdict.first.rank)
             if first is not None and self._verdict.first.kind != ABSENT:  # it has been asked to, and may do so yet
                 self._send(first, messages.Ruling(None, self._verdict.first.status, abort=True))
 
     def _rule_not_first(self, rank: int) -> None:
         """Rule that another rank failed first."""
         assert self._verdict
-        if (peer := self._peers.by_rank.get(rank)) is not None and not peer.ruled:
+        if (peer := self.peers.by_rank.get(rank)) is not None and not peer.ruled:
             ends = self.state is State.ENDING
             peer.ruled = not ends
             self._send(peer, messages.Ruling(None, self._verdict.first.status, ends and self._must_abort(rank)))
@@ -269,9 +269,9 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             return True
         if self._ender is None:
             first = self._verdict.first.rank
-            others = (one for one, peer in self._peers.by_rank.items() if one != first and not peer.gone)
+            others = (one for one, peer in self.peers.by_rank.items() if one != first and not peer.gone)
             self._ender = first if first in self._living else min(self._living or others, default=first)
-        return rank == self._ender or (rank in self._living and self._ender not in self._peers.by_rank)
+        return rank == self._ender or (rank in self._living and self._ender not in self.peers.by_rank)
 
     def _announce_end(self) -> None:
         """Tell that the job ends; if ranks exit by themselves, all wait for the first, as it ends all by its exit."""
@@ -292,6 +292,6 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             return
         for rank in self._late:
             self._rule_not_first(rank)
-        for peer in self._peers.by_link.values():
+        for peer in self.peers.by_link.values():
             abort = self._must_abort(peer.rank)
             self._send(peer, messages.JobEnds(self._verdict.first.status, abort, waits=peer.ruled))

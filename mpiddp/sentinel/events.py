@@ -6,39 +6,23 @@ so does a simulation, with a clock, a network and processes that are none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from ..beside.messages import Answer, Coordinate, Ended, Hello, Interrupted, Join, Message, Sent
+from ..beside.messages import (
+    Answer,
+    Coordinate,
+    Ended,
+    Hello,
+    Interrupted,
+    Join,
+    Look,
+    Message,
+    Sent,
+    Stacks,
+    Where,
+    Whereabouts,
+)
 from ..plan.member import Member
 from ..plan.verdict import Verdict
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-    def dataclass_transform(**_):
-        """Mark nothing: this is for type checkers."""
-        return lambda kind: kind
-
-
-@dataclass_transform(eq_default=True)
-class Record:
-    """A value of named fields, as a dataclass is one; every sentinel makes these classes, so they must cost little."""
-
-    _names: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        cls._names = cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[attr-defined,misc]
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        self.__dict__.update(zip(self._names, values, strict=False), **named)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.__dict__ == other.__dict__
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
-        return f"{type(self).__name__}({fields})"
-
+from .record import Record
 
 # Events
 
@@ -88,7 +72,7 @@ class StepDaemonGone(Record):
 class Noticed(Record):
     """Something that the coordinator is to know has happened at this node."""
 
-    message: Interrupted | Ended
+    message: Interrupted | Ended | Whereabouts
 
 
 class Due(Record):
@@ -207,8 +191,11 @@ class MeetCoordinator(Record):
     request: Join
 
 
-class TellCondition(Record):
-    """Send the coordinator the rank's `Condition`."""
+class LookAtRank(Record):
+    """Send the coordinator the rank's `Condition`, or its `Whereabouts`; `ended` tells that its script has ended."""
+
+    request: Look | Where
+    ended: bool
 
 
 class AskHosts(Record):
@@ -216,6 +203,12 @@ class AskHosts(Record):
 
     line: str
     timeout_s: float
+
+
+class HearStacks(Record):
+    """Take the pipe into which the rank prints its stack when it is asked to."""
+
+    request: Stacks
 
 
 class WatchNeighbour(Record):
@@ -281,7 +274,7 @@ class Drop(Record):
 
 WatcherAction = (
     SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | AnswerTrials | BeCoordinator
-    | MeetCoordinator | TellCondition | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert | AskToEnd
+    | MeetCoordinator | LookAtRank | HearStacks | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert | AskToEnd
     | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
 CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop

@@ -9,17 +9,21 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..beside.messages import Coordinate, Hello, Sent, Watched
+from ..beside.messages import Ask, Coordinate, Hello, Message, Sent, Watched, Whereabouts
 from ..beside.wire import Wire
 from ..plan.member import Member
 from ..show.report import tell
+from ..version import __version__
+from ..where.cards import Card, job_number, remove, write
 from . import events
 from .coordinator import Coordinator
 from .entrance import Entrance, keep_alive
 from .leftovers import cancel
 from .loop import Loop
+from .survey import Survey
 
 OWN_LINK = 0  # to this process's own watcher
+CARD_S = 1.0  # until the job can be found by those who ask where it is: not while it starts
 FLUSHING_S = 2.0  # for all others to take what they are sent last
 
 
@@ -40,6 +44,8 @@ class Office:
         self.port = self._entrance.port
         self._loop, self._watched, self._post = loop, watched, post
         self._coordinator = Coordinator(watched, began_s)
+        self._survey = Survey(self._coordinator.peers)
+        self._request, self._card = request, ""
         self._wires: dict[int, Wire] = {}
         self._last_link = OWN_LINK
 
@@ -48,12 +54,23 @@ class Office:
         return self._entrance.fileno()
 
     def join(self, member: Member) -> None:
-        """Admit this process's own rank."""
+        """Admit this process's own rank, and let the job be found by those who ask where its ranks are."""
         self.handle(events.OwnRank(OWN_LINK, member))
+        card = Card(member.run_id, job_number(), member.host, self._request.address, self.port, self._request.token,
+                    member.world_size, __version__)
+        self._loop.set_timer("card", CARD_S, partial(self._write_card, card))
+
+    def _write_card(self, card: Card) -> None:
+        self._card = write(card)
+
+    def close(self) -> None:
+        """Let the job be found no more."""
+        self._loop.drop_timers("card")
+        remove(self._card)
 
     def hear_own(self, message: Sent) -> None:
         """Take a message of this process's own watcher."""
-        self.handle(events.FromPeer(OWN_LINK, message))
+        self._hear(OWN_LINK, message)
 
     @property
     def busy(self) -> bool:
@@ -75,9 +92,18 @@ class Office:
         while (waiting := [wire for wire in waiting if not wire.flush()]) and time.monotonic() < deadline:
             time.sleep(0.01)
 
+    def _hear(self, link: int, message: Message) -> None:
+        """Take a message of a member's sentinel."""
+        if isinstance(message, Whereabouts):
+            self._carry_out(self._survey.hear(link, message))
+        else:
+            self.handle(events.FromPeer(link, message))
+
     def handle(self, event: events.CoordinatorEvent) -> None:
         """Tell the coordinator of an event, and do what it wants."""
-        actions = self._coordinator.handle(event, time.monotonic())
+        self._carry_out(self._coordinator.handle(event, time.monotonic()))
+
+    def _carry_out(self, actions: list[events.CoordinatorAction]) -> None:
         for action in sorted(actions, key=is_for_own):  # which may end this process
             self._loop.attempt(partial(self._do, action))
 
@@ -91,6 +117,8 @@ class Office:
             case events.Drop(link):
                 if link in self._wires:
                     self._close(link)
+            case events.SetTimer("survey", after_s):
+                self._loop.set_timer("survey", after_s, lambda: self._carry_out(self._survey.due()))
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
             case events.TellReason(verdict, who, after_s, error_file):
@@ -115,11 +143,14 @@ class Office:
                 messages = wire.receive(0)
             except (EOFError, OSError) as error:
                 self._close(link)
+                self._survey.lose(link)
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:
-                if greeted:
-                    self._loop.attempt(partial(self.handle, events.FromPeer(link, message)))
+                if isinstance(message, Ask):
+                    self._carry_out(self._survey.ask(link, message))
+                elif greeted:
+                    self._loop.attempt(partial(self._hear, link, message))
                 elif isinstance(message, Hello):
                     greeted = True
                     self.handle(events.Greeted(link, message))

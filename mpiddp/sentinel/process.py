@@ -15,7 +15,7 @@ from collections import deque
 from functools import partial
 
 from ..beside.detached import silence, take_title
-from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Settled, Watched
+from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched, Where
 from ..beside.wire import Wire
 from ..facts.process import Process
 from ..plan.words import folded, shortened
@@ -24,8 +24,10 @@ from ..show.report import tell
 from . import events
 from .connections import Connections
 from .leftovers import Leftovers, cancel
+from .looking import Looking
 from .loop import Loop
-from .watcher import OTHERS_S, State, Watcher
+from .start import OTHERS_S
+from .watcher import State, Watcher
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
@@ -66,6 +68,7 @@ class Sentinel:
         self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank,
                                         began_s, is_first)
         self._leftovers = Leftovers(process.pid)
+        self._looking = Looking(self.loop, process.pid, lambda found: self.post(events.Noticed(found)))
         self._events: deque[events.WatcherEvent] = deque()
         self._excuses: set[str] = set()  # that were made
         if process.ended >= 0:  # after the rank's connection: what it has told comes first
@@ -129,8 +132,10 @@ class Sentinel:
             case events.MeetCoordinator(request):
                 self._connections.meet(request)
                 self.loop.set_timer("title", TITLE_S, partial(take_title, f"mpiddp: sentinel of {self._watched.who}"))
-            case events.TellCondition():
-                self._connections.tell_coordinator(Condition(self._process.is_stopped()))
+            case events.LookAtRank(request, ended):
+                self._look(request, ended)
+            case events.HearStacks(request):
+                self._looking.hear(self._connections.take_descriptor(), request.descriptor)
             case events.WatchNeighbour(rank, pid):
                 self._connections.watch_neighbour(rank, pid)
             case _:
@@ -163,6 +168,12 @@ class Sentinel:
                 cancel(self._watched.step)
             case events.CleanUp():
                 self._clean_up()
+
+    def _look(self, request: Look | Where, ended: bool) -> None:
+        if isinstance(request, Where):
+            self._looking.look(request, ended)
+        else:
+            self._connections.tell_coordinator(Condition(self._process.is_stopped()))
 
     def _look_at_rank(self) -> None:
         """Tell if the rank is gone; its connection alone may be, if it became another program."""

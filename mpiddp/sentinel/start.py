@@ -7,6 +7,7 @@ from . import events
 
 ASKING_HOSTS_S = 2.0
 HARD_GRACE_S = 15.0  # after the deadline of the start, for ranks to end the job in order
+OTHERS_S = 1.0  # for other nodes' sentinels to say what they have to, before the job's step is cancelled
 TERMINATING_S = 1.0  # between SIGTERM and SIGKILL
 # Slurm 22.05's fences of the kind "tree" may end before all ranks have come; the next message finds one unprepared.
 TRY_RING = "\nmpiddp: if this is srun --mpi=pmix, try it with SLURM_PMIX_FENCE=ring in the environment of srun"

@@ -14,12 +14,11 @@ from ..say import FORWARDING_S
 from . import events
 from .machine import Machine
 from .postmortem import early_death, report_on
-from .start import HARD_GRACE_S, Start
+from .start import HARD_GRACE_S, OTHERS_S, Start
 
 RULING_S = 2.5  # for the coordinator to rule
 LAUNCHER_S = 2.0  # for the launcher to end a job that has lost its rank 0
 LEAVING_S = 10.0  # for a rank whose script has ended to leave a job whose rank 0 may have left it in order
-OTHERS_S = 1.0  # for other nodes' sentinels to say what they have to, before the job's step is cancelled
 ASKING_S = 1.0  # between one way to end a rank and the next, harder one
 LAST_S = 0.5  # for a rank whose grace is over to end by itself
 
@@ -111,6 +110,8 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._do(*self.start.begin(name))
             case messages.Forked(pid):
                 self._do(events.NoteChild(pid))
+            case messages.Stacks():
+                self._do(events.HearStacks(message))
             case messages.Answer():
                 self._do(events.AnswerTrials(message))
             case messages.Coordinate():
@@ -143,8 +144,8 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._end_rank(message)
             case messages.Missing():
                 self._do(events.ToRank(message))
-            case messages.Look():
-                self._do(events.TellCondition())
+            case messages.Look() | messages.Where():
+                self._do(events.LookAtRank(message, self._script_ended))
             case messages.Neighbour(rank, pid):
                 self._do(events.WatchNeighbour(rank, pid))
             case messages.Over():

@@ -1,0 +1,40 @@
+"""A rank that lets its sentinel ask for its stack: a signal's handler in C prints it, whatever holds the interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+
+from .messages import STACK_SIGNAL
+
+
+class StackPipe:
+    """The pipe into which a rank, and the processes that it forks, print the stack of their main thread.
+
+    Other threads' stacks are left out: to read one while that thread runs may crash the process (python/cpython#116008).
+    """
+
+    def __init__(self) -> None:
+        """Let STACK_SIGNAL print from now on; raise OSError where that can't be, or something else uses the signal."""
+        if signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL or is_caught(STACK_SIGNAL):
+            raise OSError("the signal is used already")
+        self.reading, self.writing = os.pipe()
+        os.set_blocking(self.writing, False)  # what the sentinel does not read is lost: the rank never waits for it
+        faulthandler.register(STACK_SIGNAL, file=self.writing, all_threads=False)
+
+    def end(self) -> None:
+        """Print no more."""
+        faulthandler.unregister(STACK_SIGNAL)
+        for descriptor in (self.reading, self.writing):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def is_caught(number: int) -> bool:
+    """Tell whether this process has a handler for a signal, Python's or another one."""
+    mask = 0
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+    return bool(mask >> (number - 1) & 1)

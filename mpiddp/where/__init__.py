@@ -1,0 +1,1 @@
+"""Where the ranks of a job are: their stacks, merged, and which of them is odd."""

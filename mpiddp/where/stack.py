@@ -1,0 +1,153 @@
+"""A rank's stack: what faulthandler prints, as frames, outermost first.
+
+No I/O: a sentinel reads what its rank prints, and knows which files are Python's own.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
+LIBRARIES = ("/site-packages/", "/dist-packages/")
+PYTHON = os.path.dirname(os.__file__) + "/"
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
+LAUNCHING = ("cli.py", "launch.py", "__main__.py", "run/script.py", "run/running.py", "run/guard.py", "run/caller.py")
+STACK_HEADS = ("Stack (most recent call first):", "Current thread ", "Thread ")
+COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
+BACKWARD = "_engine_run_backward"
+LOADER = "torch/utils/data/dataloader.py"
+LOADER_WORKER = "torch/utils/data/_utils/worker.py"
+
+
+class Kind(enum.Enum):
+    """Whose code a frame is in."""
+
+    SCRIPT = "s"
+    LIBRARY = "l"
+    PYTHON = "p"
+    OURS = "m"
+
+
+class Frame(NamedTuple):
+    """A call: line 0 is one that is not known."""
+
+    kind: Kind
+    file: str
+    line: int
+    function: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words for a table."""
+        return f"{os.path.basename(self.file)}:{self.line} {self.function}"
+
+
+def kind_of(file: str) -> Kind:
+    """Tell whose code a file has."""
+    if file.startswith(OURS):
+        return Kind.OURS
+    if any(part in file for part in LIBRARIES):
+        return Kind.LIBRARY
+    if file.startswith((PYTHON, "<frozen ")):
+        return Kind.PYTHON
+    return Kind.SCRIPT
+
+
+def read(lines: Iterable[str]) -> list[Frame]:
+    """Return the frames of one thread from what faulthandler printed of it, without those that lead to the script."""
+    frames = []
+    for line in lines:
+        if found := FRAME.fullmatch(line):
+            number = int(found["line"]) if found["line"].isdigit() else 0
+            frames.append(Frame(kind_of(found["file"]), found["file"], number, found["function"]))
+    return without_launch(frames[::-1])
+
+
+def without_launch(frames: Sequence[Frame]) -> list[Frame]:
+    """Return frames without the outermost ones, by which Python and mpiddp come to a script."""
+    begin = 0
+    while begin < len(frames) and leads_on(frames[begin]):
+        begin += 1
+    return list(frames[begin:])
+
+
+def leads_on(frame: Frame) -> bool:
+    """Tell whether a frame runs the script."""
+    if frame.kind is Kind.OURS:
+        return frame.file[len(OURS):] in LAUNCHING
+    return frame.file == "<frozen runpy>" or (frame.kind is Kind.PYTHON and os.path.basename(frame.file) == "runpy.py")
+
+
+def as_text(frames: Iterable[Frame]) -> str:
+    """Return frames as a message carries them, a line for each."""
+    return "\n".join(f"{kind.value} {line} {function} {file}" for kind, file, line, function in frames)
+
+
+def from_text(text: str) -> tuple[Frame, ...]:
+    """Return the frames of a message; raise ValueError for anything else."""
+    frames = []
+    for one in text.splitlines():
+        kind, line, function, file = one.split(" ", 3)
+        frames.append(Frame(Kind(kind), file, int(line), function))
+    return tuple(frames)
+
+
+def essential(frames: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
+    """Return what tells a place from others: the script's lines, and which functions of libraries they have called.
+
+    Libraries poll, and are now at one line and now at another.
+    """
+    last = max((at for at, one in enumerate(frames) if one.kind is not Kind.PYTHON), default=-1)
+    return tuple((one.file, one.line if one.kind is Kind.SCRIPT else 0, one.function)
+                 for at, one in enumerate(frames) if one.kind is not Kind.PYTHON or at == last + 1)
+
+
+def after_script(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames of what the script's innermost line has called."""
+    last = max((at for at, one in enumerate(frames) if one.kind is Kind.SCRIPT), default=-1)
+    return frames[last + 1:]
+
+
+def collective(frames: Sequence[Frame]) -> str:
+    """Return the collective in which a stack ends, `backward` for one that DDP or FSDP makes there; empty for none."""
+    called = [one for one in after_script(frames) if one.kind is not Kind.PYTHON]
+    if not called:
+        return ""
+    if called[-1].function == BACKWARD:
+        return "backward"
+    if called[-1].kind is Kind.OURS:
+        return "should_stop" if called[0].function == "should_stop" else ""
+    within = [one for one in called if any(part in one.file for part in COLLECTIVES)]
+    if not any(part in called[-1].file for part in COLLECTIVES):
+        return ""
+    public = [one.function for one in within if not one.function.startswith("_") and one.function != "wrapper"]
+    return (public or [within[0].function])[0]
+
+
+def waits_for_loader(frames: Sequence[Frame]) -> bool:
+    """Tell whether a stack waits for a DataLoader's workers."""
+    return any(LOADER in one.file and one.function in ("_try_get_data", "_get_data") for one in after_script(frames))
+
+
+def is_idle_worker(frames: Sequence[Frame]) -> bool:
+    """Tell whether a stack is a DataLoader worker's that waits for work."""
+    libraries = [one for one in frames if one.kind is not Kind.PYTHON]
+    return bool(libraries) and LOADER_WORKER in libraries[-1].file and libraries[-1].function == "_worker_loop"
+
+
+def in_words(frames: Sequence[Frame]) -> str:
+    """Return a stack in one line: the script's frames, at most three, and what the last of them has called."""
+    script = [one for one in frames if one.kind is Kind.SCRIPT]
+    shown = [one.place for one in (script if len(script) <= 3 else [script[0], *script[-2:]])]
+    if len(script) > 3:
+        shown.insert(1, "…")
+    called = after_script(frames)
+    if name := collective(frames):
+        shown.append(name)
+    elif called:
+        shown.append(called[0].function if called[0].kind is not Kind.OURS else "mpiddp")
+    return " → ".join(shown)
