@@ -99,6 +99,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     words = command[1:] if way or command[:1] == ["--"] else command
     if not words and (way or options.explain is None):
         parser.error(NEEDED[way])
+    if options.stall_abort and options.stall is None:
+        parser.error("--stall-abort needs --stall SECONDS")
     script = Script(words[0], tuple(words[1:]), is_module=way == "-m", is_code=way == "-c") if words else None
     return configuration(options, script, environ)
 
@@ -124,6 +126,8 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         init=not options.no_init,
         startup_timeout_s=options.startup_timeout,
         exit_timeout_s=options.exit_timeout,
+        stall_s=options.stall,
+        stall_abort=options.stall_abort,
         group_timeout=timedelta_of(options.group_timeout),
         quiet=options.quiet,
         explain=options.explain,

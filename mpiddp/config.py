@@ -58,7 +58,8 @@ class LaunchConfig(NamedTuple):
     `script` is None if the caller keeps its own main(). `backend` None takes torch's own backend for the
     device. `device` None takes the accelerator that torch finds. `group_timeout` is for the process group's
     collectives; None takes torch's default. `exit_timeout_s` is how long finished ranks wait for the others;
-    None sets no limit. `explain` is a rank whose environment is explained; the script does not run then.
+    None sets no limit. When no rank has moved for `stall_s`, rank 0's sentinel says where they are, and ends the job
+    if `stall_abort`; None never does. `explain` is a rank whose environment is explained; the script does not run then.
     `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason
     of a failure as JSON, `log_dir` each rank's output; empty writes neither. `prefix` puts rank and host
     before each line of output. `python_exit` ends the process by the interpreter's own exit. `binding` is a
@@ -80,6 +81,8 @@ class LaunchConfig(NamedTuple):
     init: bool = True
     startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
     exit_timeout_s: float | None = None
+    stall_s: float | None = None
+    stall_abort: bool = False
     group_timeout: timedelta | None = None
     quiet: bool = False
     explain: int | None = None

@@ -6,6 +6,7 @@ import os
 
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 3
+EXIT_STALLED = 124  # as timeout(1) has it: --stall-abort
 EXIT_OUTPUT_LOST = 120  # as Python's own, where it cannot write out what stdout holds (Py_FinalizeEx)
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: all ranks agreed to stop, and the job can go on later
 

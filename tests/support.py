@@ -118,7 +118,7 @@ def single_node_environ(mpi: Mpi) -> dict[str, str]:
     Processes that are killed leave temporary files. TMPDIR names a folder that is removed after the tests.
     """
     kept = {name: value for name, value in mpi.environ().items() if name != "I_MPI_PMI_LIBRARY"}
-    return {**kept, "TMPDIR": scratch()}
+    return {**kept, "TMPDIR": scratch(), "XDG_STATE_HOME": scratch()}
 
 
 @functools.cache

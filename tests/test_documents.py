@@ -45,6 +45,7 @@ RUN_BY = {
         "tests/test_interactive.py::test_a_script_that_hangs_says_where_under_srun", '"scancel", "--signal=USR2"'),
     "pkill -USR2 -f '^[^ ]*python[^ ]* -m mpiddp.*train.py'": (
         "tests/test_interactive.py::test_a_script_that_hangs_says_where", "pkill"),
+    "python -m mpiddp.where": ("tests/test_asking.py::test_a_job_of_three_nodes_answers_within_a_second", "WHERE"),
     "srun -n1 --pty bash": ("tests/test_steps.py::test_mpirun_in_a_step", "-n1"),
     "python -m cProfile -o FILE -m mpiddp train.py": (
         "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),

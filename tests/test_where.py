@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import time
+import tracemalloc
 
 import pytest
 
+from mpiddp.beside.asking import Shown, Whereabouts
+from mpiddp.beside.lines import decode, encode
 from mpiddp.where import stack
-from mpiddp.where.merge import At, Rank, Worker, picture, ranges
+from mpiddp.where.merge import Rank, Worker, picture, ranges
 from mpiddp.where.stack import Frame, Kind
+from mpiddp.where.survey import Survey
+from mpiddp.where.table import from_json
 
 SITE = "/env/lib/python3.11/site-packages/"
 STEP = Frame(Kind.SCRIPT, "/home/me/train.py", 92, "step")
@@ -81,7 +85,10 @@ def test_the_collective_that_a_stack_ends_in(frames: tuple[Frame, ...], name: st
      "rank 2 is in broadcast (train.py:120 <module>)"),
     ([rank(0), rank(1, (MAIN, *collective("broadcast")))], [], "these do not meet"),
     ([rank(0), rank(1), rank(2)], [],
-     "all ranks wait in the same collective: the network or a device stands still"),
+     "all ranks wait in the same all_reduce: the network or a device stands still"),
+    ([rank(one, (MAIN, *collective("recv"))) for one in range(3)], [],
+     "all ranks wait in recv: nobody does what they wait for"),
+    ([rank(0), rank(1, LOADS)], [1], "rank 1 is waiting for a worker of its DataLoader"),
     ([rank(0, steps=7), rank(1, steps=7), rank(2, steps=6)], [],
      "all wait at one place, but rank 2 is in step 6 of up to 7"),
     ([rank(0, BACKWARD), rank(1, BACKWARD, cores=0.9)], [1],
@@ -101,16 +108,35 @@ def test_a_worker_that_its_rank_waits_for() -> None:
     found = picture([rank(0), rank(1, LOADS, workers=workers), rank(2)])
     assert found.groups[0].odd
     assert found.groups[0].place == (
-        "train.py:120 <module> → __next__; its child 78: train.py:88 load_batch → dataset.py:17 __getitem__ → pipe_read()")
+        "train.py:120 <module> → __next__; "
+        "its child 78: train.py:88 load_batch → dataset.py:17 __getitem__ → pipe_read()")
 
 
 def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
-    frames = [stack.from_text(stack.as_text((MAIN, STEP._replace(line=one), *collective("all_reduce"))))
-              for one in range(50) for _ in range(200)]
-    start = time.process_time()
-    found = picture([rank(number, one) for number, one in enumerate(frames)])
-    assert time.process_time() - start < 2
-    assert len(found.groups) == 50
+    """What the coordinator does: read a line of JSON for each rank, merge, and write the picture."""
+    lines = []
+    for number in range(10_000):
+        frames = (MAIN, STEP._replace(line=number % 50), *collective("all_reduce"))
+        lines.append(encode(Whereabouts(1, stack.as_text(frames), "S", "futex", number % 7, 1, False, "")))
+    survey = Survey()
+    ranks = range(10_000)
+    assert len(survey.ask(-1, dict(zip(ranks, ranks, strict=True)), dict.fromkeys(ranks, "n1"))) == 10_000
+    tracemalloc.start()
+    found = [survey.hear(number, read(line)) for number, line in enumerate(lines)]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found[:-1] == [[]] * 9_999
+    ((asker, shown),) = found[-1]
+    assert asker == -1
+    assert isinstance(shown, Shown)
+    assert len(from_json(shown.picture).groups) == 50
+    assert most < 200e6
+
+
+def read(line: bytes) -> Whereabouts:
+    message = decode(line)
+    assert isinstance(message, Whereabouts)
+    return message
 
 
 def test_ranges() -> None:

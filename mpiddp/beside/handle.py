@@ -20,6 +20,7 @@ from typing import TypeVar
 from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict, brief
+from .asking import Stacks
 from .detached import fork_detached, reap
 from .ends import open_ends
 from .messages import (
@@ -38,7 +39,6 @@ from .messages import (
     Ruling,
     ScriptEnded,
     Settled,
-    Stacks,
     Stage,
     Through,
     Told,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
+from .asking import Ask, Shown, Stacks, Where, Whereabouts
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
 STACK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, print its stack to its sentinel
@@ -21,7 +22,8 @@ class Watched(NamedTuple):
     is the Slurm step of the job's ranks, None where there is none; it is cancelled where nothing else ends them.
     `hosts` returns the hosts that are asked for an answer when the rank waits in MPI_Init, none on most ranks.
     `by_srun` tells that srun itself started the rank. `timeout_s` is how long its start may take. `step_daemon` is
-    the process of Slurm that the rank descends from, 0 for none.
+    the process of Slurm that the rank descends from, 0 for none. Where no rank has moved for `stall_s`, the coordinator
+    says so, and ends the job if `stall_abort`; 0 for never.
     """
 
     who: str
@@ -31,6 +33,8 @@ class Watched(NamedTuple):
     by_srun: bool
     timeout_s: float
     step_daemon: int = 0
+    stall_s: float = 0.0
+    stall_abort: bool = False
 
 
 # A rank to its sentinel
@@ -78,12 +82,6 @@ class Forked(NamedTuple):
     """The script has forked the process `pid`."""
 
     pid: int
-
-
-class Stacks(NamedTuple):
-    """Stacks that STACK_SIGNAL asks for come from the pipe whose end comes with this; the rank's is `descriptor`."""
-
-    descriptor: int
 
 
 class Settled(NamedTuple):
@@ -172,23 +170,6 @@ class Condition(NamedTuple):
     stopped: bool
 
 
-class Whereabouts(NamedTuple):
-    """The answer to the `Where` of this number, as where/merge.py has it.
-
-    `stack` is one of where/stack.py, empty if the rank has not printed it. Of each process that the rank has forked
-    `children` has its number, its state, the kernel's function that it sleeps in, and its stack, a line each with the
-    stack's lines indented.
-    """
-
-    number: int
-    stack: str
-    state: str
-    kernel: str
-    cores: float
-    ended: bool
-    children: str
-
-
 class Orphaned(NamedTuple):
     """The rank's step daemon is gone, by which Slurm starts and ends the ranks of a node."""
 
@@ -217,12 +198,6 @@ class Look(NamedTuple):
     """Tell whether the rank's process is stopped."""
 
 
-class Where(NamedTuple):
-    """Tell where the rank is."""
-
-    number: int
-
-
 class Missing(NamedTuple):
     """The answer to `AskMissing`: the ranks, in words, which the sentinel passes on to its rank."""
 
@@ -243,19 +218,6 @@ class JobEnds(NamedTuple):
 
 class Over(NamedTuple):
     """The job is over, in order."""
-
-
-# One who asks where a job's ranks are, and the coordinator
-
-
-class Ask(NamedTuple):
-    """Tell where the ranks are."""
-
-
-class Shown(NamedTuple):
-    """Where the ranks are: a picture of where/merge.py, as where/table.py has it in JSON."""
-
-    picture: str
 
 
 # A rank and the relay of its output

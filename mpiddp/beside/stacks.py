@@ -1,4 +1,4 @@
-"""A rank that lets its sentinel ask for its stack: a signal's handler in C prints it, whatever holds the interpreter."""
+"""A rank's stack, which its sentinel asks for: a signal's handler in C prints it, whatever holds the interpreter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+from collections.abc import Iterable
 
 from .messages import STACK_SIGNAL
 
@@ -13,12 +14,12 @@ from .messages import STACK_SIGNAL
 class StackPipe:
     """The pipe into which a rank, and the processes that it forks, print the stack of their main thread.
 
-    Other threads' stacks are left out: to read one while that thread runs may crash the process (python/cpython#116008).
+    Other threads' stacks are left out: to read one while its thread runs may crash the process (python/cpython#116008).
     """
 
     def __init__(self) -> None:
         """Let STACK_SIGNAL print from now on; raise OSError where that can't be, or something else uses the signal."""
-        if signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL or is_caught(STACK_SIGNAL):
+        if signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL or caught([STACK_SIGNAL]):
             raise OSError("the signal is used already")
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)  # what the sentinel does not read is lost: the rank never waits for it
@@ -32,9 +33,9 @@ class StackPipe:
                 os.close(descriptor)
 
 
-def is_caught(number: int) -> bool:
-    """Tell whether this process has a handler for a signal, Python's or another one."""
+def caught(numbers: Iterable[int]) -> set[int]:
+    """Return the signals for which this process has a handler, Python's or another one."""
     mask = 0
     with contextlib.suppress(OSError), open("/proc/self/status") as file:
         mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
-    return bool(mask >> (number - 1) & 1)
+    return {number for number in numbers if mask >> (number - 1) & 1}

@@ -10,8 +10,9 @@ import socket
 import time
 
 from ..say import write_all
+from .asking import Stacks
 from .ends import Ends, has_ended, open_ends, spawn_sentinel
-from .messages import END_SIGNAL, Bye, Coordinate, Failed, Join, ScriptEnded, Stacks, Stage, Watched
+from .messages import END_SIGNAL, Bye, Coordinate, Failed, Join, ScriptEnded, Stage, Watched
 from .wire import Wire
 
 F_SETSIG = 10  # (asm-generic/fcntl.h): which signal tells of a descriptor

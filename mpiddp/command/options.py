@@ -142,6 +142,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": None, "type": seconds, "metavar": "SECONDS",
         "help": "give up when a rank has not ended this long after another did (default: wait for it)",
     },
+    "stall": {
+        "default": None, "type": seconds, "metavar": "SECONDS",
+        "help": "say where the ranks are when none of them has moved for so long (default: never)",
+    },
     "abort-grace": {
         "default": str(DEFAULT_ABORT_GRACE_S), "type": seconds, "metavar": "SECONDS",
         "help": "when a rank fails, kill it and the others where they have not ended by then (default: %(default)s)",
@@ -197,6 +201,7 @@ FLAGS = {
                "on the nodes of --facts; start nothing",
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
     "prefix": "put rank and host before each line of output",
+    "stall-abort": "end the job, with status 124, when no rank has moved for --stall seconds",
     "quiet": "print no start line and no map",
     "allow-idle-gpus": "let the only rank of a node have several GPUs: the script uses more than its own",
     "share-gpus": "let several ranks have one GPU, with gloo",

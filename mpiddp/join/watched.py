@@ -24,7 +24,9 @@ def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> S
         hosts=lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [],
         by_srun=by_srun,
         step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
-        timeout_s=config.startup_timeout_s), watch)
+        timeout_s=config.startup_timeout_s,
+        stall_s=config.stall_s or 0.0,
+        stall_abort=config.stall_abort), watch)
 
 
 def let_be_killed() -> None:

@@ -20,6 +20,14 @@ def at_port(address: str, port: int | str) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in words: 4.2 s, 62 s, 4 min 10 s, 1 h 3 min."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def folded(hosts: Iterable[str]) -> str:
     """Return hostnames as Slurm writes them, n[001-064]; what does not fold is listed."""
     from ClusterShell.NodeSet import NodeSet  # heavy, and needed only for a message

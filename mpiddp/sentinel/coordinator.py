@@ -9,6 +9,7 @@ import enum
 import math
 
 from ..beside import messages
+from ..errors import EXIT_STALLED
 from ..plan import verdict as waits
 from ..plan.member import Member
 from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, judge, named
@@ -86,6 +87,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case events.PeerLost(link, error):
                 if peer := self.peers.by_link.get(link):
                     self._on_lost(peer, error)
+            case events.Stalled(rank, cause):
+                self._add_report(Report(rank, self.peers.hosts[rank], ABSENT, cause, EXIT_STALLED))
             case events.OwnRankLeft() if self.state is State.LISTENING:
                 self._tell_all(messages.Over())
             case events.OwnRankLeft() | events.OwnRankGone():

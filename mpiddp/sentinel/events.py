@@ -6,6 +6,7 @@ so does a simulation, with a clock, a network and processes that are none.
 
 from __future__ import annotations
 
+from ..beside.asking import Stacks, Where, Whereabouts
 from ..beside.messages import (
     Answer,
     Coordinate,
@@ -16,13 +17,10 @@ from ..beside.messages import (
     Look,
     Message,
     Sent,
-    Stacks,
-    Where,
-    Whereabouts,
 )
 from ..plan.member import Member
 from ..plan.verdict import Verdict
-from .record import Record
+from .machine import Record
 
 # Events
 
@@ -109,6 +107,13 @@ class OwnRank(Record):
     member: Member
 
 
+class Stalled(Record):
+    """No rank has moved for long, which ends the job; `rank` is the odd one, or the first."""
+
+    rank: int
+    cause: str
+
+
 class OwnRankLeft(Record):
     """Rank 0 leaves the job in order."""
 
@@ -121,7 +126,7 @@ WatcherEvent = (
     FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | CoordinatorBack | StepDaemonGone
     | Noticed | Due
 )
-CoordinatorEvent = Greeted | FromPeer | PeerLost | OwnRank | OwnRankLeft | OwnRankGone | Due
+CoordinatorEvent = Greeted | FromPeer | PeerLost | OwnRank | Stalled | OwnRankLeft | OwnRankGone | Due
 
 # Actions of both
 
@@ -274,7 +279,7 @@ class Drop(Record):
 
 WatcherAction = (
     SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | AnswerTrials | BeCoordinator
-    | MeetCoordinator | LookAtRank | HearStacks | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert | AskToEnd
-    | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
+    | MeetCoordinator | LookAtRank | HearStacks | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert
+    | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
 CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop

@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Callable
 
-from ..beside.messages import STACK_SIGNAL, Where, Whereabouts
+from ..beside.asking import Where, Whereabouts
+from ..beside.messages import STACK_SIGNAL
 from ..facts.process import Glance, glance, handles
 from ..where import stack
 from .leftovers import children
@@ -100,8 +101,11 @@ class Looking:
             cores = (now.busy_s - self._began.busy_s) / (time.monotonic() - self._began_s)
         own = self._asked[0]
         self._tell(Whereabouts(request.number, self._stacks.get(own, ""), now.state if now else "",
-                               now.kernel if now else "", round(cores, 2), self._ended,
+                               now.kernel if now else "", round(cores, 2), self._busy_s(), self._ended,
                                "\n".join(map(self._child, self._asked[1:]))))
+
+    def _busy_s(self) -> float:
+        return sum(found.busy_s for pid in self._asked if (found := glance(pid)) is not None)
 
     def _child(self, pid: int) -> str:
         """Return what is seen of a child, in lines."""

@@ -1,13 +1,40 @@
-"""What the watcher and the coordinator have in common: a state, a table of what leads where, actions to carry out."""
+"""What the watcher and the coordinator are made of: events and actions, a state, a table of what leads where."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+    def dataclass_transform(**_):
+        """Mark nothing: this is for type checkers."""
+        return lambda kind: kind
 
 State = TypeVar("State", bound=enum.Enum)
 Action = TypeVar("Action")
+
+
+@dataclass_transform(eq_default=True)
+class Record:
+    """A value of named fields, as a dataclass is one; every sentinel makes these classes, so they must cost little."""
+
+    _names: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._names = cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[attr-defined,misc]
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        self.__dict__.update(zip(self._names, values, strict=False), **named)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
+        return f"{type(self).__name__}({fields})"
 
 
 class Machine(Generic[State, Action]):

@@ -9,20 +9,26 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..beside.messages import Ask, Coordinate, Hello, Message, Sent, Watched, Whereabouts
+from ..beside.asking import Ask, Whereabouts
+from ..beside.messages import Coordinate, Hello, Message, Sent, Watched
 from ..beside.wire import Wire
 from ..plan.member import Member
+from ..say import say
 from ..show.report import tell
 from ..version import __version__
 from ..where.cards import Card, job_number, remove, write
+from ..where.merge import picture
+from ..where.stall import Stall
+from ..where.survey import LONGEST_S, Letters, Survey
+from ..where.table import lines
 from . import events
 from .coordinator import Coordinator
 from .entrance import Entrance, keep_alive
 from .leftovers import cancel
 from .loop import Loop
-from .survey import Survey
 
 OWN_LINK = 0  # to this process's own watcher
+STALL_LINK = -1  # to nobody: --stall asks
 CARD_S = 1.0  # until the job can be found by those who ask where it is: not while it starts
 FLUSHING_S = 2.0  # for all others to take what they are sent last
 
@@ -44,7 +50,7 @@ class Office:
         self.port = self._entrance.port
         self._loop, self._watched, self._post = loop, watched, post
         self._coordinator = Coordinator(watched, began_s)
-        self._survey = Survey(self._coordinator.peers)
+        self._survey, self._stall = Survey(), Stall(watched.stall_s)
         self._request, self._card = request, ""
         self._wires: dict[int, Wire] = {}
         self._last_link = OWN_LINK
@@ -59,6 +65,8 @@ class Office:
         card = Card(member.run_id, job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
         self._loop.set_timer("card", CARD_S, partial(self._write_card, card))
+        if self._watched.stall_s:
+            self._look_for_stall()
 
     def _write_card(self, card: Card) -> None:
         self._card = write(card)
@@ -95,36 +103,61 @@ class Office:
     def _hear(self, link: int, message: Message) -> None:
         """Take a message of a member's sentinel."""
         if isinstance(message, Whereabouts):
-            self._carry_out(self._survey.hear(link, message))
+            if link in self._coordinator.peers.by_link:
+                self._send(self._survey.hear(self._coordinator.peers.by_link[link].rank, message))
         else:
             self.handle(events.FromPeer(link, message))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
         """Tell the coordinator of an event, and do what it wants."""
-        self._carry_out(self._coordinator.handle(event, time.monotonic()))
-
-    def _carry_out(self, actions: list[events.CoordinatorAction]) -> None:
+        actions = self._coordinator.handle(event, time.monotonic())
         for action in sorted(actions, key=is_for_own):  # which may end this process
             self._loop.attempt(partial(self._do, action))
 
     def _do(self, action: events.CoordinatorAction) -> None:
         match action:
             case events.ToPeer(link, message):
-                if link == OWN_LINK:
-                    self._post(events.FromCoordinator(message))
-                elif link in self._wires and not self._wires[link].post(message):
-                    self._loop.await_room(self._wires[link])
+                self._send([(link, message)])
             case events.Drop(link):
                 if link in self._wires:
                     self._close(link)
-            case events.SetTimer("survey", after_s):
-                self._loop.set_timer("survey", after_s, lambda: self._carry_out(self._survey.due()))
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
             case events.TellReason(verdict, who, after_s, error_file):
                 tell(verdict, who, after_s, error_file)
             case events.CancelStep():
                 cancel(self._watched.step)
+
+    def _send(self, letters: Letters) -> None:
+        for link, message in letters:
+            if link == OWN_LINK:
+                self._post(events.FromCoordinator(message))
+            elif link == STALL_LINK:
+                self._take_look()
+            elif link in self._wires and not self._wires[link].post(message):
+                self._loop.await_room(self._wires[link])
+
+    def _ask(self, asker: int) -> None:
+        """Ask all sentinels where their ranks are, for the one who has asked over a link."""
+        peers = self._coordinator.peers
+        self._loop.set_timer("survey", LONGEST_S, lambda: self._send(self._survey.answer()))
+        self._send(self._survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
+                                    {rank: peers.hosts[rank] for rank in peers.by_rank}))
+
+    def _look_for_stall(self) -> None:
+        self._ask(STALL_LINK)
+        self._loop.set_timer("stall", self._stall.pause_s, self._look_for_stall)
+
+    def _take_look(self) -> None:
+        """Say that the job stands still, or goes on; end it if that was asked for."""
+        line = self._stall.see(self._survey.ranks, time.monotonic())
+        if not line:
+            return
+        seen = picture(self._survey.ranks) if self._stall.lasts_s else None
+        say("\n".join([f"mpiddp: {line}", *(lines(seen) if seen else [])]))
+        if seen and self._watched.stall_abort:
+            self._loop.drop_timers("stall")
+            self.handle(events.Stalled(seen.groups[0].ranks[0], f"{line}; {'; '.join(seen.findings)}"))
 
     def _await_hello(self, connection: socket.socket) -> None:
         """Wait for one that has shown the token to say which rank it watches."""
@@ -143,12 +176,12 @@ class Office:
                 messages = wire.receive(0)
             except (EOFError, OSError) as error:
                 self._close(link)
-                self._survey.lose(link)
+                self._survey.forget(link)
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:
                 if isinstance(message, Ask):
-                    self._carry_out(self._survey.ask(link, message))
+                    self._ask(link)
                 elif greeted:
                     self._loop.attempt(partial(self._hear, link, message))
                 elif isinstance(message, Hello):

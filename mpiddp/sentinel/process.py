@@ -14,8 +14,9 @@ import time
 from collections import deque
 from functools import partial
 
+from ..beside.asking import Where
 from ..beside.detached import silence, take_title
-from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched, Where
+from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
 from ..beside.wire import Wire
 from ..facts.process import Process
 from ..plan.words import folded, shortened

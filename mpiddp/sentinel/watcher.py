@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 
 from ..beside import messages
+from ..beside.asking import Stacks, Where
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, NO_STEP_DAEMON, OWN, Report, Verdict, brief
 from ..say import FORWARDING_S
@@ -47,8 +48,7 @@ MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which oth
     S.SETTLED: {"reported": S.REPORTED, "ruled": S.ENDING, "told to end": S.ENDING, "gone": S.CLEANING,
                 "left": S.OVER},
     S.ENDING: {"gone": S.CLEANING, "left": S.OVER},
-    S.CLEANING: {"cleaned": S.OVER},
-    S.OVER: {},
+    S.CLEANING: {"cleaned": S.OVER}, S.OVER: {},
 }
 
 
@@ -110,7 +110,7 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._do(*self.start.begin(name))
             case messages.Forked(pid):
                 self._do(events.NoteChild(pid))
-            case messages.Stacks():
+            case Stacks():
                 self._do(events.HearStacks(message))
             case messages.Answer():
                 self._do(events.AnswerTrials(message))
@@ -144,7 +144,7 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._end_rank(message)
             case messages.Missing():
                 self._do(events.ToRank(message))
-            case messages.Look() | messages.Where():
+            case messages.Look() | Where():
                 self._do(events.LookAtRank(message, self._script_ended))
             case messages.Neighbour(rank, pid):
                 self._do(events.WatchNeighbour(rank, pid))

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..version import __version__
-from .client import Unanswered, ask, find
+from .client import UnansweredError, ask, find, name
 from .table import as_json, lines
 
 
@@ -25,14 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
         card = find(given.job)
         while True:
             picture = ask(card)
-            head = f"job {card.number or card.run_id[:8]}, {card.ranks:,} rank{'s' * (card.ranks != 1)}"
+            head = f"job {name(card)}, {card.ranks:,} rank{'s' * (card.ranks != 1)}"
             print(as_json(picture) if given.json else "\n".join([head, *lines(picture)]), flush=True)
             if not given.watch:
                 return 0
             import time
 
             time.sleep(given.watch)
-    except Unanswered as error:
+    except UnansweredError as error:
         print(f"mpiddp.where: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -24,6 +24,7 @@ class At(enum.Enum):
     ENDED = "at the end of the script"
     COLLECTIVE = "waiting"
     COMPUTING = "computing"
+    LOADER = "waiting for a worker of its DataLoader"
     ELSEWHERE = "standing"
 
 
@@ -31,6 +32,7 @@ Place = tuple[At, str]  # what ranks are at, and where in words
 Standing = Mapping[Place, tuple[int, ...]]  # which ranks are where
 HELD = (At.LOST, At.GONE, At.STOPPED, At.KERNEL, At.SILENT)
 WAITING = (At.COLLECTIVE, At.ENDED)
+BETWEEN_TWO = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 
 
 class Worker(NamedTuple):
@@ -46,9 +48,10 @@ class Rank(NamedTuple):
     """A rank as its sentinel has seen it.
 
     `frames` is the stack of its main thread, outermost first, empty where it did not answer. `state` is the letter of
-    /proc/PID/stat, empty for a process that is gone, `kernel` the kernel's function that it sleeps in, `cores` how many
-    processors it used, or waited for, while it was looked at, `steps` how often it has asked should_stop(), -1 for never. `heard` tells whether
-    its sentinel has answered, `ended` that its script has come to its end.
+    /proc/PID/stat, empty for a process that is gone, `kernel` the kernel's function that it sleeps in. `cores` is how
+    many processors it used, or waited for, while it was looked at, `busy_s` for how long it did so since its start, its
+    children too. `steps` is how often it has asked should_stop(), -1
+    for never. `heard` tells whether its sentinel has answered, `ended` that its script has come to its end.
     """
 
     rank: int
@@ -57,6 +60,7 @@ class Rank(NamedTuple):
     state: str = ""
     kernel: str = ""
     cores: float = 0.0
+    busy_s: float = 0.0
     steps: int = -1
     heard: bool = True
     ended: bool = False
@@ -116,7 +120,9 @@ def what_at(one: Rank) -> At:
     name = stack.collective(one.frames)
     if name and (name != "backward" or one.cores < WAITS):
         return At.COLLECTIVE
-    return At.COMPUTING if one.cores >= BUSY else At.ELSEWHERE
+    if one.cores >= BUSY:
+        return At.COMPUTING
+    return At.LOADER if stack.waits_for_loader(one.frames) else At.ELSEWHERE
 
 
 def place(one: Rank, at: At) -> str:
@@ -124,8 +130,8 @@ def place(one: Rank, at: At) -> str:
     if at is At.ENDED:
         return ""
     words = stack.in_words(one.frames)
-    if at in (At.KERNEL, At.SILENT) and one.kernel:
-        words = f"{words} {one.kernel}()".strip()
+    if one.kernel and at in (At.KERNEL, At.SILENT, At.ELSEWHERE):
+        words = f"{words} → {one.kernel}()" if words else f"{one.kernel}()"
     for worker in odd_workers(one):
         where = stack.in_words(worker.frames)
         kernel = f"{worker.kernel}()" if worker.kernel else ""
@@ -148,7 +154,8 @@ def find(standing: Standing, steps: Mapping[int, int]) -> tuple[set[Place], tupl
     if held:
         return held if len(held) < len(standing) else set(), told(standing, held)
     if waiting and others:
-        return others, told(standing, others, f"not {meeting(waiting)}")
+        loading = {key for key in others if key[0] is At.LOADER}
+        return others, (*told(standing, loading), *told(standing, others - loading, f"not {meeting(waiting)}"))
     if waiting and computing:
         if 2 * count(standing, computing) > count(standing, standing):
             return set(), told(standing, computing, "computing: this is no standstill")
@@ -181,9 +188,12 @@ def among_waiting(standing: Standing, steps: Mapping[int, int]) -> tuple[set[Pla
     counts = {number for number in steps.values() if number >= 0}
     if len(counts) > 1:
         behind = [rank for rank, number in steps.items() if number == min(counts)]
-        return set(), (f"all wait at one place, but {ranks_in_words(behind)} in step {min(counts):,} of up to "
-                       f"{max(counts):,}",)
-    return set(), ("all ranks wait in the same collective: the network or a device stands still",)
+        words = f"all wait at one place, but {ranks_in_words(behind)} in step {min(counts):,} of up to {max(counts):,}"
+        return set(), (words,)
+    name = own_words(next(iter(standing))).split()[1]
+    if name in BETWEEN_TWO:
+        return set(), (f"all ranks wait in {name}: nobody does what they wait for",)
+    return set(), (f"all ranks wait in the same {name}: the network or a device stands still",)
 
 
 def own_words(key: Place) -> str:

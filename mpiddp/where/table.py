@@ -38,7 +38,9 @@ def row(group: Group) -> tuple[str, str, str, str]:
     """Return a group's ranks, hosts, state and place."""
     count = len(group.ranks)
     names = ranges(group.ranks)
-    who = f"{count:,} rank{'s' * (count != 1)}  {names if len(names) <= WIDEST_RANKS else names[:WIDEST_RANKS - 1] + '…'}"
+    if len(names) > WIDEST_RANKS:
+        names = f"{names[:WIDEST_RANKS - 1]}…"
+    who = f"{count:,} rank{'s' * (count != 1)}  {names}"
     state = ODD if group.odd else group.at.value if len(group.at.value) < 10 else ""
     place = group.place
     if group.at.value not in (state, "standing", "waiting", "computing"):

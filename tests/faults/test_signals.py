@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,11 +53,12 @@ class Job:
 
 @contextlib.contextmanager
 def started(launcher: Launcher, cluster: Cluster | None, *arguments: object, nodes: int = 3,
-            prepare: Callable[[], None] = processes.default_signals) -> Iterator[Job]:
+            prepare: Callable[[], None] = processes.default_signals,
+            env: Mapping[str, str] | None = None) -> Iterator[Job]:
     """Hold a running job of mpiddp; fail where a process of it is left. The launcher runs `prepare` as it starts."""
     mpi, python = launcher.mpi, ["-m", "mpiddp", *map(str, arguments)]
     need(mpi.missing())
-    env = processes.marked(launcher.environ())
+    env = processes.marked({**launcher.environ(), **(env or {})})
     if cluster is None:
         command = mpiexec_command(mpi, launcher.ranks, *python)
     else:

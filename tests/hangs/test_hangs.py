@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,28 @@ from mpiddp.where.cards import read_all
 from mpiddp.where.merge import Picture
 from tests.faults.matrix import WHOLE
 from tests.faults.test_signals import started
+from tests.support import first_of, need
 
 ZOO = Path(__file__).with_name("zoo.py")
 OMPI4, OMPI5, HYDRA, PMIX, PMI2 = WHOLE
 SETTLING_S = 20
+MNT_DETACH = 2  # (sys/mount.h)
+
+
+@contextlib.contextmanager
+def stuck(folder: Path) -> Iterator[None]:
+    """Hold a file system that does not answer: nobody reads what the kernel asks of /dev/fuse."""
+    need(["root, to mount a file system"] if os.geteuid() else [])
+    folder.mkdir()
+    library = ctypes.CDLL(None, use_errno=True)
+    device = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+        assert library.mount(b"stuck", str(folder).encode(), b"fuse", 0, options) == 0, os.strerror(ctypes.get_errno())
+        yield
+    finally:
+        os.close(device)  # those who wait for it go on
+        library.umount2(str(folder).encode(), MNT_DETACH)
 
 
 def standing(odd: int) -> Picture:
@@ -32,26 +53,28 @@ def standing(odd: int) -> Picture:
         time.sleep(0.3)
 
 
-@pytest.mark.parametrize(("kind", "place", "finding"), [
+@pytest.mark.parametrize(("kind", "place", "finding"), first_of([
+    ("worker", "read_sample", "rank 1 is waiting for a worker of its DataLoader"),
+    ("mismatch", "broadcast", "rank 1 is in broadcast ("),
+    ("stop", "", "rank 1 is stopped, by SIGSTOP or a debugger"),
     ("python", "sleep_in_python", "rank 1 is not in all_reduce, where others wait"),
     ("c", "sleep_in_c", "rank 1 is not in all_reduce, where others wait"),
-    ("mismatch", "broadcast", "rank 1 is in broadcast ("),
     ("left", "", "rank 1 is at the end of the script"),
     ("uneven", "validate → barrier", "rank 1 is in barrier (zoo.py:"),
-    ("worker", "read_sample", "rank 1 is not in all_reduce, where others wait"),
     ("pool", "lose_pool_worker", "rank 1 is not in all_reduce, where others wait"),
     ("lock", "take_second", "rank 1 is not in all_reduce, where others wait"),
     ("fork", "log_in_child", "rank 1 is not in all_reduce, where others wait"),
-    ("stop", "", "rank 1 is stopped, by SIGSTOP or a debugger"),
     ("input", "ask", "rank 1 is not in all_reduce, where others wait"),
+    ("disk", "fuse", "rank 1 is held by the kernel"),
     ("slow", "compute", "rank 1 is computing, and not in all_reduce, where others wait yet: slow, not hanging"),
-])
+], 3))
 def test_a_job_that_stands_still(
     kind: str, place: str, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     os.mkfifo(tmp_path / "fifo")
-    with started(HYDRA, None, ZOO, kind, tmp_path) as job:
+    with (stuck(tmp_path / "stuck") if kind == "disk" else contextlib.nullcontext(),
+          started(HYDRA, None, ZOO, kind, tmp_path, env={"XDG_STATE_HOME": str(tmp_path)}) as job):
         job.await_ready(HYDRA.ranks)
         found = standing(1)
     (odd,) = (group for group in found.groups if group.odd)

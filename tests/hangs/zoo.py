@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,8 +33,7 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def read_sample() -> None:
-    with open(f"{FOLDER}/fifo") as file:
-        file.read()
+    Path(FOLDER, "fifo").read_text()
 
 
 def sleep_in_python() -> None:
@@ -50,12 +50,6 @@ def broadcast() -> None:
 
 def leave() -> None:
     sys.exit(0)
-
-
-def lock_twice() -> None:
-    lock = threading.Lock()
-    with lock, lock:
-        pass
 
 
 def lock_against_each_other() -> None:
@@ -103,8 +97,7 @@ def stop() -> None:
 
 
 def read_from_stuck_file() -> None:
-    with open(f"{FOLDER}/stuck/file") as file:
-        file.read()
+    Path(FOLDER, "stuck", "file").read_text()
 
 
 def ask() -> None:
@@ -142,11 +135,9 @@ def train() -> None:
         if step == 3:
             if RANK == 1 and KIND in KINDS:
                 KINDS[KIND]()
-            if KIND == "same" and RANK == 2:
-                time.sleep(0)
+            if KIND == "nobody":
+                dist.recv(torch.ones(1))
         dist.all_reduce(torch.ones(1))
-        if KIND not in ("left",):
-            time.sleep(0.01)
 
 
 def validate() -> None:

@@ -538,7 +538,7 @@ class Sentinel:
                     other.be_heard()
             case events.MeetCoordinator(request):
                 self._meet(request.member)
-            case events.TellCondition():
+            case events.LookAtRank(messages.Look()):
                 self._do(events.ToCoordinator(messages.Condition(rank.stopped)))
             case events.WatchNeighbour(number):
                 self._watch(number)

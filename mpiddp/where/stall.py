@@ -1,0 +1,50 @@
+"""A job that stands still: no rank has moved for some time. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..plan.words import duration
+from .merge import Rank
+from .stack import essential
+
+MOST_S = 10.0  # between two looks
+LOOKS = 5  # within the time after which a job is said to stand still
+IDLE = 0.02  # of a core: a rank that uses more has moved
+
+
+class Stall:
+    """Compares one look at all ranks with the next."""
+
+    def __init__(self, limit_s: float) -> None:
+        """Say that the job stands still when that has lasted for `limit_s`, and again whenever it has doubled."""
+        self._limit_s = self._next_s = limit_s
+        self._ranks: dict[int, Rank] = {}
+        self._looked_s = self._since_s = 0.0
+        self.lasts_s = 0.0  # since when no rank has moved, as it was told last; 0 while they move
+
+    @property
+    def pause_s(self) -> float:
+        """The time to the next look."""
+        return min(MOST_S, self._limit_s / LOOKS)
+
+    def see(self, ranks: Sequence[Rank], now_s: float) -> str:
+        """Take a look at all ranks at `now_s`, on any monotonic clock; return a line to print, empty for none."""
+        before, self._ranks = self._ranks, {one.rank: one for one in ranks}
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        if before.keys() != self._ranks.keys() or any(has_moved(before[one.rank], one, passed_s) for one in ranks):
+            self._since_s, self._next_s = now_s, self._limit_s
+            stood_s, self.lasts_s = self.lasts_s, 0.0
+            return f"the ranks move again, after {duration(stood_s)}" if stood_s else ""
+        stands_s = now_s - self._since_s
+        if stands_s < self._next_s:
+            return ""
+        self._next_s, self.lasts_s = 2 * stands_s, stands_s
+        return f"no rank has moved for {duration(stands_s)}"
+
+
+def has_moved(before: Rank, now: Rank, passed_s: float) -> bool:
+    """Tell whether a rank is elsewhere than at the look before, `passed_s` ago, or has worked since."""
+    return (now.steps != before.steps or now.ended != before.ended
+            or essential(now.frames) != essential(before.frames)
+            or now.busy_s - before.busy_s > IDLE * passed_s)

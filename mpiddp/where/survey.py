@@ -1,0 +1,83 @@
+"""A survey: every sentinel is asked where its rank is, and those who wait for it get one picture.
+
+No I/O, no clock: the coordinator's process sends what the functions return, each message over the link beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..beside.asking import Shown, Where, Whereabouts
+from ..beside.messages import Sent
+from .merge import Rank, Worker, picture
+from .stack import Frame, from_text
+from .table import as_json
+
+LONGEST_S = 2.0  # for all to answer; then answer() is to be called
+
+Letters = list[tuple[int, Sent]]
+
+
+class Survey:
+    """Asks sentinels, and answers the links that have asked."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._askers: list[int] = []
+        self._hosts: dict[int, str] = {}  # of the ranks that are asked for
+        self._found: dict[int, Whereabouts] = {}
+        self.ranks: list[Rank] = []  # as they were seen last
+
+    def ask(self, asker: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Letters:
+        """Begin, if none is on its way, and return the questions: to the `links` of all ranks, which are on `hosts`."""
+        self._askers.append(asker)
+        if len(self._askers) > 1:
+            return []
+        self._number += 1
+        self._found, self._hosts = {}, dict(hosts)
+        return [(link, Where(self._number)) for link in links.values()]
+
+    def hear(self, rank: int, found: Whereabouts) -> Letters:
+        """Take a rank's answer, unless it comes too late; return the picture, if it is the last one."""
+        if found.number == self._number:
+            self._found[rank] = found
+        return self.answer() if self._hosts.keys() <= self._found.keys() else []
+
+    def forget(self, asker: int) -> None:
+        """Forget one who asked."""
+        self._askers = [one for one in self._askers if one != asker]
+
+    def answer(self) -> Letters:
+        """Return the picture, as far as answers have come, for those who asked."""
+        if not self._askers:
+            return []
+        self.ranks = self._ranks()
+        shown = Shown(as_json(picture(self.ranks)))
+        askers, self._askers = self._askers, []
+        return [(link, shown) for link in askers]
+
+    def _ranks(self) -> list[Rank]:
+        known: dict[str, tuple[Frame, ...]] = {"": ()}  # most ranks' stacks are alike
+        ranks = []
+        for rank in sorted(self._hosts):
+            host, found = self._hosts[rank], self._found.get(rank)
+            if found is None:
+                ranks.append(Rank(rank, host, heard=False))
+                continue
+            if found.stack not in known:
+                known[found.stack] = from_text(found.stack)
+            ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores,
+                              found.busy_s, ended=found.ended, workers=workers(found.children)))
+        return ranks
+
+
+def workers(text: str) -> tuple[Worker, ...]:
+    """Return the processes that a message tells of."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("  "):
+            found[-1][1].append(line[2:])
+        else:
+            found.append((line, []))
+    return tuple(Worker(int(pid), from_text("\n".join(lines)), state, kernel)
+                 for (pid, state, kernel), lines in ((head.split(" ", 2), lines) for head, lines in found))

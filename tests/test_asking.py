@@ -1,0 +1,210 @@
+"""Asking a running job where its ranks are: by the command, and by --stall."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mpiddp.version import __version__
+from mpiddp.where import cards, client
+from mpiddp.where.cards import Card
+from tests import processes
+from tests.cluster import Cluster
+from tests.cluster.cluster import RUN
+from tests.faults.matrix import LAUNCHERS, Launcher
+from tests.faults.test_signals import Job, started
+from tests.hangs.test_hangs import ZOO
+from tests.support import (
+    DEADLINE_S,
+    PROGRAMS,
+    ROOT,
+    Done,
+    Mpi,
+    alone,
+    check,
+    first_of,
+    mpiexec,
+    mpiexec_command,
+    single_node_environ,
+)
+
+WHERE = ("-m", "mpiddp.where")
+SIX = [dataclasses.replace(launcher, whole=True) for launcher in LAUNCHERS]
+CARD = Card("mpiddp-1234abcd", "", socket.gethostname(), "127.0.0.1", 1, "secret", 4, __version__)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the environment with a state folder of the test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return {"XDG_STATE_HOME": str(tmp_path)}
+
+
+def refused(quick: Mpi, state: dict[str, str], *arguments: str) -> str:
+    """Return the one line with which a question is refused."""
+    done = check(alone(quick, *WHERE, *arguments, env=state), 1)
+    assert done.stdout == ""
+    assert done.stderr.startswith("mpiddp.where: ")
+    return done.stderr.removeprefix("mpiddp.where: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(("number", "words"), [("", "no job of yours is running with mpiddp"),
+                                               ("48211", "no job 48211 of yours is running with mpiddp")])
+def test_no_job(number: str, words: str, quick: Mpi, state: dict[str, str]) -> None:
+    assert refused(quick, state, *([number] if number else [])) == words
+
+
+def test_a_job_that_was_killed_is_forgotten(quick: Mpi, state: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    file = Path(cards.write(CARD._replace(port=port)))
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert refused(quick, state) == "job mpiddp-1234abcd is over: it was killed, and could not say so"
+    assert not file.exists()
+
+
+def test_a_job_of_another_version(quick: Mpi, state: dict[str, str]) -> None:
+    cards.write(CARD._replace(version="0.0.1"))
+    assert refused(quick, state) == (
+        f"the job has mpiddp 0.0.1, this is {__version__}: use the job's environment")
+
+
+def test_a_port_that_is_somebody_elses_by_now(quick: Mpi, state: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def turn_away() -> None:
+            connection, _ = server.accept()
+            connection.close()
+
+        threading.Thread(target=turn_away, daemon=True).start()
+        cards.write(CARD._replace(port=server.getsockname()[1]))
+        assert refused(quick, state) == "job mpiddp-1234abcd has just ended"
+
+
+def test_a_network_that_cannot_be_reached_from_here(state: dict[str, str]) -> None:
+    card = CARD._replace(number="48211", host="n005")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(client.UnansweredError) as caught:
+        client.ask(card._replace(port=port))
+    assert str(caught.value) == (
+        "job 48211 listens on 127.0.0.1 of n005, which cannot be reached from here; type\n"
+        "  srun --jobid=48211 --overlap -N1 -n1 -w n005 python -m mpiddp.where 48211")
+
+
+def test_which_of_several(state: dict[str, str]) -> None:
+    for name in ("mpiddp-1234abcd", "mpiddp-5678abcd"):
+        cards.write(CARD._replace(run_id=name))
+    assert client.find("mpiddp-5").run_id == "mpiddp-5678abcd"
+    with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-5678abcd, mpiddp-1234abcd"):
+        client.find("")
+
+
+def test_something_else_in_the_folder(quick: Mpi, state: dict[str, str]) -> None:
+    Path(cards.folder()).mkdir(parents=True)
+    Path(cards.folder(), "notes.txt").write_text("milk")
+    assert refused(quick, state) == "no job of yours is running with mpiddp"
+
+
+@contextmanager
+def asked(pause_s: float) -> Iterator[list[int]]:
+    """Ask the job that runs again and again, as long as the block lasts; count the answers."""
+    over, answers = threading.Event(), [0]
+
+    def ask() -> None:
+        while not over.wait(pause_s):
+            try:
+                answers[0] += bool(client.ask(client.find("")).groups)
+            except client.UnansweredError:
+                continue
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield answers
+    over.set()
+    thread.join()
+
+
+def test_asking_changes_nothing(quick: Mpi, state: dict[str, str]) -> None:
+    """The weights are the same to the bit, of a training whose ranks fork DataLoader workers and programs."""
+    alone_ = check(mpiexec(quick, 2, PROGRAMS / "weights.py", env=state)).stdout
+    with asked(0.05) as answers:
+        watched = check(mpiexec(quick, 2, PROGRAMS / "weights.py", env=state)).stdout
+    assert watched == alone_
+    assert len(alone_.splitlines()) == 2
+    assert answers[0] >= 3
+
+
+def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "own_signal.py"
+    script.write_text("import os, signal, time\nfrom mpi4py import MPI\nimport mpiddp\nseen = []\n"
+                      "signal.signal(signal.SIGRTMAX - 2, lambda *_: seen.append(1))\nmpiddp.init_process_group()\n"
+                      "time.sleep(5)\nprint(seen)\nmpiddp.destroy_process_group()\n")
+    with asked(0.2) as answers:
+        done = check(processes.run(*mpiexec_command(quick, 2, script), timeout=DEADLINE_S, cwd=ROOT,
+                                   env={**single_node_environ(quick), **state, "PYTHONPATH": str(ROOT)}))
+    assert done.stdout == "[]\n" * 2
+    assert answers[0] > 0
+
+
+def test_a_job_that_stands_still_says_so(quick: Mpi, state: dict[str, str]) -> None:
+    done = mpiexec(quick, 3, "--stall=4", "--stall-abort", ZOO, "python", env=state)
+    assert done.returncode != 0
+    first, *table = done.stderr[done.stderr.index("mpiddp: no rank has moved for"):].splitlines()
+    assert re.fullmatch(r"mpiddp: no rank has moved for \d+(\.\d)? s", first)
+    assert re.fullmatch(r"  1 rank   1 +\S+ +odd +zoo\.py:\d+ <module> → zoo\.py:\d+ train → zoo\.py:\d+ "
+                        r"sleep_in_python( → \w+\(\))?", table[0]), table
+    assert table[2] == "  rank 1 is not in all_reduce, where others wait"
+    assert re.search(r"mpiddp: failed: rank 1 on \S+: no rank has moved for .* s; rank 1 is not in all_", table[3])
+    assert "  status   124" in table
+    assert done.stderr.count("no rank has moved for") == 2
+
+
+def test_a_job_that_goes_on_is_not_said_to_stand_still(quick: Mpi, state: dict[str, str]) -> None:
+    done = check(mpiexec(quick, 2, "--stall=1", PROGRAMS / "weights.py", env=state))
+    assert "no rank has moved" not in done.stderr
+
+
+@pytest.mark.parametrize("launcher", first_of([SIX[3], SIX[4]]), ids=lambda one: one.name)
+def test_a_job_of_three_nodes_answers_within_a_second(launcher: Launcher, cluster: Cluster) -> None:
+    """From the login node, and from a node of the job."""
+    env = {"XDG_STATE_HOME": f"{RUN}/state"}
+    with started(launcher, cluster, ZOO, "python", env=env) as job:
+        job.await_ready(launcher.ranks)
+        for host in ("login", "node3"):
+            done, seconds = standing(job, cluster, launcher, host, env)
+            assert seconds < 1
+            head, odd, waiting, finding = done.stdout.splitlines()
+            assert re.fullmatch(r"job \d+, 6 ranks", head)
+            assert re.match(r"  1 rank +1 +node1 +odd +zoo.py:", odd), odd
+            assert re.match(r"  5 ranks +0,2-5 +node\[1-3\] +waiting +zoo.py:", waiting), waiting
+            assert finding == "  rank 1 is not in all_reduce, where others wait"
+        records = json.loads(ask_from(cluster, launcher, "login", env, "--json").stdout)
+        assert [one["ranks"] for one in records["groups"] if one["odd"]] == [[1]]
+
+
+def standing(
+    job: Job, cluster: Cluster, launcher: Launcher, host: str, env: dict[str, str]
+) -> tuple[Done, float]:
+    """Return what a job answers when rank 1 is odd, and the seconds that took."""
+    deadline = time.monotonic() + 30
+    while True:
+        start = time.monotonic()
+        done = ask_from(cluster, launcher, host, env)
+        if "odd" in done.stdout or time.monotonic() > deadline:
+            return check(done), time.monotonic() - start
+        time.sleep(0.3)
+
+
+def ask_from(cluster: Cluster, launcher: Launcher, host: str, env: dict[str, str], *options: str) -> Done:
+    """Ask the only job from a node."""
+    return processes.run(*cluster.at(host, ROOT), str(launcher.mpi.python), *WHERE, *options, timeout=30,
+                         env={**launcher.environ(), **env})
