@@ -168,6 +168,14 @@ def test_a_job_that_stands_still_says_so(quick: Mpi, state: dict[str, str]) -> N
     assert done.stderr.count("no rank has moved for") == 2
 
 
+def test_a_timeout_names_the_rank_that_was_waited_for(quick: Mpi, state: dict[str, str]) -> None:
+    done = mpiexec(quick, 3, "--group-timeout=4", ZOO, "python", env=state)
+    report = done.stderr[done.stderr.index("mpiddp: failed: "):].splitlines()
+    assert re.match(r"mpiddp: failed: rank 1 on \S+: (rank [02] has|2 ranks have) waited for it in vain at \S+zoo.py, "
+                    r"line \d+, in train: ", report[0]), done.stderr
+    assert re.match(r"  where    zoo.py:\d+ <module> → zoo.py:\d+ train → zoo.py:\d+ sleep_in_python", report[1])
+
+
 def test_a_job_that_goes_on_is_not_said_to_stand_still(quick: Mpi, state: dict[str, str]) -> None:
     done = check(mpiexec(quick, 2, "--stall=1", PROGRAMS / "weights.py", env=state))
     assert "no rank has moved" not in done.stderr

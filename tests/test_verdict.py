@@ -181,6 +181,25 @@ def test_a_lone_rank_that_is_interrupted() -> None:
     assert block(verdict, None, 3.21) == "mpiddp: ended by SIGINT after 3.2 s, sent to the job from outside\n"
 
 
+LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete", where="train.py, 9")
+
+
+def test_a_rank_that_was_waited_for_in_vain() -> None:
+    others = [LATE._replace(rank=rank) for rank in HOSTS if rank not in (1, LATE.rank)]
+    verdict = judge([LATE, *others], SEARCHING_S, Scene(HOSTS, places={1: "train.py:40 load"}))
+    assert verdict is not None
+    assert verdict.first == Report(1, HOSTS[1], ABSENT, "5 ranks have waited for it in vain at train.py, 9: "
+                                   "RuntimeError: Timed out waiting 5000ms for recv operation to complete", 1,
+                                   "train.py:40 load")
+
+
+def test_a_lost_connection_is_no_sign_that_a_rank_is_late() -> None:
+    verdict = judge([LOST], SEARCHING_S, Scene(HOSTS, places={1: "train.py:40 load"}))
+    assert verdict is not None
+    assert verdict.first == LOST
+    assert verdict.others == f"rank 1 on {HOSTS[1]} was at train.py:40 load"
+
+
 def test_what_is_known_of_the_others() -> None:
     verdict = judge([LOST], SEARCHING_S, Scene(HOSTS, silent=[3], left=[1, 2]))
     assert verdict is not None

@@ -29,6 +29,10 @@ LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank
     "collective operation timeout", "store is closed",
 )
 
+TOO_LATE = (  # as they say that a rank has not come
+    "timed out waiting", "application timeout caused pair closure", "wait timeout", "collective operation timeout",
+)
+
 
 class Report(NamedTuple):
     """Why a rank ended.
@@ -79,7 +83,8 @@ class Scene(NamedTuple):
     SIGINT. `order` has ranks in the order in which their processes ended, as far as that is known: a launcher
     kills the other ranks so soon that their reports may overtake the first one's. `by_node` tells that each
     node's daemon sends a scheduler's signals to its ranks, one later than another; `by_srun`, that srun itself
-    started the ranks. `came_s` has the seconds from the first report to that of each rank.
+    started the ranks. `came_s` has the seconds from the first report to that of each rank,
+    `places` in words where ranks are in their scripts that wait for no other.
     """
 
     hosts: Mapping[int, str]
@@ -91,6 +96,7 @@ class Scene(NamedTuple):
     by_srun: bool = False
     came_s: Mapping[int, float] = {}
     world_size: int = 0
+    places: Mapping[int, str] = {}
 
 
 def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
@@ -111,7 +117,23 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
         return judge_gone(gone, lost, unheard, waited_s, scene)
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
+    late = sorted(rank for rank in unheard if rank in scene.places)
+    if late and is_timeout(lost[0].cause):
+        return Verdict(waited_for(late, lost, scene), "; ".join(whereabouts(set(unheard) - {late[0]}, scene)))
     return Verdict(lost[0], "; ".join(filter(None, (told(lost[1:]), *whereabouts(unheard, scene)))))
+
+
+def waited_for(late: Sequence[int], lost: Sequence[Report], scene: Scene) -> Report:
+    """Return the report on the first of the ranks that `lost` ones have waited for in vain."""
+    at = f" at {lost[0].where}" if lost[0].where else ""
+    waited = f"rank {lost[0].rank} has" if len(lost) == 1 else f"{len(lost):,} ranks have"
+    return Report(late[0], scene.hosts[late[0]], ABSENT, f"{waited} waited for it in vain{at}: {lost[0].cause}",
+                  lost[0].status, scene.places[late[0]])
+
+
+def is_timeout(error: str) -> bool:
+    """Tell whether an error's text says that a rank was late, and not that it is gone."""
+    return any(words in error.lower() for words in TOO_LATE)
 
 
 def judge_gone(
@@ -148,6 +170,8 @@ def judge_gone(
 
 def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:
     """Yield in words what the ranks do that have not reported."""
+    for rank in sorted(set(unheard) & scene.places.keys())[:LISTED]:
+        yield f"rank {rank} on {scene.hosts[rank]} was at {scene.places[rank]}"
     if scene.silent:
         yield f"nothing is heard of {named(scene.silent, scene.hosts)}"
     if scene.left:

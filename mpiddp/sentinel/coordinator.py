@@ -9,7 +9,6 @@ import enum
 import math
 
 from ..beside import messages
-from ..errors import EXIT_STALLED
 from ..plan import verdict as waits
 from ..plan.member import Member
 from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, judge, named
@@ -38,8 +37,7 @@ MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which oth
     S.LISTENING: {"reported": S.JUDGING},
     S.JUDGING: {"ruled": S.RULED},
     S.RULED: {"told": S.ANNOUNCED, "through": S.ENDING},
-    S.ANNOUNCED: {"through": S.ENDING},
-    S.ENDING: {},
+    S.ANNOUNCED: {"through": S.ENDING}, S.ENDING: {},
 }
 
 
@@ -87,8 +85,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case events.PeerLost(link, error):
                 if peer := self.peers.by_link.get(link):
                     self._on_lost(peer, error)
-            case events.Stalled(rank, cause):
-                self._add_report(Report(rank, self.peers.hosts[rank], ABSENT, cause, EXIT_STALLED))
+            case events.Stalled(report):
+                self._add_report(report)
             case events.OwnRankLeft() if self.state is State.LISTENING:
                 self._tell_all(messages.Over())
             case events.OwnRankLeft() | events.OwnRankGone():
@@ -212,6 +210,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         if len(self._reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
             self._silent.update(self.peers.by_rank)
             self._tell_all(messages.Look())
+            self._do(events.Survey())
 
     def _rule_if_clear(self, last_chance: bool = False) -> None:
         """Rule as soon as it is clear who was first; by what is known, if this is the last chance."""
@@ -226,7 +225,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         left = self._left - {one.rank for one in self._reports}
         verdict = judge(self._reports, waited_s, Scene(
             self.peers.hosts, self._silent, left, self._interrupted, self._order, self._watched.step is not None,
-            self._watched.by_srun, self._came_s, self._own.world_size))
+            self._watched.by_srun, self._came_s, self._own.world_size, self.peers.places))
         if verdict is not None:
             self._rule(verdict)
         else:

@@ -19,7 +19,7 @@ from ..beside.messages import (
     Sent,
 )
 from ..plan.member import Member
-from ..plan.verdict import Verdict
+from ..plan.verdict import Report, Verdict
 from .machine import Record
 
 # Events
@@ -108,10 +108,9 @@ class OwnRank(Record):
 
 
 class Stalled(Record):
-    """No rank has moved for long, which ends the job; `rank` is the odd one, or the first."""
+    """No rank has moved for long, and that ends the job, for the reason in `report`."""
 
-    rank: int
-    cause: str
+    report: Report
 
 
 class OwnRankLeft(Record):
@@ -277,9 +276,13 @@ class Drop(Record):
     link: int
 
 
+class Survey(Record):
+    """Find out where the ranks are, and let `Due` "look" come when that is known."""
+
+
 WatcherAction = (
     SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | AnswerTrials | BeCoordinator
     | MeetCoordinator | LookAtRank | HearStacks | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert
     | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
-CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop
+CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop | Survey

@@ -12,12 +12,14 @@ from functools import partial
 from ..beside.asking import Ask, Whereabouts
 from ..beside.messages import Coordinate, Hello, Message, Sent, Watched
 from ..beside.wire import Wire
+from ..errors import EXIT_STALLED
 from ..plan.member import Member
+from ..plan.verdict import ABSENT, Report
 from ..say import say
 from ..show.report import tell
 from ..version import __version__
 from ..where.cards import Card, job_number, remove, write
-from ..where.merge import picture
+from ..where.merge import picture, standing
 from ..where.stall import Stall
 from ..where.survey import LONGEST_S, Letters, Survey
 from ..where.table import lines
@@ -29,6 +31,7 @@ from .loop import Loop
 
 OWN_LINK = 0  # to this process's own watcher
 STALL_LINK = -1  # to nobody: --stall asks
+JUDGE_LINK = -2  # to nobody: the coordinator asks, because a rank has waited in vain
 CARD_S = 1.0  # until the job can be found by those who ask where it is: not while it starts
 FLUSHING_S = 2.0  # for all others to take what they are sent last
 
@@ -125,6 +128,8 @@ class Office:
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
             case events.TellReason(verdict, who, after_s, error_file):
                 tell(verdict, who, after_s, error_file)
+            case events.Survey():
+                self._ask(JUDGE_LINK)
             case events.CancelStep():
                 cancel(self._watched.step)
 
@@ -134,6 +139,9 @@ class Office:
                 self._post(events.FromCoordinator(message))
             elif link == STALL_LINK:
                 self._take_look()
+            elif link == JUDGE_LINK:
+                self._coordinator.peers.places = dict(standing(self._survey.ranks))
+                self.handle(events.Due("look"))
             elif link in self._wires and not self._wires[link].post(message):
                 self._loop.await_room(self._wires[link])
 
@@ -157,7 +165,9 @@ class Office:
         say("\n".join([f"mpiddp: {line}", *(lines(seen) if seen else [])]))
         if seen and self._watched.stall_abort:
             self._loop.drop_timers("stall")
-            self.handle(events.Stalled(seen.groups[0].ranks[0], f"{line}; {'; '.join(seen.findings)}"))
+            rank = seen.groups[0].ranks[0]
+            self.handle(events.Stalled(Report(rank, self._coordinator.peers.hosts[rank], ABSENT,
+                                              f"{line}; {'; '.join(seen.findings)}", EXIT_STALLED)))
 
     def _await_hello(self, connection: socket.socket) -> None:
         """Wait for one that has shown the token to say which rank it watches."""

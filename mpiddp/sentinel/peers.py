@@ -20,13 +20,15 @@ class Peer:
 class Peers:
     """The sentinels, by link and by rank; and which one of each namespace watches all ranks there, its elder.
 
-    `hosts` has the host of each rank that was ever there.
+    `hosts` has the host of each rank that was ever there, `places` in words where ranks were, when that was asked,
+    that wait for no other.
     """
 
     def __init__(self) -> None:
         self.by_link: dict[int, Peer] = {}
         self.by_rank: dict[int, Peer] = {}
         self.hosts: dict[int, str] = {}
+        self.places: dict[int, str] = {}
         self._elders: dict[str, Peer] = {}
 
     def may_be(self, hello: Hello) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from . import stack
-from .stack import Frame
+from .stack import Frame, Kind
 
 BUSY = 0.3  # of a core: a rank that uses more computes
 WAITS = 0.1  # of a core: a rank that uses less waits
@@ -101,6 +101,14 @@ def picture(ranks: Sequence[Rank]) -> Picture:
                     (at, words) in odd)
               for (at, words), group in places.items()]
     return Picture(tuple(sorted(groups, key=lambda one: (not one.odd, len(one.ranks), one.ranks))), findings)
+
+
+def standing(ranks: Iterable[Rank]) -> Iterator[tuple[int, str]]:
+    """Yield the ranks that wait for no other, and in words where they are in their scripts."""
+    for one in ranks:
+        at = what_at(one)
+        if at not in WAITING and (not one.frames or one.frames[-1].kind is not Kind.OURS):
+            yield one.rank, place(one, at) or at.value
 
 
 def what_at(one: Rank) -> At:

@@ -632,5 +632,5 @@ class Office:
             case events.CancelStep():
                 world.cancelled = True
                 world.kill_all(0.1)
-            case events.Drop():
+            case events.Drop() | events.Survey():
                 pass
