@@ -9,10 +9,10 @@ import pytest
 from mpiddp.beside.asking import Shown, Whereabouts
 from mpiddp.beside.lines import decode, encode
 from mpiddp.where import stack
-from mpiddp.where.merge import Rank, Worker, picture, ranges
+from mpiddp.where.merge import Rank, Worker, candidates, picture, ranges
 from mpiddp.where.stack import Frame, Kind
 from mpiddp.where.survey import Survey
-from mpiddp.where.table import from_json
+from mpiddp.where.table import as_json, from_json
 
 SITE = "/env/lib/python3.11/site-packages/"
 STEP = Frame(Kind.SCRIPT, "/home/me/train.py", 92, "step")
@@ -48,14 +48,17 @@ def test_what_faulthandler_prints_is_read() -> None:
   File "/home/me/my data/train.py", line 88 in load batch
   File "{stack.PYTHON}threading.py", line 320 in wait
   File "{SITE}torch/x.py", line ??? in forward
+  File "/home/me/train.py", line 120 in <module>
   File "{stack.OURS}run/script.py", line 40 in run
   File "<frozen runpy>", line 88 in _run_code
   File "{stack.OURS}launch.py", line 100 in launch
   File "<frozen runpy>", line 198 in _run_module_as_main
 """
-    found = stack.read(text.splitlines())
+    assert stack.is_whole(text)
+    found = stack.read(text)
     assert [(one.kind, one.line, one.function) for one in found] == [
-        (Kind.LIBRARY, 0, "forward"), (Kind.PYTHON, 320, "wait"), (Kind.SCRIPT, 88, "load batch")]
+        (Kind.SCRIPT, 120, "<module>"), (Kind.LIBRARY, 0, "forward"), (Kind.PYTHON, 320, "wait"),
+        (Kind.SCRIPT, 88, "load batch")]
 
 
 @pytest.mark.parametrize(("frames", "name"), [
@@ -69,47 +72,95 @@ def test_the_collective_that_a_stack_ends_in(frames: tuple[Frame, ...], name: st
     assert stack.from_text(stack.as_text(frames)) == frames
 
 
-@pytest.mark.parametrize(("ranks", "odd", "finding"), [
-    ([rank(0), rank(1), rank(2, (MAIN, LOAD, ITEM))], [2], "rank 2 is not in all_reduce, where others wait"),
-    ([rank(0), rank(1, (MAIN, LOAD))], [1], "rank 1 is not in all_reduce, where others wait"),
-    ([rank(0), rank(1), rank(2, (MAIN, STEP), cores=0.97)], [2],
-     "rank 2 is computing, and not in all_reduce, where others wait yet: slow, not hanging"),
-    ([rank(0), *(rank(one, (MAIN, STEP), cores=0.97) for one in (1, 2, 3))], [],
-     "ranks 1-3 are computing: this is no standstill"),
-    ([rank(0), rank(1, (), state="T"), rank(2)], [1], "rank 1 is stopped, by SIGSTOP or a debugger"),
-    ([rank(0), rank(1, (), state="D", kernel="fuse_get_req")], [1], "rank 1 is held by the kernel"),
-    ([rank(0), rank(1), rank(2, heard=False)], [2], "rank 2 is out of reach: the sentinel does not answer"),
-    ([rank(0), rank(1), rank(2, ended=True)], [2], "rank 2 is at the end of the script"),
-    ([rank(0), rank(1, ended=True), rank(2, ended=True)], [0], "rank 0 is in all_reduce (train.py:92 step)"),
-    ([rank(0), rank(1), rank(2, (MAIN, *collective("broadcast")))], [2],
-     "rank 2 is in broadcast (train.py:120 <module>)"),
-    ([rank(0), rank(1, (MAIN, *collective("broadcast")))], [], "these do not meet"),
-    ([rank(0), rank(1), rank(2)], [],
-     "all ranks wait in the same all_reduce: the network or a device stands still"),
-    ([rank(one, (MAIN, *collective("recv"))) for one in range(3)], [],
-     "all ranks wait in recv: nobody does what they wait for"),
-    ([rank(0), rank(1, LOADS)], [1], "rank 1 is waiting for a worker of its DataLoader"),
-    ([rank(0, steps=7), rank(1, steps=7), rank(2, steps=6)], [],
-     "all wait at one place, but rank 2 is in step 6 of up to 7"),
-    ([rank(0, BACKWARD), rank(1, BACKWARD, cores=0.9)], [1],
-     "rank 1 is computing, and not in backward, where others wait yet: slow, not hanging"),
-    ([rank(one, (MAIN, STEP), cores=1.0) for one in range(3)], [], "all ranks are computing: this is no standstill"),
-    ([rank(0, (MAIN, STEP)), rank(1, (MAIN, STEP)), rank(2, (MAIN, LOAD))], [2], "rank 2 is not where most are"),
-    ([rank(0, (MAIN, STEP)), rank(1, (MAIN, LOAD))], [], None),
+@pytest.mark.parametrize(("text", "whole", "quiet"), [
+    ("", False, False), (f"{stack.HEAD}\n", False, False),
+    (f'{stack.HEAD}\n  File "a.py", line 1 in f\n', False, False),
+    (f'{stack.HEAD}\n  File "a.py", line 1 in <module>\n', False, True),
+    (f'{stack.HEAD}\n  File "a.py", line 1 in <module>', False, False),
+    (f'{stack.HEAD}\n  File "<frozen runpy>", line 198 in _run_module_as_main\n', True, True),
+    (f'{stack.HEAD}\n  File "a.py", line 1 in f\n  ...\n', True, True),
 ])
-def test_what_follows(ranks: list[Rank], odd: list[int], finding: str | None) -> None:
+def test_the_end_of_a_stack(text: str, whole: bool, quiet: bool) -> None:
+    assert (stack.is_whole(text), stack.is_whole(text, is_quiet=True)) == (whole, quiet)
+
+
+def test_another_threads_stack_is_none_and_the_last_of_two_counts() -> None:
+    thread = f'{stack.HEAD}\n  File "{stack.PYTHON}threading.py", line 1002 in _bootstrap\n'
+    assert stack.read(thread) == []
+    late = f'{stack.HEAD}\n  File "/me/a.py", line 1 in f\n'
+    assert [one.file for one in stack.read(late + late.replace("a.py", "b.py"))] == ["/me/b.py"]
+
+
+def test_a_program_that_is_installed_is_the_script() -> None:
+    found = stack.read(f"""{stack.HEAD}
+  File "{SITE}torch/distributed/distributed_c10d.py", line 2 in all_reduce
+  File "{SITE}trainer/loop.py", line 9 in step
+  File "{SITE}trainer/__main__.py", line 3 in <module>
+""")
+    assert [one.kind for one in found] == [Kind.SCRIPT, Kind.SCRIPT, Kind.LIBRARY]
+
+
+WORKERS = (Worker(77, IDLE, "S"), Worker(78, (LOAD, ITEM), "S", "pipe_read"))
+SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GPUs and MPI let them"
+
+
+@pytest.mark.parametrize(("ranks", "odd", "findings"), [
+    ([rank(0), rank(1), rank(2, (MAIN, LOAD, ITEM))], [2], ["rank 2 is not in all_reduce, where others wait"]),
+    ([rank(0), rank(1, (MAIN, LOAD))], [1], ["rank 1 is not in all_reduce, where others wait"]),
+    ([rank(0), rank(1), rank(2, (MAIN, STEP), cores=0.97)], [2], [f"rank 2 is {SPINS}"]),
+    ([rank(0), *(rank(one, (MAIN, STEP), cores=0.97) for one in (1, 2, 3))], [], [f"ranks 1-3 are {SPINS}"]),
+    ([rank(0), rank(1, (), state="T"), rank(2)], [1],
+     ["rank 1 is stopped, by SIGSTOP or a debugger"]),
+    ([rank(0), rank(1, (), state="D", kernel="fuse_get_req"), rank(2, (MAIN, LOAD))], [1, 2],
+     ["rank 1 is held by the kernel", "rank 2 is not in all_reduce, where others wait"]),
+    ([rank(0), rank(1), rank(2, heard=False)], [2], None),
+    ([rank(0), rank(1, ()), rank(2, (MAIN, LOAD))], [2],
+     ["rank 1 is silent: it has printed no stack", "rank 2 is not in all_reduce, where others wait"]),
+    ([rank(0), rank(1), rank(2, ended=True)], [2],
+     ["rank 2 is at the end of the script", "the others are in all_reduce (train.py:92 step)"]),
+    ([rank(0), rank(1, ended=True), rank(2, ended=True)], [0],
+     ["rank 0 is in all_reduce (train.py:92 step)", "the others are at the end of the script"]),
+    ([rank(0), rank(1), rank(2, (MAIN, *collective("broadcast")))], [2],
+     ["rank 2 is in broadcast (train.py:120 <module>)", "the others are in all_reduce (train.py:92 step)"]),
+    ([rank(0), rank(1, (MAIN, *collective("broadcast")))], [],
+     ["rank 0 is in all_reduce (train.py:92 step)", "rank 1 is in broadcast (train.py:120 <module>)"]),
+    ([rank(0), rank(1), rank(2, (MAIN, *collective("recv")))], [], None),  # two of a pipeline's three
+    ([rank(one, workers=WORKERS) for one in range(3)], [],
+     ["all ranks are in all_reduce (train.py:92 step): where that lasts, the network or a device stands still"]),
+    ([rank(0, BACKWARD), rank(1, BACKWARD, cores=0.2)], [1],
+     ["rank 1 is busy, and not in backward, where others wait: slow, or spinning as GPUs and MPI let them"]),
+    ([rank(one, (MAIN, STEP), cores=1.0) for one in range(3)], [],
+     ["all ranks are busy: they work, or spin as GPUs and MPI let them"]),
+    ([rank(0, (MAIN, STEP)), rank(1, (MAIN, STEP)), rank(2, (MAIN, LOAD))], [2], ["rank 2 is not where most are"]),
+    ([rank(0, (MAIN, STEP)), rank(1, (MAIN, LOAD))], [], []),
+    ([rank(0), rank(1, LOADS, workers=WORKERS)], [1], ["rank 1 is waiting for a worker of its DataLoader"]),
+])
+def test_what_follows(ranks: list[Rank], odd: list[int], findings: list[str] | None) -> None:
     found = picture(ranks)
-    assert [number for group in found.groups if group.odd for number in group.ranks] == odd
-    assert found.findings == () if finding is None else finding in found.findings, found.findings
+    assert sorted(number for group in found.groups if group.odd for number in group.ranks) == odd
+    assert findings is None or list(found.findings) == findings
 
 
 def test_a_worker_that_its_rank_waits_for() -> None:
-    workers = (Worker(77, IDLE, "S"), Worker(78, (LOAD, ITEM), "S", "pipe_read"))
-    found = picture([rank(0), rank(1, LOADS, workers=workers), rank(2)])
-    assert found.groups[0].odd
-    assert found.groups[0].place == (
+    found = picture([rank(0), rank(1, LOADS, workers=WORKERS), rank(2, workers=WORKERS[:1])])
+    assert [group.ranks for group in found.groups] == [(1,), (0, 2)]
+    assert found.groups[0].place.words == (
         "train.py:120 <module> → __next__; "
-        "its child 78: train.py:88 load_batch → dataset.py:17 __getitem__ → pipe_read()")
+        "its child: train.py:88 load_batch → dataset.py:17 __getitem__ → pipe_read()")
+
+
+def test_for_whom_others_may_have_waited() -> None:
+    reports = (MAIN, STEP, Frame(Kind.OURS, f"{stack.OURS}run/failure.py", 9, "show"),
+               Frame(Kind.PYTHON, f"{stack.PYTHON}traceback.py", 9, "format"))
+    ranks = [rank(0, reports), rank(1, (MAIN, LOAD)), rank(2), rank(3, ended=True), rank(4, (MAIN, STEP), cores=1.0)]
+    assert [number for number, _ in candidates(ranks)] == [1, 4]
+
+
+def test_a_picture_of_many_places_is_short_and_soon_there() -> None:
+    ranks = [rank(number, (MAIN, STEP._replace(line=number), *collective("all_reduce"))) for number in range(10_000)]
+    text = as_json(picture(ranks))
+    assert len(text) < 100_000
+    assert len(from_json(text).groups) == 200
 
 
 def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
@@ -117,17 +168,17 @@ def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
     lines = []
     for number in range(10_000):
         frames = (MAIN, STEP._replace(line=number % 50), *collective("all_reduce"))
-        lines.append(encode(Whereabouts(1, stack.as_text(frames), "S", "futex", number % 7, 1, False, "")))
+        lines.append(encode(Whereabouts(1, stack.as_text(frames), "S", "futex", 0.0, 1.0, 0, False, "")))
     survey = Survey()
     ranks = range(10_000)
-    assert len(survey.ask(-1, dict(zip(ranks, ranks, strict=True)), dict.fromkeys(ranks, "n1"))) == 10_000
+    assert len(survey.ask(5, dict(zip(ranks, ranks, strict=True)), dict.fromkeys(ranks, "n1"))) == 10_000
     tracemalloc.start()
     found = [survey.hear(number, read(line)) for number, line in enumerate(lines)]
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found[:-1] == [[]] * 9_999
     ((asker, shown),) = found[-1]
-    assert asker == -1
+    assert asker == 5
     assert isinstance(shown, Shown)
     assert len(from_json(shown.picture).groups) == 50
     assert most < 200e6

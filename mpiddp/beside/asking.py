@@ -49,5 +49,6 @@ class Whereabouts(NamedTuple):
     kernel: str
     cores: float
     busy_s: float
+    moved_bytes: int
     ended: bool
     children: str

@@ -72,3 +72,9 @@ def spawn_sentinel(its: Ends, signals: int, stderr: int, watched: Watched, began
             ended, status = os.waitpid(child, os.WNOHANG)
     if status:
         raise OSError(f"{sys.executable} ended with wait status {status}")
+
+
+def file_of(descriptor: int) -> tuple[int, int]:
+    """Return what tells an open file from others."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino

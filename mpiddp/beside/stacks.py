@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterable
 
+from .ends import file_of
 from .messages import STACK_SIGNAL
 
 
@@ -19,18 +20,23 @@ class StackPipe:
 
     def __init__(self) -> None:
         """Let STACK_SIGNAL print from now on; raise OSError where that can't be, or something else uses the signal."""
-        if signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL or caught([STACK_SIGNAL]):
+        if signal.getsignal(STACK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN) or caught([STACK_SIGNAL]):
             raise OSError("the signal is used already")
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)  # what the sentinel does not read is lost: the rank never waits for it
         faulthandler.register(STACK_SIGNAL, file=self.writing, all_threads=False)
 
+        self._files = [file_of(one) for one in (self.reading, self.writing)]
+
     def end(self) -> None:
-        """Print no more."""
+        """Print no more; a signal that is on its way is no harm."""
         faulthandler.unregister(STACK_SIGNAL)
-        for descriptor in (self.reading, self.writing):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(STACK_SIGNAL, signal.SIG_IGN)
+        for descriptor, file in zip((self.reading, self.writing), self._files, strict=True):
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                if file_of(descriptor) == file:  # a program may have closed it, and opened another
+                    os.close(descriptor)
 
 
 def caught(numbers: Iterable[int]) -> set[int]:

@@ -11,7 +11,7 @@ import time
 
 from ..say import write_all
 from .asking import Stacks
-from .ends import Ends, has_ended, open_ends, spawn_sentinel
+from .ends import Ends, file_of, has_ended, open_ends, spawn_sentinel
 from .messages import END_SIGNAL, Bye, Coordinate, Failed, Join, ScriptEnded, Stage, Watched
 from .wire import Wire
 
@@ -162,9 +162,3 @@ class Succession:
         if self._is_ours(descriptor):
             os.close(descriptor)
         self._files.pop(descriptor, None)
-
-
-def file_of(descriptor: int) -> tuple[int, int]:
-    """Return what tells an open file from others."""
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino

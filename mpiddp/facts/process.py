@@ -8,11 +8,10 @@ import os
 import select
 import struct
 import time
-from typing import NamedTuple
 
 REAPING_S = 1.0  # for a launcher to take the status of a process that has ended
 EXITING = 0x4  # PF_EXITING (linux/sched.h)
-STATE, FLAGS, USER, SYSTEM, EXIT_CODE = 0, 6, 11, 12, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
+STATE, FLAGS, EXIT_CODE = 0, 6, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
 # struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): it has the status after the parent took it, too.
 PIDFD_INFO_EXIT, PIDFD_INFO_BYTES, PIDFD_EXIT_CODE_AT = 1 << 3, 64, 60
 PIDFD_GET_INFO = 3 << 30 | PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
@@ -67,7 +66,12 @@ class Process:
 
     def handles(self, number: int) -> bool:
         """Tell whether the process has a handler for a signal; no if that is not known."""
-        return handles(self.pid, number)
+        try:
+            with open(f"/proc/{self.pid}/status") as file:
+                caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        except OSError:
+            return False
+        return bool(int(caught, 16) >> (number - 1) & 1)
 
     def was_out_of_memory(self) -> bool:
         """Tell whether the kernel has ended a process of its cgroup for lack of memory since this object was made."""
@@ -90,47 +94,6 @@ class Process:
 
     def _fields(self) -> list[str]:
         return os.pread(self._stat, 4096, 0).decode(errors="replace").rpartition(")")[2].split()
-
-
-class Glance(NamedTuple):
-    """What the kernel tells of a process.
-
-    `state` is a letter (man 5 proc), `kernel` the function of the kernel that its main thread sleeps in, empty if that
-    is not told. `busy_s` is for how many seconds its threads have run, or have waited for a processor.
-    """
-
-    state: str
-    kernel: str
-    busy_s: float
-
-
-def glance(pid: int) -> Glance | None:
-    """Look at a process; None if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    kernel, busy_ns = "", 0
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
-        kernel = file.read()
-    try:  # nanoseconds (sched-stats.rst); /proc/PID/stat has hundredths of a second, and nothing of the waiting
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{thread}/schedstat") as file:
-                busy_ns += sum(map(int, file.read().split()[:2]))
-    except (OSError, ValueError):
-        busy_ns = (int(fields[USER]) + int(fields[SYSTEM])) * 10**9 // os.sysconf("SC_CLK_TCK")
-    return Glance(fields[STATE].decode(), kernel if kernel != "0" else "", busy_ns / 1e9)
-
-
-def handles(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler for a signal; no if that is not known."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
-    except OSError:
-        return False
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def exit_code(pidfd: int) -> int:

@@ -117,18 +117,18 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
         return judge_gone(gone, lost, unheard, waited_s, scene)
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
-    late = sorted(rank for rank in unheard if rank in scene.places)
-    if late and is_timeout(lost[0].cause):
-        return Verdict(waited_for(late, lost, scene), "; ".join(whereabouts(set(unheard) - {late[0]}, scene)))
+    late = [rank for rank in unheard if rank in scene.places]
+    if len(late) == 1 and is_timeout(lost[0].cause):
+        return Verdict(waited_for(late[0], lost, scene), "; ".join(whereabouts(unheard - {late[0]}, scene)))
     return Verdict(lost[0], "; ".join(filter(None, (told(lost[1:]), *whereabouts(unheard, scene)))))
 
 
-def waited_for(late: Sequence[int], lost: Sequence[Report], scene: Scene) -> Report:
-    """Return the report on the first of the ranks that `lost` ones have waited for in vain."""
+def waited_for(late: int, lost: Sequence[Report], scene: Scene) -> Report:
+    """Return the report on the rank that the `lost` ones have waited for in vain, the only one that waits for none."""
     at = f" at {lost[0].where}" if lost[0].where else ""
     waited = f"rank {lost[0].rank} has" if len(lost) == 1 else f"{len(lost):,} ranks have"
-    return Report(late[0], scene.hosts[late[0]], ABSENT, f"{waited} waited for it in vain{at}: {lost[0].cause}",
-                  lost[0].status, scene.places[late[0]])
+    return Report(late, scene.hosts[late], ABSENT, f"{waited} waited for it in vain{at}: {lost[0].cause}",
+                  lost[0].status, scene.places[late])
 
 
 def is_timeout(error: str) -> bool:

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from functools import partial
 
 from ..beside.asking import Ask, Whereabouts
+from ..beside.detached import fork_detached, reap
 from ..beside.messages import Coordinate, Hello, Message, Sent, Watched
 from ..beside.wire import Wire
 from ..errors import EXIT_STALLED
 from ..plan.member import Member
-from ..plan.verdict import ABSENT, Report
+from ..plan.verdict import ABSENT, Report, brief
 from ..say import say
 from ..show.report import tell
 from ..version import __version__
-from ..where.cards import Card, job_number, remove, write
-from ..where.merge import picture, standing
+from ..where.cards import Card, job_number, path_of, remove, write
+from ..where.merge import candidates, picture
 from ..where.stall import Stall
 from ..where.survey import LONGEST_S, Letters, Survey
 from ..where.table import lines
@@ -65,19 +66,21 @@ class Office:
     def join(self, member: Member) -> None:
         """Admit this process's own rank, and let the job be found by those who ask where its ranks are."""
         self.handle(events.OwnRank(OWN_LINK, member))
-        card = Card(member.run_id, job_number(), member.host, self._request.address, self.port, self._request.token,
+        card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
         self._loop.set_timer("card", CARD_S, partial(self._write_card, card))
         if self._watched.stall_s:
             self._look_for_stall()
 
     def _write_card(self, card: Card) -> None:
-        self._card = write(card)
+        self._card = path_of(card)
+        aside(partial(write, card))
 
     def close(self) -> None:
         """Let the job be found no more."""
         self._loop.drop_timers("card")
-        remove(self._card)
+        if self._card:
+            aside(partial(remove, self._card))
 
     def hear_own(self, message: Sent) -> None:
         """Take a message of this process's own watcher."""
@@ -140,7 +143,7 @@ class Office:
             elif link == STALL_LINK:
                 self._take_look()
             elif link == JUDGE_LINK:
-                self._coordinator.peers.places = dict(standing(self._survey.ranks))
+                self._coordinator.peers.places = dict(candidates(self._survey.ranks))
                 self.handle(events.Due("look"))
             elif link in self._wires and not self._wires[link].post(message):
                 self._loop.await_room(self._wires[link])
@@ -148,9 +151,11 @@ class Office:
     def _ask(self, asker: int) -> None:
         """Ask all sentinels where their ranks are, for the one who has asked over a link."""
         peers = self._coordinator.peers
-        self._loop.set_timer("survey", LONGEST_S, lambda: self._send(self._survey.answer()))
-        self._send(self._survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
-                                    {rank: peers.hosts[rank] for rank in peers.by_rank}))
+        questions = self._survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
+                                     {rank: peers.hosts[rank] for rank in peers.by_rank})
+        if questions:  # none is on its way
+            self._loop.set_timer("survey", LONGEST_S, lambda: self._send(self._survey.answer()))
+            self._send(questions)
 
     def _look_for_stall(self) -> None:
         self._ask(STALL_LINK)
@@ -165,9 +170,10 @@ class Office:
         say("\n".join([f"mpiddp: {line}", *(lines(seen) if seen else [])]))
         if seen and self._watched.stall_abort:
             self._loop.drop_timers("stall")
-            rank = seen.groups[0].ranks[0]
-            self.handle(events.Stalled(Report(rank, self._coordinator.peers.hosts[rank], ABSENT,
-                                              f"{line}; {'; '.join(seen.findings)}", EXIT_STALLED)))
+            rank = seen.odd.ranks[0] if seen.odd else 0
+            cause = "; ".join([line, *seen.findings, *(["no rank is odd"] if seen.odd is None else [])])
+            self.handle(events.Stalled(brief(Report(rank, self._coordinator.peers.hosts[rank], ABSENT, cause,
+                                                    EXIT_STALLED))))
 
     def _await_hello(self, connection: socket.socket) -> None:
         """Wait for one that has shown the token to say which rank it watches."""
@@ -207,6 +213,12 @@ class Office:
         wire = self._wires.pop(link)
         self._loop.forget(wire)
         wire.close()
+
+
+def aside(act: Callable[[], None]) -> None:
+    """Let another process do what a file system that does not answer would hold up."""
+    with contextlib.suppress(OSError):
+        reap(fork_detached(act, kept=()))
 
 
 def is_for_own(action: events.CoordinatorAction) -> bool:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..beside.asking import Where
 from ..beside.detached import silence, take_title
@@ -25,10 +26,12 @@ from ..show.report import tell
 from . import events
 from .connections import Connections
 from .leftovers import Leftovers, cancel
-from .looking import Looking
 from .loop import Loop
 from .start import OTHERS_S
 from .watcher import State, Watcher
+
+if TYPE_CHECKING:
+    from .looking import Looking
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
@@ -69,7 +72,8 @@ class Sentinel:
         self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank,
                                         began_s, is_first)
         self._leftovers = Leftovers(process.pid)
-        self._looking = Looking(self.loop, process.pid, lambda found: self.post(events.Noticed(found)))
+        self._stacks = -1, -1  # the pipe into which the rank prints its stack, and the rank's descriptor of it
+        self._looking: Looking | None = None
         self._events: deque[events.WatcherEvent] = deque()
         self._excuses: set[str] = set()  # that were made
         if process.ended >= 0:  # after the rank's connection: what it has told comes first
@@ -136,7 +140,7 @@ class Sentinel:
             case events.LookAtRank(request, ended):
                 self._look(request, ended)
             case events.HearStacks(request):
-                self._looking.hear(self._connections.take_descriptor(), request.descriptor)
+                self._stacks, self._looking = (self._connections.take_descriptor(), request.descriptor), None
             case events.WatchNeighbour(rank, pid):
                 self._connections.watch_neighbour(rank, pid)
             case _:
@@ -172,6 +176,11 @@ class Sentinel:
 
     def _look(self, request: Look | Where, ended: bool) -> None:
         if isinstance(request, Where):
+            if self._looking is None:
+                from .looking import Looking  # which is seldom needed
+
+                self._looking = Looking(self.loop, self._process.pid, *self._stacks,
+                                        lambda found: self.post(events.Noticed(found)))
             self._looking.look(request, ended)
         else:
             self._connections.tell_coordinator(Condition(self._process.is_stopped()))

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..version import __version__
-from .client import UnansweredError, ask, find, name
+from .client import UnansweredError, ask, find
 from .table import as_json, lines
 
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         card = find(given.job)
         while True:
             picture = ask(card)
-            head = f"job {name(card)}, {card.ranks:,} rank{'s' * (card.ranks != 1)}"
+            head = f"job {card.name}, {card.ranks:,} rank{'s' * (card.ranks != 1)}"
             print(as_json(picture) if given.json else "\n".join([head, *lines(picture)]), flush=True)
             if not given.watch:
                 return 0

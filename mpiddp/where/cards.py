@@ -5,26 +5,33 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from typing import NamedTuple
 
-JOB_NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+SLURM, PBS, LSF = "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"  # variables with the number of a job
 
 
 class Card(NamedTuple):
     """What one has to know to ask a job where its ranks are.
 
-    `run_id` is the job's own name, `number` that of the batch system, empty without one. The coordinator listens on
-    `address` and `port` of `host` for those that show `token`.
+    `run_id` is the job's own name, `number` that of the batch system, empty without one; `by_slurm` tells that it is
+    Slurm's. The coordinator listens on `address` and `port` of `host` for those that show `token`.
     """
 
     run_id: str
     number: str
+    by_slurm: bool
     host: str
     address: str
     port: int
     token: str
     ranks: int
     version: str
+
+    @property
+    def name(self) -> str:
+        """What to call the job."""
+        return self.number or self.run_id
 
 
 def folder() -> str:
@@ -33,38 +40,48 @@ def folder() -> str:
     return os.path.join(state, "mpiddp")
 
 
-def job_number() -> str:
-    """Return the number that the batch system has given this job, empty for none."""
-    return next((os.environ[name] for name in JOB_NUMBERS if os.environ.get(name)), "")
+def job_number() -> tuple[str, bool]:
+    """Return the number that the batch system has given this job, empty for none; and whether it is Slurm's."""
+    name = next((name for name in (SLURM, PBS, LSF) if os.environ.get(name)), "")
+    return os.environ.get(name, ""), name == SLURM
 
 
-def write(card: Card) -> str:
-    """Write a card and return its file, empty where the user's folder cannot be written: the job works without."""
-    path = os.path.join(folder(), f"{card.run_id}.json")
-    try:
+def path_of(card: Card) -> str:
+    """Return the file of a card."""
+    return os.path.join(folder(), f"{card.run_id}.json")
+
+
+def write(card: Card) -> None:
+    """Write a card; where the user's folder cannot be written, or is somebody else's, the job works without."""
+    new = f"{path_of(card)}.new"
+    with contextlib.suppress(OSError):
         os.makedirs(folder(), mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as file:
-            json.dump(card._asdict(), file)
-    except OSError:
-        return ""
-    return path
+        if os.stat(folder()).st_uid != os.getuid():
+            return
+        remove(new)
+        try:
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+                json.dump(card._asdict(), file)
+            os.rename(new, path_of(card))
+        finally:
+            remove(new)
 
 
 def remove(path: str) -> None:
-    """Remove a card that write() has written."""
-    if path:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    """Remove a file, if it is there."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def read_all() -> dict[str, Card]:
-    """Return the cards of this user by their files, those that were written last first; others are left out."""
-    found = {}
+    """Return the cards of this user by their files, those that were written last first; what is none is left out."""
+    found = []
     with contextlib.suppress(OSError):
-        for entry in sorted(os.scandir(folder()), key=lambda one: -one.stat().st_mtime):
-            with contextlib.suppress(OSError, ValueError, TypeError), open(entry.path) as file:
-                found[entry.path] = Card(**json.load(file))
-    return found
+        for name in os.listdir(folder()):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                path = os.path.join(folder(), name)
+                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+                    facts = os.fstat(file.fileno())
+                    if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and name.endswith(".json"):
+                        found.append((facts.st_mtime, path, Card(**json.load(file))))
+    return {path: card for _, path, card in sorted(found, reverse=True)}

@@ -16,9 +16,15 @@ LIBRARIES = ("/site-packages/", "/dist-packages/")
 PYTHON = os.path.dirname(os.__file__) + "/"
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 LAUNCHING = ("cli.py", "launch.py", "__main__.py", "run/script.py", "run/running.py", "run/guard.py", "run/caller.py")
-STACK_HEADS = ("Stack (most recent call first):", "Current thread ", "Thread ")
-COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
+HEAD = "Stack (most recent call first):"
+CUT = "  ..."  # after a hundred frames
+FIRST = ("_run_module_as_main", "_bootstrap")  # the first calls of `python -m`, and of a thread
+COLLECTIVES = (  # files of torch whose functions wait for other ranks
+    "torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py",
+    "torch/distributed/utils.py", "torch/nn/parallel/distributed.py",
+)
 BACKWARD = "_engine_run_backward"
+BACKWARD_NAME = "backward"
 LOADER = "torch/utils/data/dataloader.py"
 LOADER_WORKER = "torch/utils/data/_utils/worker.py"
 
@@ -57,14 +63,41 @@ def kind_of(file: str) -> Kind:
     return Kind.SCRIPT
 
 
-def read(lines: Iterable[str]) -> list[Frame]:
-    """Return the frames of one thread from what faulthandler printed of it, without those that lead to the script."""
+def is_whole(text: str, is_quiet: bool = False) -> bool:
+    """Tell whether faulthandler has printed a stack to its end.
+
+    Modules that import others call them, so that the first call of a script is known by the quiet after it alone.
+    """
+    *_, last = text.splitlines() or [""]
+    found = FRAME.fullmatch(last)
+    return text.endswith("\n") and (last == CUT or (found is not None and (
+        found["function"] in FIRST or (is_quiet and found["function"] == "<module>"))))
+
+
+def read(text: str) -> list[Frame]:
+    """Return the frames of a main thread from what faulthandler printed last, without those that lead to the script.
+
+    There are none if it is another thread's stack. The package of a program that was started by its name is the script.
+    """
     frames = []
-    for line in lines:
+    for line in text.rpartition(HEAD)[2].splitlines():
         if found := FRAME.fullmatch(line):
             number = int(found["line"]) if found["line"].isdigit() else 0
             frames.append(Frame(kind_of(found["file"]), found["file"], number, found["function"]))
-    return without_launch(frames[::-1])
+    if frames and frames[-1].function == "_bootstrap":
+        return []
+    frames = without_launch(frames[::-1])
+    if frames and frames[0].kind is Kind.LIBRARY:
+        inside = package_of(frames[0].file)
+        frames = [one._replace(kind=Kind.SCRIPT) if one.file.startswith(inside) else one for one in frames]
+    return frames
+
+
+def package_of(file: str) -> str:
+    """Return the folder of the package in a library that has a file, or the file of a module without one."""
+    before, part, after = next((file.partition(one) for one in LIBRARIES if one in file), ("", "", file))
+    top, slash, _ = after.partition("/")
+    return f"{before}{part}{top}{slash}"
 
 
 def without_launch(frames: Sequence[Frame]) -> list[Frame]:
@@ -84,14 +117,14 @@ def leads_on(frame: Frame) -> bool:
 
 def as_text(frames: Iterable[Frame]) -> str:
     """Return frames as a message carries them, a line for each."""
-    return "\n".join(f"{kind.value} {line} {function} {file}" for kind, file, line, function in frames)
+    return "\n".join(f"{kind.value}\t{line}\t{function}\t{file}" for kind, file, line, function in frames)
 
 
 def from_text(text: str) -> tuple[Frame, ...]:
     """Return the frames of a message; raise ValueError for anything else."""
     frames = []
     for one in text.splitlines():
-        kind, line, function, file = one.split(" ", 3)
+        kind, line, function, file = one.split("\t", 3)
         frames.append(Frame(Kind(kind), file, int(line), function))
     return tuple(frames)
 
@@ -113,19 +146,19 @@ def after_script(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def collective(frames: Sequence[Frame]) -> str:
-    """Return the collective in which a stack ends, `backward` for one that DDP or FSDP makes there; empty for none."""
+    """Return the collective in which a stack ends, BACKWARD_NAME where DDP or FSDP make it; empty for none."""
     called = [one for one in after_script(frames) if one.kind is not Kind.PYTHON]
     if not called:
         return ""
     if called[-1].function == BACKWARD:
-        return "backward"
+        return BACKWARD_NAME
     if called[-1].kind is Kind.OURS:
         return "should_stop" if called[0].function == "should_stop" else ""
-    within = [one for one in called if any(part in one.file for part in COLLECTIVES)]
     if not any(part in called[-1].file for part in COLLECTIVES):
         return ""
-    public = [one.function for one in within if not one.function.startswith("_") and one.function != "wrapper"]
-    return (public or [within[0].function])[0]
+    public = [one.function for one in called
+              if any(part in one.file for part in COLLECTIVES) and not one.function.startswith("_")]
+    return public[-1] if public else called[-1].function
 
 
 def waits_for_loader(frames: Sequence[Frame]) -> bool:

@@ -10,7 +10,8 @@ from .stack import essential
 
 MOST_S = 10.0  # between two looks
 LOOKS = 5  # within the time after which a job is said to stand still
-IDLE = 0.02  # of a core: a rank that uses more has moved
+IDLE = 0.02  # of a processor: a rank that uses more, with its descendants, has moved
+IDLE_BYTES = 4096  # in a second: so has one that reads and writes more
 
 
 class Stall:
@@ -45,6 +46,6 @@ class Stall:
 
 def has_moved(before: Rank, now: Rank, passed_s: float) -> bool:
     """Tell whether a rank is elsewhere than at the look before, `passed_s` ago, or has worked since."""
-    return (now.steps != before.steps or now.ended != before.ended
-            or essential(now.frames) != essential(before.frames)
-            or now.busy_s - before.busy_s > IDLE * passed_s)
+    return (now.ended != before.ended or essential(now.frames) != essential(before.frames)
+            or now.busy_s - before.busy_s > IDLE * passed_s
+            or now.moved_bytes - before.moved_bytes > IDLE_BYTES * passed_s)

@@ -29,7 +29,10 @@ class Survey:
         self.ranks: list[Rank] = []  # as they were seen last
 
     def ask(self, asker: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Letters:
-        """Begin, if none is on its way, and return the questions: to the `links` of all ranks, which are on `hosts`."""
+        """Begin, if none is on its way, and return the questions: to the `links` of all ranks, which are on `hosts`.
+
+        An `asker` below 0 has no link: it reads `ranks`.
+        """
         self._askers.append(asker)
         if len(self._askers) > 1:
             return []
@@ -49,11 +52,11 @@ class Survey:
 
     def answer(self) -> Letters:
         """Return the picture, as far as answers have come, for those who asked."""
-        if not self._askers:
+        askers, self._askers = self._askers, []
+        if not askers:
             return []
         self.ranks = self._ranks()
-        shown = Shown(as_json(picture(self.ranks)))
-        askers, self._askers = self._askers, []
+        shown = Shown(as_json(picture(self.ranks)) if max(askers) >= 0 else "")
         return [(link, shown) for link in askers]
 
     def _ranks(self) -> list[Rank]:
@@ -67,7 +70,7 @@ class Survey:
             if found.stack not in known:
                 known[found.stack] = from_text(found.stack)
             ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores,
-                              found.busy_s, ended=found.ended, workers=workers(found.children)))
+                              found.busy_s, found.moved_bytes, ended=found.ended, workers=workers(found.children)))
         return ranks
 
 

@@ -5,33 +5,52 @@ from __future__ import annotations
 import json
 
 from ..plan.words import folded
-from .merge import At, Group, Picture, ranges
+from .merge import At, Group, Picture, Place, ranges
 
 WIDEST_RANKS = 30  # characters
-ODD = "odd"
+MOST = 200  # groups, and findings, that are told; a job has few, or nothing can be said of it
+SHORT = ("waiting", "busy", "standing")  # what fits into a column
 
 
 def as_json(picture: Picture) -> str:
-    """Return a picture as JSON: `findings`, and `groups` with `at`, `place`, `ranks`, `hosts` and `odd`."""
-    return json.dumps({"findings": picture.findings, "groups": [
-        {**group._asdict(), "at": group.at.name.lower()} for group in picture.groups]})
+    """Return a picture as JSON.
+
+    It has `findings`, and `groups`, each with `at`, `place`, `collective`, `hosts`, `odd` and `ranks`: pairs of the
+    first and the last of ranks in a row.
+    """
+    groups = [{"at": at.name.lower(), "place": words, "collective": collective, "ranks": rows(group.ranks),
+               "hosts": group.hosts, "odd": group.odd}
+              for group in picture.groups[:MOST] for at, words, collective in [group.place]]
+    return json.dumps({"findings": picture.findings[:MOST], "groups": groups})
 
 
 def from_json(text: str) -> Picture:
-    """Return the picture that as_json() wrote."""
+    """Return the picture that as_json() wrote; raise ValueError, KeyError or TypeError for anything else."""
     found = json.loads(text)
-    groups = [Group(At[one["at"].upper()], one["place"], tuple(one["ranks"]), tuple(one["hosts"]), one["odd"])
-              for one in found["groups"]]
+    groups = [Group(Place(At[one["at"].upper()], one["place"], one["collective"]),
+                    tuple(rank for first, last in one["ranks"] for rank in range(first, last + 1)),
+                    tuple(one["hosts"]), one["odd"]) for one in found["groups"]]
     return Picture(tuple(groups), tuple(found["findings"]))
+
+
+def rows(ranks: tuple[int, ...]) -> list[list[int]]:
+    """Return the first and the last of ranks in a row."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and found[-1][1] == rank - 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return found
 
 
 def lines(picture: Picture) -> list[str]:
     """Return a table with a line for each group, the odd ones first, and what follows from it."""
-    rows = [row(group) for group in picture.groups]
-    widths = [max((len(cells[at]) for cells in rows), default=0) for at in range(3)]
-    table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)), cells[3]])
-             for cells in rows]
-    return [line.rstrip() for line in [*table, *(f"  {one}" for one in picture.findings)]]
+    table = [row(group) for group in picture.groups]
+    widths = [max((len(cells[at]) for cells in table), default=0) for at in range(3)]
+    found = ["  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)), cells[3]])
+             for cells in table]
+    return [f"  {printable(line).rstrip()}" for line in (*found, *picture.findings)]
 
 
 def row(group: Group) -> tuple[str, str, str, str]:
@@ -41,8 +60,13 @@ def row(group: Group) -> tuple[str, str, str, str]:
     if len(names) > WIDEST_RANKS:
         names = f"{names[:WIDEST_RANKS - 1]}…"
     who = f"{count:,} rank{'s' * (count != 1)}  {names}"
-    state = ODD if group.odd else group.at.value if len(group.at.value) < 10 else ""
-    place = group.place
-    if group.at.value not in (state, "standing", "waiting", "computing"):
-        place = f"{place}  ({group.at.value})" if place else group.at.value
-    return who, folded(group.hosts), state, place
+    at, place, _ = group.place
+    state = at.value if at.value in SHORT else ""
+    if not state:
+        place = f"{place}  ({at.value})" if place else at.value
+    return who, folded(group.hosts), "odd" if group.odd else state, place
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would act on."""
+    return "".join(one if one.isprintable() else "?" for one in text)

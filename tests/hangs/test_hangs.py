@@ -66,7 +66,7 @@ def standing(odd: int) -> Picture:
     ("fork", "log_in_child", "rank 1 is not in all_reduce, where others wait"),
     ("input", "ask", "rank 1 is not in all_reduce, where others wait"),
     ("disk", "fuse", "rank 1 is held by the kernel"),
-    ("slow", "compute", "rank 1 is computing, and not in all_reduce, where others wait yet: slow, not hanging"),
+    ("slow", "compute", "rank 1 is busy, and not in all_reduce, where others wait: slow, or spinning"),
 ], 3))
 def test_a_job_that_stands_still(
     kind: str, place: str, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -79,6 +79,6 @@ def test_a_job_that_stands_still(
         found = standing(1)
     (odd,) = (group for group in found.groups if group.odd)
     assert odd.ranks == (1,)
-    assert place in odd.place
+    assert place in odd.place.words
     assert any(finding in one for one in found.findings), found.findings
     assert list((tmp_path / "mpiddp").iterdir()) == []

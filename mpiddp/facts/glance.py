@@ -1,0 +1,90 @@
+"""What the kernel tells of a process at a glance: its state, what it has used, who descends from it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import NamedTuple
+
+STATE, USER, CHILDREN_SYSTEM, STARTED = 0, 11, 14, 19  # fields of /proc/PID/stat after the name (man 5 proc)
+MANY = 1000  # descendants
+
+
+class Glance(NamedTuple):
+    """A process as the kernel sees it.
+
+    `state` is a letter (man 5 proc), `kernel` the function of the kernel that its main thread sleeps in, empty if that
+    is not told. `main_s` is for how many seconds its main thread has run, or has waited for a processor. `busy_s` is
+    the processor time of all its threads, and of its children that have ended; `moved_bytes` is what it has read and
+    written.
+    """
+
+    state: str
+    kernel: str
+    main_s: float
+    busy_s: float
+    moved_bytes: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the process is stopped, or the kernel does not let it go."""
+        return self.state in "TtD"
+
+
+def glance(pid: int) -> Glance | None:
+    """Look at a process; None if there is none."""
+    try:
+        fields = stat_of(pid)
+    except OSError:
+        return None
+    kernel, main_ns, moved = "", 0, 0
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
+        kernel = file.read()
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # sched-stats.rst
+        main_ns = sum(map(int, file.read().split()[:2]))
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io") as file:
+        moved = sum(int(file.readline().split()[1]) for _ in ("rchar", "wchar"))
+    busy = sum(map(int, fields[USER:CHILDREN_SYSTEM + 1])) / os.sysconf("SC_CLK_TCK")
+    return Glance(fields[STATE], kernel if kernel != "0" else "", main_ns / 1e9 or busy, busy, moved)
+
+
+def stat_of(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name; raise OSError where there is no such process."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].decode().split()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that descend from one, those of its main thread and of others; none if that is not known."""
+    found: list[int] = []
+    queue = [pid]
+    while queue and len(found) < MANY:
+        with contextlib.suppress(OSError):
+            one = queue.pop(0)
+            for thread in os.listdir(f"/proc/{one}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{one}/task/{thread}/children") as file:
+                    queue += (children := list(map(int, file.read().split())))
+                    found += children
+    return found
+
+
+def can_be_sent(pid: int, number: int, descriptor: int, pipe: int, age_s: float) -> bool:
+    """Tell whether a process would handle a signal by printing with its `descriptor` into `pipe`.
+
+    The signal would end any other process. A process younger than `age_s` may be about to become another program, and
+    in one that the kernel holds the signal would wait, and find another program.
+    """
+    try:
+        fields = stat_of(pid)
+        same = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == os.fstat(pipe).st_ino
+        with open(f"/proc/{pid}/status") as file:
+            masks = {name: int(value, 16) for name, _, value in (line.partition(":") for line in file)
+                     if name in ("SigPnd", "ShdPnd", "SigBlk", "SigCgt")}
+    except OSError:
+        return False
+    bit = 1 << number - 1
+    started_s = int(fields[STARTED]) / os.sysconf("SC_CLK_TCK")
+    is_old = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s > age_s
+    return (same and is_old and fields[STATE] not in "TtDZX" and bool(masks["SigCgt"] & bit)
+            and not (masks["SigPnd"] | masks["ShdPnd"] | masks["SigBlk"]) & bit)
