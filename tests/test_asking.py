@@ -19,7 +19,7 @@ from mpiddp.where import cards, client
 from mpiddp.where.cards import Card
 from tests import processes
 from tests.cluster import Cluster
-from tests.cluster.cluster import RUN
+from tests.cluster.cluster import RUN, ip, namespace
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import Job, started
 from tests.hangs.test_hangs import ZOO
@@ -203,6 +203,20 @@ def test_a_job_of_three_nodes_answers_within_a_second(launcher: Launcher, cluste
             assert finding == "  rank 1 is not in all_reduce, where others wait"
         records = json.loads(ask_from(cluster, launcher, "login", env, "--json").stdout)
         assert [one["ranks"] for one in records["groups"] if one["odd"]] == [[[1, 1]]]
+
+
+def test_a_node_that_is_out_of_reach(cluster: Cluster) -> None:
+    env = {"XDG_STATE_HOME": f"{RUN}/state"}
+    with started(SIX[3], cluster, ZOO, "none", env=env) as job:
+        job.await_ready(6)
+        while "6 ranks" not in ask_from(cluster, SIX[3], "node1", env).stdout:
+            time.sleep(0.2)
+        ip("-n", namespace("node3"), "link", "set", "eth0", "down")
+        try:
+            found = ask_from(cluster, SIX[3], "node1", env).stdout.splitlines()
+        finally:
+            ip("-n", namespace("node3"), "link", "set", "eth0", "up")
+    assert re.match(r"  \d ranks? +[\d-]+ +node3 +odd +out of reach: the sentinel does not answer$", found[1]), found
 
 
 def standing(

@@ -1,4 +1,4 @@
-"""Hang as KIND says, on rank 1, in the fourth step of a training: zoo.py KIND."""
+"""Hang as KIND says, on rank 1, in the fourth step of a training, or on no rank: zoo.py KIND [FOLDER]."""
 
 from __future__ import annotations
 
