@@ -48,6 +48,13 @@ def test_stopping(quick: Mpi) -> None:
     assert re.search(r"^should_stop\(\) \d+\.\d us, gloo all-reduce \d+\.\d us, median of 200 calls$", told), told
 
 
+@pytest.mark.thorough
+def test_asking(quick: Mpi) -> None:
+    told = check(alone(quick, "-m", "tests.benchmarks.asking", "--quick", timeout=120)).stdout
+    assert re.search(r"^\d+ steps/s; asked every 0\.\d\d s \d\.\d{4} of that \(median of 1 pairs\), so every 10 s "
+                     r"\d\.\d{5}$", told), told
+
+
 @pytest.mark.alone
 @pytest.mark.thorough
 def test_startup(quick: Mpi, tmp_path: Path) -> None:
