@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
+import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,72 +13,94 @@ import pytest
 
 from mpiddp.where import client
 from mpiddp.where.cards import read_all
-from mpiddp.where.merge import Picture
-from tests.faults.matrix import WHOLE
-from tests.faults.test_signals import started
+from mpiddp.where.seen import Picture
+from tests.cluster.cluster import RUN
+from tests.faults.matrix import WHOLE, Launcher
+from tests.faults.test_signals import Job, started
 from tests.support import first_of, need
 
 ZOO = Path(__file__).with_name("zoo.py")
 OMPI4, OMPI5, HYDRA, PMIX, PMI2 = WHOLE
 SETTLING_S = 20
-MNT_DETACH = 2  # (sys/mount.h)
+STALL_S, WITHIN_S = 4, 10
+ABSENT = "rank 1 is not in all_reduce, where others wait"
+ZOO_OF = [  # what rank 1 does, a part of its line, empty for no odd rank, and of a sentence
+    ("worker", "read_sample", "rank 1 is waiting for a worker of its DataLoader"),
+    ("mismatch", "broadcast", "rank 1 is in broadcast (zoo.py:"),
+    ("stop", "rank 1", "rank 1 is stopped, by SIGSTOP or a debugger"),
+    ("network", "", "all ranks are in all_reduce (zoo.py:"),
+    ("python", "sleep_in_python", ABSENT),
+    ("c", "sleep_in_c", ABSENT),
+    ("left", "rank 1", "rank 1 is at the end of the script"),
+    ("uneven", "validate → barrier", "rank 1 is in barrier (zoo.py:"),
+    ("pool", "lose_pool_worker", ABSENT),
+    ("lock", "take_second", ABSENT),
+    ("fork", "log_in_child", ABSENT),
+    ("input", "ask", ABSENT),
+    ("disk", "fuse", "rank 1 is held by the kernel"),
+    ("slow", "compute", "rank 1 is busy, and not in all_reduce, where others wait: slow, or spinning"),
+    ("order", "", "rank 1 is at sequence 0 of ranks 0-"),
+]
 
 
-@contextlib.contextmanager
-def stuck(folder: Path) -> Iterator[None]:
-    """Hold a file system that does not answer: nobody reads what the kernel asks of /dev/fuse."""
-    need(["root, to mount a file system"] if os.geteuid() else [])
-    folder.mkdir()
-    library = ctypes.CDLL(None, use_errno=True)
-    device = os.open("/dev/fuse", os.O_RDWR)
-    try:
-        options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
-        assert library.mount(b"stuck", str(folder).encode(), b"fuse", 0, options) == 0, os.strerror(ctypes.get_errno())
-        yield
-    finally:
-        os.close(device)  # those who wait for it go on
-        library.umount2(str(folder).encode(), MNT_DETACH)
-
-
-def standing(odd: int) -> Picture:
-    """Return where the ranks of the job are as soon as that one is odd, or as they are in the end."""
+def standing(place: str, finding: str) -> Picture:
+    """Return where the ranks of the job are as soon as that is found, or as they are in the end."""
     deadline = time.monotonic() + SETTLING_S
     while not read_all():  # it is written a second after the start
         assert time.monotonic() < deadline
         time.sleep(0.1)
     while True:
-        found = client.ask(client.find(""))
-        if [group.ranks for group in found.groups if group.odd] == [(odd,)] or time.monotonic() > deadline:
+        found, _ = client.ask(client.find(""))
+        if is_found(found, place, finding) or time.monotonic() > deadline:
             return found
         time.sleep(0.3)
 
 
-@pytest.mark.parametrize(("kind", "place", "finding"), first_of([
-    ("worker", "read_sample", "rank 1 is waiting for a worker of its DataLoader"),
-    ("mismatch", "broadcast", "rank 1 is in broadcast ("),
-    ("stop", "", "rank 1 is stopped, by SIGSTOP or a debugger"),
-    ("python", "sleep_in_python", "rank 1 is not in all_reduce, where others wait"),
-    ("c", "sleep_in_c", "rank 1 is not in all_reduce, where others wait"),
-    ("left", "", "rank 1 is at the end of the script"),
-    ("uneven", "validate → barrier", "rank 1 is in barrier (zoo.py:"),
-    ("pool", "lose_pool_worker", "rank 1 is not in all_reduce, where others wait"),
-    ("lock", "take_second", "rank 1 is not in all_reduce, where others wait"),
-    ("fork", "log_in_child", "rank 1 is not in all_reduce, where others wait"),
-    ("input", "ask", "rank 1 is not in all_reduce, where others wait"),
-    ("disk", "fuse", "rank 1 is held by the kernel"),
-    ("slow", "compute", "rank 1 is busy, and not in all_reduce, where others wait: slow, or spinning"),
-], 3))
+def is_found(found: Picture, place: str, finding: str) -> bool:
+    """Tell whether rank 1 alone is odd, at a place, or no rank if that is empty; and whether a sentence says so."""
+    odd = [(f"rank {group.ranks[0]}: {group.place.words}", len(group.ranks)) for group in found.groups if group.odd]
+    right = len(odd) == 1 and odd[0][0].startswith("rank 1: ") and place in odd[0][0] if place else not odd
+    return right and any(finding in one for one in found.findings)
+
+
+@contextlib.contextmanager
+def zoo_job(
+    kind: str, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
+    *options: str,
+) -> Iterator[Job]:
+    """Hold a job that stands still, and let this process find it."""
+    cluster = request.getfixturevalue("cluster") if launcher.srun else None
+    folder = RUN / f"hang-{time.monotonic_ns()}" if launcher.srun else tmp_path  # which nodes see, too
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    os.mkfifo(folder / "fifo")
+    need(["root, to mount a file system"] if kind == "disk" and os.geteuid() else [])
+    with started(launcher, cluster, *options, ZOO, kind, folder, env={"XDG_STATE_HOME": str(folder)}) as job:
+        job.await_ready(launcher.ranks)
+        yield job
+    assert list((folder / "mpiddp").iterdir()) == []
+
+
+@pytest.mark.parametrize("launcher", first_of([HYDRA, OMPI4, OMPI5, PMIX, PMI2]), ids=lambda one: one.name)
+@pytest.mark.parametrize(("kind", "place", "finding"), first_of(ZOO_OF, 4), ids=[kind for kind, _, _ in ZOO_OF])
 def test_a_job_that_stands_still(
-    kind: str, place: str, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, place: str, finding: str, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    os.mkfifo(tmp_path / "fifo")
-    with (stuck(tmp_path / "stuck") if kind == "disk" else contextlib.nullcontext(),
-          started(HYDRA, None, ZOO, kind, tmp_path, env={"XDG_STATE_HOME": str(tmp_path)}) as job):
-        job.await_ready(HYDRA.ranks)
-        found = standing(1)
-    (odd,) = (group for group in found.groups if group.odd)
-    assert odd.ranks == (1,)
-    assert place in odd.place.words
-    assert any(finding in one for one in found.findings), found.findings
-    assert list((tmp_path / "mpiddp").iterdir()) == []
+    with zoo_job(kind, launcher, tmp_path, monkeypatch, request):
+        found = standing(place, finding)
+    assert is_found(found, place, finding), found
+
+
+@pytest.mark.parametrize("kind", first_of([kind for kind, _, _ in ZOO_OF]))
+def test_a_job_that_stands_still_says_so_in_time(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """One that is slow says nothing."""
+    with zoo_job(kind, HYDRA, tmp_path, monkeypatch, request, f"--stall={STALL_S}") as job:
+        assert job.process.stdout
+        end, said = time.monotonic() + STALL_S + WITHIN_S, b""
+        while b"mpiddp: no rank has moved for " not in said and (left_s := end - time.monotonic()) > 0:
+            if select.select([job.process.stdout], [], [], left_s)[0]:
+                said += os.read(job.process.stdout.fileno(), 65536)
+        assert (b"mpiddp: no rank has moved for " in said) == (kind != "slow"), said

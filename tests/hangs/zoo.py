@@ -1,4 +1,4 @@
-"""Hang as KIND says, on rank 1, in the fourth step of a training, or on no rank: zoo.py KIND [FOLDER]."""
+"""Hang as KIND says in the fourth step of a training, on rank 1 if on one alone: zoo.py KIND [FOLDER]."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import torch.distributed as dist
 
 KIND, FOLDER = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
 RANK = int(os.environ["RANK"])
+PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207  # (sys/ptrace.h)
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # (linux/sched.h, sys/mount.h)
 
 
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
@@ -41,7 +43,9 @@ def sleep_in_python() -> None:
 
 
 def sleep_in_c() -> None:
-    ctypes.CDLL(None).sleep(600)
+    left_s = 600
+    while left_s:  # a signal ends C's sleep()
+        left_s = ctypes.CDLL(None).sleep(left_s)
 
 
 def broadcast() -> None:
@@ -97,7 +101,15 @@ def stop() -> None:
 
 
 def read_from_stuck_file() -> None:
-    Path(FOLDER, "stuck", "file").read_text()
+    """Read from a file system that does not answer, as root: nobody reads what the kernel asks of /dev/fuse."""
+    library = ctypes.CDLL(None, use_errno=True)
+    stuck = Path(FOLDER, "stuck")
+    stuck.mkdir()
+    options = f"fd={os.open('/dev/fuse', os.O_RDWR)},rootmode=40000,user_id=0,group_id=0".encode()
+    for done in (library.unshare(CLONE_NEWNS), library.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
+                 library.mount(b"stuck", bytes(stuck), b"fuse", 0, options)):
+        assert done == 0, os.strerror(ctypes.get_errno())
+    (stuck / "file").read_text()
 
 
 def ask() -> None:
@@ -111,10 +123,33 @@ def compute() -> None:
         pass
 
 
+def let_network_stand_still() -> None:
+    """Stop the thread by which gloo sends and receives, of this process alone: its network answers no more."""
+    pid = os.getpid()
+    ready, told = os.pipe()
+    if os.fork() == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        library = ctypes.CDLL(None, use_errno=True)
+        (thread,) = (int(one.name) for one in Path(f"/proc/{pid}/task").iterdir()
+                     if (one / "comm").read_text() == "gloo_tcp_loop\n")
+        for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+            assert library.ptrace(request, thread, None, None) == 0, os.strerror(ctypes.get_errno())
+        os.write(told, b"!")
+        signal.pause()
+    os.read(ready, 1)
+
+
+def reduce_in_unlike_order() -> None:
+    groups = [dist.new_group(), dist.new_group()]
+    for group in groups if RANK == 1 else groups[::-1]:
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+EVERYWHERE: dict[str, Callable[[], None]] = {"order": reduce_in_unlike_order}
 KINDS: dict[str, Callable[[], None]] = {
     "python": sleep_in_python, "c": sleep_in_c, "mismatch": broadcast, "left": leave, "lock": lock_against_each_other,
     "fork": fork_with_lock, "pool": lose_pool_worker, "stop": stop, "disk": read_from_stuck_file, "input": ask,
-    "slow": compute,
+    "slow": compute, "network": let_network_stand_still,
 }
 
 
@@ -135,8 +170,8 @@ def train() -> None:
         if step == 3:
             if RANK == 1 and KIND in KINDS:
                 KINDS[KIND]()
-            if KIND == "nobody":
-                dist.recv(torch.ones(1))
+            if KIND in EVERYWHERE:
+                EVERYWHERE[KIND]()
         dist.all_reduce(torch.ones(1))
 
 
