@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from .beside import progress
 from .errors import EXIT_REQUEUE, LaunchError
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def should_stop() -> bool:
     --stop-before. Without a job of mpiddp's this process decides alone.
     """
     global _stop
+    progress.note_step()
     if job := _launched() or _own:
         return job.stop(_stop).due()
     if _stop is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -34,10 +35,10 @@ def quick() -> Mpi:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, and make the folder that all processes of this run share."""
+    """Declare the markers, and make the folder that all processes of this run share, also for what jobs note."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    scratch()
+    os.environ["XDG_STATE_HOME"] = f"{scratch()}/state"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
+import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpiddp.version import __version__
 from mpiddp.where import cards, client
-from mpiddp.where.cards import Card
+from mpiddp.where.cards import Card, read_all
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
@@ -25,8 +26,10 @@ from tests.faults.test_signals import Job, started
 from tests.hangs.test_hangs import ZOO
 from tests.support import (
     DEADLINE_S,
+    MPIS,
     PROGRAMS,
     ROOT,
+    VENVS,
     Done,
     Mpi,
     alone,
@@ -38,8 +41,8 @@ from tests.support import (
 )
 
 WHERE = ("-m", "mpiddp.where")
-SIX = [dataclasses.replace(launcher, whole=True) for launcher in LAUNCHERS]
-CARD = Card("mpiddp-1234abcd", "", False, socket.gethostname(), "127.0.0.1", 1, "secret", 4, __version__)
+SIX = [replace(launcher, whole=True) for launcher in LAUNCHERS]
+CARD = Card("mpiddp-1234abcd", "", False, "", socket.gethostname(), "127.0.0.1", 1, "secret", 4, __version__)
 
 
 @pytest.fixture
@@ -74,9 +77,10 @@ def test_a_job_that_was_killed_is_forgotten(quick: Mpi, state: dict[str, str]) -
 
 
 def test_a_job_of_another_version(quick: Mpi, state: dict[str, str]) -> None:
-    cards.write(CARD._replace(version="0.0.1"))
-    assert refused(quick, state) == (
-        f"the job has mpiddp 0.0.1, this is {__version__}: use the job's environment")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cards.write(CARD._replace(version="0.0.1", port=server.getsockname()[1]))
+        assert refused(quick, state) == (
+            f"the job has mpiddp 0.0.1, this is {__version__}: use the job's environment")
 
 
 def test_a_port_that_is_somebody_elses_by_now(quick: Mpi, state: dict[str, str]) -> None:
@@ -110,6 +114,17 @@ def test_which_of_several(state: dict[str, str]) -> None:
     assert client.find("mpiddp-5").run_id == "mpiddp-5678abcd"
     with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-\S+ \(mpiddp-\S+\), mpiddp-"):
         client.find("")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cards.write(CARD._replace(run_id="mpiddp-9abc0000", port=server.getsockname()[1]))
+        assert client.find("").run_id == "mpiddp-9abc0000"
+
+
+def test_steps_of_one_job(state: dict[str, str]) -> None:
+    for step in "01":
+        cards.write(CARD._replace(run_id=f"mpiddp-{step}", number="48211", by_slurm=True, step=step, host="n005"))
+    assert [client.find(f"48211.{step}").name for step in "01"] == ["48211", "48211.1"]
+    with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-\d \(48211(\.1)?\), "):
+        client.find("48211")
 
 
 def test_something_else_in_the_folder(quick: Mpi, state: dict[str, str]) -> None:
@@ -120,23 +135,43 @@ def test_something_else_in_the_folder(quick: Mpi, state: dict[str, str]) -> None
     assert refused(quick, state) == "no job of yours is running with mpiddp"
 
 
+def answers_here() -> bool:
+    """Ask the job that runs, and tell whether it has answered."""
+    try:
+        return bool(client.ask(client.find(""))[0].groups)
+    except client.UnansweredError:
+        return False
+
+
 @contextmanager
-def asked(pause_s: float) -> Iterator[list[int]]:
+def asked(pause_s: float, answers_now: Callable[[], bool] = answers_here) -> Iterator[list[int]]:
     """Ask the job that runs again and again, as long as the block lasts; count the answers."""
     over, answers = threading.Event(), [0]
 
     def ask() -> None:
         while not over.wait(pause_s):
-            try:
-                answers[0] += bool(client.ask(client.find("")).groups)
-            except client.UnansweredError:
-                continue
+            answers[0] += answers_now()
 
     thread = threading.Thread(target=ask)
     thread.start()
     yield answers
     over.set()
     thread.join()
+
+
+def test_threads_and_a_picture(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
+    """Both threads of a dead-lock are shown, where py-spy is on the path of the job, and else how to get it."""
+    for path, threads in ((f"{VENVS / 'base/bin'}:/usr/bin:/bin", ["take_second", "lock_against_each_other.<locals>"]),
+                          ("/usr/bin:/bin", ["py-spy is not installed in the job's environment: pip install py-spy"])):
+        with started(SIX[2], None, ZOO, "lock", env={**state, "PATH": path}) as job:
+            job.await_ready(SIX[2].ranks)
+            while "odd" not in alone(quick, *WHERE, env=state).stdout:
+                time.sleep(0.3)
+            done = check(alone(quick, *WHERE, "--threads", "--svg", tmp_path / "tree.svg", env=state))
+        shown = done.stdout[done.stdout.index("rank 1:\n"):]
+        assert all(one in shown for one in threads), shown
+        assert "rank 0:" not in shown
+    assert "all_reduce" in (tmp_path / "tree.svg").read_text()
 
 
 def test_asking_changes_nothing(quick: Mpi, state: dict[str, str]) -> None:
@@ -147,6 +182,43 @@ def test_asking_changes_nothing(quick: Mpi, state: dict[str, str]) -> None:
     assert watched == alone_
     assert len(alone_.splitlines()) == 2
     assert answers[0] >= 3
+
+
+@pytest.mark.thorough
+def test_asking_changes_nothing_on_three_nodes(cluster: Cluster) -> None:
+    env = {"XDG_STATE_HOME": f"{RUN}/state"}
+
+    def digests() -> list[str]:
+        with started(SIX[3], cluster, "--quiet", PROGRAMS / "weights.py", env=env) as job:
+            return [line for line in job.output().splitlines() if " steps, " in line]
+
+    def answers_there() -> bool:
+        return all("6 ranks" in ask_from(cluster, SIX[3], host, env).stdout for host in ("login", "node3"))
+
+    alone_ = digests()
+    with asked(0.1, answers_there) as answers:
+        assert digests() == alone_
+    assert len(alone_) == 6
+    assert answers[0] >= 3
+
+
+def test_a_deep_stack_in_a_folder_with_an_umlaut(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "Jürgens 数据"
+    folder.mkdir()
+    (folder / "deep.py").write_text(
+        "import os, time\nimport torch.distributed as dist\ndef deeper(depth):\n"
+        "    if depth:\n        deeper(depth - 1)\n    else:\n        time.sleep(100 * int(os.environ['RANK']))\n"
+        "dist.barrier()\nprint('READY\\n', end='', flush=True)\ndeeper(70)\ndist.barrier()\n")
+    with started(replace(SIX[2], whole=False), None, folder / "deep.py", env=state) as job:
+        job.await_ready(2)
+        while not read_all():
+            time.sleep(0.1)
+        for _ in range(5):
+            found, _ = client.ask(client.find(""))
+            odd, waiting = found.groups
+            assert odd.ranks == (1,)
+            assert odd.place.words.startswith("deep.py:10 <module> → … → deep.py:5 deeper → deep.py:7 deeper")
+            assert waiting.place.collective == "barrier"
 
 
 def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
@@ -172,6 +244,60 @@ def test_a_job_that_stands_still_says_so(quick: Mpi, state: dict[str, str]) -> N
     assert re.search(r"mpiddp: failed: rank 1 on \S+: no rank has moved for .* s; rank 1 is not in all_", table[3])
     assert "  status   124" in table
     assert done.stderr.count("no rank has moved for") == 2
+
+
+@pytest.mark.parametrize("launcher", first_of([SIX[2], SIX[3], SIX[4], replace(SIX[2], mpi=MPIS["impi"])], 2),
+                         ids=lambda one: one.name)
+def test_a_sigquit_asks_and_ends_nothing(
+    launcher: Launcher, state: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    """Hydra passes it on; srun and Open MPI's mpirun end by it, and Slurm sends it otherwise."""
+    cluster = request.getfixturevalue("cluster") if launcher.srun else None
+    with started(launcher, cluster, ZOO, "python", env=state) as job:
+        job.await_ready(launcher.ranks)
+        time.sleep(1)  # in which rank 1 has come to where it sleeps
+        if cluster is None:
+            job.process.send_signal(signal.SIGQUIT)
+        else:
+            cluster.run("scancel", "--signal=QUIT", "--user=root", timeout=30)
+        table = table_after(job, "mpiddp: SIGQUIT asks where the ranks are\n")
+        assert re.match(r"  1 rank +1 .* odd +zoo.py:", table[0])
+        time.sleep(2)
+        assert job.process.poll() is None
+
+
+def test_a_sigint_to_a_job_that_stands_still(quick: Mpi, state: dict[str, str]) -> None:
+    with started(SIX[2], None, ZOO, "python", env=state) as job:
+        job.await_ready(SIX[2].ranks)
+        time.sleep(1)
+        job.process.send_signal(signal.SIGINT)
+        lines = job.output().splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith("mpiddp: ended by SIGINT after "))
+    assert re.match(r"  1 rank +1 .* odd +zoo.py:\d+ sleep_in_python$", lines[begin + 1])
+    assert re.match(r"  3 ranks +0,2-3 .* waiting +zoo.py:", lines[begin + 2])
+    assert lines[begin + 3] == "  rank 1 is not in all_reduce, where others wait"
+
+
+def test_a_sigint_to_a_job_whose_ranks_are_all_in_a_collective(quick: Mpi, state: dict[str, str]) -> None:
+    """No rank can obey it, and the launcher waits for a second one."""
+    with started(SIX[2], None, ZOO, "network", env=state) as job:
+        job.await_ready(SIX[2].ranks)
+        time.sleep(1)
+        job.process.send_signal(signal.SIGINT)
+        table = table_after(job, "mpiddp: SIGINT came, but the ranks are\n")
+    assert re.match(r"  4 ranks +0-3 .* waiting +zoo.py:", table[0])
+
+
+def table_after(job: Job, head: str) -> list[str]:
+    """Return the lines of a table that a running job prints below a line."""
+    assert job.process.stdout
+    lines: list[str] = []
+    for line in job.process.stdout:
+        if line == head or lines:
+            lines.append(line)
+        if lines and (("where" in line and "others wait" in line) or "all ranks are" in line):
+            return lines[1:]
+    raise AssertionError(f"the job has ended without {head}")
 
 
 def test_a_timeout_names_the_rank_that_was_waited_for(quick: Mpi, state: dict[str, str]) -> None:

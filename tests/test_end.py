@@ -184,7 +184,9 @@ def test_the_last_rank_is_waited_for_and_named_at_the_deadline(quick: Mpi, scrip
     done = mpiexec(quick, 2, "--exit-timeout", "3", path)
     assert time.monotonic() - start < 60
     assert done.returncode == 1
-    assert re.search(r"mpiddp: failed: rank 0 on \S+: waited 3 s for the end of rank 1 on ", done.stderr)
+    assert re.search(
+        r"mpiddp: failed: rank 1 on \S+: rank 0 has waited for it in vain: waited 3 s for the end of rank 1 on \S+ "
+        r"\(script\.py:\d+ <module> → \w+\(\)\)\n  where +script\.py:\d+ <module>", done.stderr)
     assert re.search(r"others +rank 1 on \S+ had not", done.stderr) is None  # nobody else had come to the end
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from mpiddp.facts.gpus import Gpu
 from mpiddp.plan.seat import Seat
-from mpiddp.show.map import devices, lines, model, ranges, records
+from mpiddp.plan.words import ranges
+from mpiddp.show.map import devices, lines, model, records
 from mpiddp.show.picture import svg
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun

@@ -21,6 +21,7 @@ from mpiddp.plan.verdict import (
     SETTLING_S,
     Report,
     Scene,
+    Seen,
     Verdict,
     brief,
     is_consequence,
@@ -186,15 +187,30 @@ LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv oper
 
 def test_a_rank_that_was_waited_for_in_vain() -> None:
     others = [LATE._replace(rank=rank) for rank in HOSTS if rank not in (1, LATE.rank)]
-    verdict = judge([LATE, *others], SEARCHING_S, Scene(HOSTS, places={1: "train.py:40 load"}))
+    verdict = judge([LATE, *others], SEARCHING_S, Scene(HOSTS, seen=Seen({1: "train.py:40 load"}, {1})))
     assert verdict is not None
     assert verdict.first == Report(1, HOSTS[1], ABSENT, "5 ranks have waited for it in vain at train.py, 9: "
                                    "RuntimeError: Timed out waiting 5000ms for recv operation to complete", 1,
                                    "train.py:40 load")
 
 
+def test_who_waits_for_whom_is_not_known_of_several_groups() -> None:
+    seen = Seen({1: "train.py:40 load"}, {1}, has_groups=True)
+    verdict = judge([LATE], SEARCHING_S, Scene(HOSTS, seen=seen))
+    assert verdict is not None
+    assert verdict.first == LATE
+    assert verdict.others == f"rank 1 on {HOSTS[1]} was at train.py:40 load"
+
+
+def test_a_timeout_of_something_else_blames_nobody() -> None:
+    late = LOST._replace(cause="TimeoutError: database server: timed out waiting for a licence")
+    verdict = judge([late], SEARCHING_S, Scene(HOSTS, seen=Seen({1: "train.py:40 load"}, {1})))
+    assert verdict is not None
+    assert verdict.first == late
+
+
 def test_a_lost_connection_is_no_sign_that_a_rank_is_late() -> None:
-    verdict = judge([LOST], SEARCHING_S, Scene(HOSTS, places={1: "train.py:40 load"}))
+    verdict = judge([LOST], SEARCHING_S, Scene(HOSTS, seen=Seen({1: "train.py:40 load"}, {1})))
     assert verdict is not None
     assert verdict.first == LOST
     assert verdict.others == f"rank 1 on {HOSTS[1]} was at train.py:40 load"

@@ -6,13 +6,16 @@ import tracemalloc
 
 import pytest
 
-from mpiddp.beside.asking import Shown, Whereabouts
+from mpiddp.beside.asking import Progress, Shown, Whereabouts
 from mpiddp.beside.lines import decode, encode
+from mpiddp.plan.words import ranges
 from mpiddp.where import stack
-from mpiddp.where.merge import Rank, Worker, candidates, picture, ranges
+from mpiddp.where.merge import free, picture
+from mpiddp.where.seen import Entered, Rank, Worker
 from mpiddp.where.stack import Frame, Kind
+from mpiddp.where.stall import Stall
 from mpiddp.where.survey import Survey
-from mpiddp.where.table import as_json, from_json
+from mpiddp.where.table import as_json, from_json, lines
 
 SITE = "/env/lib/python3.11/site-packages/"
 STEP = Frame(Kind.SCRIPT, "/home/me/train.py", 92, "step")
@@ -133,12 +136,45 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
      ["all ranks are busy: they work, or spin as GPUs and MPI let them"]),
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, STEP)), rank(2, (MAIN, LOAD))], [2], ["rank 2 is not where most are"]),
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, LOAD))], [], []),
+    ([rank(0), rank(1, ())], [], ["rank 1 is silent: it has printed no stack"]),
     ([rank(0), rank(1, LOADS, workers=WORKERS)], [1], ["rank 1 is waiting for a worker of its DataLoader"]),
 ])
 def test_what_follows(ranks: list[Rank], odd: list[int], findings: list[str] | None) -> None:
     found = picture(ranks)
     assert sorted(number for group in found.groups if group.odd for number in group.ranks) == odd
     assert findings is None or list(found.findings) == findings
+
+
+ALL_WAIT = "all ranks are in all_reduce (train.py:92 step): where that lasts, the network or a device stands still"
+WORLD, PAIR = ("0-2", "0"), ("0-1", "1")
+
+
+@pytest.mark.parametrize(("entered", "odd", "findings"), [
+    ([[7], [7], [7]], [], [ALL_WAIT]),
+    ([[7], [6], [7]], [1], ["rank 1 is at sequence 6, others at 7"]),
+    ([[7], [6], [5]], [], ["rank 2 is at sequence 5, others at 7", "rank 1 is at sequence 6, others at 7"]),
+    ([[7, 4], [6, 5], [7]], [], ["rank 0 is at sequence 4 of ranks 0-1, others at 5",
+                                 "rank 1 is at sequence 6 of ranks 0-2, others at 7"]),
+])
+def test_ranks_at_one_line_that_have_entered_unlike_collectives(
+    entered: list[list[int]], odd: list[int], findings: list[str]
+) -> None:
+    """NCCL counts collectives; gloo what two ranks send each other, too, and one that sends less is not odd."""
+    for spins in (True, False):
+        ranks = [rank(number, entered=tuple(Entered(count, *group) for count, group in zip(
+            counts, (WORLD, PAIR), strict=False)), spins=spins) for number, counts in enumerate(entered)]
+        found = picture(ranks)
+        assert list(found.findings) == findings
+        assert [one for group in found.groups if group.odd for one in group.ranks] == (odd if spins else [])
+
+
+def test_the_sequence_and_the_step_are_shown() -> None:
+    ranks = [rank(number, entered=(Entered(18204, "0-1", "0"),), steps=7, step_age_s=250 - number) for number in (0, 1)]
+    found = picture(ranks)
+    assert found.step == "step 7 for 4 min 9 s"
+    assert lines(found)[0].endswith("→ all_reduce (sequence 18,204)")
+    assert from_json(as_json(found)) == found
+    assert picture([ranks[0], ranks[1]._replace(steps=9)]).step == "steps 7 to 9, the last one for 4 min 9 s"
 
 
 def test_a_worker_that_its_rank_waits_for() -> None:
@@ -149,11 +185,34 @@ def test_a_worker_that_its_rank_waits_for() -> None:
         "its child: train.py:88 load_batch → dataset.py:17 __getitem__ → pipe_read()")
 
 
+def test_a_deep_stack_is_told_in_part() -> None:
+    frames = [STEP._replace(line=number, file="/" + "数" * 400) for number in range(90)]
+    found = stack.from_text(stack.as_text(frames))
+    assert [one.line for one in found] == [*range(8), *range(58, 90)]
+    assert len(found[0].file) == 300
+
+
+def test_a_look_that_shows_nothing_of_a_rank_is_no_movement() -> None:
+    stall, said = Stall(10.0), []
+    for second in range(0, 40, 2):
+        now = rank(0, entered=(Entered(7, "0-1", "0"),), steps=3)
+        seen = [now, now._replace(entered=(), steps=0), now._replace(frames=()), now._replace(heard=False, frames=())]
+        said.append(stall.see([seen[second // 2 % 4]], float(second)))
+    assert [line for line in said if line] == ["no rank has moved for 10 s", "no rank has moved for 20 s"]
+
+
+def test_what_a_rank_uses_while_it_waits_at_its_end_is_no_movement() -> None:
+    stall = Stall(10.0)
+    said = [stall.see([rank(0, ended=True, busy_s=float(now)), rank(1)], float(now)) for now in range(0, 14, 2)]
+    assert "no rank has moved for 10 s" in said
+
+
 def test_for_whom_others_may_have_waited() -> None:
     reports = (MAIN, STEP, Frame(Kind.OURS, f"{stack.OURS}run/failure.py", 9, "show"),
                Frame(Kind.PYTHON, f"{stack.PYTHON}traceback.py", 9, "format"))
-    ranks = [rank(0, reports), rank(1, (MAIN, LOAD)), rank(2), rank(3, ended=True), rank(4, (MAIN, STEP), cores=1.0)]
-    assert [number for number, _ in candidates(ranks)] == [1, 4]
+    ranks = [rank(0, reports), rank(1, (MAIN, LOAD)), rank(2), rank(3, ended=True), rank(4, (MAIN, STEP), cores=1.0),
+             rank(5, ()), rank(6, heard=False)]
+    assert free(ranks) == {1, 4}
 
 
 def test_a_picture_of_many_places_is_short_and_soon_there() -> None:
@@ -165,15 +224,17 @@ def test_a_picture_of_many_places_is_short_and_soon_there() -> None:
 
 def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
     """What the coordinator does: read a line of JSON for each rank, merge, and write the picture."""
-    lines = []
+    answers = []
+    groups = "\n".join(f"{18204 + number}\t0-9999\t{number}" for number in range(20))
     for number in range(10_000):
         frames = (MAIN, STEP._replace(line=number % 50), *collective("all_reduce"))
-        lines.append(encode(Whereabouts(1, stack.as_text(frames), "S", "futex", 0.0, 1.0, 0, False, "")))
+        answers.append(encode(Whereabouts(1, stack.as_text(frames), "S", "futex", 0.0, 1.0, 0, False, "",
+                                          Progress(9, 1.0, groups, True))))
     survey = Survey()
     ranks = range(10_000)
     assert len(survey.ask(5, dict(zip(ranks, ranks, strict=True)), dict.fromkeys(ranks, "n1"))) == 10_000
     tracemalloc.start()
-    found = [survey.hear(number, read(line)) for number, line in enumerate(lines)]
+    found = [survey.hear(number, read(line)) for number, line in enumerate(answers)]
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found[:-1] == [[]] * 9_999

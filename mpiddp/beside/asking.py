@@ -13,6 +13,41 @@ class Stacks(NamedTuple):
     descriptor: int
 
 
+class Answers(NamedTuple):
+    """A thread of the rank answers whatever comes through the socket whose other end comes with this."""
+
+
+class Sight(NamedTuple):
+    """What a sentinel sees its rank through; a descriptor is -1 where there is none.
+
+    Stacks come from `pipe`, into which the rank prints by its own `descriptor`; it answers through `socket`.
+    """
+
+    pipe: int = -1
+    descriptor: int = -1
+    socket: int = -1
+
+    def with_end(self, told: Stacks | Answers, descriptor: int) -> Sight:
+        """Return this with the `descriptor` that has come with what the rank told."""
+        if isinstance(told, Stacks):
+            return self._replace(pipe=descriptor, descriptor=told.descriptor)
+        return self._replace(socket=descriptor)
+
+
+class Progress(NamedTuple):
+    """How far the rank is; it answers so when it is asked.
+
+    It has made so many `steps`, the last one `step_age_s` ago. `entered` has a line for each process group: how many
+    collectives the rank has entered there, the group's ranks, and its name, with tabs between. `spins` tells that it
+    computes on a GPU: while it waits for that, it uses a processor.
+    """
+
+    steps: int
+    step_age_s: float
+    entered: str
+    spins: bool
+
+
 # One who asks, and the coordinator
 
 
@@ -24,6 +59,25 @@ class Shown(NamedTuple):
     """Where the ranks are: a picture of where/merge.py, as where/table.py has it in JSON."""
 
     picture: str
+
+
+class Inspect(NamedTuple):
+    """Show all threads of a rank, and the frames of C code if `native`; `asker` is filled in by the coordinator.
+
+    It passes this on to the rank's sentinel, and the answer back.
+    """
+
+    rank: int
+    native: bool
+    asker: int = -1
+
+
+class Inspected(NamedTuple):
+    """The answer to `Inspect`: what py-spy prints, or why there is nothing."""
+
+    rank: int
+    text: str
+    asker: int = -1
 
 
 # The coordinator, and a sentinel
@@ -38,9 +92,9 @@ class Where(NamedTuple):
 class Whereabouts(NamedTuple):
     """The answer to the `Where` of this number, as where/merge.py has it.
 
-    `stack` is one of where/stack.py, empty if the rank has not printed it. Of each process that the rank has forked
-    `children` has its number, its state, the kernel's function that it sleeps in, and its stack, a line each with the
-    stack's lines indented.
+    `stack` is one of where/stack.py, empty if the rank has not printed it; `progress` is None if the rank has not told
+    it. Of each process that the rank has forked `children` has its number, its state, the kernel's function that it
+    sleeps in, and its stack, a line each with the stack's lines indented.
     """
 
     number: int
@@ -52,3 +106,4 @@ class Whereabouts(NamedTuple):
     moved_bytes: int
     ended: bool
     children: str
+    progress: Progress | None = None

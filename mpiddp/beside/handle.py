@@ -20,7 +20,7 @@ from typing import TypeVar
 from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict, brief
-from .asking import Stacks
+from .asking import Answers, Stacks
 from .detached import fork_detached, reap
 from .ends import open_ends
 from .messages import (
@@ -44,9 +44,9 @@ from .messages import (
     Told,
     Watched,
 )
-from .stacks import StackPipe
 from .succession import Succession
 from .wakeup import Wakeup
+from .window import Window, caught
 from .wire import Wire
 
 Awaited = TypeVar("Awaited", Port, Ruling, Missing, End)
@@ -73,7 +73,7 @@ class SentinelHandle:
         self._inbox: dict[type[Message], Message] = {}
         self._hears_crashes = False
         self._wakeup: Wakeup | None = None
-        self._stacks: StackPipe | None = None
+        self._window: Window | None = None
         self._end: Callable[[int], object] = sys.exit
 
     def stage(self, name: str) -> None:
@@ -127,12 +127,16 @@ class SentinelHandle:
                 faulthandler.enable(file=self._wire.fileno())
                 self._hears_crashes = True
         with contextlib.suppress(OSError):
-            self._stacks = StackPipe()
-            told = Stacks(self._stacks.writing)
-            self._succession.note(told, self._stacks.reading)
-            self._wire.send(told, self._stacks.reading)
+            self._window = Window()
+            ends: list[tuple[Stacks | Answers, int]] = [
+                (Stacks(self._window.writing), self._window.reading), (Answers(), self._window.its)]
+            for told, descriptor in ends:
+                self._succession.note(told, descriptor)
+                self._wire.send(told, descriptor)
         self._signals.setblocking(False)
         self._wakeup = Wakeup(self._signals.fileno())
+        if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not caught([signal.SIGQUIT]):
+            signal.signal(signal.SIGQUIT, leave_to_sentinel)
         os.register_at_fork(after_in_child=self._in_child)
 
     def release(self) -> None:
@@ -140,12 +144,13 @@ class SentinelHandle:
         self._succession.stop()
         if self._hears_crashes:
             faulthandler.disable()
-        if self._stacks is not None:
-            self._stacks.end()
-            self._stacks = None
+        if self._window is not None:
+            self._window.end()
         self._hear_no_signals()
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(END_SIGNAL, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGQUIT) == leave_to_sentinel:
+                signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
     def report(self, report: Report) -> Ruling:
         """Report why this rank fails, and return what follows from it."""
@@ -200,6 +205,8 @@ class SentinelHandle:
         self._signals.close()
         self._its_signals.close()
         self._wire.close()
+        if self._window is not None:
+            self._window.forget()
 
     def _await(self, kind: type[Awaited], timeout_s: float = ANSWER_S) -> Awaited | None:
         """Return the next message of a kind, None where none comes; those of other kinds are kept.
@@ -238,3 +245,7 @@ class SentinelHandle:
                 faulthandler.enable(file=2)
         with contextlib.suppress(OSError):
             self._wire.close()
+
+
+def leave_to_sentinel(*_: object) -> None:
+    """Be the handler of SIGQUIT: the sentinel hears of it, and asks where the ranks are."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
-from .asking import Ask, Shown, Stacks, Where, Whereabouts
+from .asking import Answers, Ask, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
 STACK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, print its stack to its sentinel
@@ -243,7 +243,8 @@ class Forwarded(NamedTuple):
 Sent = (
     Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
     | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
-    | Missing | JobEnds | Over | Forward | Forwarded | Stacks | Where | Whereabouts | Ask | Shown
+    | Missing | JobEnds | Over | Forward | Forwarded | Stacks | Progress | Where | Whereabouts | Ask | Shown
+    | Inspect | Inspected | Answers
 )
 
 

@@ -10,12 +10,13 @@ import socket
 import time
 
 from ..say import write_all
-from .asking import Stacks
+from .asking import Answers, Stacks
 from .ends import Ends, file_of, has_ended, open_ends, spawn_sentinel
 from .messages import END_SIGNAL, Bye, Coordinate, Failed, Join, ScriptEnded, Stage, Watched
 from .wire import Wire
 
 F_SETSIG = 10  # (asm-generic/fcntl.h): which signal tells of a descriptor
+Told = Coordinate | Join | ScriptEnded | Failed | Stacks | Answers  # what another sentinel has to be told
 SETTLING_S = 10.0  # between two sentinels that are gone; sooner than that, none takes their place
 
 
@@ -34,12 +35,12 @@ class Succession:
         self._stderr = -1  # as the launcher gave it
         with contextlib.suppress(OSError):
             self._stderr = self._kept(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3))
-        self._told: list[tuple[Coordinate | Join | ScriptEnded | Failed | Stacks, int]] = []  # each with its descriptor
+        self._told: list[tuple[Told, int]] = []  # each with its descriptor
         self._connection = -1  # to the coordinator, which the sentinel has, too: see `Reached`
         self._on = False
         self._replaced_s = -1e9
 
-    def note(self, message: Coordinate | Join | ScriptEnded | Failed | Stacks, descriptor: int = -1) -> None:
+    def note(self, message: Told, descriptor: int = -1) -> None:
         """Note what another sentinel has to be told, in this order, and the descriptor that goes with it."""
         self._told.append((message, self._kept(descriptor)))
 

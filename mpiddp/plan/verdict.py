@@ -30,7 +30,8 @@ LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank
 )
 
 TOO_LATE = (  # as they say that a rank has not come
-    "timed out waiting", "application timeout caused pair closure", "wait timeout", "collective operation timeout",
+    "ms for recv operation", "ms for send operation", "application timeout caused pair closure", "wait timeout after",
+    "collective operation timeout", "for the end of rank",
 )
 
 
@@ -62,7 +63,7 @@ def brief(report: Report) -> Report:
 class Verdict(NamedTuple):
     """The report of the rank that failed first, and what became of the others, in words.
 
-    `outside` tells that a signal was sent to the job as a whole, and no rank failed.
+    `outside` tells that a signal was sent to the job as a whole, and no rank failed; `others` shows where ranks were.
     """
 
     first: Report
@@ -75,6 +76,20 @@ def is_consequence(error: str) -> bool:
     return any(words in error.lower() for words in LOST_PEERS)
 
 
+class Seen(NamedTuple):
+    """Where ranks are, in words; those that are `free` wait for no other.
+
+    `table` shows them together, empty where nothing follows from that. `looking` tells that it is being found out,
+    `has_groups` that ranks have several process groups: who waits for whom is not known then.
+    """
+
+    places: Mapping[int, str] = {}
+    free: Collection[int] = ()
+    table: str = ""
+    looking: bool = False
+    has_groups: bool = False
+
+
 class Scene(NamedTuple):
     """What is known of the ranks besides their reports.
 
@@ -83,8 +98,7 @@ class Scene(NamedTuple):
     SIGINT. `order` has ranks in the order in which their processes ended, as far as that is known: a launcher
     kills the other ranks so soon that their reports may overtake the first one's. `by_node` tells that each
     node's daemon sends a scheduler's signals to its ranks, one later than another; `by_srun`, that srun itself
-    started the ranks. `came_s` has the seconds from the first report to that of each rank,
-    `places` in words where ranks are in their scripts that wait for no other.
+    started the ranks. `came_s` has the seconds from the first report to that of each rank, `seen` where ranks are.
     """
 
     hosts: Mapping[int, str]
@@ -96,7 +110,7 @@ class Scene(NamedTuple):
     by_srun: bool = False
     came_s: Mapping[int, float] = {}
     world_size: int = 0
-    places: Mapping[int, str] = {}
+    seen: Seen = Seen()
 
 
 def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
@@ -117,8 +131,8 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
         return judge_gone(gone, lost, unheard, waited_s, scene)
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
-    late = [rank for rank in unheard if rank in scene.places]
-    if len(late) == 1 and is_timeout(lost[0].cause):
+    late = [rank for rank in unheard if rank in scene.seen.free]
+    if len(late) == 1 and is_timeout(lost[0].cause) and not scene.seen.has_groups:
         return Verdict(waited_for(late[0], lost, scene), "; ".join(whereabouts(unheard - {late[0]}, scene)))
     return Verdict(lost[0], "; ".join(filter(None, (told(lost[1:]), *whereabouts(unheard, scene)))))
 
@@ -128,7 +142,7 @@ def waited_for(late: int, lost: Sequence[Report], scene: Scene) -> Report:
     at = f" at {lost[0].where}" if lost[0].where else ""
     waited = f"rank {lost[0].rank} has" if len(lost) == 1 else f"{len(lost):,} ranks have"
     return Report(late, scene.hosts[late], ABSENT, f"{waited} waited for it in vain{at}: {lost[0].cause}",
-                  lost[0].status, scene.places[late])
+                  lost[0].status, scene.seen.places[late])
 
 
 def is_timeout(error: str) -> bool:
@@ -148,7 +162,9 @@ def judge_gone(
     killed = were_killed_at_once(gone, scene)
     alive = set(scene.hosts) - set(scene.order) - {one.rank for one in gone}
     if was_sent_to_all(gone, scene) or (killed and not alive):
-        return Verdict(gone[0], outside=True)
+        if scene.interrupted and scene.seen.looking and waited_s < SEARCHING_S:
+            return None
+        return Verdict(gone[0], scene.seen.table, outside=True)
     if gone[0].signal == GIVING_UP:  # perhaps because it has waited in vain for another rank
         absent = [one for one in gone if one.kind == ABSENT]
         if not absent and unheard and waited_s < SEARCHING_S:
@@ -170,8 +186,8 @@ def judge_gone(
 
 def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:
     """Yield in words what the ranks do that have not reported."""
-    for rank in sorted(set(unheard) & scene.places.keys())[:LISTED]:
-        yield f"rank {rank} on {scene.hosts[rank]} was at {scene.places[rank]}"
+    for rank in sorted(set(unheard) & set(scene.seen.free))[:LISTED]:
+        yield f"rank {rank} on {scene.hosts[rank]} was at {scene.seen.places[rank]}"
     if scene.silent:
         yield f"nothing is heard of {named(scene.silent, scene.hosts)}"
     if scene.left:
@@ -224,7 +240,8 @@ def told(lost: Sequence[Report]) -> str:
     return f"{len(lost)} other rank{'s' * (len(lost) > 1)} lost the connection to it"
 
 
-def named(ranks: Collection[int], hosts: Mapping[int, str]) -> str:
-    """Return ranks and their hosts in words."""
+def named(ranks: Collection[int], hosts: Mapping[int, str], places: Mapping[int, str] = {}) -> str:
+    """Return ranks and their hosts in words, and where they are, as far as that is known."""
     order = sorted(ranks)
-    return listed([f"rank {rank} on {hosts[rank]}" for rank in order[:LISTED]] + [""] * len(order[LISTED:]))
+    words = [f"rank {rank} on {hosts[rank]}{f' ({places[rank]})' if rank in places else ''}" for rank in order[:LISTED]]
+    return listed(words + [""] * len(order[LISTED:]))

@@ -37,6 +37,24 @@ def folded(hosts: Iterable[str]) -> str:
     return listed(groups)
 
 
+def ranges(numbers: Iterable[int], most: int = 0) -> str:
+    """Return numbers as the kernel writes them, 0-3,8; of more than `most` ranges, unless 0, the rest are counted."""
+    parts = rows(numbers)
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in parts[:most or None]]
+    return ",".join(words) + (f" and {len(parts) - most:,} more ranges" if len(words) < len(parts) else "")
+
+
+def rows(numbers: Iterable[int]) -> list[list[int]]:
+    """Return the first and the last of numbers in a row."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found
+
+
 def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
     """Return the commonest of the ranks' values, and for each other value the ranks that have it."""
     if len(set(values)) == 1:

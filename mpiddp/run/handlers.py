@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..beside.messages import END_SIGNAL
-from ..beside.stacks import caught
+from ..beside.window import caught
 
 # Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH
 # swallows SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.

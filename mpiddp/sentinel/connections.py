@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..beside import messages
+from ..beside.asking import Ask
 from ..beside.wire import Wire
 from . import events
 from .entrance import SHOWING_S, Answering, Dialling
@@ -181,9 +182,11 @@ class Connections:
         return self._cut_off <= MOST_CUT_OFF
 
     def _read_signals(self) -> None:
-        """Tell of a SIGINT; a rank in a collective notices it only when that ends."""
+        """Tell of a SIGINT, which a rank in a collective notices only when that ends, and ask at a SIGQUIT."""
         numbers = self._signals.recv(4096)
         if not numbers:
             self._loop.forget(self._signals)
         elif signal.SIGINT in numbers:
             self._post(events.Noticed(messages.Interrupted()))
+        elif signal.SIGQUIT in numbers:
+            self._post(events.Noticed(Ask()))

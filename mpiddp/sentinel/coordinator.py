@@ -11,11 +11,11 @@ import math
 from ..beside import messages
 from ..plan import verdict as waits
 from ..plan.member import Member
-from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, judge, named
+from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, judge
 from ..say import FORWARDING_S
 from . import events
 from .machine import Machine
-from .peers import Peer, Peers
+from .peers import Peer, Peers, Search
 
 TELLING_S = 0.5  # for the rank that was first to print its reason
 UNTOLD_S = 1.0  # for the word that it is printed, when rank 0 is gone already
@@ -34,8 +34,7 @@ class State(enum.Enum):
 
 S = State
 MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which other; anything else changes none
-    S.LISTENING: {"reported": S.JUDGING},
-    S.JUDGING: {"ruled": S.RULED},
+    S.LISTENING: {"reported": S.JUDGING}, S.JUDGING: {"ruled": S.RULED},
     S.RULED: {"told": S.ANNOUNCED, "through": S.ENDING},
     S.ANNOUNCED: {"through": S.ENDING}, S.ENDING: {},
 }
@@ -49,15 +48,14 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
     def __init__(self, watched: messages.Watched, began_s: float) -> None:
         """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
         super().__init__(State.LISTENING, began_s)
-        self._began_s = began_s
-        self._watched = watched
+        self._began_s, self._watched = began_s, watched
         self._own: Member | None = None
-        self.peers = Peers()
+        self.peers, self._search = Peers(), Search()
         self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
         self._left: set[int] = set()  # ranks whose script has ended
         self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
         self._interrupted: list[int] = []
-        self._reports: list[Report] = []
+        self.reports: list[Report] = []
         self._known: set[tuple[int, str]] = set()  # of whom there is a report, and its cause
         self._came_s: dict[int, float] = {}  # after the first
         self._living: set[int] = set()  # ranks that have reported themselves
@@ -87,13 +85,15 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                     self._on_lost(peer, error)
             case events.Stalled(report):
                 self._add_report(report)
+            case events.Found(seen):
+                self._do(*self._search.end(seen, self.peers.by_rank.keys() - self._left, self.peers))
             case events.OwnRankLeft() if self.state is State.LISTENING:
                 self._tell_all(messages.Over())
             case events.OwnRankLeft() | events.OwnRankGone():
                 self._leaving = True
                 self._rule_if_clear(last_chance=True)
                 self._begin_end()
-                if any(one.kind == ABSENT for one in self._reports):
+                if any(one.kind == ABSENT for one in self.reports):
                     self._do(events.CancelStep())
             case events.Due("told"):
                 self._announce_end()
@@ -155,11 +155,12 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case messages.Orphaned():
                 self._add_absent(peer, NO_STEP_DAEMON)
             case messages.AskMissing():
-                self._send(peer, messages.Missing(named(self.peers.by_rank.keys() - self._left, self.peers.hosts)))
+                self._do(*self._search.begin(peer))
             case messages.Ended(rank):
                 self._order.append(rank)
             case messages.Interrupted():
                 self._interrupted.append(peer.rank)
+                self._do(*self._search.begin())
             case messages.ScriptEnded():
                 self._left.add(peer.rank)
             case messages.Bye():
@@ -205,12 +206,12 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         if (report.rank, report.cause) in self._known:  # told again to a coordinator that knew it
             return
         self._known.add((report.rank, report.cause))
-        self._reports.append(report)
+        self.reports.append(report)
         self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
-        if len(self._reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
+        if len(self.reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
             self._silent.update(self.peers.by_rank)
             self._tell_all(messages.Look())
-            self._do(events.Survey())
+            self._do(*self._search.begin())
 
     def _rule_if_clear(self, last_chance: bool = False) -> None:
         """Rule as soon as it is clear who was first; by what is known, if this is the last chance."""
@@ -221,11 +222,11 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             self._do(events.SetTimer("look", next_s - self._now_s))
             return
         self._looked_s = self._now_s
-        waited_s = self._now_s - self._first_report_s if not last_chance else math.inf
-        left = self._left - {one.rank for one in self._reports}
-        verdict = judge(self._reports, waited_s, Scene(
-            self.peers.hosts, self._silent, left, self._interrupted, self._order, self._watched.step is not None,
-            self._watched.by_srun, self._came_s, self._own.world_size, self.peers.places))
+        waited_s = math.inf if last_chance else self._now_s - self._first_report_s
+        verdict = judge(self.reports, waited_s, Scene(
+            self.peers.hosts, self._silent, self._left - {one.rank for one in self.reports}, self._interrupted,
+            self._order, self._watched.step is not None, self._watched.by_srun, self._came_s, self._own.world_size,
+            self._search.seen))
         if verdict is not None:
             self._rule(verdict)
         else:
@@ -237,7 +238,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._move("ruled")
         self._verdict = verdict
         first = self.peers.by_rank.get(verdict.first.rank)
-        self._late += [report.rank for report in self._reports if report.rank != verdict.first.rank]
+        self._late += [report.rank for report in self.reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ABSENT:
             self._tell_if_untold()
             self._do(events.SetTimer("told", FORWARDING_S))

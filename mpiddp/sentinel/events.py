@@ -6,7 +6,7 @@ so does a simulation, with a clock, a network and processes that are none.
 
 from __future__ import annotations
 
-from ..beside.asking import Stacks, Where, Whereabouts
+from ..beside.asking import Answers, Ask, Inspect, Inspected, Stacks, Where, Whereabouts
 from ..beside.messages import (
     Answer,
     Coordinate,
@@ -19,7 +19,7 @@ from ..beside.messages import (
     Sent,
 )
 from ..plan.member import Member
-from ..plan.verdict import Report, Verdict
+from ..plan.verdict import Report, Seen, Verdict
 from .machine import Record
 
 # Events
@@ -70,7 +70,7 @@ class StepDaemonGone(Record):
 class Noticed(Record):
     """Something that the coordinator is to know has happened at this node."""
 
-    message: Interrupted | Ended | Whereabouts
+    message: Interrupted | Ended | Whereabouts | Inspected | Ask
 
 
 class Due(Record):
@@ -107,6 +107,12 @@ class OwnRank(Record):
     member: Member
 
 
+class Found(Record):
+    """It is known where the ranks are."""
+
+    seen: Seen
+
+
 class Stalled(Record):
     """No rank has moved for long, and that ends the job, for the reason in `report`."""
 
@@ -125,7 +131,7 @@ WatcherEvent = (
     FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | CoordinatorBack | StepDaemonGone
     | Noticed | Due
 )
-CoordinatorEvent = Greeted | FromPeer | PeerLost | OwnRank | Stalled | OwnRankLeft | OwnRankGone | Due
+CoordinatorEvent = Greeted | FromPeer | PeerLost | OwnRank | Found | Stalled | OwnRankLeft | OwnRankGone | Due
 
 # Actions of both
 
@@ -196,9 +202,12 @@ class MeetCoordinator(Record):
 
 
 class LookAtRank(Record):
-    """Send the coordinator the rank's `Condition`, or its `Whereabouts`; `ended` tells that its script has ended."""
+    """Send the coordinator the rank's `Condition`, its `Whereabouts` or what is `Inspected`.
 
-    request: Look | Where
+    `ended` tells that its script has ended.
+    """
+
+    request: Look | Where | Inspect
     ended: bool
 
 
@@ -209,10 +218,10 @@ class AskHosts(Record):
     timeout_s: float
 
 
-class HearStacks(Record):
-    """Take the pipe into which the rank prints its stack when it is asked to."""
+class TakeWindow(Record):
+    """Take what the rank is seen through, which comes with its message."""
 
-    request: Stacks
+    request: Stacks | Answers
 
 
 class WatchNeighbour(Record):
@@ -277,12 +286,12 @@ class Drop(Record):
 
 
 class Survey(Record):
-    """Find out where the ranks are, and let `Due` "look" come when that is known."""
+    """Find out where the ranks are, and let `Found` come when that is known."""
 
 
 WatcherAction = (
     SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | AnswerTrials | BeCoordinator
-    | MeetCoordinator | LookAtRank | HearStacks | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert
+    | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert
     | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
 CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop | Survey

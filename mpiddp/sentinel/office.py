@@ -9,30 +9,33 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..beside.asking import Ask, Whereabouts
-from ..beside.detached import fork_detached, reap
-from ..beside.messages import Coordinate, Hello, Message, Sent, Watched
+from ..beside.asking import Ask, Inspect, Inspected, Whereabouts
+from ..beside.detached import fork_detached, reap, silence
+from ..beside.messages import Coordinate, Hello, Interrupted, Message, Sent, Watched
 from ..beside.wire import Wire
 from ..errors import EXIT_STALLED
 from ..plan.member import Member
-from ..plan.verdict import ABSENT, Report, brief
+from ..plan.verdict import ABSENT, Report, Seen, brief
 from ..say import say
 from ..show.report import tell
 from ..version import __version__
 from ..where.cards import Card, job_number, path_of, remove, write
-from ..where.merge import candidates, picture
+from ..where.merge import failed_at, free, picture, places_of
+from ..where.seen import WAITING
 from ..where.stall import Stall
 from ..where.survey import LONGEST_S, Letters, Survey
 from ..where.table import lines
 from . import events
-from .coordinator import Coordinator
+from .coordinator import Coordinator, State
 from .entrance import Entrance, keep_alive
 from .leftovers import cancel
 from .loop import Loop
 
 OWN_LINK = 0  # to this process's own watcher
 STALL_LINK = -1  # to nobody: --stall asks
-JUDGE_LINK = -2  # to nobody: the coordinator asks, because a rank has waited in vain
+JUDGE_LINK = -2  # to nobody: the coordinator asks
+SHOW_LINK = -3  # to nobody: a SIGQUIT asks
+SHOWN_S = 1.0  # in which a SIGQUIT comes to all ranks
 CARD_S = 1.0  # until the job can be found by those who ask where it is: not while it starts
 FLUSHING_S = 2.0  # for all others to take what they are sent last
 
@@ -56,6 +59,7 @@ class Office:
         self._coordinator = Coordinator(watched, began_s)
         self._survey, self._stall = Survey(), Stall(watched.stall_s)
         self._request, self._card = request, ""
+        self._interrupted = False  # ranks got a SIGINT
         self._wires: dict[int, Wire] = {}
         self._last_link = OWN_LINK
 
@@ -68,13 +72,10 @@ class Office:
         self.handle(events.OwnRank(OWN_LINK, member))
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
-        self._loop.set_timer("card", CARD_S, partial(self._write_card, card))
+        self._card = path_of(card)  # one before this may have written it
+        self._loop.set_timer("card", CARD_S, partial(aside, partial(write, card)))
         if self._watched.stall_s:
             self._look_for_stall()
-
-    def _write_card(self, card: Card) -> None:
-        self._card = path_of(card)
-        aside(partial(write, card))
 
     def close(self) -> None:
         """Let the job be found no more."""
@@ -108,10 +109,17 @@ class Office:
 
     def _hear(self, link: int, message: Message) -> None:
         """Take a message of a member's sentinel."""
-        if isinstance(message, Whereabouts):
+        if isinstance(message, Ask):
+            if not self._loop.is_set("shown"):
+                self._loop.set_timer("shown", LONGEST_S + SHOWN_S, lambda: None)
+                self._ask(SHOW_LINK)
+        elif isinstance(message, Inspected):
+            self._send([(message.asker, message)])
+        elif isinstance(message, Whereabouts):
             if link in self._coordinator.peers.by_link:
                 self._send(self._survey.hear(self._coordinator.peers.by_link[link].rank, message))
         else:
+            self._interrupted |= isinstance(message, Interrupted)
             self.handle(events.FromPeer(link, message))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
@@ -142,9 +150,10 @@ class Office:
                 self._post(events.FromCoordinator(message))
             elif link == STALL_LINK:
                 self._take_look()
+            elif link == SHOW_LINK:
+                say("\n".join(["mpiddp: SIGQUIT asks where the ranks are", *lines(picture(self._survey.ranks))]))
             elif link == JUDGE_LINK:
-                self._coordinator.peers.places = dict(candidates(self._survey.ranks))
-                self.handle(events.Due("look"))
+                self._judge(self._found())
             elif link in self._wires and not self._wires[link].post(message):
                 self._loop.await_room(self._wires[link])
 
@@ -156,6 +165,23 @@ class Office:
         if questions:  # none is on its way
             self._loop.set_timer("survey", LONGEST_S, lambda: self._send(self._survey.answer()))
             self._send(questions)
+
+    def _judge(self, found: events.Found) -> None:
+        """Tell the coordinator where the ranks are, and the user, if a SIGINT came and no rank obeys it."""
+        self.handle(found)
+        ignored = self._interrupted and self._coordinator.state is State.LISTENING
+        if ignored and found.seen.table and not self._loop.is_set("shown"):
+            self._loop.set_timer("shown", SHOWN_S, lambda: None)
+            say(f"mpiddp: SIGINT came, but the ranks are\n{found.seen.table}")
+
+    def _found(self) -> events.Found:
+        """Return where the ranks are; those that have failed already are where they did."""
+        places = {report.rank: report.where for report in self._coordinator.reports if report.where}
+        ranks = [failed_at(one, places[one.rank]) if one.rank in places else one for one in self._survey.ranks]
+        seen = picture(ranks)
+        stands = seen.odd is not None or all(group.place.at in WAITING for group in seen.groups)
+        return events.Found(Seen(places_of(ranks), free(ranks), "\n".join(lines(seen)) if stands else "",
+                                 has_groups=any(len(one.entered) > 1 for one in ranks)))
 
     def _look_for_stall(self) -> None:
         self._ask(STALL_LINK)
@@ -196,10 +222,14 @@ class Office:
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:
-                if isinstance(message, Ask):
-                    self._ask(link)
-                elif greeted:
+                if greeted:
                     self._loop.attempt(partial(self._hear, link, message))
+                elif isinstance(message, Ask):
+                    self._ask(link)
+                elif isinstance(message, Inspect):
+                    peer = self._coordinator.peers.by_rank.get(message.rank)
+                    self._send([(peer.link, message._replace(asker=link)) if peer else
+                                (link, Inspected(message.rank, "is not there any more"))])
                 elif isinstance(message, Hello):
                     greeted = True
                     self.handle(events.Greeted(link, message))
@@ -217,8 +247,12 @@ class Office:
 
 def aside(act: Callable[[], None]) -> None:
     """Let another process do what a file system that does not answer would hold up."""
+    def do() -> None:
+        silence(0, 1, 2)  # a launcher waits until nobody holds them
+        act()
+
     with contextlib.suppress(OSError):
-        reap(fork_detached(act, kept=()))
+        reap(fork_detached(do, kept=()))
 
 
 def is_for_own(action: events.CoordinatorAction) -> bool:

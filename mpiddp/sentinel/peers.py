@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from ..beside.messages import Hello, Neighbour
+from ..beside.messages import Hello, Missing, Neighbour
+from ..plan.verdict import Seen, named
+from . import events
 
 
 class Peer:
@@ -20,15 +22,13 @@ class Peer:
 class Peers:
     """The sentinels, by link and by rank; and which one of each namespace watches all ranks there, its elder.
 
-    `hosts` has the host of each rank that was ever there, `places` in words where ranks were, when that was asked,
-    that wait for no other.
+    `hosts` has the host of each rank that was ever there.
     """
 
     def __init__(self) -> None:
         self.by_link: dict[int, Peer] = {}
         self.by_rank: dict[int, Peer] = {}
         self.hosts: dict[int, str] = {}
-        self.places: dict[int, str] = {}
         self._elders: dict[str, Peer] = {}
 
     def may_be(self, hello: Hello) -> bool:
@@ -54,3 +54,26 @@ class Peers:
     def drop(self, peer: Peer) -> None:
         """Forget a sentinel that has left, or is gone."""
         del self.by_link[peer.link], self.by_rank[peer.rank]
+
+
+class Search:
+    """Finds out where the ranks are: for the verdict, and for those who ask who is missing."""
+
+    def __init__(self) -> None:
+        self.seen = Seen()
+        self._askers: list[Peer] = []
+
+    def begin(self, asker: Peer | None = None) -> list[events.CoordinatorAction]:
+        """Begin, unless it has begun; `asker` waits for the answer."""
+        busy = self.seen.looking
+        self.seen = self.seen._replace(looking=True)
+        if asker is not None:
+            self._askers.append(asker)
+        return [] if busy else [events.Survey()]
+
+    def end(self, seen: Seen, missing: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
+        """Take what was found, and tell those who have asked which ranks are missing, and where these are."""
+        self.seen = seen
+        words = named(missing, peers.hosts, seen.places)
+        askers, self._askers = self._askers, []
+        return [events.ToPeer(peer.link, Missing(words)) for peer in askers]

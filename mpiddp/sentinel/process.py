@@ -15,7 +15,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..beside.asking import Where
+from ..beside.asking import Inspect, Sight, Where
 from ..beside.detached import silence, take_title
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
 from ..beside.wire import Wire
@@ -72,7 +72,7 @@ class Sentinel:
         self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank,
                                         began_s, is_first)
         self._leftovers = Leftovers(process.pid)
-        self._stacks = -1, -1  # the pipe into which the rank prints its stack, and the rank's descriptor of it
+        self._sight = Sight()
         self._looking: Looking | None = None
         self._events: deque[events.WatcherEvent] = deque()
         self._excuses: set[str] = set()  # that were made
@@ -139,8 +139,9 @@ class Sentinel:
                 self.loop.set_timer("title", TITLE_S, partial(take_title, f"mpiddp: sentinel of {self._watched.who}"))
             case events.LookAtRank(request, ended):
                 self._look(request, ended)
-            case events.HearStacks(request):
-                self._stacks, self._looking = (self._connections.take_descriptor(), request.descriptor), None
+            case events.TakeWindow(request):
+                self._sight = self._sight.with_end(request, self._connections.take_descriptor())
+                self._looking = None
             case events.WatchNeighbour(rank, pid):
                 self._connections.watch_neighbour(rank, pid)
             case _:
@@ -174,12 +175,16 @@ class Sentinel:
             case events.CleanUp():
                 self._clean_up()
 
-    def _look(self, request: Look | Where, ended: bool) -> None:
-        if isinstance(request, Where):
+    def _look(self, request: Look | Where | Inspect, ended: bool) -> None:
+        if isinstance(request, Inspect):
+            from .looking import inspect
+
+            inspect(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
+        elif isinstance(request, Where):
             if self._looking is None:
                 from .looking import Looking  # which is seldom needed
 
-                self._looking = Looking(self.loop, self._process.pid, *self._stacks,
+                self._looking = Looking(self.loop, self._process.pid, self._sight,
                                         lambda found: self.post(events.Noticed(found)))
             self._looking.look(request, ended)
         else:

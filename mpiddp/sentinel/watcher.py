@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 
 from ..beside import messages
-from ..beside.asking import Stacks, Where
+from ..beside.asking import Answers, Inspect, Stacks, Where
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, NO_STEP_DAEMON, OWN, Report, Verdict, brief
 from ..say import FORWARDING_S
@@ -110,8 +110,8 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._do(*self.start.begin(name))
             case messages.Forked(pid):
                 self._do(events.NoteChild(pid))
-            case Stacks():
-                self._do(events.HearStacks(message))
+            case Stacks() | Answers():
+                self._do(events.TakeWindow(message))
             case messages.Answer():
                 self._do(events.AnswerTrials(message))
             case messages.Coordinate():
@@ -144,7 +144,7 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._end_rank(message)
             case messages.Missing():
                 self._do(events.ToRank(message))
-            case messages.Look() | Where():
+            case messages.Look() | Where() | Inspect():
                 self._do(events.LookAtRank(message, self._script_ended))
             case messages.Neighbour(rank, pid):
                 self._do(events.WatchNeighbour(rank, pid))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..facts.gpus import Gpu
 from ..plan.seat import Seat
-from ..plan.words import folded
+from ..plan.words import folded, ranges
 
 HEAD = ("host", "ranks", "device", "cores", "numa", "threads", "interface")
 WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # the most characters of each column, 100 in all
@@ -99,17 +99,6 @@ def devices(names: Sequence[str]) -> str:
         f"{kind}:{ranges(int(index) for index in found)}" if (found := [
             name.partition(":")[2] for name in names if name.startswith(f"{kind}:")]) else kind
         for kind in kinds)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as the kernel writes them: 0-3,8."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in parts)
 
 
 def numbered(cpus: Collection[int]) -> str:

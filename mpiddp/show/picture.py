@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..plan.seat import Seat
-from .map import by_node, hosts, kinds, model, ranges
+from ..plan.words import ranges
+from .map import by_node, hosts, kinds, model
 
 CELL_W, CELL_H, GAP, ACROSS = 170, 74, 8, 4
 LINE_H, HEAD_H = 15, 24

@@ -31,7 +31,8 @@ def block(verdict: Verdict, who: Member | None, after_s: float) -> str:
     """
     first = verdict.first
     if verdict.outside:
-        return f"mpiddp: ended by {first.signal} after {after_s:.1f} s, sent to the job from outside\n"
+        line = f"mpiddp: ended by {first.signal} after {after_s:.1f} s, sent to the job from outside"
+        return "\n".join(filter(None, (line, verdict.others))) + "\n"
     rows = [("where", first.where)]
     if who is not None:
         place = f"{who.rank} of {who.world_size}, local rank {who.local_rank} on {who.host}"

@@ -4,39 +4,68 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 from ..version import __version__
-from .client import UnansweredError, ask, find
-from .table import as_json, lines
+from .cards import Card
+from .client import Inspecting, UnansweredError, ask, find
+from .table import as_json, lines, threads
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Ask a job and print where its ranks are; return the exit status."""
-    parser = argparse.ArgumentParser("python -m mpiddp.where", description=(
-        "Tell where the ranks of a running job stand, and which of them are odd. The job goes on."))
-    parser.add_argument("job", nargs="?", default="", metavar="JOB",
-                        help="number of the batch system, or the beginning of the job's own name; "
-                        "default: the only one that runs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="ask again and again")
-    parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
-    given = parser.parse_args(arguments)
+    given = parsed(arguments)
     try:
         card = find(given.job)
         while True:
-            picture = ask(card)
-            head = f"job {card.name}, {card.ranks:,} rank{'s' * (card.ranks != 1)}"
-            print(as_json(picture) if given.json else "\n".join([head, *lines(picture)]), flush=True)
-            if not given.watch:
+            show(card, given)
+            if given.watch is None:
                 return 0
-            import time
-
             time.sleep(given.watch)
     except UnansweredError as error:
         print(f"mpiddp.where: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # nobody reads on
+        return 1
+    except (ImportError, OSError) as error:
+        needs = " (pip install drawsvg)" if isinstance(error, ImportError) else ""
+        print(f"mpiddp.where: cannot draw {given.svg}: {error}{needs}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser("python -m mpiddp.where", description=(
+        "Tell where the ranks of a running job stand, and which of them are odd. The job goes on."))
+    parser.add_argument("job", nargs="?", default="", metavar="JOB",
+                        help="number of the batch system, with Slurm's step or without, or the beginning of the job's "
+                        "own name; default: the only one that runs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="ask again and again")
+    parser.add_argument("--threads", action="store_true", help="show all threads of the odd ranks, if py-spy is "
+                        "installed in the job's environment and the site lets it look")
+    parser.add_argument("--native", action="store_true", help="show the frames of C code, too; stops the ranks for it")
+    parser.add_argument("--svg", metavar="FILE", help="draw the ranks' calls as a tree (needs drawsvg)")
+    parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
+    given = parser.parse_args(arguments)
+    if given.watch is not None and not given.watch > 0:
+        parser.error(f"--watch {given.watch:g}: must be greater than 0")
+    return given
+
+
+def show(card: Card, given: argparse.Namespace) -> None:
+    """Ask a job once, and print what it says; draw it, if that was asked for."""
+    picture, inspected = ask(card, Inspecting(given.native) if given.threads or given.native else None)
+    head = f"job {card.name}, {card.ranks:,} rank{'s' * (card.ranks != 1)}{picture.step and f', {picture.step}'}"
+    table = [head, *lines(picture), *threads(inspected)]
+    print(as_json(picture, inspected) if given.json else "\n".join(table), flush=True)
+    if given.svg:
+        from .drawing import svg
+
+        with open(given.svg, "w", encoding="utf-8") as drawn:
+            drawn.write(svg(picture, head))
 
 
 if __name__ == "__main__":

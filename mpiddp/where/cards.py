@@ -9,18 +9,21 @@ import stat
 from typing import NamedTuple
 
 SLURM, PBS, LSF = "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"  # variables with the number of a job
+STEP = "SLURM_STEP_ID"
 
 
 class Card(NamedTuple):
     """What one has to know to ask a job where its ranks are.
 
     `run_id` is the job's own name, `number` that of the batch system, empty without one; `by_slurm` tells that it is
-    Slurm's. The coordinator listens on `address` and `port` of `host` for those that show `token`.
+    Slurm's, and `step` is the number of its step, empty for none. The coordinator listens on `address` and `port` of
+    `host` for those that show `token`.
     """
 
     run_id: str
     number: str
     by_slurm: bool
+    step: str
     host: str
     address: str
     port: int
@@ -30,8 +33,13 @@ class Card(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call the job."""
-        return self.number or self.run_id
+        """What to call the job: as its logs are called."""
+        return self.names[-1] if self.step not in ("", "0") else self.names[0]
+
+    @property
+    def names(self) -> list[str]:
+        """What the job may be called, but for its own name's beginning."""
+        return [self.number or self.run_id, *([f"{self.number}.{self.step}"] if self.step else [])]
 
 
 def folder() -> str:
@@ -40,10 +48,11 @@ def folder() -> str:
     return os.path.join(state, "mpiddp")
 
 
-def job_number() -> tuple[str, bool]:
-    """Return the number that the batch system has given this job, empty for none; and whether it is Slurm's."""
+def job_number() -> tuple[str, bool, str]:
+    """Return the number that the batch system has given this job, empty for none; whether it is Slurm's; its step."""
     name = next((name for name in (SLURM, PBS, LSF) if os.environ.get(name)), "")
-    return os.environ.get(name, ""), name == SLURM
+    step = os.environ.get(STEP, "") if name == SLURM else ""
+    return os.environ.get(name, ""), name == SLURM, step if step.isdigit() else ""
 
 
 def path_of(card: Card) -> str:

@@ -7,17 +7,35 @@ import ipaddress
 import shlex
 import socket
 import time
+from typing import NamedTuple, TypeVar
 
-from ..beside.asking import Ask, Shown
+from ..beside.asking import Ask, Inspect, Inspected, Shown
 from ..beside.wire import Wire
 from ..plan.words import listed
 from ..version import __version__
 from .cards import Card, path_of, read_all, remove
-from .merge import Picture
+from .seen import Picture
 from .table import from_json
 
 CONNECTING_S = 5.0
+TRYING_S = 0.5
+INSPECTED, INSPECTED_S = 4, 20.0  # ranks, and for them
 ANSWER_S = 15.0  # the coordinator waits two seconds for the ranks; a busy node may take longer for the rest
+
+
+Answer = TypeVar("Answer", Shown, Inspected)
+
+
+class Inspecting(NamedTuple):
+    """What is asked of some ranks besides: all their threads, and the frames of C code if `native`."""
+
+    native: bool
+
+    def choose(self, picture: Picture) -> list[int]:
+        """Return the ranks: the odd ones, or one of each place if none is odd; a few at most."""
+        groups = [group for group in picture.groups if group.odd] or list(picture.groups)
+        ranks = groups[0].ranks if len(groups) == 1 and groups[0].odd else [group.ranks[0] for group in groups]
+        return list(ranks[:INSPECTED])
 
 
 class UnansweredError(Exception):
@@ -30,7 +48,9 @@ def find(job: str) -> Card:
     Raises UnansweredError where there is none, or more than one.
     """
     cards = list(read_all().values())
-    found = [card for card in cards if not job or job == card.number or card.run_id.startswith(job)]
+    found = [card for card in cards if not job or job in card.names or card.run_id.startswith(job)]
+    if len(found) > 1:
+        found = [card for card in found if may_run(card)] or found
     if len(found) == 1:
         return found[0]
     if found:
@@ -41,19 +61,36 @@ def find(job: str) -> Card:
     raise UnansweredError(f"no job {job} of yours is running with mpiddp{others}")
 
 
-def ask(card: Card) -> Picture:
-    """Return where the ranks of a job are; raise UnansweredError where it does not say."""
-    if card.version != __version__:
-        raise UnansweredError(f"the job has mpiddp {card.version}, this is {__version__}: use the job's environment")
-    is_here = card.host == socket.gethostname()
-    if ipaddress.ip_address(card.address).is_loopback and not is_here:
+def may_run(card: Card) -> bool:
+    """Tell whether a job may be running still: as far as can be seen from here, its port is not closed."""
+    if is_out_of_sight(card):
+        return True
+    try:
+        socket.create_connection((card.address, card.port), timeout=TRYING_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def is_out_of_sight(card: Card) -> bool:
+    """Tell whether a job listens to its own host alone, which is another one."""
+    return ipaddress.ip_address(card.address).is_loopback and card.host != socket.gethostname()
+
+
+def ask(card: Card, inspect: Inspecting | None = None) -> tuple[Picture, dict[int, str]]:
+    """Return where the ranks of a job are, and what `inspect` wants; raise UnansweredError where it does not say."""
+    if is_out_of_sight(card):
         raise UnansweredError(elsewhere(card))
+    if card.version != __version__ and may_run(card):
+        raise UnansweredError(f"the job has mpiddp {card.version}, this is {__version__}: use the job's environment")
     try:
         with socket.create_connection((card.address, card.port), timeout=CONNECTING_S) as connection:
-            return talk(card, connection)
+            return talk(card, connection, inspect)
     except ConnectionRefusedError:
-        if not is_here:
-            raise UnansweredError(elsewhere(card)) from None
+        if card.host != socket.gethostname():
+            raise UnansweredError(f"nobody listens there any more, or a firewall refuses: {elsewhere(card)}") from None
         remove(path_of(card))
         raise UnansweredError(f"job {card.name} is over: it was killed, and could not say so") from None
     except EOFError:
@@ -66,18 +103,30 @@ def ask(card: Card) -> Picture:
         raise UnansweredError(f"{elsewhere(card)} ({error})") from None
 
 
-def talk(card: Card, connection: socket.socket) -> Picture:
+def talk(card: Card, connection: socket.socket, inspect: Inspecting | None) -> tuple[Picture, dict[int, str]]:
     """Ask over a connection; raise EOFError where the other end hangs up, and UnansweredError where it is silent."""
     connection.sendall(card.token.encode())
     wire = Wire(connection)
     wire.send(Ask())
-    deadline = time.monotonic() + ANSWER_S
-    while (left_s := deadline - time.monotonic()) > 0:
+    shown = hear(wire, Shown, 1, ANSWER_S)
+    if not shown:
+        raise UnansweredError(f"job {card.name} has not answered for {ANSWER_S:.0f} s")
+    picture = from_json(shown[0].picture)
+    ranks = inspect.choose(picture) if inspect is not None else []
+    for rank in ranks:
+        wire.send(Inspect(rank, inspect is not None and inspect.native))
+    threads = {found.rank: found.text for found in hear(wire, Inspected, len(ranks), INSPECTED_S)}
+    return picture, {rank: threads.get(rank, f"no answer in {INSPECTED_S:.0f} s") for rank in ranks}
+
+
+def hear(wire: Wire, kind: type[Answer], count: int, timeout_s: float) -> list[Answer]:
+    """Return so many messages of a kind, or those that came in time."""
+    deadline = time.monotonic() + timeout_s
+    found: list[Answer] = []
+    while len(found) < count and (left_s := deadline - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):
-            for message in wire.receive(left_s):
-                if isinstance(message, Shown):
-                    return from_json(message.picture)
-    raise UnansweredError(f"job {card.name} has not answered for {ANSWER_S:.0f} s")
+            found += [message for message in wire.receive(left_s) if isinstance(message, kind)]
+    return found
 
 
 def elsewhere(card: Card) -> str:

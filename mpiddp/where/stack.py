@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
@@ -18,6 +18,8 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 LAUNCHING = ("cli.py", "launch.py", "__main__.py", "run/script.py", "run/running.py", "run/guard.py", "run/caller.py")
 HEAD = "Stack (most recent call first):"
 CUT = "  ..."  # after a hundred frames
+OUTERMOST, INNERMOST = 8, 32  # frames that are told
+LONGEST = 300  # characters of a file, and of a function
 FIRST = ("_run_module_as_main", "_bootstrap")  # the first calls of `python -m`, and of a thread
 COLLECTIVES = (  # files of torch whose functions wait for other ranks
     "torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py",
@@ -87,7 +89,7 @@ def read(text: str) -> list[Frame]:
     if frames and frames[-1].function == "_bootstrap":
         return []
     frames = without_launch(frames[::-1])
-    if frames and frames[0].kind is Kind.LIBRARY:
+    if frames and frames[0].kind is Kind.LIBRARY and not text.endswith(f"{CUT}\n"):
         inside = package_of(frames[0].file)
         frames = [one._replace(kind=Kind.SCRIPT) if one.file.startswith(inside) else one for one in frames]
     return frames
@@ -115,9 +117,11 @@ def leads_on(frame: Frame) -> bool:
     return frame.file == "<frozen runpy>" or (frame.kind is Kind.PYTHON and os.path.basename(frame.file) == "runpy.py")
 
 
-def as_text(frames: Iterable[Frame]) -> str:
-    """Return frames as a message carries them, a line for each."""
-    return "\n".join(f"{kind.value}\t{line}\t{function}\t{file}" for kind, file, line, function in frames)
+def as_text(frames: Sequence[Frame]) -> str:
+    """Return frames as a message carries them, a line for each: of a deep stack the first ones and the last ones."""
+    shown = frames if len(frames) <= OUTERMOST + INNERMOST else [*frames[:OUTERMOST], *frames[-INNERMOST:]]
+    return "\n".join(f"{kind.value}\t{line}\t{function[-LONGEST:]}\t{file[-LONGEST:]}"
+                     for kind, file, line, function in shown)
 
 
 def from_text(text: str) -> tuple[Frame, ...]:
@@ -159,6 +163,12 @@ def collective(frames: Sequence[Frame]) -> str:
     public = [one.function for one in called
               if any(part in one.file for part in COLLECTIVES) and not one.function.startswith("_")]
     return public[-1] if public else called[-1].function
+
+
+def waits_in_torch(frames: Sequence[Frame]) -> bool:
+    """Tell whether a stack ends in torch's own code: what a rank does there may be to wait for its GPU."""
+    libraries = [one for one in after_script(frames) if one.kind is not Kind.PYTHON]
+    return bool(libraries) and "/torch/" in libraries[-1].file
 
 
 def waits_for_loader(frames: Sequence[Frame]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..plan.words import duration
-from .merge import Rank
+from .seen import Rank
 from .stack import essential
 
 MOST_S = 10.0  # between two looks
@@ -31,9 +31,11 @@ class Stall:
 
     def see(self, ranks: Sequence[Rank], now_s: float) -> str:
         """Take a look at all ranks at `now_s`, on any monotonic clock; return a line to print, empty for none."""
-        before, self._ranks = self._ranks, {one.rank: one for one in ranks}
+        before = self._ranks
+        self._ranks = {one.rank: known(before.get(one.rank, one), one) for one in ranks}
         passed_s, self._looked_s = now_s - self._looked_s, now_s
-        if before.keys() != self._ranks.keys() or any(has_moved(before[one.rank], one, passed_s) for one in ranks):
+        if before.keys() != self._ranks.keys() or any(
+                has_moved(before[rank], one, passed_s) for rank, one in self._ranks.items()):
             self._since_s, self._next_s = now_s, self._limit_s
             stood_s, self.lasts_s = self.lasts_s, 0.0
             return f"the ranks move again, after {duration(stood_s)}" if stood_s else ""
@@ -44,8 +46,18 @@ class Stall:
         return f"no rank has moved for {duration(stands_s)}"
 
 
+def known(before: Rank, now: Rank) -> Rank:
+    """Return what is known of a rank: where a look has not shown it, that is as before."""
+    if not now.heard or (not now.frames and now.state == before.state):
+        return before
+    return now if now.entered or now.steps else now._replace(entered=before.entered, steps=before.steps)
+
+
 def has_moved(before: Rank, now: Rank, passed_s: float) -> bool:
     """Tell whether a rank is elsewhere than at the look before, `passed_s` ago, or has worked since."""
+    if now.ended and before.ended:  # it polls for the others
+        return False
     return (now.ended != before.ended or essential(now.frames) != essential(before.frames)
+            or now.steps != before.steps or now.entered != before.entered
             or now.busy_s - before.busy_s > IDLE * passed_s
             or now.moved_bytes - before.moved_bytes > IDLE_BYTES * passed_s)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..beside.asking import Shown, Where, Whereabouts
+from ..beside.asking import Progress, Shown, Where, Whereabouts
 from ..beside.messages import Sent
-from .merge import Rank, Worker, picture
+from .merge import picture
+from .seen import Entered, Rank, Worker
 from .stack import Frame, from_text
 from .table import as_json
 
 LONGEST_S = 2.0  # for all to answer; then answer() is to be called
+
+NOTHING = Progress(0, 0.0, "", False)
 
 Letters = list[tuple[int, Sent]]
 
@@ -33,8 +36,9 @@ class Survey:
 
         An `asker` below 0 has no link: it reads `ranks`.
         """
-        self._askers.append(asker)
-        if len(self._askers) > 1:
+        is_busy = bool(self._askers)
+        self._askers = [*self._askers, asker] if asker not in self._askers else self._askers
+        if is_busy:
             return []
         self._number += 1
         self._found, self._hosts = {}, dict(hosts)
@@ -60,7 +64,8 @@ class Survey:
         return [(link, shown) for link in askers]
 
     def _ranks(self) -> list[Rank]:
-        known: dict[str, tuple[Frame, ...]] = {"": ()}  # most ranks' stacks are alike
+        known: dict[str, tuple[Frame, ...]] = {"": ()}  # most ranks' stacks are alike, and how far they are
+        entered: dict[str, tuple[Entered, ...]] = {}
         ranks = []
         for rank in sorted(self._hosts):
             host, found = self._hosts[rank], self._found.get(rank)
@@ -69,9 +74,19 @@ class Survey:
                 continue
             if found.stack not in known:
                 known[found.stack] = from_text(found.stack)
-            ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores,
-                              found.busy_s, found.moved_bytes, ended=found.ended, workers=workers(found.children)))
+            steps, age_s, groups, spins = found.progress or NOTHING
+            if groups not in entered:
+                entered[groups] = collectives(groups)
+            ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores, found.busy_s,
+                              found.moved_bytes, True, found.ended, workers(found.children), steps, age_s,
+                              entered[groups], spins))
         return ranks
+
+
+def collectives(text: str) -> tuple[Entered, ...]:
+    """Return how far a rank is in each process group, as `Progress` tells it."""
+    return tuple(Entered(int(number), ranks, name)
+                 for number, ranks, name in (line.split("\t", 2) for line in text.splitlines()))
 
 
 def workers(text: str) -> tuple[Worker, ...]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from ..plan.words import folded
-from .merge import At, Group, Picture, Place, ranges
+from ..plan.words import folded, ranges, rows
+from .seen import At, Group, Picture, Place
 
 WIDEST_RANKS = 30  # characters
 MOST = 200  # groups, and findings, that are told; a job has few, or nothing can be said of it
+NOTHING: Mapping[int, str] = MappingProxyType({})
 SHORT = ("waiting", "busy", "standing")  # what fits into a column
 
 
-def as_json(picture: Picture) -> str:
-    """Return a picture as JSON.
+def as_json(picture: Picture, inspected: Mapping[int, str] = NOTHING) -> str:
+    """Return a picture as JSON, and the threads of ranks that were inspected, as py-spy prints them.
 
-    It has `findings`, and `groups`, each with `at`, `place`, `collective`, `hosts`, `odd` and `ranks`: pairs of the
-    first and the last of ranks in a row.
+    It has `step` in words, `findings`, `threads` by rank, and `groups`, each with `at`, `place`, `collective`,
+    `sequence`, `hosts`, `odd` and `ranks`: pairs of the first and the last of ranks in a row.
     """
     groups = [{"at": at.name.lower(), "place": words, "collective": collective, "ranks": rows(group.ranks),
-               "hosts": group.hosts, "odd": group.odd}
+               "hosts": group.hosts, "odd": group.odd, "sequence": group.sequence}
               for group in picture.groups[:MOST] for at, words, collective in [group.place]]
-    return json.dumps({"findings": picture.findings[:MOST], "groups": groups})
+    return json.dumps({"step": picture.step, "findings": picture.findings[:MOST], "groups": groups,
+                       "threads": {str(rank): text for rank, text in inspected.items()}})
 
 
 def from_json(text: str) -> Picture:
@@ -29,19 +33,8 @@ def from_json(text: str) -> Picture:
     found = json.loads(text)
     groups = [Group(Place(At[one["at"].upper()], one["place"], one["collective"]),
                     tuple(rank for first, last in one["ranks"] for rank in range(first, last + 1)),
-                    tuple(one["hosts"]), one["odd"]) for one in found["groups"]]
-    return Picture(tuple(groups), tuple(found["findings"]))
-
-
-def rows(ranks: tuple[int, ...]) -> list[list[int]]:
-    """Return the first and the last of ranks in a row."""
-    found: list[list[int]] = []
-    for rank in ranks:
-        if found and found[-1][1] == rank - 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return found
+                    tuple(one["hosts"]), one["odd"], one["sequence"]) for one in found["groups"]]
+    return Picture(tuple(groups), tuple(found["findings"]), found["step"])
 
 
 def lines(picture: Picture) -> list[str]:
@@ -53,6 +46,12 @@ def lines(picture: Picture) -> list[str]:
     return [f"  {printable(line).rstrip()}" for line in (*found, *picture.findings)]
 
 
+def threads(inspected: Mapping[int, str]) -> list[str]:
+    """Return the threads of ranks that were inspected, in lines."""
+    return [printable(line) for rank, text in sorted(inspected.items())
+            for line in (f"rank {rank}:", *(f"  {one}" for one in text.splitlines()))]
+
+
 def row(group: Group) -> tuple[str, str, str, str]:
     """Return a group's ranks, hosts, state and place."""
     count = len(group.ranks)
@@ -61,6 +60,8 @@ def row(group: Group) -> tuple[str, str, str, str]:
         names = f"{names[:WIDEST_RANKS - 1]}…"
     who = f"{count:,} rank{'s' * (count != 1)}  {names}"
     at, place, _ = group.place
+    if group.sequence:
+        place = f"{place} (sequence {group.sequence:,})"
     state = at.value if at.value in SHORT else ""
     if not state:
         place = f"{place}  ({at.value})" if place else at.value

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mpiddp.beside import messages
 from mpiddp.beside.messages import Watched
 from mpiddp.plan.member import Member
-from mpiddp.plan.verdict import CONSEQUENCE, OWN, Report, Verdict
+from mpiddp.plan.verdict import CONSEQUENCE, OWN, Report, Seen, Verdict
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import Coordinator, State
 from mpiddp.sentinel.office import OWN_LINK, is_for_own
@@ -632,5 +632,7 @@ class Office:
             case events.CancelStep():
                 world.cancelled = True
                 world.kill_all(0.1)
-            case events.Drop() | events.Survey():
+            case events.Survey():
+                world.at(world.random.uniform(0.2, 2.0), self.post, events.Found(Seen()))
+            case events.Drop():
                 pass

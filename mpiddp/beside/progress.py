@@ -1,0 +1,47 @@
+"""How far this rank is: the steps that it has made, and the collectives that it has entered."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..plan.words import ranges
+from .asking import Progress
+
+MOST_GROUPS = 64  # that are told of
+FEW = 5  # ranges of ranks
+
+steps = 0  # calls of mpiddp.should_stop()
+_step_s = 0.0  # when the last one was, on time.monotonic()'s clock
+
+
+def note_step() -> None:
+    """Count a step."""
+    global steps, _step_s
+    steps += 1
+    _step_s = time.monotonic()
+
+
+def progress() -> Progress:
+    """Return how far this rank is, from any of its threads."""
+    cuda = sys.modules.get("torch.cuda")
+    return Progress(steps, round(time.monotonic() - _step_s, 1) if steps else 0.0, "\n".join(collectives()),
+                    bool(cuda and getattr(cuda, "is_initialized", bool)()))
+
+
+def collectives() -> Iterator[str]:
+    """Yield a line for each process group: how many collectives the rank has entered there, its ranks, its name.
+
+    torch counts them itself, for gloo and NCCL alike (torch/csrc/distributed/c10d/ProcessGroup.hpp,
+    getSequenceNumberForGroup); a group that does not count is left out.
+    """
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    world: Any = getattr(c10d, "_world", None)
+    for group in list(getattr(world, "pg_names", ()))[:MOST_GROUPS]:
+        try:
+            number, name = group._get_sequence_number_for_group(), world.pg_names[group]
+            yield f"{number}\t{ranges(world.pg_group_ranks[group], FEW)}\t{name}"
+        except (AttributeError, KeyError, RuntimeError, TypeError):
+            continue
