@@ -46,12 +46,16 @@ RUN_BY = {
     "pkill -USR2 -f '^[^ ]*python[^ ]* -m mpiddp.*train.py'": (
         "tests/test_interactive.py::test_a_script_that_hangs_says_where", "pkill"),
     "python -m mpiddp.where": ("tests/test_asking.py::test_a_job_of_three_nodes_answers_within_a_second", "WHERE"),
+    "scancel --signal=QUIT 48211.0": (
+        "tests/test_asking.py::test_a_sigquit_asks_and_ends_nothing", '"scancel", "--signal=QUIT"'),
+    "mpiexec -n 2 python -m mpiddp --stall 90 tests/hangs/training.py 3600 60 digits.pt": (
+        "tests/hangs/test_hangs.py::test_a_training_is_not_said_to_stand_still", "training.py"),
     "srun -n1 --pty bash": ("tests/test_steps.py::test_mpirun_in_a_step", "-n1"),
     "python -m cProfile -o FILE -m mpiddp train.py": (
         "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
     **{f"python -m tests.benchmarks.{name}": (
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
-       for name in ("startup", "threads", "failure", "scale", "flood")},
+       for name in ("startup", "threads", "failure", "scale", "flood", "asking")},
     "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
     **{f"tests/simulation/run {option}": (
@@ -73,11 +77,11 @@ SET_UP = {
     "tests/run": (".ci/run", "tests/run"),
     "tests/run --all": ("tests/run", "--all"),
     "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
+    "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
 }
 # Names of what others start, which mpiddp takes the place of; and the one line of our own syntax.
 NAMED = {
     "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
-    "py-spy dump --pid PID",
     "python -m torch.distributed.launch …", "srun --output=%x-%j.%t.out", "torchrun …",
     "python -m mpiddp [options] script.py [arguments]",
 }

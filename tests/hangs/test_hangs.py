@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from mpiddp.where.seen import Picture
 from tests.cluster.cluster import RUN
 from tests.faults.matrix import WHOLE, Launcher
 from tests.faults.test_signals import Job, started
-from tests.support import first_of, need
+from tests.support import Mpi, check, first_of, mpiexec, need
 
 ZOO = Path(__file__).with_name("zoo.py")
 OMPI4, OMPI5, HYDRA, PMIX, PMI2 = WHOLE
@@ -104,3 +105,11 @@ def test_a_job_that_stands_still_says_so_in_time(
             if select.select([job.process.stdout], [], [], left_s)[0]:
                 said += os.read(job.process.stdout.fileno(), 65536)
         assert (b"mpiddp: no rank has moved for " in said) == (kind != "slow"), said
+
+
+@pytest.mark.thorough
+def test_a_training_is_not_said_to_stand_still(quick: Mpi, tmp_path: Path) -> None:
+    """With validations, checkpoints, and a worker that stands still, ten times, half as long as a hang would last."""
+    done = check(mpiexec(quick, 2, "--stall=4", ZOO.with_name("training.py"), 30, 2, tmp_path / "digits.pt"))
+    assert len(re.findall(r"^rank [01]: \d+ epochs, \d+ pauses, ", done.stdout, re.MULTILINE)) == 2
+    assert "no rank has moved" not in done.stderr
