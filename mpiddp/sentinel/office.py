@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..beside.asking import Ask, Inspect, Inspected, Whereabouts
 from ..beside.detached import fork_detached, reap, silence
@@ -15,26 +16,26 @@ from ..beside.messages import Coordinate, Hello, Interrupted, Message, Sent, Wat
 from ..beside.wire import Wire
 from ..errors import EXIT_STALLED
 from ..plan.member import Member
-from ..plan.verdict import ABSENT, Report, Seen, brief
+from ..plan.verdict import ABSENT, Report, brief
 from ..say import say
 from ..show.report import tell
 from ..version import __version__
 from ..where.cards import Card, job_number, path_of, remove, write
-from ..where.merge import failed_at, free, picture, places_of
-from ..where.seen import WAITING
-from ..where.stall import Stall
-from ..where.survey import LONGEST_S, Letters, Survey
-from ..where.table import lines
 from . import events
 from .coordinator import Coordinator, State
 from .entrance import Entrance, keep_alive
 from .leftovers import cancel
 from .loop import Loop
 
+if TYPE_CHECKING:
+    from ..where.inquiry import Inquiry
+    from ..where.survey import Letters
+
 OWN_LINK = 0  # to this process's own watcher
 STALL_LINK = -1  # to nobody: --stall asks
 JUDGE_LINK = -2  # to nobody: the coordinator asks
 SHOW_LINK = -3  # to nobody: a SIGQUIT asks
+LONGEST_S = 2.0  # for all ranks to tell where they are
 SHOWN_S = 1.0  # in which a SIGQUIT comes to all ranks
 CARD_S = 1.0  # until the job can be found by those who ask where it is: not while it starts
 FLUSHING_S = 2.0  # for all others to take what they are sent last
@@ -57,7 +58,7 @@ class Office:
         self.port = self._entrance.port
         self._loop, self._watched, self._post = loop, watched, post
         self._coordinator = Coordinator(watched, began_s)
-        self._survey, self._stall = Survey(), Stall(watched.stall_s)
+        self._made_inquiry: Inquiry | None = None
         self._request, self._card = request, ""
         self._interrupted = False  # ranks got a SIGINT
         self._wires: dict[int, Wire] = {}
@@ -73,9 +74,14 @@ class Office:
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
         self._card = path_of(card)  # one before this may have written it
-        self._loop.set_timer("card", CARD_S, partial(aside, partial(write, card)))
+        self._loop.set_timer("card", CARD_S, partial(self._be_ready, card))
         if self._watched.stall_s:
             self._look_for_stall()
+
+    def _be_ready(self, card: Card) -> None:
+        """Be ready to be asked: also when a file system that Python imports from answers no more."""
+        self._inquiry()
+        aside(partial(write, card))
 
     def close(self) -> None:
         """Let the job be found no more."""
@@ -117,7 +123,7 @@ class Office:
             self._send([(message.asker, message)])
         elif isinstance(message, Whereabouts):
             if link in self._coordinator.peers.by_link:
-                self._send(self._survey.hear(self._coordinator.peers.by_link[link].rank, message))
+                self._send(self._inquiry().survey.hear(self._coordinator.peers.by_link[link].rank, message))
         else:
             self._interrupted |= isinstance(message, Interrupted)
             self.handle(events.FromPeer(link, message))
@@ -151,55 +157,52 @@ class Office:
             elif link == STALL_LINK:
                 self._take_look()
             elif link == SHOW_LINK:
-                say("\n".join(["mpiddp: SIGQUIT asks where the ranks are", *lines(picture(self._survey.ranks))]))
+                say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
             elif link == JUDGE_LINK:
-                self._judge(self._found())
+                self._judge()
             elif link in self._wires and not self._wires[link].post(message):
                 self._loop.await_room(self._wires[link])
 
     def _ask(self, asker: int) -> None:
         """Ask all sentinels where their ranks are, for the one who has asked over a link."""
         peers = self._coordinator.peers
-        questions = self._survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
-                                     {rank: peers.hosts[rank] for rank in peers.by_rank})
+        survey = self._inquiry().survey
+        questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
+                               {rank: peers.hosts[rank] for rank in peers.by_rank})
         if questions:  # none is on its way
-            self._loop.set_timer("survey", LONGEST_S, lambda: self._send(self._survey.answer()))
+            self._loop.set_timer("survey", LONGEST_S, lambda: self._send(survey.answer()))
             self._send(questions)
 
-    def _judge(self, found: events.Found) -> None:
-        """Tell the coordinator where the ranks are, and the user, if a SIGINT came and no rank obeys it."""
-        self.handle(found)
-        ignored = self._interrupted and self._coordinator.state is State.LISTENING
-        if ignored and found.seen.table and not self._loop.is_set("shown"):
-            self._loop.set_timer("shown", SHOWN_S, lambda: None)
-            say(f"mpiddp: SIGINT came, but the ranks are\n{found.seen.table}")
+    def _inquiry(self) -> Inquiry:
+        if self._made_inquiry is None:
+            from ..where.inquiry import Inquiry  # not while the job starts
 
-    def _found(self) -> events.Found:
-        """Return where the ranks are; those that have failed already are where they did."""
-        places = {report.rank: report.where for report in self._coordinator.reports if report.where}
-        ranks = [failed_at(one, places[one.rank]) if one.rank in places else one for one in self._survey.ranks]
-        seen = picture(ranks)
-        stands = seen.odd is not None or all(group.place.at in WAITING for group in seen.groups)
-        return events.Found(Seen(places_of(ranks), free(ranks), "\n".join(lines(seen)) if stands else "",
-                                 has_groups=any(len(one.entered) > 1 for one in ranks)))
+            self._made_inquiry = Inquiry(self._watched.stall_s)
+        return self._made_inquiry
+
+    def _judge(self) -> None:
+        """Tell the coordinator where the ranks are, and the user, if a SIGINT came and no rank obeys it."""
+        seen = self._inquiry().seen({report.rank: report.where for report in self._coordinator.reports})
+        self.handle(events.Found(seen))
+        ignored = self._interrupted and self._coordinator.state is State.LISTENING
+        if ignored and seen.table and not self._loop.is_set("shown"):
+            self._loop.set_timer("shown", SHOWN_S, lambda: None)
+            say(f"mpiddp: SIGINT came, but the ranks are\n{seen.table}")
 
     def _look_for_stall(self) -> None:
         self._ask(STALL_LINK)
-        self._loop.set_timer("stall", self._stall.pause_s, self._look_for_stall)
+        self._loop.set_timer("stall", self._inquiry().pause_s, self._look_for_stall)
 
     def _take_look(self) -> None:
         """Say that the job stands still, or goes on; end it if that was asked for."""
-        line = self._stall.see(self._survey.ranks, time.monotonic())
-        if not line:
+        found = self._inquiry().standstill(time.monotonic())
+        if found is None:
             return
-        seen = picture(self._survey.ranks) if self._stall.lasts_s else None
-        say("\n".join([f"mpiddp: {line}", *(lines(seen) if seen else [])]))
-        if seen and self._watched.stall_abort:
+        say(f"mpiddp: {found.text}")
+        if found.cause and self._watched.stall_abort:
             self._loop.drop_timers("stall")
-            rank = seen.odd.ranks[0] if seen.odd else 0
-            cause = "; ".join([line, *seen.findings, *(["no rank is odd"] if seen.odd is None else [])])
-            self.handle(events.Stalled(brief(Report(rank, self._coordinator.peers.hosts[rank], ABSENT, cause,
-                                                    EXIT_STALLED))))
+            host = self._coordinator.peers.hosts[found.rank]
+            self.handle(events.Stalled(brief(Report(found.rank, host, ABSENT, found.cause, EXIT_STALLED))))
 
     def _await_hello(self, connection: socket.socket) -> None:
         """Wait for one that has shown the token to say which rank it watches."""
@@ -218,7 +221,8 @@ class Office:
                 messages = wire.receive(0)
             except (EOFError, OSError) as error:
                 self._close(link)
-                self._survey.forget(link)
+                if self._made_inquiry is not None:
+                    self._made_inquiry.survey.forget(link)
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:

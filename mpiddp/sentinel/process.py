@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..beside.asking import Inspect, Sight, Where
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
-TITLE_S = 1.0  # until the process is named: not while the rank starts
+READY_S = 1.0  # until the process is named, and ready to look: not while the rank starts
 LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
 
 
@@ -136,7 +137,7 @@ class Sentinel:
                 self._connections.coordinate(request)
             case events.MeetCoordinator(request):
                 self._connections.meet(request)
-                self.loop.set_timer("title", TITLE_S, partial(take_title, f"mpiddp: sentinel of {self._watched.who}"))
+                self.loop.set_timer("ready", READY_S, self._be_ready)
             case events.LookAtRank(request, ended):
                 self._look(request, ended)
             case events.TakeWindow(request):
@@ -175,6 +176,11 @@ class Sentinel:
             case events.CleanUp():
                 self._clean_up()
 
+    def _be_ready(self) -> None:
+        """Be named, and ready to look: also when a file system that Python imports from answers no more."""
+        take_title(f"mpiddp: sentinel of {self._watched.who}")
+        import_module("mpiddp.sentinel.looking")
+
     def _look(self, request: Look | Where | Inspect, ended: bool) -> None:
         if isinstance(request, Inspect):
             from .looking import inspect
@@ -182,7 +188,7 @@ class Sentinel:
             inspect(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
         elif isinstance(request, Where):
             if self._looking is None:
-                from .looking import Looking  # which is seldom needed
+                from .looking import Looking  # not while the rank starts
 
                 self._looking = Looking(self.loop, self._process.pid, self._sight,
                                         lambda found: self.post(events.Noticed(found)))

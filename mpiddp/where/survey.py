@@ -14,8 +14,6 @@ from .seen import Entered, Rank, Worker
 from .stack import Frame, from_text
 from .table import as_json
 
-LONGEST_S = 2.0  # for all to answer; then answer() is to be called
-
 NOTHING = Progress(0, 0.0, "", False)
 
 Letters = list[tuple[int, Sent]]
