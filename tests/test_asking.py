@@ -60,7 +60,7 @@ def refused(quick: Mpi, state: dict[str, str], *arguments: str) -> str:
     return done.stderr.removeprefix("mpiddp.where: ").rstrip("\n")
 
 
-@pytest.mark.parametrize(("number", "words"), [("", "no job of yours is running with mpiddp"),
+@pytest.mark.parametrize(("number", "words"), [("", "no job of yours is running with mpiddp, or it is still starting"),
                                                ("48211", "no job 48211 of yours is running with mpiddp")])
 def test_no_job(number: str, words: str, quick: Mpi, state: dict[str, str]) -> None:
     assert refused(quick, state, *([number] if number else [])) == words
@@ -132,7 +132,7 @@ def test_something_else_in_the_folder(quick: Mpi, state: dict[str, str]) -> None
     Path(cards.folder(), "notes.txt").write_text("milk")
     Path(cards.folder(), "notes.json").write_text("{}")
     Path(cards.folder(), "lost.json").symlink_to("nowhere")
-    assert refused(quick, state) == "no job of yours is running with mpiddp"
+    assert refused(quick, state) == "no job of yours is running with mpiddp, or it is still starting"
 
 
 def answers_here() -> bool:
@@ -284,7 +284,7 @@ def test_a_sigint_to_a_job_whose_ranks_are_all_in_a_collective(quick: Mpi, state
         job.await_ready(SIX[2].ranks)
         time.sleep(1)
         job.process.send_signal(signal.SIGINT)
-        table = table_after(job, "mpiddp: SIGINT came, but the ranks are\n")
+        table = table_after(job, "mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n")
     assert re.match(r"  4 ranks +0-3 .* waiting +zoo.py:", table[0])
 
 

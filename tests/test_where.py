@@ -118,7 +118,7 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
      ["rank 1 is held by the kernel", "rank 2 is not in all_reduce, where others wait"]),
     ([rank(0), rank(1), rank(2, heard=False)], [2], None),
     ([rank(0), rank(1, ()), rank(2, (MAIN, LOAD))], [2],
-     ["rank 1 is silent: it has printed no stack", "rank 2 is not in all_reduce, where others wait"]),
+     ["rank 1 is silent: no stack was printed, ask again", "rank 2 is not in all_reduce, where others wait"]),
     ([rank(0), rank(1), rank(2, ended=True)], [2],
      ["rank 2 is at the end of the script", "the others are in all_reduce (train.py:92 step)"]),
     ([rank(0), rank(1, ended=True), rank(2, ended=True)], [0],
@@ -136,7 +136,7 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
      ["all ranks are busy: they work, or spin as GPUs and MPI let them"]),
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, STEP)), rank(2, (MAIN, LOAD))], [2], ["rank 2 is not where most are"]),
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, LOAD))], [], []),
-    ([rank(0), rank(1, ())], [], ["rank 1 is silent: it has printed no stack"]),
+    ([rank(0), rank(1, ())], [], ["rank 1 is silent: no stack was printed, ask again"]),
     ([rank(0), rank(1, LOADS, workers=WORKERS)], [1], ["rank 1 is waiting for a worker of its DataLoader"]),
 ])
 def test_what_follows(ranks: list[Rank], odd: list[int], findings: list[str] | None) -> None:

@@ -80,7 +80,8 @@ class Office:
 
     def _be_ready(self, card: Card) -> None:
         """Be ready to be asked: also when a file system that Python imports from answers no more."""
-        self._inquiry()
+        with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
+            self._inquiry()
         aside(partial(write, card))
 
     def close(self) -> None:
@@ -187,7 +188,7 @@ class Office:
         ignored = self._interrupted and self._coordinator.state is State.LISTENING
         if ignored and seen.table and not self._loop.is_set("shown"):
             self._loop.set_timer("shown", SHOWN_S, lambda: None)
-            say(f"mpiddp: SIGINT came, but the ranks are\n{seen.table}")
+            say(f"mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n{seen.table}")
 
     def _look_for_stall(self) -> None:
         self._ask(STALL_LINK)

@@ -179,7 +179,8 @@ class Sentinel:
     def _be_ready(self) -> None:
         """Be named, and ready to look: also when a file system that Python imports from answers no more."""
         take_title(f"mpiddp: sentinel of {self._watched.who}")
-        import_module("mpiddp.sentinel.looking")
+        with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
+            import_module("mpiddp.sentinel.looking")
 
     def _look(self, request: Look | Where | Inspect, ended: bool) -> None:
         if isinstance(request, Inspect):

@@ -56,7 +56,7 @@ def find(job: str) -> Card:
     if found:
         raise UnansweredError(f"which job? {listed([f'{card.run_id} ({card.name})' for card in found])}")
     if not job:
-        raise UnansweredError("no job of yours is running with mpiddp")
+        raise UnansweredError("no job of yours is running with mpiddp, or it is still starting")
     others = f"; there is {listed([card.name for card in cards])}" if cards else ""
     raise UnansweredError(f"no job {job} of yours is running with mpiddp{others}")
 

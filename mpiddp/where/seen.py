@@ -15,7 +15,7 @@ class At(enum.Enum):
     GONE = "gone"
     STOPPED = "stopped, by SIGSTOP or a debugger"
     KERNEL = "held by the kernel"
-    SILENT = "silent: it has printed no stack"
+    SILENT = "silent: no stack was printed, ask again"
     ENDED = "at the end of the script"
     COLLECTIVE = "waiting"
     BUSY = "busy"
