@@ -31,7 +31,7 @@ EPILOG = """\
 Options come before the script; everything after it is the script's. Each option can also be given
 as a variable, MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command line wins.
 Exit status: the script's own; 2 wrong usage; 3 the job could not be started; 75 all ranks agreed
-to stop, and the job can go on later."""
+to stop, and the job can go on later; 120 output was lost."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of a job from the command line and return its exit status."""

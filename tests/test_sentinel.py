@@ -342,6 +342,7 @@ def test_a_script_whose_name_is_no_text(quick: Mpi, tmp_path: Path) -> None:
     assert re.search(r"where +\S+odd-\?\.py, line 4, in <module>\n", done.stderr), done.stderr
 
 
+@pytest.mark.alone
 def test_a_package_that_is_missing_everywhere(quick: Mpi) -> None:
     done = check(mpiexec(quick, 4, PROGRAMS / "lacks_package.py"), 1)
     assert done.stderr.count("Traceback (most recent call last)") == done.stderr.count("mpiddp: failed: ") == 1

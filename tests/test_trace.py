@@ -38,7 +38,7 @@ def check_trace(file: Path, hosts: list[str]) -> None:
             assert abs(before["ts"] + before["dur"] - after["ts"]) < 0.01
             assert before["dur"] >= 0
     assert min(events[0]["ts"] for events in ranks.values()) == 0
-    assert max(map(abs, trace["otherData"]["clock_offsets_us"])) < 1000
+    assert max(map(abs, trace["otherData"]["clock_offsets_us"])) < 20_000  # one machine, as busy as it may be
 
 
 def test_a_trace(quick: Mpi, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mpiddp.plan.verdict import (
     ALONE_S,
     CONSEQUENCE,
     ENDED,
+    NOBODY,
     OUT_OF_MEMORY,
     OWN,
     SEARCHING_S,
@@ -200,6 +201,23 @@ def test_who_waits_for_whom_is_not_known_of_several_groups() -> None:
     assert verdict is not None
     assert verdict.first == LATE
     assert verdict.others == f"rank 1 on {HOSTS[1]} was at train.py:40 load"
+
+
+def test_ranks_that_have_waited_in_unlike_calls() -> None:
+    calls = {rank: f"train.py, line {40 + (rank == 0)}, in main" for rank in HOSTS}
+    late = LOST._replace(cause="Timed out waiting 6000ms for recv operation", where=calls[LOST.rank])
+    verdict = judge([late], SEARCHING_S, Scene(HOSTS, seen=Seen(calls=calls)))
+    assert verdict is not None
+    assert (verdict.first.rank, verdict.first.status) == (NOBODY, late.status)
+    assert block(verdict, None, 9.0).startswith(
+        "mpiddp: failed: ranks have waited for each other in unlike calls, rank 0 at train.py, line 41, in main, "
+        "ranks 1-5 at train.py, line 40, in main: Timed out")
+    extra = error_record(verdict, None, "", 0)["message"]
+    assert isinstance(extra, dict)
+    assert extra["extraInfo"]["rank"] is None
+    unknown = judge([late], SEARCHING_S, Scene(HOSTS, seen=Seen(calls={0: calls[0]})))
+    assert unknown is not None
+    assert unknown.first == late
 
 
 def test_a_timeout_of_something_else_blames_nobody() -> None:

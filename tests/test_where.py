@@ -14,7 +14,7 @@ from mpiddp.where.merge import free, picture
 from mpiddp.where.seen import Entered, Rank, Worker
 from mpiddp.where.stack import Frame, Kind
 from mpiddp.where.stall import Stall
-from mpiddp.where.survey import Survey
+from mpiddp.where.survey import Survey, workers
 from mpiddp.where.table import as_json, from_json, lines
 
 SITE = "/env/lib/python3.11/site-packages/"
@@ -126,7 +126,8 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
     ([rank(0), rank(1), rank(2, (MAIN, *collective("broadcast")))], [2],
      ["rank 2 is in broadcast (train.py:120 <module>)", "the others are in all_reduce (train.py:92 step)"]),
     ([rank(0), rank(1, (MAIN, *collective("broadcast")))], [],
-     ["rank 0 is in all_reduce (train.py:92 step)", "rank 1 is in broadcast (train.py:120 <module>)"]),
+     ["rank 0 is in all_reduce (train.py:92 step)", "rank 1 is in broadcast (train.py:120 <module>)",
+      "they wait in unlike calls: one of them has left a call out, or makes one that the others do not make"]),
     ([rank(0), rank(1), rank(2, (MAIN, *collective("recv")))], [], None),  # two of a pipeline's three
     ([rank(one, workers=WORKERS) for one in range(3)], [],
      ["all ranks are in all_reduce (train.py:92 step): where that lasts, the network or a device stands still"]),
@@ -152,8 +153,8 @@ WORLD, PAIR = ("0-2", "0"), ("0-1", "1")
 @pytest.mark.parametrize(("entered", "odd", "findings"), [
     ([[7], [7], [7]], [], [ALL_WAIT]),
     ([[7], [6], [7]], [1], ["rank 1 is at sequence 6, others at 7"]),
-    ([[7], [6], [5]], [], ["rank 2 is at sequence 5, others at 7", "rank 1 is at sequence 6, others at 7"]),
-    ([[7, 4], [6, 5], [7]], [], ["rank 0 is at sequence 4 of ranks 0-1, others at 5",
+    ([[7], [6], [5]], [], ["rank 2 is at sequence 5, rank 0 at 7", "rank 1 is at sequence 6, rank 0 at 7"]),
+    ([[7, 4], [6, 5], [7]], [], ["rank 0 is at sequence 4 of ranks 0-1, rank 1 at 5",
                                  "rank 1 is at sequence 6 of ranks 0-2, others at 7"]),
 ])
 def test_ranks_at_one_line_that_have_entered_unlike_collectives(
@@ -183,6 +184,17 @@ def test_a_worker_that_its_rank_waits_for() -> None:
     assert found.groups[0].place.words == (
         "train.py:120 <module> → __next__; "
         "its child: train.py:88 load_batch → dataset.py:17 __getitem__ → pipe_read()")
+
+
+def test_two_process_groups_of_the_same_ranks() -> None:
+    ranks = [rank(number, entered=(Entered(7, "0-1", "0"), Entered(3 + number, "0-1", "4"))) for number in (0, 1)]
+    assert picture(ranks).findings == ("rank 0 is at sequence 3 of ranks 0-1 (group 4), rank 1 at 4",)
+
+
+def test_a_child_that_runs_another_program() -> None:
+    (waits,) = workers("77 S do_nanosleep my sleep")
+    found = picture([rank(0), rank(1, (MAIN, LOAD), workers=(waits,))])
+    assert found.groups[0].place.words.endswith("; its child: my sleep → do_nanosleep()")
 
 
 def test_a_deep_stack_is_told_in_part() -> None:

@@ -94,7 +94,7 @@ class Whereabouts(NamedTuple):
 
     `stack` is one of where/stack.py, empty if the rank has not printed it; `progress` is None if the rank has not told
     it. Of each process that the rank has forked `children` has its number, its state, the kernel's function that it
-    sleeps in, and its stack, a line each with the stack's lines indented.
+    sleeps in, the program's name if it is another one, and its stack, a line each with the stack's lines indented.
     """
 
     number: int

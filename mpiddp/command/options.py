@@ -201,7 +201,7 @@ FLAGS = {
                "on the nodes of --facts; start nothing",
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
     "prefix": "put rank and host before each line of output",
-    "stall-abort": "end the job, with status 124, when no rank has moved for --stall seconds",
+    "stall-abort": "end the job when no rank has moved for --stall seconds; --error-file has status 124",
     "quiet": "print no start line and no map",
     "allow-idle-gpus": "let the only rank of a node have several GPUs: the script uses more than its own",
     "share-gpus": "let several ranks have one GPU, with gloo",

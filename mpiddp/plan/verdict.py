@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .words import LISTED, listed, shortened
+from .words import LISTED, listed, ranges, shortened
 
 LONG_TEXT = 50_000  # characters of stacks; whole, they might not fit into a message
 ALONE_S = 0.03  # in which a second rank reports the same error; if one does, SETTLING_S for all that have it
@@ -13,6 +13,7 @@ SETTLING_S = 0.15  # in which all ranks report that got the same signal, or that
 SEARCHING_S = 1.0  # in which the reason for what looks like a consequence is reported
 
 OWN, ENDED, CONSEQUENCE, ABSENT = "own", "ended", "consequence", "absent"
+NOBODY = -1  # the rank of a report on a job of which no rank is known to be at fault
 FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")  # what users and schedulers send
 
 GIVING_UP = "SIGABRT"  # by which NCCL's watchdog ends a rank whose collective takes too long, and C's abort() any
@@ -36,7 +37,7 @@ TOO_LATE = (  # as they say that a rank has not come
 
 
 class Report(NamedTuple):
-    """Why a rank ended.
+    """Why a rank ended, or the job, if `rank` is NOBODY.
 
     `kind` is OWN for an error of its own, ENDED for a process that is gone without having reported,
     CONSEQUENCE for the loss of another rank, ABSENT for a rank that is stopped or lost. `cause` is one
@@ -79,12 +80,14 @@ def is_consequence(error: str) -> bool:
 class Seen(NamedTuple):
     """Where ranks are, in words; those that are `free` wait for no other.
 
-    `table` shows them together, empty where nothing follows from that. `looking` tells that it is being found out,
-    `has_groups` that ranks have several process groups: who waits for whom is not known then.
+    `calls` has the line of the script, as in reports, at which a rank waits for others. `table` shows them together,
+    empty where nothing follows from that. `looking` tells that it is being found out, `has_groups` that ranks have
+    several process groups: who waits for whom is not known then.
     """
 
     places: Mapping[int, str] = {}
     free: Collection[int] = ()
+    calls: Mapping[int, str] = {}
     table: str = ""
     looking: bool = False
     has_groups: bool = False
@@ -131,10 +134,24 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
         return judge_gone(gone, lost, unheard, waited_s, scene)
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
+    lost.sort(key=lambda one: not is_timeout(one.cause))  # the others' connections end by a timeout, too
     late = [rank for rank in unheard if rank in scene.seen.free]
     if len(late) == 1 and is_timeout(lost[0].cause) and not scene.seen.has_groups:
         return Verdict(waited_for(late[0], lost, scene), "; ".join(whereabouts(unheard - {late[0]}, scene)))
+    calls = {**scene.seen.calls, **{one.rank: one.where for one in lost}}
+    if is_timeout(lost[0].cause) and calls.keys() >= scene.hosts.keys() and len(set(calls.values())) > 1:
+        return Verdict(unlike(lost[0], calls))
     return Verdict(lost[0], "; ".join(filter(None, (told(lost[1:]), *whereabouts(unheard, scene)))))
+
+
+def unlike(lost: Report, calls: Mapping[int, str]) -> Report:
+    """Return the report on a job whose ranks have waited for each other in unlike `calls` until the `lost` one did."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        ranks_at.setdefault(call, []).append(rank)
+    words = listed([f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)} at {call}" for call, ranks in ranks_at.items()])
+    return Report(NOBODY, "", ABSENT, f"ranks have waited for each other in unlike calls, {words}: {lost.cause}",
+                  lost.status)
 
 
 def waited_for(late: int, lost: Sequence[Report], scene: Scene) -> Report:
@@ -188,8 +205,8 @@ def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:
     """Yield in words what the ranks do that have not reported."""
     for rank in sorted(set(unheard) & set(scene.seen.free))[:LISTED]:
         yield f"rank {rank} on {scene.hosts[rank]} was at {scene.seen.places[rank]}"
-    if scene.silent:
-        yield f"nothing is heard of {named(scene.silent, scene.hosts)}"
+    if silent := set(unheard) & set(scene.silent):
+        yield f"nothing is heard of {named(silent, scene.hosts)}"
     if scene.left:
         yield f"{named(scene.left, scene.hosts)} had come to the end of the script"
         if busy := set(unheard) - set(scene.silent) - set(scene.left):
@@ -237,7 +254,8 @@ def told(lost: Sequence[Report]) -> str:
     """Return in words how many ranks lost their connection."""
     if not lost:
         return ""
-    return f"{len(lost)} other rank{'s' * (len(lost) > 1)} lost the connection to it"
+    others = f"{len(lost)} other rank{'s' * (len(lost) > 1)}"
+    return f"{others} waited in vain, too" if is_timeout(lost[0].cause) else f"{others} lost the connection to it"
 
 
 def named(ranks: Collection[int], hosts: Mapping[int, str], places: Mapping[int, str] = {}) -> str:

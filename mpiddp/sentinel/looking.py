@@ -13,7 +13,7 @@ from ..beside.messages import STACK_SIGNAL
 from ..plan.verdict import LONG_TEXT
 from ..plan.words import shortened
 from ..where import stack
-from ..where.glance import Glance, can_be_sent, descendants, glance
+from ..where.glance import Glance, can_be_sent, descendants, glance, other_program
 from .loop import Loop
 
 LONGEST_S = 0.9  # for one look
@@ -145,13 +145,16 @@ class Looking:
             sum(one.moved_bytes for one in everyone) - self._heard_bytes, self._ended, children, self._progress))
 
     def _is_shown(self, pid: int, found: Glance) -> bool:
-        """Tell whether a child is worth a word: it is held, or has a stack that is not an idle worker's."""
-        return found.is_held or (pid in self._stacks and not stack.is_idle_worker(self._stacks[pid]))
+        """Tell whether a child is worth a word: it is held, has a stack that is no idle worker's, or is no Python."""
+        if pid in self._stacks:
+            return found.is_held or not stack.is_idle_worker(self._stacks[pid])
+        return found.is_held or bool(other_program(pid, self._pid))
 
     def _child(self, pid: int, found: Glance) -> str:
         """Return what is seen of a child, in lines."""
         lines = stack.as_text(self._stacks.get(pid, [])).splitlines()
-        return "\n".join([f"{pid} {found.state} {found.kernel}", *(f"  {line}" for line in lines)])
+        head = f"{pid} {found.state} {found.kernel} {other_program(pid, self._pid)}"
+        return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
 def inspect(loop: Loop, pid: int, request: Inspect, tell: Callable[[Inspected], None]) -> None:

@@ -202,7 +202,7 @@ class Office:
         say(f"mpiddp: {found.text}")
         if found.cause and self._watched.stall_abort:
             self._loop.drop_timers("stall")
-            host = self._coordinator.peers.hosts[found.rank]
+            host = self._coordinator.peers.hosts.get(found.rank, "")
             self.handle(events.Stalled(brief(Report(found.rank, host, ABSENT, found.cause, EXIT_STALLED))))
 
     def _await_hello(self, connection: socket.socket) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..plan.member import Member
-from ..plan.verdict import OWN, Verdict
+from ..plan.verdict import NOBODY, OWN, Verdict
 from ..say import say
 from .files import write_json
 
@@ -41,7 +41,7 @@ def block(verdict: Verdict, who: Member | None, after_s: float) -> str:
         rows.append(("do", FOR_KILLED))
     rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)), ("others", verdict.others),
              ("log", who.log if who else "")]
-    lines = [f"mpiddp: failed: rank {first.rank} on {first.host}: {first.cause}"]
+    lines = [f"mpiddp: failed: {'' if first.rank == NOBODY else f'rank {first.rank} on {first.host}: '}{first.cause}"]
     lines += [f"  {label:<8} {text}" for label, text in rows if text]
     stacks = [f"[rank {first.rank} on {first.host}] {line}" for line in first.text.splitlines()]
     return "\n".join([*stacks, *lines]) + "\n"
@@ -53,8 +53,8 @@ def error_record(verdict: Verdict, who: Member | None, callstack: str, timestamp
     `timestamp` is in seconds since the epoch.
     """
     first = verdict.first
-    rank = f"rank {first.rank} on {first.host}"
-    message = first.cause if first.kind == OWN else f"{rank}: {first.cause}"
-    extra = {"py_callstack": callstack or first.text, "timestamp": str(timestamp), "rank": first.rank,
+    rank = first.rank if first.rank != NOBODY else None
+    message = first.cause if first.kind == OWN or rank is None else f"rank {rank} on {first.host}: {first.cause}"
+    extra = {"py_callstack": callstack or first.text, "timestamp": str(timestamp), "rank": rank,
              "host": first.host, "exitcode": first.status, "pid": who.pid if who else None}
     return {"message": {"message": message, "errorCode": first.status, "extraInfo": extra}}

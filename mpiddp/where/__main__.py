@@ -9,7 +9,9 @@ import time
 from ..version import __version__
 from .cards import Card
 from .client import Inspecting, UnansweredError, ask, find
-from .table import as_json, lines, threads
+from .table import as_json, lines, threads, waits_for_lock
+
+HINT = "  a lock that another thread holds? --threads shows all threads, where py-spy is installed"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,7 +61,8 @@ def show(card: Card, given: argparse.Namespace) -> None:
     """Ask a job once, and print what it says; draw it, if that was asked for."""
     picture, inspected = ask(card, Inspecting(given.native) if given.threads or given.native else None)
     head = f"job {card.name}, {card.ranks:,} rank{'s' * (card.ranks != 1)}{picture.step and f', {picture.step}'}"
-    table = [head, *lines(picture), *threads(inspected)]
+    hint = [] if inspected or not waits_for_lock(picture) else [HINT]
+    table = [head, *lines(picture), *hint, *threads(inspected)]
     print(as_json(picture, inspected) if given.json else "\n".join(table), flush=True)
     if given.svg:
         from .drawing import svg

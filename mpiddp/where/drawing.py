@@ -48,7 +48,7 @@ def svg(picture: Picture, head: str) -> str:
 def path(group: Group) -> tuple[str, ...]:
     """Return the calls of a group's ranks, the outermost first, and who they are."""
     who, hosts, state, place = row(group)
-    return (*filter(None, place.split(" → ")), f"{who} on {hosts}: {state}")
+    return (*filter(None, place.replace("; ", " → ").split(" → ")), f"{who} on {hosts}: {state}")
 
 
 def tree(paths: Sequence[tuple[str, ...]], column: int = 0, first: int = 0) -> Iterator[Box]:

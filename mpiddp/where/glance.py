@@ -55,6 +55,17 @@ def stat_of(pid: int) -> list[str]:
         return file.read().rpartition(b")")[2].decode().split()
 
 
+def other_program(pid: int, than: int) -> str:
+    """Return the name of the program that a process runs, empty if it is the one of process `than`, or not known."""
+    try:
+        if os.readlink(f"/proc/{pid}/exe") == os.readlink(f"/proc/{than}/exe"):
+            return ""
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return file.read().rstrip("\n").replace("\n", "?")
+    except OSError:
+        return ""
+
+
 def descendants(pid: int) -> list[int]:
     """Return the processes that descend from one, those of its main thread and of others; none if that is not known."""
     found: list[int] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..plan.verdict import Seen
-from .merge import failed_at, free, picture, places_of
+from ..plan.verdict import NOBODY, Seen
+from .merge import calls_of, failed_at, free, picture, places_of
 from .seen import WAITING
 from .stall import Stall
 from .survey import Survey
@@ -14,7 +14,10 @@ from .table import lines
 
 
 class Standstill(NamedTuple):
-    """What is said of a job whose ranks do not move, or move again; why it ends, empty if it moves, and who is odd."""
+    """What is said of a job whose ranks do not move, or move again; why it ends, empty if it moves.
+
+    `rank` is the first one that is odd, NOBODY if none is.
+    """
 
     text: str
     cause: str
@@ -41,7 +44,7 @@ class Inquiry:
         ranks = [failed_at(one, failed[one.rank]) if failed.get(one.rank) else one for one in self.survey.ranks]
         found = picture(ranks)
         stands = found.odd is not None or all(group.place.at in WAITING for group in found.groups)
-        return Seen(places_of(ranks), free(ranks), "\n".join(lines(found)) if stands else "",
+        return Seen(places_of(ranks), free(ranks), calls_of(ranks), "\n".join(lines(found)) if stands else "",
                     has_groups=any(len(one.entered) > 1 for one in ranks))
 
     def standstill(self, now_s: float) -> Standstill | None:
@@ -50,7 +53,7 @@ class Inquiry:
         if not line:
             return None
         if not self._stall.lasts_s:
-            return Standstill(line, "", 0)
+            return Standstill(line, "", NOBODY)
         found = picture(self.survey.ranks)
-        cause = "; ".join([line, *found.findings, *(["no rank is odd"] if found.odd is None else [])])
-        return Standstill("\n".join([line, *lines(found)]), cause, found.odd.ranks[0] if found.odd else 0)
+        cause = "; ".join([line, *found.findings])
+        return Standstill("\n".join([line, *lines(found)]), cause, found.odd.ranks[0] if found.odd else NOBODY)

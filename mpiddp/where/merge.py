@@ -15,6 +15,7 @@ BUSY = 0.3  # of a processor: a main thread that uses more is at work, or spins
 IDLE = 0.1  # of a processor: one that uses less waits
 SHOWN_CHILDREN = 3
 FREE = (At.BUSY, At.LOADER, At.ELSEWHERE, At.STOPPED, At.KERNEL)
+FAILED_AT = "{}, line {}, in {}"
 FAILED = re.compile(r"(.*), line (\d+), in (.*)")
 
 
@@ -56,6 +57,12 @@ def step_of(ranks: Iterable[Rank]) -> str:
 def places_of(ranks: Iterable[Rank]) -> dict[int, str]:
     """Return in words where ranks are."""
     return {one.rank: place.words or str(place.at.value) for one in ranks for place in [place_of(one)]}
+
+
+def calls_of(ranks: Iterable[Rank]) -> dict[int, str]:
+    """Return the script's innermost line of each rank that waits for others there, as reports have it."""
+    return {one.rank: FAILED_AT.format(*found[-1][1:]) for one in ranks if place_of(one).at is At.COLLECTIVE
+            and (found := [frame for frame in one.frames if frame.file == one.frames[0].file])}
 
 
 def free(ranks: Iterable[Rank]) -> set[int]:
@@ -108,4 +115,4 @@ def child(worker: Worker) -> str:
     """Return in words where a process is that a rank has forked."""
     how = {"T": "stopped", "t": "stopped", "D": "held by the kernel"}.get(worker.state, "")
     kernel = f"{worker.kernel}()" if worker.kernel else ""
-    return f"its child: {' → '.join(filter(None, (stack.in_words(worker.frames), kernel, how)))}"
+    return f"its child: {' → '.join(filter(None, (worker.program, stack.in_words(worker.frames), kernel, how)))}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..plan.words import ranges
 from .seen import HELD, WAITING, At, Place, Rank
 
 BETWEEN_TWO = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+UNLIKE = "they wait in unlike calls: one of them has left a call out, or makes one that the others do not make"
 SHOWN = 20  # ranges of ranks in a sentence
 
 Members = Mapping[Place, Sequence[Rank]]
@@ -56,7 +58,8 @@ def compare_waiting(members: Members) -> Found:
     lines = [f"{ranks_in_words(numbers({place: ranks}))} {own_words(place)}" for place, ranks in odd.items()]
     if common is None or any(place.collective in BETWEEN_TWO for place in members):
         more = [f"{ranks_in_words(numbers({common: members[common]}))} {own_words(common)}"] if common else []
-        return set(), [*lines, *more]
+        unlike = [] if {place.collective for place in members} & {*BETWEEN_TWO} else [UNLIKE]
+        return set(), [*lines, *more, *unlike]
     return numbers(odd), [*lines, f"the others are {own_words(common)}"]
 
 
@@ -82,13 +85,16 @@ def behind(members: Members) -> Found:
             numbers_of.setdefault((names, group), {}).setdefault(number, []).append(one.rank)
     late: set[int] = set()
     told = []
-    for (names, _), found in sorted(numbers_of.items(), key=lambda one: sum(map(len, one[1].values()))):
+    same = Counter(names for names, _ in numbers_of)
+    for (names, group), found in sorted(numbers_of.items(), key=lambda one: sum(map(len, one[1].values()))):
         last = max(found)
         of_ranks = f" of ranks {names}" if len(numbers_of) > 1 else ""
+        of_group = f" (group {group})" if same[names] > 1 else ""
+        others = f"rank {found[last][0]}" if len(found[last]) == 1 else "others"
         for number, some in sorted(found.items()):
             if number < last:
                 late.update(some)
-                told.append(f"{ranks_in_words(some)} at sequence {number:,}{of_ranks}, others at {last:,}")
+                told.append(f"{ranks_in_words(some)} at sequence {number:,}{of_ranks}{of_group}, {others} at {last:,}")
     ahead = {one.rank for one in ranks} - late
     if not all(one.spins for one in ranks) or len(late) > len(ahead):
         late = set()

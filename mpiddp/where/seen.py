@@ -28,12 +28,16 @@ WAITING = (At.COLLECTIVE, At.ENDED)
 
 
 class Worker(NamedTuple):
-    """A process that a rank has forked: a DataLoader's worker, or another one. Fields as in Rank."""
+    """A process that a rank has forked: a DataLoader's worker, or another one. Fields as in Rank.
+
+    `program` is the name of what it runs, empty if it is what its rank runs.
+    """
 
     pid: int
     frames: tuple[Frame, ...] = ()
     state: str = ""
     kernel: str = ""
+    program: str = ""
 
 
 class Entered(NamedTuple):

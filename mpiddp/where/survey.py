@@ -95,5 +95,5 @@ def workers(text: str) -> tuple[Worker, ...]:
             found[-1][1].append(line[2:])
         else:
             found.append((line, []))
-    return tuple(Worker(int(pid), from_text("\n".join(lines)), state, kernel)
-                 for (pid, state, kernel), lines in ((head.split(" ", 2), lines) for head, lines in found))
+    return tuple(Worker(int(pid), from_text("\n".join(lines)), state, kernel, program)
+                 for (pid, state, kernel, program), lines in ((head.split(" ", 3), lines) for head, lines in found))

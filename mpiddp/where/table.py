@@ -19,10 +19,10 @@ def as_json(picture: Picture, inspected: Mapping[int, str] = NOTHING) -> str:
     """Return a picture as JSON, and the threads of ranks that were inspected, as py-spy prints them.
 
     It has `step` in words, `findings`, `threads` by rank, and `groups`, each with `at`, `place`, `collective`,
-    `sequence`, `hosts`, `odd` and `ranks`: pairs of the first and the last of ranks in a row.
+    `sequence` (null if it is not known), `hosts`, `odd` and `ranks`: pairs of the first and the last of ranks in a row.
     """
     groups = [{"at": at.name.lower(), "place": words, "collective": collective, "ranks": rows(group.ranks),
-               "hosts": group.hosts, "odd": group.odd, "sequence": group.sequence}
+               "hosts": group.hosts, "odd": group.odd, "sequence": group.sequence or None}
               for group in picture.groups[:MOST] for at, words, collective in [group.place]]
     return json.dumps({"step": picture.step, "findings": picture.findings[:MOST], "groups": groups,
                        "threads": {str(rank): text for rank, text in inspected.items()}})
@@ -33,7 +33,7 @@ def from_json(text: str) -> Picture:
     found = json.loads(text)
     groups = [Group(Place(At[one["at"].upper()], one["place"], one["collective"]),
                     tuple(rank for first, last in one["ranks"] for rank in range(first, last + 1)),
-                    tuple(one["hosts"]), one["odd"], one["sequence"]) for one in found["groups"]]
+                    tuple(one["hosts"]), one["odd"], one["sequence"] or 0) for one in found["groups"]]
     return Picture(tuple(groups), tuple(found["findings"]), found["step"])
 
 
@@ -50,6 +50,11 @@ def threads(inspected: Mapping[int, str]) -> list[str]:
     """Return the threads of ranks that were inspected, in lines."""
     return [printable(line) for rank, text in sorted(inspected.items())
             for line in (f"rank {rank}:", *(f"  {one}" for one in text.splitlines()))]
+
+
+def waits_for_lock(picture: Picture) -> bool:
+    """Tell whether a rank stands in the script's own code, or a child of one, waiting for a lock."""
+    return any(group.place.at is At.ELSEWHERE and "futex" in group.place.words for group in picture.groups)
 
 
 def row(group: Group) -> tuple[str, str, str, str]:
