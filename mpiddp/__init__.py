@@ -12,7 +12,7 @@ from .errors import LaunchError
 from .facts.runtime import restart_count as _restart_count
 from .version import __version__
 
-restart_count = _restart_count(os.environ)  # how often Slurm has started this job again
+restart_count = _restart_count(os.environ)  # how often this job was started again
 
 __all__ = ["REQUEUE", "LaunchError", "__version__", "destroy_process_group", "init_process_group", "process_group",
            "restart_count", "should_stop", "stop_for_requeue"]

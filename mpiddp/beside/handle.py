@@ -20,6 +20,7 @@ from typing import TypeVar
 from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict, brief
+from . import progress  # noqa: F401 (shared with the sentinel, which is forked after that)
 from .asking import Answers, Stacks
 from .detached import fork_detached, reap
 from .ends import open_ends

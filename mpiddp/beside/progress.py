@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import time
 from collections.abc import Iterator
@@ -13,21 +14,26 @@ from .asking import Progress
 MOST_GROUPS = 64  # that are told of
 FEW = 5  # ranges of ranks
 
-steps = 0  # calls of mpiddp.should_stop()
+_count = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # calls of mpiddp.should_stop(), shared with the sentinel
 _step_s = 0.0  # when the last one was, on time.monotonic()'s clock
 
 
 def note_step() -> None:
     """Count a step."""
-    global steps, _step_s
-    steps += 1
+    global _step_s
+    _count[0] += 1
     _step_s = time.monotonic()
+
+
+def steps() -> int:
+    """Return how many steps this rank has made, or this sentinel's, also one that is gone."""
+    return _count[0]
 
 
 def progress() -> Progress:
     """Return how far this rank is, from any of its threads."""
     cuda = sys.modules.get("torch.cuda")
-    return Progress(steps, round(time.monotonic() - _step_s, 1) if steps else 0.0, "\n".join(collectives()),
+    return Progress(steps(), round(time.monotonic() - _step_s, 1) if steps() else 0.0, "\n".join(collectives()),
                     bool(cuda and getattr(cuda, "is_initialized", bool)()))
 
 

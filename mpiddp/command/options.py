@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, Shown
+from ..facts.runtime import RESTARTS
 
 LONGEST_S = 10**9  # of 31 years
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
@@ -258,7 +259,7 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
     """Return in words which ``MPIDDP_…`` variables belong to no option, and which was meant."""
     from difflib import get_close_matches
 
-    known = {variable(name) for name in (*OPTIONS, *FLAGS)}
+    known = {RESTARTS, *(variable(name) for name in (*OPTIONS, *FLAGS))}
     found = []
     for name in sorted(name for name in environ if name.startswith("MPIDDP_") and name not in known):
         near = get_close_matches(name, known, 1, 0.85)

@@ -35,6 +35,8 @@ OF_HYDRA = "MPI_LOCALRANKID"  # set by MPICH's and Intel's mpiexec, not by srun 
 
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID",
                "JSM_NAMESPACE_LOCAL_RANK", "SLURM_LOCALID")
+RESTARTS = "MPIDDP_RESTART_COUNT"  # set by mpiddp.supervise
+RUNNING = ".running"  # ends the name of a file beside the job's report, for mpiddp.supervise: it has not ended in order
 RUN_PREFIX = "mpiddp-"  # begins the run ids of mpiddp's jobs
 
 
@@ -128,8 +130,8 @@ def slurm_name(environ: Mapping[str, str]) -> str | None:
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """Return how often Slurm has started this job again (sbatch, SLURM_RESTART_COUNT)."""
-    found = environ.get("SLURM_RESTART_COUNT", "")
+    """Return how often the job was started again: by `mpiddp.supervise`, or by Slurm (sbatch, SLURM_RESTART_COUNT)."""
+    found = environ.get(RESTARTS) or environ.get("SLURM_RESTART_COUNT", "")
     return int(found) if found.isdigit() else 0
 
 

@@ -13,10 +13,13 @@ from .rollcall import RollCall
 def open_log(roll: RollCall, folder: str, run_id: str) -> str:
     """Make this rank's log in a folder of the job's own and return its path.
 
-    That folder has the Slurm job's number, with that of the step from the second on, or the job's `run_id`.
+    That folder has the Slurm job's number, with that of the step from the second on, or the job's `run_id`; where
+    `mpiddp.supervise` starts the job, that of the attempt, too.
     Collective. Raises LaunchError `log-unwritable` on every rank.
     """
     name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
+    if runtime.RESTARTS in os.environ:
+        name = f"{runtime.slurm_job(os.environ) or run_id}-attempt-{runtime.restart_count(os.environ)}"
     job = roll.agree("naming logs", None, lambda ranks: [name] * len(ranks))
     log = f"{folder}/{job}/rank-{roll.rank:05d}.{runtime.hostname().split('.')[0]}.log"
     roll.agree("opening logs", create(log), lambda errors: check_logs(errors, roll.hosts))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..beside.asking import Ask, Inspect, Inspected, Whereabouts
@@ -15,6 +17,7 @@ from ..beside.detached import fork_detached, reap, silence
 from ..beside.messages import Coordinate, Hello, Interrupted, Message, Sent, Watched
 from ..beside.wire import Wire
 from ..errors import EXIT_STALLED
+from ..facts.runtime import RESTARTS, RUNNING
 from ..plan.member import Member
 from ..plan.verdict import ABSENT, Report, brief
 from ..say import say
@@ -59,7 +62,7 @@ class Office:
         self._loop, self._watched, self._post = loop, watched, post
         self._coordinator = Coordinator(watched, began_s)
         self._made_inquiry: Inquiry | None = None
-        self._request, self._card = request, ""
+        self._request, self._card, self._mark = request, "", ""
         self._interrupted = False  # ranks got a SIGINT
         self._wires: dict[int, Wire] = {}
         self._last_link = OWN_LINK
@@ -74,6 +77,9 @@ class Office:
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
         self._card = path_of(card)  # one before this may have written it
+        if RESTARTS in os.environ and member.error_file:
+            self._mark = f"{member.error_file}{RUNNING}"
+            aside(partial(Path(self._mark).touch))
         self._loop.set_timer("card", CARD_S, partial(self._be_ready, card))
         if self._watched.stall_s:
             self._look_for_stall()
@@ -104,7 +110,9 @@ class Office:
         self.handle(events.OwnRankGone())
 
     def close_down(self) -> None:
-        """Tell all that the job is over, in order."""
+        """Tell all that the job is over, in order; mpiddp.supervise, too: mpirun's status may hide a lost node."""
+        if self._mark:
+            aside(partial(remove, self._mark))
         self.handle(events.OwnRankLeft())
 
     def flush(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ..beside import progress
 from ..plan.member import Member
 from ..plan.verdict import NOBODY, OWN, Verdict
 from ..say import say
@@ -50,11 +51,14 @@ def block(verdict: Verdict, who: Member | None, after_s: float) -> str:
 def error_record(verdict: Verdict, who: Member | None, callstack: str, timestamp: int) -> dict[str, object]:
     """Return what torchelastic's error files hold (torch.distributed.elastic.multiprocessing.errors).
 
-    `timestamp` is in seconds since the epoch.
+    `timestamp` is in seconds since the epoch. Our own besides: `kind`, `cause`, `where`, `signal` and `outside` as in
+    Verdict; the rank whose process writes it has made `steps` (calls of mpiddp.should_stop()).
     """
     first = verdict.first
     rank = first.rank if first.rank != NOBODY else None
     message = first.cause if first.kind == OWN or rank is None else f"rank {rank} on {first.host}: {first.cause}"
     extra = {"py_callstack": callstack or first.text, "timestamp": str(timestamp), "rank": rank,
-             "host": first.host, "exitcode": first.status, "pid": who.pid if who else None}
+             "host": first.host, "exitcode": first.status, "pid": who.pid if who else None, "kind": first.kind,
+             "cause": first.cause, "where": first.where, "signal": first.signal, "outside": verdict.outside,
+             "steps": progress.steps()}
     return {"message": {"message": message, "errorCode": first.status, "extraInfo": extra}}

@@ -1,0 +1,106 @@
+"""Start a job, and start it again after a fault: `python -m mpiddp.supervise [options] srun … python -m mpiddp …`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ..command.options import positive, seconds, whole
+from ..errors import EXIT_USAGE
+from ..version import __version__
+from .allocation import Allocation, allocation
+from .command import Command, CommandError, Launcher, launcher_of, read
+from .supervisor import Plan, Supervisor
+
+VERSION_S = 10.0  # for a launcher to tell its version
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command until it succeeds, or makes no sense any more; return the exit status."""
+    given = parsed(arguments)
+    try:
+        command = read(given.command, version_of(given.command[0]))
+        allowed = allocation(os.environ, given.hostfile)
+        plan = plan_of(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
+    except (CommandError, OSError) as error:
+        print(f"mpiddp.supervise: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        return Supervisor(plan).run()
+    except FileNotFoundError as error:
+        print(f"mpiddp.supervise: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    finally:
+        shutil.rmtree(plan.folder, ignore_errors=True)
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser("python -m mpiddp.supervise", description=(
+        "Start a job of mpiddp, and start it again in the same allocation after a fault: without the node that was at "
+        "fault, and with every other."), epilog=(
+        "Exit status: that of the last attempt; 75 where the job can be queued again; 2 for wrong usage."))
+    parser.add_argument("--nodes", type=positive, metavar="N", help="nodes for the job; the allocation's others are "
+                        "spares (default: all)")
+    parser.add_argument("--min-nodes", type=positive, metavar="N", help="go on with so few nodes when no spare is "
+                        "left: the script finds a smaller WORLD_SIZE then (default: --nodes)")
+    parser.add_argument("--max-restarts", type=whole, default=3, metavar="R", help="default: 3")
+    parser.add_argument("--progress-file", default="", metavar="PATH", help="the script's checkpoint, or the folder of "
+                        "these: two attempts that end alike, and did not change it, are the last ones")
+    parser.add_argument("--stop-before", type=seconds, metavar="SECONDS", help="as mpiddp's; no attempt begins later")
+    parser.add_argument("--history", default="", metavar="FILE", help="write the attempts as JSON")
+    parser.add_argument("--suspects", default="", metavar="FILE", help="append the nodes that were left out, and why")
+    parser.add_argument("--hostfile", default="", metavar="FILE", help="the nodes, where no batch system tells them")
+    parser.add_argument("--dir", default=".", metavar="DIR", help="a folder that all nodes share, for the reports of "
+                        "the attempts (default: this one)")
+    parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND…", help="srun or mpirun, and the rest")
+    found = parser.parse_args(arguments)
+    if not found.command:
+        parser.error("a command is needed: srun --mpi=pmix python -m mpiddp train.py")
+    return found
+
+
+def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, folder: Path) -> Plan:
+    """Return what is to be done; raise CommandError if it cannot be."""
+    nodes = given.nodes or max(1, len(allowed.nodes))
+    here = len(allowed.nodes) or 1
+    lowest = given.min_nodes or nodes
+    try:
+        if command.launcher is Launcher.SRUN and not allowed.slurm_job:
+            raise CommandError("srun: start it in an allocation: with sbatch, or in a shell of salloc")
+        if nodes > here:
+            raise CommandError(f"--nodes {nodes}: the allocation has {here}")
+        if lowest > nodes:
+            raise CommandError(f"--min-nodes {lowest}: must be at most --nodes {nodes}")
+        if command.tasks is not None and command.tasks % nodes:
+            raise CommandError(f"-n {command.tasks}: does not go into {nodes} nodes evenly")
+        tasks = command.tasks // nodes if command.tasks is not None else allowed.tasks_per_node
+        if not tasks and command.launcher is not Launcher.NONE:
+            raise CommandError("how many ranks? say -n N after the launcher's name, or --ntasks-per-node to sbatch")
+    except CommandError:
+        folder.rmdir()
+        raise
+    return Plan(command, allowed, nodes, lowest, tasks, given.max_restarts, given.stop_before, given.progress_file,
+                given.history, given.suspects, folder.resolve())
+
+
+def version_of(program: str) -> str:
+    """Return what a launcher prints for --version, nothing if it is none or does not tell."""
+    if launcher_of(program, "") in (Launcher.SRUN, Launcher.NONE):
+        return ""
+    try:
+        done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=VERSION_S)
+    except subprocess.SubprocessError:
+        return ""
+    return done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The nodes that a batch system, or a user, has given to this process: which they are, and whether they answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+from typing import NamedTuple
+
+from ..facts import runtime
+
+ANSWERS_S = 1.0  # for a node to take a connection
+SLURM_S = 5.0  # for Slurm's controller to answer
+SLURMD_PORT, SSH_PORT = 6818, 22
+CALLERS = 64  # nodes that are asked at a time
+
+
+class Allocation(NamedTuple):
+    """Nodes, none for this machine alone; how many ranks each gets, 0 if nobody has said; and Slurm's job, if any."""
+
+    nodes: tuple[str, ...]
+    tasks_per_node: int
+    slurm_job: str = ""
+
+
+def allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
+    """Return the nodes of a hostfile, else of Slurm's or PBS's job; raise OSError if a file cannot be read."""
+    if hostfile:
+        return counted(hosts_of(hostfile))
+    if job := runtime.slurm_job(environ):
+        tasks = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+        counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
+        return Allocation(tuple(runtime.slurm_hosts(environ)), min(counts, default=0), job)
+    if file := environ.get("PBS_NODEFILE"):
+        return counted(hosts_of(file))
+    return Allocation((), 0)
+
+
+def hosts_of(path: str) -> list[str]:
+    """Return a host for each rank that a file has room for: by lines, `slots=2` (Open MPI) or `n1:2` (MPICH)."""
+    found = []
+    with open(path) as file:
+        for line in file:
+            words = line.partition("#")[0].split()
+            if words:
+                host, _, count = words[0].partition(":")
+                slots = next((word.partition("=")[2] for word in words[1:] if word.startswith("slots=")), count)
+                found += [host] * (int(slots) if slots.isdecimal() else 1)
+    return found
+
+
+def counted(hosts: Sequence[str]) -> Allocation:
+    """Return the nodes of which each host stands for a rank: as many of each as the node with the fewest has."""
+    counts = Counter(hosts)
+    return Allocation(tuple(counts), min(counts.values(), default=0))
+
+
+def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `nodes` that do not answer: where Slurm's daemon, or the host, takes no connection."""
+    by_slurm = bool(given.slurm_job)
+    addresses = slurm_addresses(nodes) if by_slurm else {}
+
+    def answers(node: str) -> bool:
+        return is_there(*addresses.get(node, (node, SLURMD_PORT if by_slurm else SSH_PORT)), by_host=not by_slurm)
+
+    with ThreadPoolExecutor(CALLERS) as callers:
+        return tuple(node for node, found in zip(nodes, callers.map(answers, nodes), strict=True) if not found)
+
+
+def is_there(address: str, port: int, by_host: bool) -> bool:
+    """Tell whether a daemon listens there, or `by_host` whether the host does anything: a refusal is an answer, too."""
+    if by_host and address in (socket.gethostname(), "localhost"):
+        return True
+    try:
+        socket.create_connection((address, port), timeout=ANSWERS_S).close()
+    except ConnectionRefusedError:
+        return by_host
+    except OSError:
+        return False
+    return True
+
+
+def slurm_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Return where the daemons of Slurm's nodes listen, as far as its controller says."""
+    port = re.search(r"^SlurmdPort *= (\d+)", ask("scontrol", "show", "config"), re.MULTILINE)
+    found = {}
+    for line in ask("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
+        facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        with contextlib.suppress(KeyError, ValueError):
+            found[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or (port[1] if port else SLURMD_PORT)))
+    return found
+
+
+def is_running(given: Allocation) -> bool:
+    """Tell whether the allocation is still this job's: Slurm may be about to end it, or to queue it again."""
+    if not given.slurm_job:
+        return True
+    state = ask("squeue", "--noheader", f"--jobs={given.slurm_job}", "--format=%T").split()
+    return not state or state[0] == "RUNNING"
+
+
+def left_s(given: Allocation) -> float:
+    """Return the seconds until the batch system ends the job, infinity if that is not known."""
+    end = runtime.job_end(os.environ, True) if given.slurm_job else None
+    return end - time.time() if end is not None else float("inf")
+
+
+def cancel(given: Allocation, step: str) -> None:
+    """Let Slurm kill what runs of a step, by its name; scancel waits for a lost node, and nobody for scancel."""
+    if given.slurm_job:
+        lines = ask("squeue", "--noheader", "--steps", f"--jobs={given.slurm_job}", "--format=%i %j").splitlines()
+        for number, name in (line.split(maxsplit=1) for line in lines if " " in line):
+            if name.strip() == step:
+                Thread(target=ask, args=("scancel", "--signal=KILL", number), daemon=True).start()
+
+
+def ask(*command: str) -> str:
+    """Return what one of Slurm's commands prints, nothing if it fails or takes too long."""
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SLURM_S).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

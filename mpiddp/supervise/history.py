@@ -1,0 +1,58 @@
+"""What became of each attempt: as a table, as JSON, and the nodes that were left out, for the site."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..plan.words import duration, folded
+from ..say import say
+from ..show.files import write_json
+from .decision import Attempt, Decision, suspects
+
+HEAD = ("attempt", "nodes", "time", "steps", "ended by", "then")
+
+
+class Record(NamedTuple):
+    """An attempt, when it began (seconds since the epoch), and what followed."""
+
+    began: float
+    attempt: Attempt
+    decision: Decision
+
+
+def table(records: Sequence[Record]) -> list[str]:
+    """Return a line for each attempt, below a head."""
+    rows = [HEAD, *(row(number, one) for number, one in enumerate(records))]
+    widths = [max(len(cells[at]) for cells in rows) for at in range(len(HEAD) - 1)]
+    return ["mpiddp.supervise: the attempts", *(
+        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)), cells[-1]]).rstrip()
+        for cells in rows)]
+
+
+def row(number: int, record: Record) -> tuple[str, ...]:
+    """Return the cells of an attempt."""
+    _, attempt, decision = record
+    out = f" without {folded(decision.without)}" if decision.without else ""
+    steps = f"{attempt.steps:,}" if attempt.steps else ""
+    return (str(number), folded(attempt.nodes) if attempt.nodes else "this one", duration(attempt.seconds), steps,
+            attempt.reason, f"{decision.action.value}{out}")
+
+
+def write(path: str, records: Sequence[Record]) -> None:
+    """Write all attempts as JSON: an object for each, with the fields of Attempt, and `began`, `action`, `why`."""
+    write_json(path, {"attempts": [
+        {"began": round(one.began, 3), **one.attempt._asdict(), "action": one.decision.action.value,
+         "why": one.decision.why, "without": one.decision.without} for one in records]})
+
+
+def note_suspects(path: str, attempts: Sequence[Attempt], pool: Sequence[str], new: Sequence[str]) -> None:
+    """Append a line for each of the `new` nodes that are left out: time, host, evidence, with tabs between."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    lines = [f"{now}\t{one.host}\t{one.evidence}\n" for one in suspects(attempts, pool) if one.host in new]
+    try:
+        with open(path, "a") as file:
+            file.write("".join(lines))
+    except OSError as error:
+        say(f"mpiddp.supervise: cannot write {path}: {error.strerror}")
