@@ -25,7 +25,7 @@ COMMAND="python -m mpiddp --stop-before 120 train.py --checkpoint checkpoint.pt"
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
 source $ENVIRONMENT || exit 1
-eval "srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
+eval "python -m mpiddp.supervise srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
 status=$?
 if [ $status = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $status

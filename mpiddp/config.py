@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 DEFAULT_STARTUP_TIMEOUT_S = 300.0
+RESTARTS = "MPIDDP_RESTART_COUNT"  # a variable that mpiddp.supervise sets
+RUNNING = ".running"  # ends the name of a file beside the report of a job that it started, until the job ends in order
 DEFAULT_ABORT_GRACE_S = 5.0
 
 

@@ -99,6 +99,7 @@ def edited(folder: Path, name: str, **values: object) -> Path:
 @pytest.mark.parametrize(("name", "values"), [
     ("llsub.sh", {"MODULES": "pytorch mpi/openmpi", "cpus_per_task": 2, "gres": "gpu:2"}),
     ("srun_pmix.sh", {"MODULES": "pytorch"}), ("requeue.sh", {"ENVIRONMENT": ACTIVATE}),
+    ("supervise.sh", {"ENVIRONMENT": ACTIVATE}),
 ])
 def test_a_script_says_hello(cluster: Cluster, folder: Path, name: str, values: dict[str, object]) -> None:
     check_hello_of_four(Submitted(cluster, edited(folder, name, COMMAND=HELLO, **values)).wait())
@@ -366,13 +367,13 @@ def test_every_script_is_short_and_told_of() -> None:
 def test_srun_is_told_the_cores_of_a_task() -> None:
     """It does not take them over from the batch job (man sbatch, from 22.05 on)."""
     starts = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines() if "srun --mpi" in line]
-    assert len(starts) == 5
+    assert len(starts) == 6
     assert [line for line in starts if ' --cpus-per-task=$SLURM_CPUS_PER_TASK ' not in line.replace('"', "")] == []
 
 
 def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:
     assert [script.name for script in sorted(BATCH.glob("*.sh")) if "scontrol requeue" in script.read_text()] == [
-        "requeue.sh", "requeue_mpirun.sh"]
+        "requeue.sh", "requeue_mpirun.sh", "supervise.sh"]
     assert "it does not requeue" in next(
         line for line in (BATCH / "README.md").read_text().splitlines() if line.startswith("| `accelerate.sh` |"))
 

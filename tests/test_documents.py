@@ -50,12 +50,14 @@ RUN_BY = {
         "tests/test_asking.py::test_a_sigquit_asks_and_ends_nothing", '"scancel", "--signal=QUIT"'),
     "mpiexec -n 2 python -m mpiddp --stall 90 tests/hangs/training.py 3600 60 digits.pt": (
         "tests/hangs/test_hangs.py::test_a_training_is_not_said_to_stand_still", "training.py"),
+    "python -m mpiddp.supervise --nodes 2 --max-restarts 10 srun --mpi=pmix python -m mpiddp train.py --checkpoint c": (
+        "tests/test_supervise.py::test_faults_on_three_nodes", "mpiddp.supervise --nodes 2"),
     "srun -n1 --pty bash": ("tests/test_steps.py::test_mpirun_in_a_step", "-n1"),
     "python -m cProfile -o FILE -m mpiddp train.py": (
         "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
     **{f"python -m tests.benchmarks.{name}": (
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
-       for name in ("startup", "threads", "failure", "scale", "flood", "asking")},
+       for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts")},
     "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
     **{f"tests/simulation/run {option}": (

@@ -14,7 +14,7 @@ INSTEAD = {
     ("--standalone", "--node-rank", "--machine-rank", "--master-port", "--main-process-port", "--main-process-ip",
      "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id", "--local-addr"):
         "leave it out: MPI tells the ranks, and mpiddp finds address and port (--interface and --port name them)",
-    ("--max-restarts",): "a job that failed starts again where Slurm requeues it (batch/requeue.sh)",
+    ("--max-restarts",): "python -m mpiddp.supervise --max-restarts 3 mpirun python -m mpiddp … starts a job again",
     ("--tee", "--redirects", "--local-ranks-filter"):
         "--log-dir writes each rank's output to a file, --show tells whose is shown",
 }

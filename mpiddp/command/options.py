@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, Shown
-from ..facts.runtime import RESTARTS
+from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, RESTARTS, Shown
 
 LONGEST_S = 10**9  # of 31 years
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..config import RESTARTS
 from .library import ALL_INTERFACES, PMI, PMIX
 
 
@@ -35,8 +36,6 @@ OF_HYDRA = "MPI_LOCALRANKID"  # set by MPICH's and Intel's mpiexec, not by srun 
 
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID",
                "JSM_NAMESPACE_LOCAL_RANK", "SLURM_LOCALID")
-RESTARTS = "MPIDDP_RESTART_COUNT"  # set by mpiddp.supervise
-RUNNING = ".running"  # ends the name of a file beside the job's report, for mpiddp.supervise: it has not ended in order
 RUN_PREFIX = "mpiddp-"  # begins the run ids of mpiddp's jobs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ..config import RESTARTS
 from ..facts import runtime
 from ..facts.files import open_for_writing
 from ..plan.problems import check_logs
@@ -18,7 +19,7 @@ def open_log(roll: RollCall, folder: str, run_id: str) -> str:
     Collective. Raises LaunchError `log-unwritable` on every rank.
     """
     name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
-    if runtime.RESTARTS in os.environ:
+    if RESTARTS in os.environ:
         name = f"{runtime.slurm_job(os.environ) or run_id}-attempt-{runtime.restart_count(os.environ)}"
     job = roll.agree("naming logs", None, lambda ranks: [name] * len(ranks))
     log = f"{folder}/{job}/rank-{roll.rank:05d}.{runtime.hostname().split('.')[0]}.log"

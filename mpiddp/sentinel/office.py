@@ -16,8 +16,8 @@ from ..beside.asking import Ask, Inspect, Inspected, Whereabouts
 from ..beside.detached import fork_detached, reap, silence
 from ..beside.messages import Coordinate, Hello, Interrupted, Message, Sent, Watched
 from ..beside.wire import Wire
+from ..config import RESTARTS, RUNNING
 from ..errors import EXIT_STALLED
-from ..facts.runtime import RESTARTS, RUNNING
 from ..plan.member import Member
 from ..plan.verdict import ABSENT, Report, brief
 from ..say import say

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..config import DEFAULT_ABORT_GRACE_S
-from ..facts.runtime import RUNNING
+from ..config import DEFAULT_ABORT_GRACE_S, RUNNING
 from ..plan.verdict import OWN
 from .decision import Attempt
 

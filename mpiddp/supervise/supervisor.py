@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from ..config import RESTARTS
 from ..errors import EXIT_REQUEUE
 from ..facts import runtime
 from ..plan.words import folded
@@ -78,7 +79,7 @@ class Supervisor:
         """Run the job once."""
         plan, step = self._plan, f"mpiddp-{secrets.token_hex(4)}"
         report = plan.command.error_file or str(plan.folder / f"attempt-{number}.json")
-        variables = {runtime.RESTARTS: str(runtime.restart_count(os.environ) + number), "MPIDDP_ERROR_FILE": report,
+        variables = {RESTARTS: str(runtime.restart_count(os.environ) + number), "MPIDDP_ERROR_FILE": report,
                      "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)

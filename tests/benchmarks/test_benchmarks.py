@@ -78,3 +78,20 @@ def test_scale(quick: Mpi) -> None:
     *parts, whole = map(float, re.findall(r"^ +([\d.]+) s  ", table, re.MULTILINE))
     assert len(parts) == 5 and min(parts) > 0
     assert sum(parts) == pytest.approx(whole, abs=0.03)
+
+
+@pytest.mark.thorough
+def test_recovery(quick: Mpi, tmp_path: Path) -> None:
+    picture = tmp_path / "months.svg"
+    told = check(alone(quick, "-m", "tests.benchmarks.recovery", "--quick", "--svg", picture)).stdout
+    assert re.findall(r"^(\w\S*(?: \w+)*) +[\d.]+ h lost in a month, \d\.\d\d; \d+ attempts; ", told, re.MULTILINE) == [
+        "mpiddp.supervise", "always requeue", "swap the first node"]
+    assert "always requeue" in picture.read_text()
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_restarts(quick: Mpi) -> None:
+    told = check(alone(quick, "-m", "tests.benchmarks.restarts", "--quick", timeout=300)).stdout
+    assert re.findall(r"^(\w.*?) +\d+\.\d\d s +\d+\.\d\d of torchrun's$", told, re.MULTILINE) == [
+        "mpiddp.supervise, MPICH", "torchrun"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests import processes
 from tests.faults.matrix import FAULT
-from tests.support import DEADLINE_S, ROOT, Mpi, mpiexec_command, need, single_node_environ
+from tests.support import DEADLINE_S, EXAMPLES, PROGRAMS, ROOT, Mpi, check, mpiexec_command, need, single_node_environ
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 RELEASE_S = 5.0  # for the kernel to let go of processes that have ended
@@ -50,3 +50,16 @@ def test_a_rank_that_runs_out_of_memory(quick: Mpi, group: Path) -> None:
     assert "mpiddp: failed: rank 1 on " in done.stderr
     assert "ended by SIGKILL (Killed): out of memory, as its cgroup counts\n" in done.stderr
     assert processes.leftovers(env) == []
+
+
+@pytest.mark.thorough
+def test_a_job_that_ran_out_of_memory_once_is_started_again(quick: Mpi, group: Path, tmp_path: Path) -> None:
+    need(quick.missing())
+    script = [str(one) for one in (PROGRAMS / "faulty.py", "memory", 1, 30, tmp_path / "notes",
+                                   EXAMPLES / "train_digits.py", "--epochs", 2, "--checkpoint", tmp_path / "c.pt")]
+    job = mpiexec_command(quick, 2, "-m", "mpiddp", *script)
+    supervise = [str(quick.python), "-m", "mpiddp.supervise", "--dir", str(tmp_path)]
+    done = check(processes.run("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh", *supervise, *job,
+                               timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT))
+    assert "mpiddp.supervise: attempt 0 ended: rank 1 on " in done.stderr
+    assert "out of memory, as its cgroup counts\nmpiddp.supervise: again: nothing speaks against" in done.stderr

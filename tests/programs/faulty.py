@@ -53,7 +53,8 @@ def should_stop() -> bool:
     if calls == 0 and os.environ["RANK"] == "0":
         note("first step")
     calls += 1
-    if mine and begun() + calls == STEP and (mpiddp.restart_count == 0 or KIND == "always"):
+    is_turn = KIND == "always" or (KIND != "none" and mpiddp.restart_count == 0)
+    if mine and is_turn and begun() + calls == STEP:
         fail()
     return asks()
 

@@ -1,0 +1,33 @@
+#!/bin/bash -l
+# As requeue.sh, and starts again at once after a fault, on a spare node where one is lost: sbatch supervise.sh
+#SBATCH --job-name=mpiddp
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR1@120      # edit, as --stop-before below: seconds before the walltime, for a step and a checkpoint
+#SBATCH --time=01:00:00        # edit
+#SBATCH --nodes=3              # edit: nodes, with the spare ones
+#SBATCH --no-kill              # the job outlives a node
+#SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
+#SBATCH --gpus-per-node=2      # edit
+#SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
+##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --partition=NAME
+##SBATCH --qos=NAME
+##SBATCH --constraint=NAME
+##SBATCH --mem=0               # all memory of a node
+##SBATCH --mail-type=END,FAIL
+##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
+
+# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
+MODULES=""                              # edit: your MPI's, empty for none
+ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/miniforge3/bin/activate NAME
+COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
+SUPERVISE="python -m mpiddp.supervise --nodes 2 --max-restarts 10 --stop-before 120"  # edit: nodes without the spare ones
+
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
+source $ENVIRONMENT || exit 1
+eval "$SUPERVISE srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
+status=$?
+if [ $status = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $status

@@ -1,0 +1,384 @@
+"""A job that is started again: the decision, the command, and real jobs with faults."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, ENDED, OWN
+from mpiddp.supervise.allocation import allocation
+from mpiddp.supervise.command import CommandError, Launcher, on_nodes, read
+from mpiddp.supervise.decision import Action, Attempt, Limits, coincidence, decide, suspects
+from tests import processes
+from tests.benchmarks import recovery
+from tests.cluster import Cluster
+from tests.cluster.cluster import BRIDGE, RUN, ip, namespace
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, check, need, single_node_environ
+
+POOL = ("n1", "n2", "n3")
+TWO = Limits(2, 2, 3)
+RAISED = Attempt(POOL[:2], 60.0, 1, OWN, "ValueError: seven at 0x7f01", "train.py, line 9, in step", 2, "n2", steps=50)
+CRASHED = RAISED._replace(kind=ENDED, cause="ended by SIGSEGV", where="", signal="SIGSEGV")
+LOST = CRASHED._replace(kind=ABSENT, cause="is gone, and its sentinel with it", silent=("n2",), signal="")
+DEVICE = RAISED._replace(kind=CONSEQUENCE, cause="RuntimeError: CUDA error: uncorrectable ECC error encountered")
+ELSEWHERE = CRASHED._replace(rank=0, host="n1", steps=70)
+AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
+
+
+@pytest.mark.parametrize(("attempts", "limits", "action", "nodes", "without"), [
+    ([RAISED._replace(status=0, kind="")], TWO, Action.DONE, (), ()),
+    ([RAISED._replace(status=75, kind="")], TWO, REQUEUE, (), ()),
+    ([RAISED], TWO, AGAIN, ("n1", "n2"), ()),
+    ([RAISED, RAISED], TWO, STOP, (), ()),
+    ([RAISED, RAISED._replace(cause="ValueError: seven at 0x7f55")], TWO, STOP, (), ()),
+    ([RAISED, RAISED._replace(steps=51)], TWO, AGAIN, ("n1", "n2"), ()),
+    ([RAISED, RAISED._replace(steps=0)], TWO, STOP, (), ()),
+    ([RAISED, RAISED._replace(steps=20, has_progressed=False)], TWO, STOP, (), ()),
+    ([RAISED, RAISED._replace(steps=20, has_progressed=True)], TWO, AGAIN, ("n1", "n2"), ()),
+    ([RAISED, RAISED._replace(cause="KeyError: 7")], TWO, AGAIN, ("n1", "n2"), ()),
+    ([RAISED._replace(steps=None), RAISED._replace(steps=None, seconds=62)], TWO, STOP, (), ()),
+    ([RAISED._replace(steps=None), RAISED._replace(steps=None, seconds=120)], TWO, AGAIN, ("n1", "n2"), ()),
+    ([RAISED], Limits(2, 2, 0), STOP, (), ()),
+    ([RAISED], Limits(2, 2, 3, left_s=20), REQUEUE, (), ()),
+    ([RAISED._replace(outside=True, signal="SIGTERM")], TWO, STOP, (), ()),
+    ([Attempt(POOL[:2], 1, 2)], TWO, STOP, (), ()),
+    ([Attempt(POOL[:2], 1, 3)], TWO, STOP, (), ()),
+    ([RAISED, Attempt(POOL[:2], 9, 1, silent=("n1",))], TWO, AGAIN, ("n2", "n3"), ("n1",)),
+    ([LOST], TWO, AGAIN, ("n1", "n3"), ("n2",)),
+    ([DEVICE], TWO, AGAIN, ("n1", "n3"), ("n2",)),
+    ([LOST._replace(silent=())], TWO, AGAIN, ("n1", "n2"), ()),
+    ([LOST], Limits(3, 3, 3), REQUEUE, (), ("n2",)),
+    ([LOST], Limits(3, 2, 3), AGAIN, ("n1", "n3"), ("n2",)),
+    ([LOST, ELSEWHERE._replace(nodes=("n1", "n3"))], TWO, AGAIN, ("n1", "n3"), ()),
+    ([CRASHED, CRASHED._replace(rank=3, steps=90)], TWO, AGAIN, ("n1", "n3"), ("n2",)),  # twice there, nowhere else
+    ([CRASHED, CRASHED._replace(rank=2, steps=90)], TWO, AGAIN, ("n1", "n2"), ()),
+    ([CRASHED, ELSEWHERE, CRASHED._replace(rank=3, steps=90)], TWO, AGAIN, ("n1", "n2"), ()),
+    ([RAISED, RAISED._replace(rank=3, cause="KeyError: 7")], TWO, AGAIN, ("n1", "n2"), ()),
+    ([CRASHED._replace(rank=None, host="", cause="ranks have waited in unlike calls")], TWO, AGAIN, ("n1", "n2"), ()),
+])
+def test_what_is_decided(
+    attempts: list[Attempt], limits: Limits, action: Action, nodes: tuple[str, ...], without: tuple[str, ...]
+) -> None:
+    found = decide(attempts, POOL, limits)
+    assert (found.action, found.nodes, found.without) == (action, nodes, without)
+    assert bool(found.why) == (action is not Action.DONE)
+
+
+def test_what_speaks_against_nodes() -> None:
+    found = suspects([LOST, DEVICE._replace(rank=4, host="n3")], POOL)
+    assert [(one.host, one.attempt) for one in found] == [("n2", 0), ("n3", 1)]
+    assert found[0].evidence == "n2 does not answer"
+    assert "uncorrectable ECC" in found[1].evidence
+
+
+def test_two_of_many_faults_on_a_node_are_a_coincidence() -> None:
+    assert coincidence(2, 2, 1000) < 0.01 < coincidence(2, 20, 1000) < 1 < coincidence(2, 100, 1000) < 5
+    spread = [CRASHED._replace(rank=node, host=f"n{node}", steps=node) for node in range(100)]
+    twice = CRASHED._replace(rank=1007, host="n7", steps=7)
+    assert suspects([*spread, twice], [f"n{node}" for node in range(1000)]) == []
+
+
+def test_months_of_a_thousand_nodes() -> None:
+    found = recovery.compare(3)
+    ours = found["mpiddp.supervise"]
+    assert sum(one.healthy_out for one in ours) == 0
+    assert all((one.lemon_out_after or 0) <= 3 for one in ours)
+    assert sum(one.lost_h for one in ours) < 0.5 * min(
+        sum(one.lost_h for one in outcomes) for name, outcomes in found.items() if outcomes is not ours)
+
+
+OPEN_MPI, HYDRA_SAYS = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
+JOB = ("python3.11", "-m", "mpiddp", "train.py")
+
+
+@pytest.mark.parametrize(("command", "version", "nodes", "started"), [
+    (("srun", "--mpi=pmix", *JOB), "", ("n1", "n3"), (
+        "srun", "--overlap", "--nodes=2", "--ntasks=4", "--nodelist=n1,n3", "--job-name=s", "--mpi=pmix", *JOB)),
+    (("mpirun", "--bind-to", "none", *JOB), OPEN_MPI, ("n1", "n3"), (
+        "mpirun", "-n", "4", "--host", "n1:2,n3:2", "-x", "A", "-x", "B", "--bind-to", "none", *JOB)),
+    (("/opt/bin/mpiexec", "-n", "2", *JOB), HYDRA_SAYS, (), ("/opt/bin/mpiexec", "-n", "2", *JOB)),
+    (("mpiexec", *JOB), HYDRA_SAYS, ("n1", "n3"), ("mpiexec", "-n", "4", "-hosts", "n1,n3", "-ppn", "2", *JOB)),
+    (("mpiexec", "./a.out", "--nodes=2"), HYDRA_SAYS, (), ("mpiexec", "-n", "2", "./a.out", "--nodes=2")),
+    (JOB, "", (), JOB),
+    (("./own.sh", "-n", "4"), "", (), ("./own.sh", "-n", "4")),
+])
+def test_the_command_on_some_nodes(
+    command: tuple[str, ...], version: str, nodes: tuple[str, ...], started: tuple[str, ...]
+) -> None:
+    assert tuple(on_nodes(read(command, version), nodes, 2, "s", ["A", "B"])) == started
+
+
+def test_what_a_command_asks_for() -> None:
+    found = read(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"), OPEN_MPI)
+    assert (found.launcher, found.tasks, found.options, found.error_file) == (Launcher.OPEN_MPI, 8, (), "e.json")
+    assert read(("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x"), "").error_file == "x"
+
+
+@pytest.mark.parametrize("command", [
+    ("srun", "-N2", *JOB), ("srun", "--nodelist=n1", *JOB), ("srun", "-n", "4", *JOB), ("mpirun", "-H", "n1", *JOB),
+    ("mpiexec", "-hosts", "n1", *JOB), ("mpirun", "-n", "all", *JOB),
+])
+def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
+    with pytest.raises(CommandError, match=r"-.*: must|-.*: mpiddp.supervise chooses the nodes"):
+        read(command, OPEN_MPI)
+
+
+def test_the_nodes_of_an_allocation(tmp_path: Path) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"}
+    assert allocation(slurm, "") == (("n1", "n2", "n3"), 2, "7")
+    assert allocation({**slurm, "SLURM_NTASKS_PER_NODE": "4"}, "").tasks_per_node == 4
+    (tmp_path / "pbs").write_text("n1\nn1\nn2\nn2\n")
+    assert allocation({"PBS_NODEFILE": str(tmp_path / "pbs")}, "") == (("n1", "n2"), 2, "")
+    (tmp_path / "hosts").write_text("n1 slots=4\nn2:4  # MPICH's way\n\n")
+    assert allocation(slurm, str(tmp_path / "hosts")) == (("n1", "n2"), 4, "")
+    assert allocation({}, "") == ((), 0, "")
+
+
+def notes(file: Path) -> list[tuple[int, str, float]]:
+    """Return what tests/programs/faulty.py has noted: attempt, what, when."""
+    lines = [line.split(" ", 2) for line in file.read_text().splitlines()] if file.exists() else []
+    return [(int(attempt), what, float(when)) for when, attempt, what in lines]
+
+
+def weights(file: Path) -> dict[str, torch.Tensor]:
+    return dict(torch.load(file, weights_only=True)["model"])
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+def job(kind: str, rank: int, folder: Path, *options: object) -> list[str]:
+    """Return what mpiddp starts: a training with a fault at its 60th step."""
+    return ["-m", "mpiddp", "--quiet", *map(str, options), *map(str, (
+        PROGRAMS / "faulty.py", kind, rank, 60, folder / "notes", EXAMPLES / "train_digits.py", "--epochs", 4,
+        "--checkpoint", folder / "c.pt"))]
+
+
+def supervised(mpi: Mpi, folder: Path, options: Sequence[object], *command: object) -> list[str]:
+    """Return the command that supervises a job of two ranks on this machine."""
+    need(mpi.missing())
+    return [str(mpi.python), "-m", "mpiddp.supervise", "--dir", str(folder), "--history", str(folder / "h.json"),
+            *map(str, options), str(mpi.mpiexec), *mpi.options, "-n", "2", str(mpi.python), *map(str, command)]
+
+
+def supervise(mpi: Mpi, folder: Path, options: Sequence[object], *command: object, timeout: float = 150) -> Done:
+    return processes.run(*supervised(mpi, folder, options, *command), timeout=timeout, cwd=ROOT,
+                         env=single_node_environ(mpi))
+
+
+def attempts_in(folder: Path) -> list[dict[str, object]]:
+    return list(json.loads((folder / "h.json").read_text())["attempts"])
+
+
+@pytest.fixture(scope="session")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """Return the weights of a training of two ranks without a fault."""
+    folder = tmp_path_factory.mktemp("healthy")
+    check(supervise(MPIS["mpich"], folder, [], *job("none", 1, folder)))
+    assert attempts_in(folder)[0]["action"] == "done"
+    return weights(folder / "c.pt")
+
+
+@pytest.mark.parametrize("kind", [
+    "SIGKILL", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("once", "SIGSEGV"))])
+def test_a_job_goes_on_to_the_same_weights(
+    quick: Mpi, tmp_path: Path, kind: str, healthy: dict[str, torch.Tensor]
+) -> None:
+    done = check(supervise(quick, tmp_path, [], *job(kind, 1, tmp_path, "--log-dir", tmp_path / "logs")))
+    assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "done"]
+    assert are_equal(weights(tmp_path / "c.pt"), healthy)
+    assert re.search(r"^mpiddp.supervise: attempt 0 ended: rank 1 on \S+: .*\nmpiddp.supervise: again: nothing speaks "
+                     r"against its node\n", done.stderr, re.MULTILINE), done.stderr
+    assert sorted(path.name.rpartition("-attempt-")[2] for path in (tmp_path / "logs").iterdir()) == ["0", "1"]
+    assert not list(tmp_path.glob(".mpiddp-supervise-*"))
+
+
+def test_a_bug_stops_it(quick: Mpi, tmp_path: Path) -> None:
+    options = ["--progress-file", tmp_path / "c.pt", "--max-restarts", 9]
+    done = check(supervise(quick, tmp_path, options, *job("always", 1, tmp_path)), 1)
+    assert [one["steps"] for one in attempts_in(tmp_path)] == [59, 11]
+    assert "mpiddp.supervise: stops: two attempts ended alike: rank 1 on " in done.stderr
+
+
+@pytest.mark.thorough
+def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
+    """On a file system of its own, on which no checkpoint has room."""
+    need(["root"] if os.geteuid() else [])
+    (disk := tmp_path / "disk").mkdir()
+    command = supervised(quick, tmp_path, ["--progress-file", disk], *job("none", 1, disk))
+    done = check(processes.run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0"; exec "$@"',
+                               str(disk), *command, timeout=150, env=single_node_environ(quick), cwd=ROOT), 1)
+    assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "stop"]
+    assert "mpiddp.supervise: stops: two attempts ended alike: rank 0 on " in done.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 143)])
+def test_nothing_is_started_after_a_signal(quick: Mpi, tmp_path: Path, number: int, status: int) -> None:
+    """MPICH's mpiexec hands both on: at the first the training stops, the second one ends a script that never asks."""
+    script = job("none", 1, tmp_path)
+    if status == 143:
+        script = ["-m", "mpiddp", "-c", "import time; time.sleep(600)"]
+    else:
+        script[script.index("--epochs") + 1] = "1000"
+    environ = processes.marked(single_node_environ(quick))
+    process = processes.start(supervised(quick, tmp_path, [], *script), environ, ROOT)
+    try:
+        begun = time.monotonic()
+        while not (notes(tmp_path / "notes") if status == 75 else time.monotonic() - begun > 6):
+            assert process.poll() is None
+            assert time.monotonic() < begun + 60
+            time.sleep(0.1)
+        process.send_signal(number)
+        said = process.communicate(timeout=30)[1]
+        assert not processes.leftovers(environ)
+    finally:
+        processes.end_tree(process.pid)
+    found = attempts_in(tmp_path)
+    assert len(found) == 1, said
+    assert (process.returncode, found[0]["action"]) == (status, "requeue" if status == 75 else "stop"), said
+
+
+def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
+    own = [str(quick.python), "-m", "mpiddp.supervise", "--dir", str(tmp_path), sys.executable, "-c"]
+    assert processes.run(*own, "print('seven')", timeout=60, env=single_node_environ(quick)).stdout == "seven\n"
+    done = processes.run(*own, "raise SystemExit(7)", timeout=60, env=single_node_environ(quick))
+    assert done.returncode == 7
+    assert "two attempts ended alike: status 7" in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], "a command is needed"), (["--nodes", "2", "true"], "--nodes 2: the allocation has 1"),
+    (["--min-nodes", "2", "true"], "--min-nodes 2: must be at most --nodes 1"),
+    (["--hostfile", "/nowhere", "true"], "/nowhere"), (["/nowhere/program"], "/nowhere/program"),
+    (["srun", "python", "a.py"], "start it in an allocation"), (["--nodes", "0", "true"], "greater than 0"),
+    (["--dir", "/nowhere", "true"], "/nowhere"),
+])
+def test_bad_input(quick: Mpi, tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = processes.run(str(quick.python), "-m", "mpiddp.supervise", *arguments, timeout=60, cwd=tmp_path,
+                         env=single_node_environ(quick))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# On three nodes, of which one is a spare.
+
+LAUNCHERS = {
+    "pmix": ("openmpi4", "srun --mpi=pmix"), "pmi2": ("mpich", "srun --mpi=pmi2"), "mpirun": ("openmpi4", "mpirun"),
+    "mpiexec": ("mpich", str(MPIS["mpich"].mpiexec)), "prterun": ("openmpi5", str(MPIS["openmpi5"].mpiexec)),
+}
+KINDS = ("once", "always", "SIGKILL", "SIGSEGV", "device", "node", "link", "SIGSTOP")
+EVERYWHERE = [(kind, launcher) for kind in KINDS for launcher in LAUNCHERS]
+IN_TESTS_RUN = [("node", "pmix"), ("device", "pmi2")]
+STATES = {"always": ["again", "again", "stop"]}
+LEFT_OUT = ("device", "node", "link")
+
+
+def in_batch(cluster: Cluster, folder: Path, launcher: str, kind: str) -> str:
+    """Submit a job of three nodes, two for a training with a fault; return its number."""
+    name, start = LAUNCHERS[launcher]
+    mpi = MPIS[name]
+    need(mpi.missing())
+    words = " ".join(job(kind, 1, folder, "--group-timeout", 4, "--bind", "none"))  # the nodes share two cores
+    (folder / "job.sh").write_text(f"""#!/bin/bash
+export OMP_NUM_THREADS=1
+{mpi.python} -m mpiddp.supervise --nodes 2 --max-restarts 5 --dir {folder} --history {folder}/h.json \
+    --suspects {folder}/suspects {start} {mpi.python} {words}
+""")
+    options = ("-N3", "--ntasks-per-node=1", "--no-kill", "--open-mode=append", f"--output={folder}/out")
+    command = ("sbatch", *options, str(folder / "job.sh"))
+    return check(cluster.run(*command, timeout=30, env=mpi.environ(), cwd=folder)).stdout.split()[-1]
+
+
+def lose_node(kind: str) -> None:
+    """Kill all that runs on node2, or cut it off."""
+    if kind == "link":
+        ip("link", "set", f"{BRIDGE}-node2", "down")
+        return
+    for pid in map(int, ip("netns", "pids", namespace("node2")).split()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def give_back(cluster: Cluster, kind: str) -> None:
+    """Use node2 again."""
+    if kind == "link":
+        ip("link", "set", f"{BRIDGE}-node2", "up")
+        cluster.take_back("node2")
+    else:
+        cluster.restart("node2")
+
+
+@pytest.fixture
+def folder(cluster: Cluster) -> Iterator[Path]:
+    """Return a folder that all nodes see."""
+    assert cluster
+    found = RUN / f"supervise-{time.monotonic_ns()}"
+    found.mkdir()
+    yield found
+
+
+@pytest.mark.parametrize(("kind", "launcher"), [
+    one if one in IN_TESTS_RUN else pytest.param(*one, marks=pytest.mark.thorough) for one in EVERYWHERE])
+def test_faults_on_three_nodes(
+    cluster: Cluster, folder: Path, kind: str, launcher: str, healthy: dict[str, torch.Tensor]
+) -> None:
+    number = in_batch(cluster, folder, launcher, kind)
+    lost = False
+    try:
+        deadline = time.monotonic() + 120
+        while cluster.job(number)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"):
+            if not lost and kind in ("node", "link") and any(what == "fault" for _, what, _ in notes(folder / "notes")):
+                lost = True
+                lose_node(kind)
+            if time.monotonic() > deadline:
+                cluster.run("scancel", number, timeout=30)
+                raise TimeoutError((folder / "out").read_text(errors="replace"))
+            time.sleep(0.2)
+    finally:
+        if lost:
+            give_back(cluster, kind)
+    said = (folder / "out").read_text(errors="replace")
+    found = attempts_in(folder)
+    assert [one["action"] for one in found] == STATES.get(kind, ["again", "done"]), said
+    assert [one["nodes"] for one in found[1:]] == (len(found) - 1) * [
+        ["node1", "node3"] if kind in LEFT_OUT else ["node1", "node2"]], said
+    if kind in LEFT_OUT:
+        assert re.fullmatch(r"\S+\tnode2\tn?.*node2 .*\n", (folder / "suspects").read_text())
+    else:
+        assert not (folder / "suspects").exists()
+    if kind != "always":
+        assert are_equal(weights(folder / "c.pt"), healthy)
+        (fault_s,) = [when for _, what, when in notes(folder / "notes") if what == "fault"]
+        (again_s,) = [when for attempt, what, when in notes(folder / "notes") if (attempt, what) == (1, "first step")]
+        print(f"{kind} {launcher}: {again_s - fault_s:.1f} s from the fault to the next step")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ["scancel", "requeue"])
+def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, end: str) -> None:
+    number = in_batch(cluster, folder, "pmix", "none")
+    deadline = time.monotonic() + 60
+    while not notes(folder / "notes"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    check(cluster.run(*(("scancel",) if end == "scancel" else ("scontrol", "requeue")), number, timeout=30))
+    time.sleep(3)
+    if end == "requeue":
+        cluster.run("scancel", number, timeout=30)
+    cluster.wait_for_job(number, 60)
+    said = (folder / "out").read_text(errors="replace")
+    assert {attempt for attempt, _, _ in notes(folder / "notes")} == {0}, said
+    assert "mpiddp.supervise: again" not in said
