@@ -45,6 +45,7 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([RAISED, RAISED._replace(steps=0)], TWO, STOP, (), ()),
     ([RAISED, RAISED._replace(steps=20, has_progressed=False)], TWO, STOP, (), ()),
     ([RAISED, RAISED._replace(steps=20, has_progressed=True)], TWO, AGAIN, ("n1", "n2"), ()),
+    ([RAISED, RAISED._replace(has_progressed=True)], TWO, AGAIN, ("n1", "n2"), ()),
     ([RAISED, RAISED._replace(cause="KeyError: 7")], TWO, AGAIN, ("n1", "n2"), ()),
     ([RAISED._replace(steps=None), RAISED._replace(steps=None, seconds=62)], TWO, STOP, (), ()),
     ([RAISED._replace(steps=None), RAISED._replace(steps=None, seconds=120)], TWO, AGAIN, ("n1", "n2"), ()),
@@ -71,7 +72,8 @@ def test_what_is_decided(
 ) -> None:
     found = decide(attempts, POOL, limits)
     assert (found.action, found.nodes, found.without) == (action, nodes, without)
-    assert bool(found.why) == (action is not Action.DONE)
+    assert bool(found.why) == ((action is not Action.DONE and attempts[-1].host != "") or bool(without) or action in (
+        STOP, REQUEUE))
 
 
 def test_what_speaks_against_nodes() -> None:
@@ -98,6 +100,7 @@ def test_months_of_a_thousand_nodes() -> None:
 
 
 OPEN_MPI, HYDRA_SAYS = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
+PROGRAMS_THERE = ("python", "python3.11", "./a.out", "ch-run")
 JOB = ("python3.11", "-m", "mpiddp", "train.py")
 
 
@@ -109,28 +112,33 @@ JOB = ("python3.11", "-m", "mpiddp", "train.py")
     (("/opt/bin/mpiexec", "-n", "2", *JOB), HYDRA_SAYS, (), ("/opt/bin/mpiexec", "-n", "2", *JOB)),
     (("mpiexec", *JOB), HYDRA_SAYS, ("n1", "n3"), ("mpiexec", "-n", "4", "-hosts", "n1,n3", "-ppn", "2", *JOB)),
     (("mpiexec", "./a.out", "--nodes=2"), HYDRA_SAYS, (), ("mpiexec", "-n", "2", "./a.out", "--nodes=2")),
+    (("srun", "-p", "main", "ch-run", "-w", "image", "--", *JOB), "", ("n1",), (
+        "srun", "--overlap", "--nodes=1", "--ntasks=2", "--nodelist=n1", "--job-name=s", "-p", "main", "ch-run", "-w",
+        "image", "--", *JOB)),
     (JOB, "", (), JOB),
     (("./own.sh", "-n", "4"), "", (), ("./own.sh", "-n", "4")),
 ])
 def test_the_command_on_some_nodes(
     command: tuple[str, ...], version: str, nodes: tuple[str, ...], started: tuple[str, ...]
 ) -> None:
-    assert tuple(on_nodes(read(command, version), nodes, 2, "s", ["A", "B"])) == started
+    assert tuple(on_nodes(read(command, version, PROGRAMS_THERE.__contains__), nodes, 2, "s", ["A", "B"])) == started
 
 
 def test_what_a_command_asks_for() -> None:
-    found = read(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"), OPEN_MPI)
+    found = read(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"), OPEN_MPI,
+                 PROGRAMS_THERE.__contains__)
     assert (found.launcher, found.tasks, found.options, found.error_file) == (Launcher.OPEN_MPI, 8, (), "e.json")
-    assert read(("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x"), "").error_file == "x"
+    assert read(("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x"), "",
+                PROGRAMS_THERE.__contains__).error_file == "x"
 
 
 @pytest.mark.parametrize("command", [
     ("srun", "-N2", *JOB), ("srun", "--nodelist=n1", *JOB), ("srun", "-n", "4", *JOB), ("mpirun", "-H", "n1", *JOB),
-    ("mpiexec", "-hosts", "n1", *JOB), ("mpirun", "-n", "all", *JOB),
+    ("mpiexec", "-hosts", "n1", *JOB), ("mpirun", "-n", "all", *JOB), ("srun", "--mpi=pmix", "nowhere"),
 ])
 def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
-    with pytest.raises(CommandError, match=r"-.*: must|-.*: mpiddp.supervise chooses the nodes"):
-        read(command, OPEN_MPI)
+    with pytest.raises(CommandError, match=r"-.*: must|-.*: mpiddp.supervise chooses the nodes|no program"):
+        read(command, OPEN_MPI, PROGRAMS_THERE.__contains__)
 
 
 def test_the_nodes_of_an_allocation(tmp_path: Path) -> None:
@@ -198,8 +206,8 @@ def test_a_job_goes_on_to_the_same_weights(
     done = check(supervise(quick, tmp_path, [], *job(kind, 1, tmp_path, "--log-dir", tmp_path / "logs")))
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "done"]
     assert are_equal(weights(tmp_path / "c.pt"), healthy)
-    assert re.search(r"^mpiddp.supervise: attempt 0 ended: rank 1 on \S+: .*\nmpiddp.supervise: again: nothing speaks "
-                     r"against its node\n", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^mpiddp.supervise: attempt 0 ended: rank 1 on \S+: .*\nmpiddp.supervise: again \(restart 1 "
+                     r"of 3\)\n", done.stderr, re.MULTILINE), done.stderr
     assert sorted(path.name.rpartition("-attempt-")[2] for path in (tmp_path / "logs").iterdir()) == ["0", "1"]
     assert not list(tmp_path.glob(".mpiddp-supervise-*"))
 
@@ -208,7 +216,7 @@ def test_a_bug_stops_it(quick: Mpi, tmp_path: Path) -> None:
     options = ["--progress-file", tmp_path / "c.pt", "--max-restarts", 9]
     done = check(supervise(quick, tmp_path, options, *job("always", 1, tmp_path)), 1)
     assert [one["steps"] for one in attempts_in(tmp_path)] == [59, 11]
-    assert "mpiddp.supervise: stops: two attempts ended alike: rank 1 on " in done.stderr
+    assert "stops: two attempts ended alike, with no checkpoint written between: rank 1 on " in done.stderr
 
 
 @pytest.mark.thorough
@@ -220,7 +228,7 @@ def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
     done = check(processes.run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0"; exec "$@"',
                                str(disk), *command, timeout=150, env=single_node_environ(quick), cwd=ROOT), 1)
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "stop"]
-    assert "mpiddp.supervise: stops: two attempts ended alike: rank 0 on " in done.stderr
+    assert "mpiddp.supervise: stops: two attempts ended alike, " in done.stderr
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 143)])
@@ -246,7 +254,8 @@ def test_nothing_is_started_after_a_signal(quick: Mpi, tmp_path: Path, number: i
         processes.end_tree(process.pid)
     found = attempts_in(tmp_path)
     assert len(found) == 1, said
-    assert (process.returncode, found[0]["action"]) == (status, "requeue" if status == 75 else "stop"), said
+    assert found[0]["action"] == ("requeue" if status == 75 else "stop"), said
+    assert process.returncode == status or (status == 143 and process.returncode == 15)  # as MPICH has it
 
 
 def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
@@ -254,15 +263,16 @@ def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
     assert processes.run(*own, "print('seven')", timeout=60, env=single_node_environ(quick)).stdout == "seven\n"
     done = processes.run(*own, "raise SystemExit(7)", timeout=60, env=single_node_environ(quick))
     assert done.returncode == 7
-    assert "two attempts ended alike: status 7" in done.stderr
+    assert "two attempts ended alike, after about the same time: status 7, without a report" in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "a command is needed"), (["--nodes", "2", "true"], "--nodes 2: the allocation has 1"),
+    ([], "a command is needed"), (["--nodes", "2", "true"], "--nodes 2: there is 1; for more"),
     (["--min-nodes", "2", "true"], "--min-nodes 2: must be at most --nodes 1"),
     (["--hostfile", "/nowhere", "true"], "/nowhere"), (["/nowhere/program"], "/nowhere/program"),
     (["srun", "python", "a.py"], "start it in an allocation"), (["--nodes", "0", "true"], "greater than 0"),
-    (["--dir", "/nowhere", "true"], "/nowhere"),
+    (["--dir", "/nowhere", "true"], "--dir: there is no /nowhere"), (["--history", "/nowhere/h", "true"], "-history: "),
+    (["--max-restarts", "-1", "true"], "--max-restarts: must be a number"), (["t.py"], "a launcher, or python, comes"),
 ])
 def test_bad_input(quick: Mpi, tmp_path: Path, arguments: list[str], words: str) -> None:
     done = processes.run(str(quick.python), "-m", "mpiddp.supervise", *arguments, timeout=60, cwd=tmp_path,

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..command.options import positive, seconds, whole
+from ..command.options import positive, seconds
 from ..errors import EXIT_USAGE
 from ..version import __version__
 from .allocation import Allocation, allocation
@@ -25,18 +25,42 @@ def main(arguments: list[str] | None = None) -> int:
     given = parsed(arguments)
     try:
         command = read(given.command, version_of(given.command[0]))
-        allowed = allocation(os.environ, given.hostfile)
+        allowed = allocation(os.environ, given.hostfile or "")
+        if command.launcher is Launcher.NONE:  # it runs on this machine
+            allowed = allowed._replace(nodes=())
         plan = plan_of(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
     except (CommandError, OSError) as error:
         print(f"mpiddp.supervise: {error}", file=sys.stderr)
         return EXIT_USAGE
     try:
         return Supervisor(plan).run()
-    except FileNotFoundError as error:
-        print(f"mpiddp.supervise: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"mpiddp.supervise: {given.command[0]} cannot be started: {error.strerror}; a launcher, or python, comes "
+              "first", file=sys.stderr)
         return EXIT_USAGE
     finally:
         shutil.rmtree(plan.folder, ignore_errors=True)
+
+
+def count(text: str) -> int:
+    """Return a number that is not negative."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number, 0 or more, got {text!r}")
+    return int(text)
+
+
+def folder_of(text: str) -> str:
+    """Return the path of a file, if there is its folder, or that of a folder."""
+    if not os.path.isdir(text) and not os.path.isdir(os.path.dirname(text) or "."):
+        raise argparse.ArgumentTypeError(f"there is no folder {os.path.dirname(text)}")
+    return text
+
+
+def existing(text: str) -> str:
+    """Return a path at which there is something."""
+    if not os.path.exists(text):
+        raise argparse.ArgumentTypeError(f"there is no {text}")
+    return text
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -49,15 +73,17 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
                         "spares (default: all)")
     parser.add_argument("--min-nodes", type=positive, metavar="N", help="go on with so few nodes when no spare is "
                         "left: the script finds a smaller WORLD_SIZE then (default: --nodes)")
-    parser.add_argument("--max-restarts", type=whole, default=3, metavar="R", help="default: 3")
+    parser.add_argument("--max-restarts", type=count, default=3, metavar="R", help="default: 3")
     parser.add_argument("--progress-file", default="", metavar="PATH", help="the script's checkpoint, or the folder of "
                         "these: two attempts that end alike, and did not change it, are the last ones")
     parser.add_argument("--stop-before", type=seconds, metavar="SECONDS", help="as mpiddp's; no attempt begins later")
-    parser.add_argument("--history", default="", metavar="FILE", help="write the attempts as JSON")
-    parser.add_argument("--suspects", default="", metavar="FILE", help="append the nodes that were left out, and why")
-    parser.add_argument("--hostfile", default="", metavar="FILE", help="the nodes, where no batch system tells them")
-    parser.add_argument("--dir", default=".", metavar="DIR", help="a folder that all nodes share, for the reports of "
-                        "the attempts (default: this one)")
+    parser.add_argument("--history", type=folder_of, default="", metavar="FILE", help="write the attempts as JSON")
+    parser.add_argument("--suspects", type=folder_of, default="", metavar="FILE",
+                        help="append the nodes that were left out, and why")
+    parser.add_argument("--hostfile", type=existing, metavar="FILE",
+                        help="the nodes, where no batch system tells them")
+    parser.add_argument("--dir", type=existing, default=".", metavar="DIR", help="a folder that all nodes share, for "
+                        "the reports of the attempts (default: this one)")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND…", help="srun or mpirun, and the rest")
     found = parser.parse_args(arguments)
@@ -75,7 +101,8 @@ def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, fo
         if command.launcher is Launcher.SRUN and not allowed.slurm_job:
             raise CommandError("srun: start it in an allocation: with sbatch, or in a shell of salloc")
         if nodes > here:
-            raise CommandError(f"--nodes {nodes}: the allocation has {here}")
+            needs = "" if command.launcher is not Launcher.NONE else "; for more, begin with srun, mpirun or mpiexec"
+            raise CommandError(f"--nodes {nodes}: there is {here}{needs}")
         if lowest > nodes:
             raise CommandError(f"--min-nodes {lowest}: must be at most --nodes {nodes}")
         if command.tasks is not None and command.tasks % nodes:

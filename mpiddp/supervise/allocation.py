@@ -65,10 +65,10 @@ def counted(hosts: Sequence[str]) -> Allocation:
 def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return those of `nodes` that do not answer: where Slurm's daemon, or the host, takes no connection."""
     by_slurm = bool(given.slurm_job)
-    addresses = slurm_addresses(nodes) if by_slurm else {}
+    addresses = slurm_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes}
 
     def answers(node: str) -> bool:
-        return is_there(*addresses.get(node, (node, SLURMD_PORT if by_slurm else SSH_PORT)), by_host=not by_slurm)
+        return node not in addresses or is_there(*addresses[node], by_host=not by_slurm)
 
     with ThreadPoolExecutor(CALLERS) as callers:
         return tuple(node for node, found in zip(nodes, callers.map(answers, nodes), strict=True) if not found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 SRUN_NODES = ("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-n", "--ntasks", "-F", "--nodefile")
@@ -39,22 +40,27 @@ class CommandError(ValueError):
     """A command that cannot be started on nodes of our choice; the text says why, and what to do."""
 
 
-def read(command: Sequence[str], version: str) -> Command:
-    """Return a command in parts; `version` is what its program prints for --version. Raises CommandError."""
+def read(command: Sequence[str], version: str, is_program: Callable[[str], object] = shutil.which) -> Command:
+    """Return a command in parts; `version` is what its program prints for --version.
+
+    A launcher's options end where the name of a program stands. Raises CommandError.
+    """
     launcher = launcher_of(command[0], version)
-    begin = next((at for at, word in enumerate(command) if is_python(word) or word == "-m"), 1)
     if launcher is Launcher.NONE:
-        begin = 0
-    program, *options = command[:begin] or [""]
+        return Command(launcher, "", (), tuple(command), error_file=value_of("--error-file", command))
+    begin = next((at for at, word in enumerate(command) if at and word[:1] != "-" and is_program(word)), len(command))
+    program, *options = command[:begin]
     rest = tuple(command[begin:])
-    given = MPIRUN_NODES if launcher in (Launcher.OPEN_MPI, Launcher.HYDRA) else SRUN_NODES
-    for option in options if launcher is not Launcher.NONE else ():
+    given = SRUN_NODES if launcher is Launcher.SRUN else MPIRUN_NODES
+    for option in options:
         name = option.split("=")[0]
         if name in given or (launcher is Launcher.SRUN and option[:2] in given and not option.startswith("--")):
             raise CommandError(f"{option}: mpiddp.supervise chooses the nodes of {launcher.value}; leave it out, and "
                                "say --nodes N before the command")
+    if not rest:
+        raise CommandError(f"{' '.join(command)}: starts no program that is found")
     tasks = None
-    if launcher in (Launcher.OPEN_MPI, Launcher.HYDRA):
+    if launcher is not Launcher.SRUN:
         options, tasks = without_count(options)
     return Command(launcher, program, tuple(options), rest, tasks, value_of("--error-file", rest))
 
@@ -68,11 +74,6 @@ def launcher_of(program: str, version: str) -> Launcher:
         return Launcher.NONE
     is_open = any(word in version for word in ("Open MPI", "OpenRTE", "PRRTE", "open-mpi"))
     return Launcher.OPEN_MPI if is_open else Launcher.HYDRA
-
-
-def is_python(word: str) -> bool:
-    """Tell whether a word of a command is the interpreter's name."""
-    return os.path.basename(word).startswith("python")
 
 
 def without_count(options: Sequence[str]) -> tuple[list[str], int | None]:

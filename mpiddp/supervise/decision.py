@@ -53,7 +53,7 @@ class Attempt(NamedTuple):
         if self.status == 0:
             return "success"
         who = f"rank {self.rank} on {self.host}: " if self.rank is not None else ""
-        return who + (shortened(self.cause, 200) or f"status {self.status}")
+        return who + (shortened(self.cause, 200) or f"status {self.status}, without a report")
 
 
 class Limits(NamedTuple):
@@ -97,7 +97,7 @@ def decide(attempts: Sequence[Attempt], pool: Sequence[str], limits: Limits) -> 
     if last.status == 0:
         return Decision(Action.DONE, "")
     if last.status == EXIT_REQUEUE:
-        return Decision(Action.REQUEUE, "the ranks have agreed to stop, and can go on")
+        return Decision(Action.REQUEUE, "the job has stopped, and can go on")
     if last.outside:
         return Decision(Action.STOP, f"{last.signal or 'a signal'} was sent to the job from outside")
     out = suspects(attempts, pool)
@@ -115,7 +115,8 @@ def decide(attempts: Sequence[Attempt], pool: Sequence[str], limits: Limits) -> 
         needed = f"{limits.min_nodes} nodes are needed, and {len(pool) - len(out)} of {len(pool)} are left"
         return Decision(Action.REQUEUE, "; ".join(filter(None, (evidence, needed))), without=new)
     fewer = f"{len(nodes)} of {limits.nodes} nodes are left" if len(nodes) < limits.nodes else ""
-    why = "; ".join(filter(None, (evidence, fewer))) or "nothing speaks against its node"
+    healthy = f"nothing speaks against {last.host}" if last.host and len(pool) > 1 else ""
+    why = "; ".join(filter(None, (evidence, fewer))) or healthy
     return Decision(Action.AGAIN, why, nodes, new)
 
 
@@ -130,26 +131,27 @@ def stops(attempts: Sequence[Attempt]) -> str:
     """Return why it makes no sense to try again, empty if it does."""
     last = attempts[-1]
     if last.status == EXIT_USAGE and not last.kind:
-        return "the command line is wrong"
+        return f"status {EXIT_USAGE}, by which programs say that their command line is wrong"
     if last.status == EXIT_CANNOT_START and not last.kind and len(attempts) == 1:
-        return "the job cannot start"
-    if len(attempts) > 1 and are_alike(attempts[-2], last):
-        return f"two attempts ended alike: {last.reason}"
+        return f"status {EXIT_CANNOT_START}, by which mpiddp says that the job cannot start"
+    if len(attempts) > 1 and (how := likeness(attempts[-2], last)):
+        return f"two attempts ended alike, {how}: {last.reason}"
     return ""
 
 
-def are_alike(before: Attempt, last: Attempt) -> bool:
-    """Tell whether an attempt ended as the one before, and no further: so will the next one."""
+def likeness(before: Attempt, last: Attempt) -> str:
+    """Return in words how an attempt ended as the one before and got no further, as the next one will; else nothing."""
     if (before.status, before.kind, before.where) != (last.status, last.kind, last.where):
-        return False
+        return ""
     if VARYING.sub("#", before.cause) != VARYING.sub("#", last.cause):
-        return False
-    if last.has_progressed is False or last.steps == 0:
-        return True
-    if before.steps and last.steps:
-        return before.steps == last.steps
+        return ""
+    if last.has_progressed is not None:
+        return "" if last.has_progressed else "with no checkpoint written between"
+    if before.steps and last.steps is not None:
+        words = f"after {last.steps:,} steps (does it go on from checkpoints? name these by --progress-file)"
+        return words if last.steps in (0, before.steps) else ""
     longer = max(before.seconds, last.seconds)
-    return last.has_progressed is None and abs(before.seconds - last.seconds) <= LENGTH * longer
+    return "after about the same time" if abs(before.seconds - last.seconds) <= LENGTH * longer else ""
 
 
 def suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Suspect]:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..plan.words import duration, folded
+from ..plan.words import duration, folded, shortened
 from ..say import say
 from ..show.files import write_json
 from .decision import Attempt, Decision, suspects
 
+WIDEST = 80  # characters of a reason
 HEAD = ("attempt", "nodes", "time", "steps", "ended by", "then")
 
 
@@ -37,7 +38,7 @@ def row(number: int, record: Record) -> tuple[str, ...]:
     out = f" without {folded(decision.without)}" if decision.without else ""
     steps = f"{attempt.steps:,}" if attempt.steps else ""
     return (str(number), folded(attempt.nodes) if attempt.nodes else "this one", duration(attempt.seconds), steps,
-            attempt.reason, f"{decision.action.value}{out}")
+            shortened(attempt.reason, WIDEST), f"{decision.action.value}{out}")
 
 
 def write(path: str, records: Sequence[Record]) -> None:

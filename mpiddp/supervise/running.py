@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from ..plan.verdict import OWN
 from .decision import Attempt
 
 LOOKING_S = 0.1  # between two looks at the process and at the file
-LATE_S = 1.0  # for what a job that has ended still writes
+LATE_S = 2.0  # for what a job that has ended still writes
 GRACE_S = DEFAULT_ABORT_GRACE_S + 3.0  # for a job that has reported to end by itself
 LOST_S = 0.5  # for that of one whose node does not answer: the launcher waits for it, in vain
 ENDING_S = 2.0  # between asking the launcher to end, and killing it
@@ -28,12 +29,15 @@ DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG (linux/prctl.h)
 class Running:
     """A job that runs. What Ctrl-C sends, and a batch system to the script's shell, `forward` hands on to it."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str) -> None:
-        """Start it; raise OSError where the program is not there. It writes its `report` if it fails."""
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, hides_failures: bool) -> None:
+        """Start it; raise OSError where the program is not there. It writes its `report` if it fails.
+
+        Of a launcher that `hides_failures` status 0 is no proof of success.
+        """
         for left in (report, report + RUNNING):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(left)
-        self._report = report
+        self._report, self._hides_failures = report, hides_failures
         self._began_s = time.monotonic()
         libc, parent = ctypes.CDLL(None), os.getpid()
 
@@ -72,6 +76,7 @@ class Running:
         late = time.monotonic() + LATE_S
         while not found and self._has_failed() and time.monotonic() < late:
             time.sleep(LOOKING_S)
+            refresh(os.path.dirname(self._report))
             found = self._read()
         status = self._process.returncode or (UNKNOWN if found or self._has_failed() else 0)
         if status and found.get("kind") != OWN and not silent:
@@ -80,7 +85,13 @@ class Running:
 
     def _has_failed(self) -> bool:
         """Tell whether the job has not ended in order, whatever the launcher's status says."""
-        return self._process.returncode != 0 or os.path.exists(self._report + RUNNING)
+        if self._process.returncode != 0 or not self._hides_failures:
+            return self._process.returncode != 0
+        try:
+            os.close(os.open(self._report + RUNNING, os.O_RDONLY))  # NFS asks its server when a file is opened
+        except OSError:
+            return False
+        return True
 
     def _end(self, grace_s: float) -> None:
         """End the launcher, if it is still there."""
@@ -106,7 +117,15 @@ def attempt_of(nodes: tuple[str, ...], seconds: float, status: int, found: Mappi
     status = status if status >= 0 else 128 - status
     if not found:
         return Attempt(nodes, seconds, status)
+    numbers = (found.get(name) for name in ("rank", "steps", "exitcode"))
+    rank, steps, own = (one if isinstance(one, int) else None for one in numbers)
     return Attempt(
-        nodes, seconds, int(found.get("exitcode") or status), str(found.get("kind", "")),
-        str(found.get("cause") or found["message"]), str(found.get("where", "")), found.get("rank"),
-        str(found.get("host", "")), str(found.get("signal", "")), bool(found.get("outside")), steps=found.get("steps"))
+        nodes, seconds, own or status, str(found.get("kind", "")), str(found.get("cause") or found["message"]),
+        str(found.get("where", "")), rank, str(found.get("host", "")), str(found.get("signal", "")),
+        bool(found.get("outside")), steps=steps)
+
+
+def refresh(folder: str) -> None:
+    """Let a shared file system show what other hosts have written to a folder: NFS does once it is changed here."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder or "."):
+        pass

@@ -7,7 +7,9 @@ import secrets
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 from ..config import RESTARTS
@@ -50,13 +52,17 @@ class Supervisor:
         self._records: list[Record] = []
         self._running: Running | None = None
         self._signal = 0  # the first one that came
+        self._mute: tuple[str, ...] = ()  # nodes of which an answer cannot be expected, as behind a firewall
         for number in SIGNALS:
-            signal.signal(number, self._forward)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
+                signal.signal(number, self._forward)
 
     def run(self) -> int:
         """Try until it succeeds, or makes no sense any more; return the exit status."""
         plan = self._plan
         nodes = plan.given.nodes[:plan.nodes]
+        if not plan.given.slurm_job:  # of whose nodes it is known that they answer
+            Thread(target=self._find_mute, daemon=True).start()
         while True:
             number, began = len(self._attempts), time.time()
             attempt = self._try(number, nodes)
@@ -71,27 +77,36 @@ class Supervisor:
                 return self._end(decision)
             on = f" on {folded(decision.nodes)}" if decision.nodes else ""
             without = f", without {folded(decision.without)}" if decision.without else ""
+            why = f": {decision.why}" if decision.why else ""
             say(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
-                f"mpiddp.supervise: again{on}{without}: {decision.why}")
+                f"mpiddp.supervise: again (restart {number + 1} of {plan.restarts}){on}{without}{why}")
             nodes = decision.nodes
 
     def _try(self, number: int, nodes: tuple[str, ...]) -> Attempt:
         """Run the job once."""
         plan, step = self._plan, f"mpiddp-{secrets.token_hex(4)}"
-        report = plan.command.error_file or str(plan.folder / f"attempt-{number}.json")
+        own = plan.command.error_file or os.environ.get("MPIDDP_ERROR_FILE")
+        report = own or str(plan.folder / f"attempt-{number}.json")
         variables = {RESTARTS: str(runtime.restart_count(os.environ) + number), "MPIDDP_ERROR_FILE": report,
                      "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
         words = on_nodes(plan.command, nodes, plan.tasks_per_node, step, [*variables])
         before = state_of(plan.progress_file)
-        self._running = Running(words, {**os.environ, **variables}, report)
+        self._running = Running(words, {**os.environ, **variables}, report, plan.command.launcher is Launcher.OPEN_MPI)
         if self._signal:  # it came while the launcher was started
             self._running.forward(self._signal)
-        attempt = self._running.wait(nodes, lambda: silent(plan.given, nodes), lambda: cancel(plan.given, step))
+        attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel(plan.given, step))
         self._running = None
-        changed = state_of(plan.progress_file) != before if plan.progress_file else None
-        return attempt._replace(has_progressed=changed)
+        after = state_of(plan.progress_file)
+        return attempt._replace(has_progressed=after != before if after else None)
+
+    def _ask(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return those of `nodes` that do not answer, and could."""
+        return tuple(node for node in silent(self._plan.given, nodes) if node not in self._mute)
+
+    def _find_mute(self) -> None:
+        self._mute = silent(self._plan.given, self._plan.given.nodes)
 
     def _decide(self, attempt: Attempt) -> Decision:
         plan = self._plan
@@ -107,11 +122,15 @@ class Supervisor:
     def _end(self, decision: Decision) -> int:
         """Say how it ended, and return the exit status."""
         last = self._attempts[-1]
+        if last.status and decision.action is not Action.REQUEUE:
+            say(f"mpiddp.supervise: attempt {len(self._attempts) - 1} ended: {last.reason}")
         if len(self._records) > 1:
             say("\n".join(table(self._records)))
-        if decision.why and not (last.status == 0 or self._signal):
-            words = {Action.STOP: "stops", Action.REQUEUE: "can be queued again (status 75)"}[decision.action]
+        if decision.why:
+            words = {Action.STOP: "stops", Action.REQUEUE: f"status {EXIT_REQUEUE}"}[decision.action]
             say(f"mpiddp.supervise: {words}: {decision.why}")
+        if last.status and self._plan.progress_file and not state_of(self._plan.progress_file):
+            say(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
         return last.status
@@ -129,6 +148,8 @@ class Supervisor:
 def state_of(path: str) -> tuple[tuple[str, int, int], ...]:
     """Return what tells whether checkpoints were written: name, time in ns, size of a file, or of all in a folder."""
     found = []
+    if not path:
+        return ()
     try:
         for one in (sorted(os.scandir(path), key=lambda entry: entry.name) if os.path.isdir(path) else [Path(path)]):
             facts = one.stat()

@@ -58,7 +58,8 @@ def compare_waiting(members: Members) -> Found:
     lines = [f"{ranks_in_words(numbers({place: ranks}))} {own_words(place)}" for place, ranks in odd.items()]
     if common is None or any(place.collective in BETWEEN_TWO for place in members):
         more = [f"{ranks_in_words(numbers({common: members[common]}))} {own_words(common)}"] if common else []
-        unlike = [] if {place.collective for place in members} & {*BETWEEN_TWO} else [UNLIKE]
+        is_plain = not any(place.at is At.ENDED or place.collective in BETWEEN_TWO for place in members)
+        unlike = [UNLIKE] if is_plain else []
         return set(), [*lines, *more, *unlike]
     return numbers(odd), [*lines, f"the others are {own_words(common)}"]
 
