@@ -83,6 +83,14 @@ def test_what_speaks_against_nodes() -> None:
     assert "uncorrectable ECC" in found[1].evidence
 
 
+def test_a_rank_names_its_host_shorter_than_the_batch_system() -> None:
+    nodes = ("n1.site.org", "n2.site.org", "10.0.0.1", "10.0.0.2")
+    assert [one.host for one in suspects([DEVICE], nodes)] == ["n2.site.org"]
+    assert [one.host for one in suspects([DEVICE._replace(host="n1.other.org")], nodes)] == ["n1.site.org"]
+    assert suspects([DEVICE._replace(host="10.0.0.3")], nodes) == []
+    assert suspects([DEVICE], ("n2.a", "n2.b")) == []
+
+
 def test_two_of_many_faults_on_a_node_are_a_coincidence() -> None:
     assert coincidence(2, 2, 1000) < 0.01 < coincidence(2, 20, 1000) < 1 < coincidence(2, 100, 1000) < 5
     spread = [CRASHED._replace(rank=node, host=f"n{node}", steps=node) for node in range(100)]

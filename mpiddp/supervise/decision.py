@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ LENGTH = 0.25  # by which the lengths of two attempts may differ that end alike 
 DEVICE_FAULTS = (  # as CUDA, NCCL and drivers say that a device, and not the script, is at fault
     "uncorrectable ecc", "ecc error", "cudaerrordevicesunavailable", "busy or unavailable", "fallen off the bus",
     "cuda driver initialization failed", "hardware stack error", "cudaerrorhardwarestackerror", "nvlink error",
-    "cudaerrorsystemnotready", "system not yet initialized", "device not ready", "xid ",
+    "cudaerrorsystemnotready", "system not yet initialized", "device not ready", "nvrm: xid",
 )
 VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes: what differs between two errors that are alike
 
@@ -156,7 +157,8 @@ def likeness(before: Attempt, last: Attempt) -> str:
 
 def suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Suspect]:
     """Return the nodes that evidence speaks against, in the order in which they were found."""
-    known, found = frozenset(pool), dict[str, Suspect]()
+    found: dict[str, Suspect] = {}
+    known = names_of(pool)
     faults: dict[str, list[int | None]] = {}  # the ranks at fault, of each host
     for number, one in enumerate(attempts):
         told = {host: f"{host} does not answer" for host in one.silent}
@@ -169,9 +171,21 @@ def suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Suspect]:
                 if len(set(here)) > 1 and (len(here) == in_all or coincidence(len(here), in_all, len(pool)) < CHANCE):
                     told[one.host] = f"{len(here)} of {in_all} faults were on {one.host}, with different ranks"
         for host, evidence in told.items():
-            if host in known:
-                found.setdefault(host, Suspect(host, evidence, number))
+            if node := known.get(host) or known.get(short(host)):
+                found.setdefault(node, Suspect(node, evidence, number))
     return list(found.values())
+
+
+def names_of(pool: Sequence[str]) -> dict[str, str]:
+    """Return the nodes by their names, and by the first parts of these, if no other has it: so ranks name hosts."""
+    times = Counter(map(short, pool))
+    return {**{short(node): node for node in pool if times[short(node)] == 1}, **{node: node for node in pool}}
+
+
+def short(host: str) -> str:
+    """Return a host's name without its domain; an address stays whole."""
+    first = host.partition(".")[0]
+    return host if first.isdecimal() else first
 
 
 def is_device_fault(error: str) -> bool:
