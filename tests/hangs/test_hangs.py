@@ -93,6 +93,7 @@ def test_a_job_that_stands_still(
     assert is_found(found, place, finding), found
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", first_of([kind for kind, _, _ in ZOO_OF]))
 def test_a_job_that_stands_still_says_so_in_time(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
