@@ -16,28 +16,30 @@ from .files import write_json
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Stages = list[tuple[str, int]]  # each stage's name, and when it began, in nanoseconds of time.time_ns()
+Stages = list[tuple[str, int]]  # each stage's name, and when it began, in nanoseconds
 # Stages whose time is not mpiddp's own: those of Python, MPI and torch, the script and what follows, and waiting.
 OTHERS = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective", "script",
           "exit", WAIT)
 ROUND_TRIPS = 20
 
+
 def write(path: str, comm: MPI.Comm, host: str) -> None:
     """Write all ranks' stages to a file on rank 0, and print which stage took longest. Collective."""
-    own = [("interpreter", started_ns()), *begun, ("", time.time_ns())]
+    now = time.monotonic_ns()
+    own = [("interpreter", now - age_ns()), *begun, ("", now)]
+    since = time.time_ns() - now
     offset = clock_offset_ns(comm)
-    found = comm.gather((host, offset, [(name, at - offset) for name, at in own]), root=0)
+    found = comm.gather((host, offset, [(name, at + since - offset) for name, at in own]), root=0)
     if found is not None:
         write_json(path, chrome(found))
         say(f"mpiddp: trace: {slowest(found)}")
 
 
-def started_ns() -> int:
-    """Return when this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
+def age_ns() -> int:
+    """Return how long ago this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
-    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
-    return time.time_ns() - age_ns
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 
 
 def clock_offset_ns(comm: MPI.Comm) -> int:
