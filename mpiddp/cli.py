@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .command.help import Parser
-from .command.options import FLAGS, OPTIONS, absolute, default_of, flag_of, unknown, whole
+from .command.options import FLAGS, OPTIONS, default_of, flag_of, split, unknown
+from .command.values import absolute
 from .config import Desk, LaunchConfig, Script, Shape
 from .errors import EXIT_USAGE
 from .say import say, warn
@@ -133,6 +134,7 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         explain=options.explain,
         abort_grace_s=options.abort_grace,
         error_file=absolute(options.error_file or environ.get("TORCHELASTIC_ERROR_FILE", "")),
+        full_traceback=options.traceback == "full",
         log_dir=absolute(options.log_dir),
         shown=options.show,
         prefix=options.prefix,
@@ -161,25 +163,6 @@ def timedelta_of(seconds: float | None) -> timedelta | None:
     from datetime import timedelta
 
     return timedelta(seconds=seconds)
-
-
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return our own options, and the command after them: a script, -m or -c, with all that follows.
-
-    argparse has no option that takes every argument after it, a "--" among them, as it is. The options may be
-    written with underscores, as torchrun's may.
-    """
-    ours: list[str] = []
-    rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--"):
-        name, *value = rest.pop(0).split("=", 1)
-        name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
-        ours.append("=".join([name, *value]))
-        details = OPTIONS.get(name.removeprefix("--"))
-        if details and rest and not value and ("nargs" not in details or (
-                details.get("type") is whole and rest[0].isdigit())):
-            ours.append(rest.pop(0))
-    return ours, rest
 
 
 def build_parser(environ: Mapping[str, str]) -> Parser:

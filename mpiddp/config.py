@@ -63,8 +63,9 @@ class LaunchConfig(NamedTuple):
     None sets no limit. When no rank has moved for `stall_s`, rank 0's sentinel says where they are, and ends the job
     if `stall_abort`; None never does. `explain` is a rank whose environment is explained; the script does not run then.
     `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason
-    of a failure as JSON, `log_dir` each rank's output; empty writes neither. `prefix` puts rank and host
-    before each line of output. `python_exit` ends the process by the interpreter's own exit. `binding` is a
+    of a failure as JSON, `log_dir` each rank's output; empty writes neither. `full_traceback` shows libraries' frames
+    in what a rank that fails prints. `prefix` is put before each line of output, with the fields `rank`, `local_rank`,
+    `host` and `time` of str.format(). `python_exit` ends the process by the interpreter's own exit. `binding` is a
     policy for the cores (`plan.cores.shares`). `threads` is the number of a rank's threads; None takes the
     number of its cores. Rank 0 writes every rank's place to `map_file`, a .json or .svg file, and the times
     at which each rank began each stage to `trace_file`; empty writes neither. `stop_before_s` is how long
@@ -90,9 +91,10 @@ class LaunchConfig(NamedTuple):
     explain: int | None = None
     abort_grace_s: float = DEFAULT_ABORT_GRACE_S
     error_file: str = ""
+    full_traceback: bool = False
     log_dir: str = ""
     shown: Shown = Shown()
-    prefix: bool = False
+    prefix: str = ""
     python_exit: bool = False
     binding: str = "auto"
     threads: int | None = None

@@ -142,7 +142,7 @@ def watch(
     from mpi4py import MPI
 
     stages.begin("sentinels meet")
-    ending = Ending(MPI, sentinel, membership.describe(config), output, config.python_exit)
+    ending = Ending(MPI, sentinel, membership.describe(config), output, config)
     ending.join(membership.endpoint)
     write_trace = None
     if config.trace_file:

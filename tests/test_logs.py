@@ -102,6 +102,26 @@ def test_prefixed_lines_are_whole(quick: Mpi, tmp_path: Path) -> None:
     assert sum(" err " in line for line in done.stderr.splitlines()) == 4 * 2000
 
 
+def test_a_prefix_of_the_users_own(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "talk.py").write_text(
+        "import time\nprint('one', flush=True)\ntime.sleep(1.1)\nprint('two')\n")
+    done = check(mpiexec(quick, 2, "--quiet", "--prefix", "{{{rank}.{local_rank:02}}} {time:%H:%M:%S} ", script))
+    assert "independent-ranks" in done.stderr
+    found = sorted(line.split() for line in done.stdout.splitlines())
+    assert [(words[0], words[2]) for words in found] == [
+        ("{0.00}", "one"), ("{0.00}", "two"), ("{1.01}", "one"), ("{1.01}", "two")]
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d", words[1]) for words in found)
+    assert found[0][1] < found[1][1] or found[1][1].startswith("00:00")
+    done = check(mpiexec(quick, 2, script, env={"MPIDDP_PREFIX": "1"}))
+    assert re.search(r"^\[1 \S+\] one$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("form", ["{rnak}", "{rank", "{rank:x%}", "{time:%H {rank}}", "{host.x}", "{time[0]}"])
+def test_a_prefix_that_is_none(quick: Mpi, tmp_path: Path, form: str) -> None:
+    done = check(mpiexec(quick, 2, "--prefix", form, "-m", "this"), 2)
+    assert done.stderr.count("must have fields of rank, local_rank, host, time, as in '[{rank} {host}] ', got ") == 1
+
+
 def test_logs_of_three_nodes(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", "--log-dir", "/tmp/logs", "--show",
                       "local-0", "--prefix", "-m", "this"))

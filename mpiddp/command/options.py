@@ -3,99 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, RESTARTS, Shown
-
-LONGEST_S = 10**9  # of 31 years
-TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
-
-
-def seconds(text: str) -> float:
-    """Return a positive number of seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
-    if not 0 < value <= LONGEST_S:
-        raise argparse.ArgumentTypeError(f"must be greater than 0 and at most {LONGEST_S:,}, got {text}")
-    return value
-
-
-def whole(text: str) -> int:
-    """Return a number that is not negative."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a rank, got {text!r}")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """Return a number greater than 0."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
-    return int(text)
-
-
-def port(text: str) -> int:
-    """Return a port after which there is another one."""
-    if not text.isdecimal() or not 0 < int(text) < 65535:
-        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65534, got {text!r}")
-    return int(text)
-
-
-def ranks(text: str) -> Shown:
-    """Return the ranks that are shown."""
-    words = text.split(",")
-    if text in ("all", "none"):
-        return Shown(everyone=text == "all")
-    local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
-    found = [word for word in words if not word.startswith("local-")]
-    if not all(word.isdecimal() for word in (*local, *found)):
-        raise argparse.ArgumentTypeError(f"must be all, none, or ranks as in 0,4,local-0, got {text!r}")
-    return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
-
-
-def interface(text: str) -> str | None:
-    """Return a description of network interfaces, None for none; networks among them are checked."""
-    for part in text.split(","):
-        if "/" in part:
-            import ipaddress  # seldom needed
-
-            try:
-                ipaddress.ip_network(part, strict=False)
-            except ValueError:
-                raise argparse.ArgumentTypeError(
-                    f"must be names of interfaces, or networks such as 10.1.0.0/16, got {part!r}") from None
-    return text or None
-
-
-def absolute(path: str) -> str:
-    """Return a path that is the same from every working directory, empty for none."""
-    return os.path.abspath(path) if path else ""
-
-
-def map_file(text: str) -> str:
-    """Return the path of a file of a kind that a map can be."""
-    if text and not text.endswith((".json", ".svg")):
-        raise argparse.ArgumentTypeError(f"must end in .json or .svg, got {text!r}")
-    return absolute(text)
-
-
-def option_name(text: str) -> str:
-    """Return the name of an option of the script's own."""
-    if text and not text.startswith("--"):
-        raise argparse.ArgumentTypeError(f"must be an option's name such as --local-rank, got {text!r}")
-    return text
-
-
-def way_out(text: str) -> bool:
-    """Return whether the interpreter's own exit is asked for."""
-    if text not in ("quick", "python"):
-        raise argparse.ArgumentTypeError(f"must be quick or python, got {text!r}")
-    return text == "python"
-
+from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, RESTARTS
+from .values import (
+    FALSE,
+    PREFIX,
+    TRUE,
+    absolute,
+    interface,
+    map_file,
+    option_name,
+    port,
+    positive,
+    prefix,
+    ranks,
+    seconds,
+    way_out,
+    whole,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "backend": {
@@ -163,6 +90,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "write each rank's output to a file, too: DIR/JOB/rank-00013.HOST.log, where JOB is Slurm's job "
                 "number, or a random name that the report of a failure tells",
     },
+    "prefix": {
+        "default": "", "type": prefix, "nargs": "?", "const": PREFIX, "metavar": "FORMAT",
+        "help": "put this before each line of output that is shown, as in '[{rank}.{local_rank} {host} "
+                "{time:%%H:%%M:%%S}] ' (default: '" + PREFIX + "')",
+    },
     "show": {
         "default": "all", "type": ranks, "metavar": "RANKS",
         "help": "whose output to show: all, none, or ranks as in 0,4,local-0 (default: %(default)s)",
@@ -184,6 +116,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "quick", "type": way_out, "metavar": "quick|python",
         "help": "python tears the interpreter down at the end, for module-level destructors (default: %(default)s)",
     },
+    "traceback": {
+        "default": "short", "choices": ("short", "full"),
+        "help": "what a rank that fails prints of libraries' frames: short folds them, --error-file has all (default: "
+                "%(default)s)",
+    },
     "pass-local-rank": {
         "default": "", "type": option_name, "nargs": "?", "const": "--local-rank", "metavar": "NAME",
         "help": "give the script --local-rank=N before its own arguments, as torch.distributed.launch does; NAME is "
@@ -200,13 +137,35 @@ FLAGS = {
     "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get, or the map of one "
                "on the nodes of --facts; start nothing",
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
-    "prefix": "put rank and host before each line of output",
     "stall-abort": "end the job when no rank has moved for --stall seconds; --error-file has status 124",
     "quiet": "print no start line and no map",
     "allow-idle-gpus": "let the only rank of a node have several GPUs: the script uses more than its own",
     "share-gpus": "let several ranks have one GPU, with gloo",
     "virtual-local-rank": "show each rank its own GPU alone and set LOCAL_RANK=0, as torchrun's option does",
 }
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return our own options, and the command after them: a script, -m or -c, with all that follows.
+
+    argparse has no option that takes every argument after it, a "--" among them, as it is. The options may be
+    written with underscores, as torchrun's may.
+    """
+    ours: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--"):
+        name, *value = rest.pop(0).split("=", 1)
+        name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
+        ours.append("=".join([name, *value]))
+        details = OPTIONS.get(name.removeprefix("--"))
+        if details and rest and not value and ("nargs" not in details or is_meant(details, rest[0])):
+            ours.append(rest.pop(0))
+    return ours, rest
+
+
+def is_meant(details: Mapping[str, Any], word: str) -> bool:
+    """Tell whether a word is the value of the option before it, which may have one, and not the script."""
+    return word.isdigit() if details["type"] is whole else details["type"] is prefix and "{" in word
 
 
 def variable(option: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
 
 LISTED = 5
 LONG = 2000  # the most characters of a text that is printed on one line
@@ -73,3 +74,26 @@ def shortened(text: str, most: int = LONG) -> str:
         return text
     half = most // 2
     return f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"
+
+
+def filled(form: str, fields: Mapping[str, object]) -> str:
+    """Return a format string, as str.format() takes it, with these fields filled in, and others left as they are.
+
+    Raises ValueError for a string that is none.
+    """
+    found = ""
+    for literal, field, spec, _ in Formatter().parse(form):
+        found += literal.replace("{", "{{").replace("}", "}}")
+        if field is not None and field in fields:
+            found += format(fields[field], spec or "").replace("{", "{{").replace("}", "}}")
+        elif field is not None:
+            found += f"{{{field}:{spec}}}" if spec else f"{{{field}}}"
+    return found
+
+
+def words_of(value: object, form: Callable[[object], str] = str) -> str:
+    """Return what `form` makes of a value; if that raises, what Python's tracebacks say then."""
+    try:
+        return form(value)
+    except BaseException:  # whatever a script's own __str__ or __repr__ raises
+        return f"<{type(value).__name__} {form.__name__}() failed>"

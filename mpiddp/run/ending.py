@@ -15,10 +15,12 @@ from typing import Any, NoReturn
 
 from ..beside.handle import SentinelHandle
 from ..beside.messages import Ruling
+from ..config import LaunchConfig
 from ..exits import abort, c_exit, flush, flush_streams, hard_exit, let_through, run_exit_functions
 from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
+from ..plan.words import filled
 from ..say import say
 from ..show.report import tell
 from . import failure
@@ -31,10 +33,12 @@ MOST_ATTEMPTS = 20
 class Ending:
     """Ends the process that made it, but none of the processes that it forked."""
 
-    def __init__(self, mpi: Any, sentinel: SentinelHandle, member: Member, output: Output, python_exit: bool) -> None:
-        """Keep what belongs to this process; `python_exit` lets the interpreter exit in its own way."""
+    def __init__(
+        self, mpi: Any, sentinel: SentinelHandle, member: Member, output: Output, config: LaunchConfig
+    ) -> None:
+        """Keep what belongs to this process."""
         self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
-        self._python_exit = python_exit
+        self._python_exit, self._full = config.python_exit, config.full_traceback
         self._pid = os.getpid()
         self._ruling: Ruling | None = None
         self._asking = threading.RLock()
@@ -49,10 +53,10 @@ class Ending:
         """Let the sentinel meet the others': from now on it may ask this process to end itself."""
         self._sentinel.join(self._member, endpoint, self.end_job)
 
-    def watch_script(self, leave: Callable[[], None], shown: bool, prefix: bool) -> None:
+    def watch_script(self, leave: Callable[[], None], shown: bool, prefix: str) -> None:
         """Prepare for the script: direct its output, and notice whatever ends this process.
 
-        The output is shown on the terminal if `shown`, each line with rank and host if `prefix`.
+        The output is shown on the terminal if `shown`, each line after `prefix` (LaunchConfig).
         If the script calls os._exit(0), `leave` is called first, because the launcher would take that for
         a crash. With another status it fails as by sys.exit().
         """
@@ -61,11 +65,11 @@ class Ending:
         give_signals_back()
         self.watch(leave)
 
-    def direct_output(self, shown: bool, prefix: bool) -> None:
+    def direct_output(self, shown: bool, prefix: str) -> None:
         """Direct this process's output, as watch_script() says."""
         member = self._member
-        self._output.begin(shown, member.log, f"[{member.rank} {member.host}] " if prefix else "",
-                           f"rank {member.rank} on {member.host}")
+        fields = {"rank": member.rank, "local_rank": member.local_rank, "host": member.host}
+        self._output.begin(shown, member.log, filled(prefix, fields), f"rank {member.rank} on {member.host}")
 
     def watch(self, leave: Callable[[], None]) -> None:
         """Notice from now on whatever ends this process, as watch_script() says."""
@@ -126,7 +130,7 @@ class Ending:
         runs them: then return the status, and call end_failed() as the last of them.
         """
         if not self.is_ours():
-            failure.show(error)
+            failure.show(error, self._full)
             self.finish(failure.status_of(error))
         error = self.report(error)
         assert self._ruling
@@ -217,7 +221,7 @@ class Ending:
         stack = failure.callstack(error) if error is not None and not verdict.outside else ""
         if stack and error is not None:
             self._shown = True
-            failure.show(error)
+            failure.show(error, self._full)
             self._output.reveal(stack)
         self._tell(verdict, stack)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, is_consequence
+from ..plan.words import words_of
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
@@ -26,16 +27,17 @@ def describe(error: BaseException, rank: int, host: str) -> Report:
         return Report(rank, host, ENDED, "KeyboardInterrupt (SIGINT)", status, where, signal="SIGINT")
     if isinstance(error, SystemExit):
         return Report(rank, host, OWN, f"sys.exit({words_of(error.code, repr)})", status, where)
+    first = None
+    with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
+        from .origin import origin  # not while the job starts
+
+        first = origin(error)
     cause = f"{type(error).__name__}: {words_of(error)}".rstrip(": \n")
-    return Report(rank, host, CONSEQUENCE if is_consequence(cause) else OWN, cause.split("\n")[0], status, where)
-
-
-def words_of(value: object, form: Callable[[object], str] = str) -> str:
-    """Return what `form` makes of a value; if that raises, what Python's tracebacks say then."""
-    try:
-        return form(value)
-    except BaseException:  # whatever a script's own __str__ or __repr__ raises
-        return f"<{type(value).__name__} {form.__name__}() failed>"
+    kind, cause = CONSEQUENCE if is_consequence(cause) else OWN, cause.split("\n")[0]
+    if first is not None:
+        cause, where = f"{first.cause} ({first.by})" if first.by else first.cause, first.where or where
+        kind = CONSEQUENCE if is_consequence(first.cause) else kind
+    return Report(rank, host, kind, cause, status, where)
 
 
 def line_of(traceback: TracebackType | None) -> str:
@@ -54,14 +56,20 @@ def line_at(frame: FrameType, line: int | None = None) -> str:
     return f"{frame.f_code.co_filename}, line {line or frame.f_lineno}, in {frame.f_code.co_name}"
 
 
-def show(error: BaseException) -> None:
-    """Print what a script raised, as Python would, but without our own frames."""
+def show(error: BaseException, full: bool = True) -> None:
+    """Print what a script raised, as Python would, but without our own frames; unless `full`, libraries' are folded."""
     strip(error)
     try:
         if isinstance(error, SystemExit):
             print(callstack(error), end="", file=sys.stderr, flush=True)
-        else:
+            return
+        from .excerpt import excerpt, is_plain, printed, wants_colour
+
+        if full or sys.stderr is None or not is_plain(sys.excepthook):
             sys.excepthook(type(error), error, error.__traceback__)
+        else:
+            text = excerpt(printed(error), wants_colour(sys.stderr, os.environ))
+            print(text, end="", file=sys.stderr, flush=True)
     except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
         sys.__excepthook__(type(other), other, other.__traceback__)
         sys.__excepthook__(type(error), error, error.__traceback__)

@@ -15,7 +15,7 @@ from .relay import Relay
 
 def is_relayed(config: LaunchConfig) -> bool:
     """Tell whether output may have to go two ways, or to get a prefix."""
-    return config.prefix or (bool(config.log_dir) and config.shown != Shown(everyone=False))
+    return bool(config.prefix) or (bool(config.log_dir) and config.shown != Shown(everyone=False))
 
 
 class Output:

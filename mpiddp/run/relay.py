@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+from string import Formatter
 
 from ..beside.detached import fork_detached, reap, silence, take_title
 from ..beside.messages import Forward, Forwarded
@@ -90,10 +91,14 @@ def relay(control: Wire, out: int, err: int) -> None:
 
 
 class Passing:
-    """Passes the output of the rank called `who` to the terminal, and to a `log` if that is not empty."""
+    """Passes the output of the rank called `who` to the terminal, and to a `log` if that is not empty.
+
+    `prefix` is put before the terminal's lines, with their time in the place of its field `time` (str.format).
+    """
 
     def __init__(self, log: str, prefix: str, who: str) -> None:
-        self._prefix = prefix.encode()
+        self._form = prefix if any(field for _, field, _, _ in Formatter().parse(prefix)) else ""
+        self._prefix = b"" if self._form else prefix.format().encode(errors="replace")
         self._begun = {1: b"", 2: b""}
         self._terminal = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
         self._log = open_log(log, who) if log else None
@@ -107,8 +112,17 @@ class Passing:
         """Pass on data of a stream; empty data says that the stream pauses, and a line without an end is passed on."""
         if self._log is not None:
             self._log.write(data)
-        for text in prefixed(self._begun, stream, data, self._prefix) if self._prefix else [data]:
+        for text in prefixed(self._begun, stream, data, self._now()) if self._prefix or self._form else [data]:
             self._terminal[stream].write(text)
+
+
+    def _now(self) -> bytes:
+        """Return the prefix of lines that come now."""
+        if not self._form:
+            return self._prefix
+        from datetime import datetime
+
+        return self._form.format(time=datetime.now().astimezone()).encode(errors="replace")
 
 
 class Sink:

@@ -26,7 +26,7 @@ STATUSES = {
 CAUSES = {  # what the report says of the rank
     "raise": "ValueError: seven", "exit": r"sys\.exit\(7\)", "message": "seven in words", "thread": r"sys\.exit\(7\)",
     "_exit": r"os\._exit\(7\)", "native-exit": "left with status 7", "interrupt": "KeyboardInterrupt",
-    "loader": "ValueError: Caught ValueError in DataLoader worker process", "SIGSTOP": "is stopped",
+    "loader": r"ValueError: seven in a worker \(in DataLoader worker process", "SIGSTOP": "is stopped",
 }
 
 

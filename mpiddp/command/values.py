@@ -1,0 +1,111 @@
+"""The values of options, from the words that a command line or a variable gives: each as its kind, or an error."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from ..config import Shown
+from ..plan.words import filled
+
+LONGEST_S = 10**9  # of 31 years
+PREFIX = "[{rank} {host}] "
+TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+def seconds(text: str) -> float:
+    """Return a positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
+    if not 0 < value <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"must be greater than 0 and at most {LONGEST_S:,}, got {text}")
+    return value
+
+
+def whole(text: str) -> int:
+    """Return a number that is not negative."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a rank, got {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Return a number greater than 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """Return a port after which there is another one."""
+    if not text.isdecimal() or not 0 < int(text) < 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65534, got {text!r}")
+    return int(text)
+
+
+def ranks(text: str) -> Shown:
+    """Return the ranks that are shown."""
+    words = text.split(",")
+    if text in ("all", "none"):
+        return Shown(everyone=text == "all")
+    local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
+    found = [word for word in words if not word.startswith("local-")]
+    if not all(word.isdecimal() for word in (*local, *found)):
+        raise argparse.ArgumentTypeError(f"must be all, none, or ranks as in 0,4,local-0, got {text!r}")
+    return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
+
+
+def interface(text: str) -> str | None:
+    """Return a description of network interfaces, None for none; networks among them are checked."""
+    for part in text.split(","):
+        if "/" in part:
+            import ipaddress  # seldom needed
+
+            try:
+                ipaddress.ip_network(part, strict=False)
+            except ValueError:
+                raise argparse.ArgumentTypeError(
+                    f"must be names of interfaces, or networks such as 10.1.0.0/16, got {part!r}") from None
+    return text or None
+
+
+def absolute(path: str) -> str:
+    """Return a path that is the same from every working directory, empty for none."""
+    return os.path.abspath(path) if path else ""
+
+
+def prefix(text: str) -> str:
+    """Return a prefix with fields; truths, as flags' variables have them, stand for the usual one, or for none."""
+    if text.lower() in (*TRUE, *FALSE):
+        return PREFIX if text.lower() in TRUE else ""
+    from datetime import datetime  # seldom needed
+
+    try:  # as a rank does, and the process that passes its output on
+        filled(text, {"rank": 0, "local_rank": 0, "host": ""}).format(time=datetime.now().astimezone())
+    except Exception as error:
+        raise argparse.ArgumentTypeError(
+            f"must have fields of rank, local_rank, host, time, as in '{PREFIX}', got {text!r}: {error}") from None
+    return text
+
+
+def map_file(text: str) -> str:
+    """Return the path of a file of a kind that a map can be."""
+    if text and not text.endswith((".json", ".svg")):
+        raise argparse.ArgumentTypeError(f"must end in .json or .svg, got {text!r}")
+    return absolute(text)
+
+
+def option_name(text: str) -> str:
+    """Return the name of an option of the script's own."""
+    if text and not text.startswith("--"):
+        raise argparse.ArgumentTypeError(f"must be an option's name such as --local-rank, got {text!r}")
+    return text
+
+
+def way_out(text: str) -> bool:
+    """Return whether the interpreter's own exit is asked for."""
+    if text not in ("quick", "python"):
+        raise argparse.ArgumentTypeError(f"must be quick or python, got {text!r}")
+    return text == "python"
