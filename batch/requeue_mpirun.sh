@@ -29,5 +29,5 @@ trap 'kill -USR1 $job; again=yes' USR1
 eval "mpirun $COMMAND &"
 job=$! again=yes
 while [ $again = yes ]; do again=no; wait $job; status=$?; done  # the signal ends a wait
-if [ $status = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+if [ $status = 75 ]; then scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"; fi
 exit $status

@@ -29,5 +29,5 @@ if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # n
 source $ENVIRONMENT || exit 1
 eval "$SUPERVISE srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
 status=$?
-if [ $status = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+if [ $status = 75 ]; then scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"; fi
 exit $status

@@ -285,7 +285,8 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     """The walltime is two minutes, 80 seconds before whose end the ranks stop by themselves."""
     minutes, signal, told = (2, "USR1@10", "the walltime is near") if why == "walltime" else (10, "USR1@120", "SIGUSR1")
     script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=minutes, signal=signal,
-                    COMMAND=f"python -m mpiddp --stop-before 80 {train(epochs, 'checkpoint.pt')}")
+                    COMMAND=f"python -m mpiddp {train(epochs, 'checkpoint.pt')}",
+                    SUPERVISE="python -m mpiddp.supervise --stop-before 80")
     job = Submitted(cluster, script)
     try:
         if why != "walltime":
@@ -308,7 +309,8 @@ def test_a_job_is_queued_again_when_its_walltime_is_near_and_not_when_it_is_canc
 ) -> None:
     """The walltime is a minute, 48 seconds before whose end the ranks stop; at scancel they do it by SIGTERM."""
     script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=1, signal="USR1@10",
-                    COMMAND=f"python -m mpiddp --stop-before 48 {PROGRAMS / 'stops.py'}")
+                    COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}",
+                    SUPERVISE="python -m mpiddp.supervise --stop-before 48")
     job = Submitted(cluster, script)
     job.wait_for("mpiddp: time to stop: the walltime is near")
     job.wait_for("(READY.*){8}")

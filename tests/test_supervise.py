@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,22 +17,37 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, ENDED, OWN
+from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, ENDED, OUT_OF_MEMORY, OWN
 from mpiddp.supervise.allocation import allocation
-from mpiddp.supervise.command import CommandError, Launcher, on_nodes, read
-from mpiddp.supervise.decision import Action, Attempt, Limits, coincidence, decide, suspects
+from mpiddp.supervise.command import CommandError, Launcher, on_nodes, own_options, read
+from mpiddp.supervise.decision import (
+    Action,
+    Attempt,
+    Decision,
+    Limits,
+    after_signal,
+    coincidence,
+    decide,
+    device_fault,
+    suspects,
+)
+from mpiddp.supervise.running import attempt_of
+from mpiddp.supervise.supervisor import state_of
 from tests import processes
 from tests.benchmarks import recovery
 from tests.cluster import Cluster
 from tests.cluster.cluster import BRIDGE, RUN, ip, namespace
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, check, need, single_node_environ
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, check, first_of, need, single_node_environ
 
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
 RAISED = Attempt(POOL[:2], 60.0, 1, OWN, "ValueError: seven at 0x7f01", "train.py, line 9, in step", 2, "n2", steps=50)
 CRASHED = RAISED._replace(kind=ENDED, cause="ended by SIGSEGV", where="", signal="SIGSEGV")
 LOST = CRASHED._replace(kind=ABSENT, cause="is gone, and its sentinel with it", silent=("n2",), signal="")
-DEVICE = RAISED._replace(kind=CONSEQUENCE, cause="RuntimeError: CUDA error: uncorrectable ECC error encountered")
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+DEVICE = RAISED._replace(kind=CONSEQUENCE, cause=ECC, device=ECC)
+NOT_READY = DEVICE._replace(device="RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+MEMORY = f"ended by SIGKILL: {OUT_OF_MEMORY}"
 ELSEWHERE = CRASHED._replace(rank=0, host="n1", steps=70)
 AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
 
@@ -62,6 +79,30 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([LOST], Limits(3, 2, 3), AGAIN, ("n1", "n3"), ("n2",)),
     ([LOST, ELSEWHERE._replace(nodes=("n1", "n3"))], TWO, AGAIN, ("n1", "n3"), ()),
     ([CRASHED, CRASHED._replace(rank=3, steps=90)], TWO, AGAIN, ("n1", "n3"), ("n2",)),  # twice there, nowhere else
+    ([RAISED._replace(status=75)], TWO, AGAIN, POOL[:2], ()),  # by sys.exit(75)
+    ([NOT_READY], TWO, AGAIN, ("n1", "n3"), ("n2",)),
+    ([NOT_READY, NOT_READY._replace(nodes=("n1", "n3"), host="n3")], TWO, STOP, (), ()),  # a script's doing
+    ([DEVICE, DEVICE._replace(nodes=("n1", "n3"), host="n3")], Limits(2, 1, 3), AGAIN, ("n1",), ("n3",)),
+    ([NOT_READY, NOT_READY._replace(nodes=("n1", "n3"), host="n3", steps=90)], Limits(2, 1, 3), AGAIN, ("n1",), (
+        "n3",)),
+    ([RAISED._replace(kind="", cause="", where="", rank=None, status=143)], TWO, STOP, (), ()),
+    ([RAISED._replace(kind="", cause="", where="", rank=None, status=143, silent=("n2",))], TWO, AGAIN, ("n1", "n3"), (
+        "n2",)),
+    ([RAISED, CRASHED._replace(outside=True, signal="SIGUSR1", steps=0)], TWO, REQUEUE, (), ()),
+    ([RAISED, CRASHED._replace(outside=True, signal="SIGUSR1")], TWO, STOP, (), ()),
+    ([RAISED._replace(kind="", cause="", where="", rank=None, status=120)], TWO, STOP, (), ()),
+    ([LOST._replace(steps=0)], Limits(3, 3, 3, requeues=2), REQUEUE, (), ("n2",)),
+    ([LOST._replace(steps=0)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
+    ([LOST], Limits(3, 3, 3, requeues=3), REQUEUE, (), ("n2",)),
+    ([LOST._replace(has_progressed=False)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
+    ([RAISED._replace(steps=0)], Limits(2, 2, 3, 5.0, requeues=9), STOP, (), ()),
+    ([CRASHED._replace(kind=CONSEQUENCE), CRASHED._replace(kind=CONSEQUENCE, rank=3, steps=90)], TWO, AGAIN, POOL[:2], (
+        )),
+    ([CRASHED._replace(steps=None, seconds=900.0), ELSEWHERE._replace(steps=None, seconds=900.0)], TWO, AGAIN, POOL[:2],
+     ()),
+    ([CRASHED._replace(steps=None), ELSEWHERE._replace(steps=None)], TWO, STOP, (), ()),
+    ([CRASHED, CRASHED._replace(rank=3)], TWO, STOP, (), ()),  # a bug, which may meet any rank
+    ([CRASHED, CRASHED._replace(rank=3, steps=90, cause=MEMORY)], TWO, AGAIN, ("n1", "n2"), ()),
     ([CRASHED, CRASHED._replace(rank=2, steps=90)], TWO, AGAIN, ("n1", "n2"), ()),
     ([CRASHED, ELSEWHERE, CRASHED._replace(rank=3, steps=90)], TWO, AGAIN, ("n1", "n2"), ()),
     ([RAISED, RAISED._replace(rank=3, cause="KeyError: 7")], TWO, AGAIN, ("n1", "n2"), ()),
@@ -74,6 +115,34 @@ def test_what_is_decided(
     assert (found.action, found.nodes, found.without) == (action, nodes, without)
     assert bool(found.why) == ((action is not Action.DONE and attempts[-1].host != "") or bool(without) or action in (
         STOP, REQUEUE))
+
+
+@pytest.mark.parametrize(("found", "name", "attempts", "action"), [
+    (AGAIN, "SIGUSR1", [RAISED], REQUEUE), (AGAIN, "SIGTERM", [RAISED], REQUEUE), (AGAIN, "SIGINT", [RAISED], STOP),
+    (AGAIN, "SIGUSR1", [RAISED._replace(steps=0)], STOP), (STOP, "SIGUSR1", [RAISED], STOP),
+    (STOP, "SIGUSR1", [RAISED, CRASHED._replace(steps=0, outside=True, signal="SIGUSR1")], REQUEUE),
+    (Action.DONE, "SIGTERM", [RAISED._replace(status=0)], Action.DONE),
+])
+def test_a_signal_between_two_attempts(found: Action, name: str, attempts: list[Attempt], action: Action) -> None:
+    assert after_signal(Decision(found, ""), name, attempts).action is action
+
+
+def test_one_node_alone_is_not_left_out() -> None:
+    alone = CRASHED._replace(nodes=("n2",))
+    assert decide([alone, alone._replace(rank=3, steps=90)], ("n2",), Limits(1, 1, 3)).action is AGAIN
+    assert suspects([CRASHED, CRASHED._replace(rank=3)], [f"n{node}" for node in range(1000)]) != []
+
+
+def test_what_a_checkpoint_is(tmp_path: Path) -> None:
+    """A file, a folder of files, or one of folders, which may be overwritten in place."""
+    (folder := tmp_path / "step-100").mkdir()
+    (file := folder / "0_0.distcp").write_text("seven")
+    for path in (file, folder, tmp_path):
+        before = state_of(str(path))
+        assert before == state_of(str(path))
+        file.write_text(file.read_text() + "seven")
+        assert state_of(str(path)) not in (before, ())
+    assert state_of("") == state_of(str(tmp_path / "nowhere")) == ()
 
 
 def test_what_speaks_against_nodes() -> None:
@@ -136,16 +205,48 @@ def test_what_a_command_asks_for() -> None:
     found = read(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"), OPEN_MPI,
                  PROGRAMS_THERE.__contains__)
     assert (found.launcher, found.tasks, found.options, found.error_file) == (Launcher.OPEN_MPI, 8, (), "e.json")
-    assert read(("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x"), "",
-                PROGRAMS_THERE.__contains__).error_file == "x"
+    assert found.rest == ("python", "-m", "mpiddp", "train.py")
+    theirs = ("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x")
+    assert read(theirs, "", PROGRAMS_THERE.__contains__)[3:] == (theirs[2:], None, "", "")
+
+
+@pytest.mark.parametrize(("words", "found"), [
+    ("python -m mpiddp --prefix --error_file e --abort-grace 9 t.py --error-file /dev/null",
+     ("python -m mpiddp --prefix --abort-grace=9 t.py --error-file /dev/null", "e", "9")),
+    ("mpiddp --explain 3 --error-file e -m t --abort-grace 9", ("mpiddp --explain 3 -m t --abort-grace 9", "e", "")),
+    ("ch-run -b mpiddp image -- python -m mpiddp --log-dir logs t.py", (
+        "ch-run -b mpiddp image -- python -m mpiddp --log-dir logs t.py", "", "")),
+    ("./own.sh --error-file e", ("./own.sh --error-file e", "", "")),
+    ("python -m mpiddp --error-file", ("python -m mpiddp", "", "")),
+])
+def test_the_options_of_the_job(words: str, found: tuple[str, str, str]) -> None:
+    assert own_options(words.split()) == (tuple(found[0].split()), *found[1:])
+
+
+def test_a_value_that_is_called_as_a_program() -> None:
+    command = ("srun", "-p", "python", "--qos", "python3.11", "-A", "ch-run", *JOB)
+    assert read(command, "", PROGRAMS_THERE.__contains__).rest == JOB
+    mpirun = ("mpirun", "--map-by", "python", "--mca", "python", "python", "-n", "2", *JOB)
+    assert read(mpirun, OPEN_MPI, PROGRAMS_THERE.__contains__)[2:5] == (mpirun[1:6], JOB, 2)
+
+
+def test_what_a_report_says_of_devices() -> None:
+    nccl = "Traceback …\n    raise Error('ecc error')\nncclSystemError\nLast error:\nuncorrectable ECC error on GPU 3"
+    told = {"message": "seven", "kind": CONSEQUENCE, "cause": "ncclSystemError", "rank": 3, "host": "n2"}
+    assert attempt_of(POOL, 7.0, 1, {**told, "py_callstack": nccl}).device == "uncorrectable ECC error on GPU 3"
+    assert attempt_of(POOL, 7.0, 1, {**told, "py_callstack": nccl.rpartition("\n")[0]}).device == ""
+    assert attempt_of(POOL, 7.0, 1, {**told, "cause": ECC}).device == ECC
+    assert device_fault("cudaErrorNotReady: device not ready") == ""
 
 
 @pytest.mark.parametrize("command", [
     ("srun", "-N2", *JOB), ("srun", "--nodelist=n1", *JOB), ("srun", "-n", "4", *JOB), ("mpirun", "-H", "n1", *JOB),
-    ("mpiexec", "-hosts", "n1", *JOB), ("mpirun", "-n", "all", *JOB), ("srun", "--mpi=pmix", "nowhere"),
+    ("mpiexec", "-hosts", "n1", *JOB), ("srun", "--ntasks-per-node=2", *JOB), ("mpirun", "-N", "2", *JOB),
+    ("mpiexec", "-ppn", "2", *JOB), ("mpirun", *JOB, ":", "-n", "1", "./a.out"),
+    ("mpirun", "-n", "all", *JOB), ("srun", "--mpi=pmix", "nowhere"),
 ])
 def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
-    with pytest.raises(CommandError, match=r"-.*: must|-.*: mpiddp.supervise chooses the nodes|no program"):
+    with pytest.raises(CommandError, match=r"-.*: must|-.*: mpiddp.supervise chooses the nodes|no program|':' between"):
         read(command, OPEN_MPI, PROGRAMS_THERE.__contains__)
 
 
@@ -220,6 +321,14 @@ def test_a_job_goes_on_to_the_same_weights(
     assert not list(tmp_path.glob(".mpiddp-supervise-*"))
 
 
+@pytest.mark.thorough
+def test_a_rank_that_stands_still_at_its_end(quick: Mpi, tmp_path: Path, healthy: dict[str, torch.Tensor]) -> None:
+    done = check(supervise(quick, tmp_path, [], *job("end", 1, tmp_path, "--exit-timeout", 3)))
+    assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "done"]
+    assert "mpiddp.supervise: attempt 0 ended: rank 1 on " in done.stderr
+    assert are_equal(weights(tmp_path / "c.pt"), healthy)
+
+
 def test_a_bug_stops_it(quick: Mpi, tmp_path: Path) -> None:
     options = ["--progress-file", tmp_path / "c.pt", "--max-restarts", 9]
     done = check(supervise(quick, tmp_path, options, *job("always", 1, tmp_path)), 1)
@@ -232,7 +341,7 @@ def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
     """On a file system of its own, on which no checkpoint has room."""
     need(["root"] if os.geteuid() else [])
     (disk := tmp_path / "disk").mkdir()
-    command = supervised(quick, tmp_path, ["--progress-file", disk], *job("none", 1, disk))
+    command = supervised(quick, tmp_path, ["--progress-file", disk / "c.pt"], *job("none", 1, disk))
     done = check(processes.run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0"; exec "$@"',
                                str(disk), *command, timeout=150, env=single_node_environ(quick), cwd=ROOT), 1)
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "stop"]
@@ -264,6 +373,91 @@ def test_nothing_is_started_after_a_signal(quick: Mpi, tmp_path: Path, number: i
     assert len(found) == 1, said
     assert found[0]["action"] == ("requeue" if status == 75 else "stop"), said
     assert process.returncode == status or (status == 143 and process.returncode == 15)  # as MPICH has it
+
+
+INSTEAD = """#!/bin/sh
+{}
+status=$?
+{}
+"""
+
+
+@pytest.mark.parametrize(("number", "status", "then"), [
+    (signal.SIGUSR1, 75, "exit $status"), (signal.SIGTERM, 75, "exit $status"), (signal.SIGTERM, 143, "sleep 600"),
+])
+def test_a_signal_to_a_launcher_that_is_a_script(
+    quick: Mpi, tmp_path: Path, number: int, status: int, then: str
+) -> None:
+    """As Intel's mpirun is; and one that goes on with something else."""
+    options = ("-n", "2", str(quick.python), "-m", "mpiddp", "--quiet", str(PROGRAMS / "stops.py"))
+    (script := tmp_path / "own.sh").write_text(INSTEAD.format(shlex.join([str(quick.mpiexec), *options]), then))
+    script.chmod(0o755)
+    command = supervised(quick, tmp_path, [])
+    command[command.index(str(quick.mpiexec)):] = [str(script)]
+    environ = processes.marked(single_node_environ(quick))
+    process = processes.start(command, environ, ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert process.stdout is not None
+        said = ""
+        while said.count("READY") < 2:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        process.send_signal(number)
+        said += process.communicate(timeout=40)[0]
+        assert not processes.leftovers(environ)
+    finally:
+        processes.end_tree(process.pid)
+    assert len(attempts_in(tmp_path)) == 1, said
+    assert said.count("stopped at step") == 2
+    assert attempts_in(tmp_path)[0]["action"] == ("requeue" if status == 75 else "stop"), said
+    assert process.returncode == status, said
+
+
+def test_what_a_failed_script_leaves_is_ended(quick: Mpi, tmp_path: Path) -> None:
+    command = [str(quick.python), "-m", "mpiddp.supervise", "--dir", str(tmp_path), "--max-restarts", "0", "sh", "-c"]
+    environ = processes.marked(single_node_environ(quick))
+    done = processes.run(*command, "trap '' TERM; sleep 600 & exit 7", timeout=60, env=environ)
+    assert done.returncode == 7
+    assert not processes.leftovers(environ)
+
+
+def test_the_error_file_of_a_job_that_is_supervised(quick: Mpi, tmp_path: Path) -> None:
+    """It gets the last report; what a script calls so is the script's."""
+    (kept := tmp_path / "kept").write_text("seven")
+    (script := tmp_path / "fails.py").write_text("raise ValueError(f'seven {len(open(__file__).read())}')")
+    own = ("-m", "mpiddp", "--error-file", tmp_path / "e.json", script, "--error-file", kept)
+    check(supervise(quick, tmp_path, ["--max-restarts", 0], *own), 1)
+    assert "ValueError: seven" in json.loads((tmp_path / "e.json").read_text())["message"]["message"]
+    assert kept.read_text() == "seven"
+
+
+UNLIKE = 'date +%s.%N >> "$0"; sleep 0.2; exit $(( $(date +%N | cut -c 1-2 | sed "s/^0*//") + 110 ))'
+
+
+@pytest.mark.parametrize("delay", first_of([0.0, 0.5, 1.1, 1.7, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 3.1, 4.5]))
+def test_a_signal_at_any_moment(quick: Mpi, tmp_path: Path, delay: float) -> None:
+    """While the launcher is started, in an attempt, and between two: a report is waited for for two seconds."""
+    command = supervised(quick, tmp_path, ["--max-restarts", 1000], "-c", "")
+    command[-3:] = ["sh", "-c", UNLIKE, str(tmp_path / "begun")]
+    environ = processes.marked(single_node_environ(quick))
+    process = processes.start(command, environ, ROOT, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(delay)
+        sent = time.time()
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=20)[1]
+        assert not processes.leftovers(environ)
+    finally:
+        processes.end_tree(process.pid)
+    assert process.returncode
+    assert said is not None
+    assert "mpiddp.supervise: stops: " in said
+    assert max(map(float, (tmp_path / "begun").read_text().split())) < sent + 1.0
 
 
 def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
@@ -304,19 +498,19 @@ STATES = {"always": ["again", "again", "stop"]}
 LEFT_OUT = ("device", "node", "link")
 
 
-def in_batch(cluster: Cluster, folder: Path, launcher: str, kind: str) -> str:
+def in_batch(cluster: Cluster, folder: Path, launcher: str, kind: str, *options: str, supervise: str = "") -> str:
     """Submit a job of three nodes, two for a training with a fault; return its number."""
     name, start = LAUNCHERS[launcher]
     mpi = MPIS[name]
     need(mpi.missing())
     words = " ".join(job(kind, 1, folder, "--group-timeout", 4, "--bind", "none"))  # the nodes share two cores
     (folder / "job.sh").write_text(f"""#!/bin/bash
-export OMP_NUM_THREADS=1
-{mpi.python} -m mpiddp.supervise --nodes 2 --max-restarts 5 --dir {folder} --history {folder}/h.json \
+export OMP_NUM_THREADS=1 PATH={folder}:$PATH
+{mpi.python} -m mpiddp.supervise --nodes 2 --max-restarts 5 {supervise} --dir {folder} --history {folder}/h.json \
     --suspects {folder}/suspects {start} {mpi.python} {words}
 """)
-    options = ("-N3", "--ntasks-per-node=1", "--no-kill", "--open-mode=append", f"--output={folder}/out")
-    command = ("sbatch", *options, str(folder / "job.sh"))
+    given = ("-N3", "--ntasks-per-node=1", "--no-kill", "--open-mode=append", f"--output={folder}/out")
+    command = ("sbatch", *given, *options, str(folder / "job.sh"))
     return check(cluster.run(*command, timeout=30, env=mpi.environ(), cwd=folder)).stdout.split()[-1]
 
 
@@ -384,14 +578,51 @@ def test_faults_on_three_nodes(
         print(f"{kind} {launcher}: {again_s - fault_s:.1f} s from the fault to the next step")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("end", ["scancel", "requeue"])
-def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, end: str) -> None:
-    number = in_batch(cluster, folder, "pmix", "none")
+SLOW_SQUEUE = """#!/bin/sh
+date +%s.%N >> "$(dirname "$0")/asked"
+sleep 2
+exec /usr/bin/squeue "$@"
+"""
+
+
+def wait_for_fault(cluster: Cluster, number: str, folder: Path, is_between: bool) -> None:
+    """Wait until the training makes its steps, or `is_between` until supervise asks Slurm what to do after a fault."""
     deadline = time.monotonic() + 60
-    while not notes(folder / "notes"):
-        assert time.monotonic() < deadline
+    while True:
+        told = {what: when for _, what, when in notes(folder / "notes")}
+        asked = (folder / "asked").read_text().split() if (folder / "asked").exists() else []
+        if "first step" in told and not is_between:
+            return
+        if "fault" in told and any(float(when) > told["fault"] for when in asked):
+            return
+        assert time.monotonic() < deadline, cluster.job(number)
         time.sleep(0.1)
+
+
+def wait_until_gone(folder: Path) -> None:
+    """Wait until no process is left of a job, each of which is called with its folder."""
+    deadline = time.monotonic() + 15  # for Slurm to end them
+    while True:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found.append(path.read_text().replace("\0", " "))
+        left = [line for line in found if str(folder) in line]
+        if not left:
+            return
+        assert time.monotonic() < deadline, left
+        time.sleep(0.3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_between", [False, True], ids=["in", "between"])
+@pytest.mark.parametrize("end", ["scancel", "requeue"])
+def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, end: str, is_between: bool) -> None:
+    """In an attempt, and between two, where Slurm's controller takes two seconds for an answer."""
+    (folder / "squeue").write_text(SLOW_SQUEUE)
+    (folder / "squeue").chmod(0o755)
+    number = in_batch(cluster, folder, "pmix", "once" if is_between else "none")
+    wait_for_fault(cluster, number, folder, is_between)
     check(cluster.run(*(("scancel",) if end == "scancel" else ("scontrol", "requeue")), number, timeout=30))
     time.sleep(3)
     if end == "requeue":
@@ -400,3 +631,15 @@ def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, en
     said = (folder / "out").read_text(errors="replace")
     assert {attempt for attempt, _, _ in notes(folder / "notes")} == {0}, said
     assert "mpiddp.supervise: again" not in said
+    wait_until_gone(folder)
+
+
+@pytest.mark.thorough
+def test_no_attempt_begins_that_the_walltime_would_end(cluster: Cluster, folder: Path) -> None:
+    number = in_batch(cluster, folder, "pmix", "once", "--time=1", supervise="--stop-before 28")
+    job = cluster.wait_for_job(number, 90)
+    said = (folder / "out").read_text(errors="replace")
+    assert job["ExitCode"] == "75:0", said
+    assert re.search(r"supervise: status 75: \d+ s of the walltime are left, too few for an attempt", said), said
+    assert {attempt for attempt, _, _ in notes(folder / "notes")} == {0}, said
+    wait_until_gone(folder)

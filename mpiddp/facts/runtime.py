@@ -119,6 +119,12 @@ def slurm_job(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID")
 
 
+def slurm_task(environ: Mapping[str, str]) -> str | None:
+    """Return what Slurm's commands call this job alone: a number may stand for a whole array (man scontrol)."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else slurm_job(environ)
+
+
 def slurm_name(environ: Mapping[str, str]) -> str | None:
     """Return a name for what runs in a Slurm job, None outside of one: its number, as JOB.STEP from the second step on.
 
@@ -130,7 +136,13 @@ def slurm_name(environ: Mapping[str, str]) -> str | None:
 
 def restart_count(environ: Mapping[str, str]) -> int:
     """Return how often the job was started again: by `mpiddp.supervise`, or by Slurm (sbatch, SLURM_RESTART_COUNT)."""
-    found = environ.get(RESTARTS) or environ.get("SLURM_RESTART_COUNT", "")
+    found = environ.get(RESTARTS, "")
+    return int(found) if found.isdigit() else slurm_restarts(environ)
+
+
+def slurm_restarts(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has started the job again (sbatch, SLURM_RESTART_COUNT)."""
+    found = environ.get("SLURM_RESTART_COUNT", "")
     return int(found) if found.isdigit() else 0
 
 
@@ -171,7 +183,7 @@ def job_end(environ: Mapping[str, str], asks: bool) -> float | None:
     """
     if (told := environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         return float(told)
-    job = slurm_job(environ)
+    job = slurm_task(environ)
     if job is None or not asks:
         return None
     import subprocess

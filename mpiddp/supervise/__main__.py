@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from ..command.options import positive, seconds
+from ..command.options import default_of
+from ..command.values import positive, seconds
 from ..errors import EXIT_USAGE
 from ..version import __version__
 from .allocation import Allocation, allocation
@@ -23,6 +25,7 @@ VERSION_S = 10.0  # for a launcher to tell its version
 def main(arguments: list[str] | None = None) -> int:
     """Run the command until it succeeds, or makes no sense any more; return the exit status."""
     given = parsed(arguments)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a job ended
     try:
         command = read(given.command, version_of(given.command[0]))
         allowed = allocation(os.environ, given.hostfile or "")
@@ -98,6 +101,7 @@ def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, fo
     here = len(allowed.nodes) or 1
     lowest = given.min_nodes or nodes
     try:
+        grace_s = seconds(command.abort_grace or str(default_of("abort-grace", os.environ)))
         if command.launcher is Launcher.SRUN and not allowed.slurm_job:
             raise CommandError("srun: start it in an allocation: with sbatch, or in a shell of salloc")
         if nodes > here:
@@ -110,22 +114,24 @@ def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, fo
         tasks = command.tasks // nodes if command.tasks is not None else allowed.tasks_per_node
         if not tasks and command.launcher is not Launcher.NONE:
             raise CommandError("how many ranks? say -n N after the launcher's name, or --ntasks-per-node to sbatch")
-    except CommandError:
+    except (CommandError, argparse.ArgumentTypeError) as error:
         folder.rmdir()
-        raise
-    return Plan(command, allowed, nodes, lowest, tasks, given.max_restarts, given.stop_before, given.progress_file,
-                given.history, given.suspects, folder.resolve())
+        raise CommandError(error) from None
+    error_file = next(filter(None, (command.error_file, os.environ.get("MPIDDP_ERROR_FILE"),
+                                    os.environ.get("TORCHELASTIC_ERROR_FILE"))), "")
+    return Plan(command, allowed, nodes, lowest, tasks, given.max_restarts, given.stop_before, grace_s,
+                error_file, given.progress_file, given.history, given.suspects, folder.resolve())
 
 
 def version_of(program: str) -> str:
-    """Return what a launcher prints for --version, nothing if it is none or does not tell."""
+    """Return what a launcher prints for --version, nothing if it is none; raise CommandError if it does not tell."""
     if launcher_of(program, "") in (Launcher.SRUN, Launcher.NONE):
         return ""
     try:
         done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=VERSION_S)
     except subprocess.SubprocessError:
-        return ""
+        raise CommandError(f"{program} --version: says nothing within {VERSION_S:.0f} s") from None
     return done.stdout + done.stderr
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ..facts import runtime
 
+BETWEEN_S = 1.0  # between two tries
 ANSWERS_S = 1.0  # for a node to take a connection
 SLURM_S = 5.0  # for Slurm's controller to answer
 SLURMD_PORT, SSH_PORT = 6818, 22
@@ -34,7 +35,7 @@ def allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
     """Return the nodes of a hostfile, else of Slurm's or PBS's job; raise OSError if a file cannot be read."""
     if hostfile:
         return counted(hosts_of(hostfile))
-    if job := runtime.slurm_job(environ):
+    if job := runtime.slurm_task(environ):
         tasks = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
         counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
         return Allocation(tuple(runtime.slurm_hosts(environ)), min(counts, default=0), job)
@@ -63,7 +64,11 @@ def counted(hosts: Sequence[str]) -> Allocation:
 
 
 def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return those of `nodes` that do not answer: where Slurm's daemon, or the host, takes no connection."""
+    """Return those of `nodes` that do not answer: where Slurm's daemon, or the host, takes no connection, twice.
+
+    TCP repeats a lost packet after a second (RFC 6298), so one try of a second would take a lost one for a lost node.
+    Where this node does not seem to answer, no answer is believed.
+    """
     by_slurm = bool(given.slurm_job)
     addresses = slurm_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes}
 
@@ -71,7 +76,13 @@ def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
         return node not in addresses or is_there(*addresses[node], by_host=not by_slurm)
 
     with ThreadPoolExecutor(CALLERS) as callers:
-        return tuple(node for node, found in zip(nodes, callers.map(answers, nodes), strict=True) if not found)
+        for again in (False, True):
+            began = time.monotonic()
+            nodes = [node for node, found in zip(nodes, callers.map(answers, nodes), strict=True) if not found]
+            if nodes and not again:
+                time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
+    here = socket.gethostname().partition(".")[0]
+    return () if here in (node.partition(".")[0] for node in nodes) else tuple(nodes)
 
 
 def is_there(address: str, port: int, by_host: bool) -> bool:
@@ -82,6 +93,8 @@ def is_there(address: str, port: int, by_host: bool) -> bool:
         socket.create_connection((address, port), timeout=ANSWERS_S).close()
     except ConnectionRefusedError:
         return by_host
+    except socket.gaierror:  # a name that is not known here says nothing of its node
+        return True
     except OSError:
         return False
     return True

@@ -6,11 +6,29 @@ import enum
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-SRUN_NODES = ("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-n", "--ntasks", "-F", "--nodefile")
-MPIRUN_NODES = ("-H", "-host", "--host", "-hosts", "-machinefile", "--machinefile", "-hostfile", "--hostfile", "-f")
-COUNT = ("-n", "-np", "--np", "-c")
+from ..command.options import split
+
+SRUN_NODES = ("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-n", "--ntasks", "-F", "--nodefile",
+              "--ntasks-per-node")
+MPIRUN_NODES = ("-H", "-host", "--host", "-hosts", "-machinefile", "--machinefile", "-hostfile", "--hostfile", "-f",
+                "-N", "-ppn", "--ppn", "-perhost", "-npernode", "--npernode", "-grr", "-rr")
+COUNT = ("-n", "-np", "--n", "--np", "-c")
+VALUES = {  # options of launchers that take so many words, of which one may be called as a program is: -p test
+    **dict.fromkeys((
+        "-A", "-B", "-C", "-D", "-G", "-J", "-L", "-M", "-S", "-T", "-W", "-a", "-b", "-d", "-e", "-i", "-m", "-o",
+        "-p", "-q", "-r", "-t", "--account", "--chdir", "--comment", "--constraint", "--cpus-per-task",
+        "--container-image", "--container-mounts", "--container-name", "--container-workdir", "--distribution",
+        "--error", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--input", "--job-name", "--mem", "--mpi",
+        "--output", "--partition", "--qos", "--reservation", "--time"), 1),
+    **dict.fromkeys((
+        *COUNT, "-x", "--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-wdir", "--wdir", "-wd", "--prefix",
+        "-bootstrap", "-launcher", "-rmk", "-iface", "-genvlist", "-envlist", "-output-filename",
+        "--output-filename", "--output", "--tune"), 1),
+    **dict.fromkeys(("-mca", "--mca", "--gmca", "-gmca", "--prtemca", "--pmixmca", "-genv", "-env"), 2),
+}
 
 
 class Launcher(enum.Enum):
@@ -25,7 +43,8 @@ class Launcher(enum.Enum):
 class Command(NamedTuple):
     """A command in parts: the launcher's `program` and its `options`, and what it starts, `rest`.
 
-    `tasks` is the number of ranks that the options ask for, None if they don't; `error_file` is the job's own.
+    `tasks` is the number of ranks that the options ask for, None if they don't. `error_file` and `abort_grace` are the
+    values of mpiddp's options, empty where they are not given; the first one is not in `rest`.
     """
 
     launcher: Launcher
@@ -34,6 +53,7 @@ class Command(NamedTuple):
     rest: tuple[str, ...]
     tasks: int | None = None
     error_file: str = ""
+    abort_grace: str = ""
 
 
 class CommandError(ValueError):
@@ -47,10 +67,11 @@ def read(command: Sequence[str], version: str, is_program: Callable[[str], objec
     """
     launcher = launcher_of(command[0], version)
     if launcher is Launcher.NONE:
-        return Command(launcher, "", (), tuple(command), error_file=value_of("--error-file", command))
-    begin = next((at for at, word in enumerate(command) if at and word[:1] != "-" and is_program(word)), len(command))
+        rest, error_file, abort_grace = own_options(command)
+        return Command(launcher, "", (), rest, None, error_file, abort_grace)
+    begin = begin_of_program(command, is_program)
     program, *options = command[:begin]
-    rest = tuple(command[begin:])
+    rest, error_file, abort_grace = own_options(command[begin:])
     given = SRUN_NODES if launcher is Launcher.SRUN else MPIRUN_NODES
     for option in options:
         name = option.split("=")[0]
@@ -62,7 +83,42 @@ def read(command: Sequence[str], version: str, is_program: Callable[[str], objec
     tasks = None
     if launcher is not Launcher.SRUN:
         options, tasks = without_count(options)
-    return Command(launcher, program, tuple(options), rest, tasks, value_of("--error-file", rest))
+        if ":" in rest:
+            raise CommandError("':' between programs: mpiddp.supervise gives all nodes as many ranks of one program")
+    return Command(launcher, program, tuple(options), rest, tasks, error_file, abort_grace)
+
+
+def begin_of_program(command: Sequence[str], is_program: Callable[[str], object]) -> int:
+    """Return where in a launcher's command the program stands that it starts; the end, if that is not found."""
+    at = 1
+    while at < len(command):
+        if command[at][:1] == "-":
+            at += VALUES.get(command[at], 0)
+        elif is_program(command[at]):
+            break
+        at += 1
+    return min(at, len(command))
+
+
+def own_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
+    """Return the words without mpiddp's --error-file, the value of that, and --abort-grace's; empty if not given.
+
+    The options stand between `-m mpiddp`, or `mpiddp`, and the script: what follows is the script's own.
+    """
+    by_module = [at + 2 for at, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
+    begins = by_module or [at + 1 for at, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
+    if not begins:
+        return tuple(words), "", ""
+    ours, script = split(words[begins[0]:])
+    found = {"--error-file": "", "--abort-grace": ""}
+    left = []
+    while ours:
+        name, is_given, value = ours.pop(0).partition("=")
+        if name in found:
+            found[name] = value if is_given or not ours else ours.pop(0)
+        if name != "--error-file":
+            left.append(f"{name}={found[name]}" if name in found else name + is_given + value)
+    return (*words[:begins[0]], *left, *script), found["--error-file"], found["--abort-grace"]
 
 
 def launcher_of(program: str, version: str) -> Launcher:
@@ -84,16 +140,6 @@ def without_count(options: Sequence[str]) -> tuple[list[str], int | None]:
                 raise CommandError(f"{option} {options[at + 1]}: must be a number of ranks")
             return [*options[:at], *options[at + 2:]], int(options[at + 1])
     return list(options), None
-
-
-def value_of(name: str, words: Sequence[str]) -> str:
-    """Return the value of an option, empty if it is not among the words."""
-    for at, word in enumerate(words):
-        if word == name and at + 1 < len(words):
-            return words[at + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return ""
 
 
 def on_nodes(

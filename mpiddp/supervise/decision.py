@@ -6,22 +6,29 @@ import enum
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from ..errors import EXIT_CANNOT_START, EXIT_REQUEUE, EXIT_USAGE
-from ..plan.verdict import OWN
+from ..errors import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_REQUEUE, EXIT_USAGE
+from ..plan.verdict import ABSENT, ENDED, OUT_OF_MEMORY
 from ..plan.words import duration, shortened
 
 STARTING_S = 30.0  # for a start and a few steps: an attempt that has less is not begun
 CHANCE = 0.01  # healthy nodes that may be left out, in a job's whole life, because faults have met there by chance
 LENGTH = 0.25  # by which the lengths of two attempts may differ that end alike without counting steps
-DEVICE_FAULTS = (  # as CUDA, NCCL and drivers say that a device, and not the script, is at fault
-    "uncorrectable ecc", "ecc error", "cudaerrordevicesunavailable", "busy or unavailable", "fallen off the bus",
-    "cuda driver initialization failed", "hardware stack error", "cudaerrorhardwarestackerror", "nvlink error",
-    "cudaerrorsystemnotready", "system not yet initialized", "device not ready", "nvrm: xid",
+BROKEN = (  # as CUDA, NCCL and drivers say that a device, and not the script, is at fault
+    "uncorrectable ecc", "ecc error", "fallen off the bus", "hardware stack error", "cudaerrorhardwarestackerror",
+    "nvlink error", "nvlink or a hardware error", "nvrm: xid",
+)
+NOT_READY = (  # that it cannot be used, which a script may have caused, too
+    "cudaerrordevicesunavailable", "busy or unavailable", "cuda driver initialization failed",
+    "cudaerrorsystemnotready", "system not yet initialized",
 )
 VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes: what differs between two errors that are alike
+KILLED_FROM_OUTSIDE = (130, 143, 15)  # of a launcher that was ended by SIGINT or SIGTERM; the last one is MPICH's
+NOT_BY_ITSELF = (ENDED, ABSENT)  # of a rank that was killed, crashed or stopped: nodes do that, too
+LONG_S = 600.0  # an attempt of which the length is no chance
+TO_GO_ON = ("SIGUSR1", "SIGTERM")  # at which a job that calls should_stop() ends with status 75
 
 
 class Attempt(NamedTuple):
@@ -30,7 +37,8 @@ class Attempt(NamedTuple):
     It ran on `nodes` for `seconds`, and its launcher ended with `status`. What its report says: `kind` and `signal` as
     in plan/verdict.py, `cause`, `where`, the `rank` and its `host`; all are empty, and `rank` is None, if there is no
     report, and `host` and `rank` if nobody is to blame. `outside` tells that a signal was sent to the job as a whole.
-    `silent` are nodes that were asked afterwards and did not answer. It made `steps`, None if it counts none;
+    `device` is the line of its error by which a device is at fault. `silent` are nodes that were asked afterwards and
+    did not answer. It made `steps`, None if it counts none;
     `has_progressed` tells whether it wrote a checkpoint, None if it is not known where those lie.
     """
 
@@ -44,6 +52,7 @@ class Attempt(NamedTuple):
     host: str = ""
     signal: str = ""
     outside: bool = False
+    device: str = ""
     silent: tuple[str, ...] = ()
     steps: int | None = None
     has_progressed: bool | None = None
@@ -58,12 +67,16 @@ class Attempt(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What the user allows: so many restarts, on so many nodes, at least `min_nodes`, and the time that is `left_s`."""
+    """What the user allows: so many restarts, on so many nodes, at least `min_nodes`, and the time that is `left_s`.
+
+    The batch system has started the job again for `requeues` times.
+    """
 
     nodes: int
     min_nodes: int
     restarts: int
     left_s: float = math.inf
+    requeues: int = 0
 
 
 class Action(enum.Enum):
@@ -97,10 +110,11 @@ def decide(attempts: Sequence[Attempt], pool: Sequence[str], limits: Limits) -> 
     last = attempts[-1]
     if last.status == 0:
         return Decision(Action.DONE, "")
-    if last.status == EXIT_REQUEUE:
+    if last.status == EXIT_REQUEUE and not last.kind:  # a rank may fail with that status, too
         return Decision(Action.REQUEUE, "the job has stopped, and can go on")
-    if last.outside:
-        return Decision(Action.STOP, f"{last.signal or 'a signal'} was sent to the job from outside")
+    if is_from_outside(last):
+        why = f"{last.signal or 'a signal'} was sent to the job from outside"
+        return Decision(Action.REQUEUE if can_go_on(attempts, last.signal) else Action.STOP, why)
     out = suspects(attempts, pool)
     new = tuple(one.host for one in out if one.attempt == len(attempts) - 1)
     if not new and (why := stops(attempts)):
@@ -108,17 +122,47 @@ def decide(attempts: Sequence[Attempt], pool: Sequence[str], limits: Limits) -> 
     if len(attempts) > limits.restarts:
         return Decision(Action.STOP, f"--max-restarts {limits.restarts} is reached", without=new)
     if limits.left_s < STARTING_S:
-        return Decision(Action.REQUEUE, f"{duration(max(0.0, limits.left_s))} of the walltime are left, too few for an "
-                        "attempt", without=new)
+        why = f"{duration(max(0.0, limits.left_s))} of the walltime are left, too few for an attempt"
+        return queued_again(why, new, attempts, limits)
     nodes = choose(last.nodes, pool, {one.host for one in out}, limits)
     evidence = "; ".join(one.evidence for one in out if one.host in new)
     if not nodes:
         needed = f"{limits.min_nodes} nodes are needed, and {len(pool) - len(out)} of {len(pool)} are left"
-        return Decision(Action.REQUEUE, "; ".join(filter(None, (evidence, needed))), without=new)
+        return queued_again("; ".join(filter(None, (evidence, needed))), new, attempts, limits)
     fewer = f"{len(nodes)} of {limits.nodes} nodes are left" if len(nodes) < limits.nodes else ""
     healthy = f"nothing speaks against {last.host}" if last.host and len(pool) > 1 else ""
     why = "; ".join(filter(None, (evidence, fewer))) or healthy
     return Decision(Action.AGAIN, why, nodes, new)
+
+
+def queued_again(why: str, without: tuple[str, ...], attempts: Sequence[Attempt], limits: Limits) -> Decision:
+    """Return that the job is queued again, but not for ever: it ends if it was, and has got no further since."""
+    if any(is_further(one) for one in attempts) or limits.requeues < max(1, limits.restarts):
+        return Decision(Action.REQUEUE, why, without=without)
+    return Decision(Action.STOP, f"{why}, and it was queued again {limits.requeues} times", without=without)
+
+
+def is_further(attempt: Attempt) -> bool:
+    """Tell whether an attempt has brought the job on: by a checkpoint, or where those are not known, by a step."""
+    return bool(attempt.steps) if attempt.has_progressed is None else attempt.has_progressed
+
+
+def is_from_outside(attempt: Attempt) -> bool:
+    """Tell whether a signal was sent to the job as a whole: by its report, or without one its launcher's status."""
+    return attempt.outside or (attempt.status in KILLED_FROM_OUTSIDE and not attempt.kind and not attempt.silent)
+
+
+def can_go_on(attempts: Sequence[Attempt], name: str) -> bool:
+    """Tell whether a signal cut a job off while it was started that ends in order by it once it makes steps."""
+    return name in TO_GO_ON and not attempts[-1].steps and any(one.steps for one in attempts)
+
+
+def after_signal(found: Decision, name: str, attempts: Sequence[Attempt]) -> Decision:
+    """Return what to do instead of `found` where a signal came, which asks the whole job to end."""
+    is_again, is_cut_off = found.action is Action.AGAIN, is_from_outside(attempts[-1]) and can_go_on(attempts, name)
+    if is_cut_off or (is_again and name in TO_GO_ON and any(one.steps for one in attempts)):
+        return Decision(Action.REQUEUE, f"{name} came, and the job can go on", without=found.without)
+    return Decision(Action.STOP, f"{name} came", without=found.without) if is_again else found
 
 
 def choose(former: Sequence[str], pool: Sequence[str], out: Collection[str], limits: Limits) -> tuple[str, ...]:
@@ -135,6 +179,8 @@ def stops(attempts: Sequence[Attempt]) -> str:
         return f"status {EXIT_USAGE}, by which programs say that their command line is wrong"
     if last.status == EXIT_CANNOT_START and not last.kind and len(attempts) == 1:
         return f"status {EXIT_CANNOT_START}, by which mpiddp says that the job cannot start"
+    if last.status == EXIT_OUTPUT_LOST and not last.kind:
+        return f"status {EXIT_OUTPUT_LOST}, by which mpiddp says that output was lost; no rank failed"
     if len(attempts) > 1 and (how := likeness(attempts[-2], last)):
         return f"two attempts ended alike, {how}: {last.reason}"
     return ""
@@ -152,34 +198,41 @@ def likeness(before: Attempt, last: Attempt) -> str:
         words = f"after {last.steps:,} steps (does it go on from checkpoints? name these by --progress-file)"
         return words if last.steps in (0, before.steps) else ""
     longer = max(before.seconds, last.seconds)
+    if before.host != last.host and last.kind in NOT_BY_ITSELF and longer > LONG_S:
+        return ""
     return "after about the same time" if abs(before.seconds - last.seconds) <= LENGTH * longer else ""
 
 
 def suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Suspect]:
     """Return the nodes that evidence speaks against, in the order in which they were found."""
     found: dict[str, Suspect] = {}
-    known = names_of(pool)
+    node_of = namer(pool)
     faults: dict[str, list[int | None]] = {}  # the ranks at fault, of each host
     for number, one in enumerate(attempts):
         told = {host: f"{host} does not answer" for host in one.silent}
         if one.rank is not None and not one.outside:
-            if is_device_fault(one.cause):
-                told.setdefault(one.host, f"a device of {one.host} is at fault: {shortened(one.cause, 200)}")
-            elif one.kind != OWN and not one.silent:  # an exception of the script says nothing of its node
+            is_bug = number > 0 and bool(likeness(attempts[number - 1], one))
+            if one.device and is_elsewhere(attempts[number - 1:number], one) and is_bug:
+                found.pop(node_of(attempts[number - 1].host), None)
+            elif one.device:
+                told.setdefault(one.host, f"a device of {one.host} is at fault: {shortened(one.device, 200)}")
+            elif one.kind in NOT_BY_ITSELF and OUT_OF_MEMORY not in one.cause and not one.silent:
                 faults.setdefault(one.host, []).append(one.rank)
                 here, in_all = faults[one.host], sum(map(len, faults.values()))
-                if len(set(here)) > 1 and (len(here) == in_all or coincidence(len(here), in_all, len(pool)) < CHANCE):
+                plainly = len(here) == in_all and len(pool) > 1 and not is_bug
+                if len(set(here)) > 1 and (plainly or coincidence(len(here), in_all, len(pool)) < CHANCE):
                     told[one.host] = f"{len(here)} of {in_all} faults were on {one.host}, with different ranks"
         for host, evidence in told.items():
-            if node := known.get(host) or known.get(short(host)):
+            if node := node_of(host):
                 found.setdefault(node, Suspect(node, evidence, number))
     return list(found.values())
 
 
-def names_of(pool: Sequence[str]) -> dict[str, str]:
-    """Return the nodes by their names, and by the first parts of these, if no other has it: so ranks name hosts."""
+def namer(pool: Sequence[str]) -> Callable[[str], str]:
+    """Return what gives the node that a rank calls by its name, or by the first part of it, if no other has that."""
     times = Counter(map(short, pool))
-    return {**{short(node): node for node in pool if times[short(node)] == 1}, **{node: node for node in pool}}
+    known = {**{short(node): node for node in pool if times[short(node)] == 1}, **{node: node for node in pool}}
+    return lambda host: known.get(host) or known.get(short(host), "")
 
 
 def short(host: str) -> str:
@@ -188,9 +241,19 @@ def short(host: str) -> str:
     return host if first.isdecimal() else first
 
 
-def is_device_fault(error: str) -> bool:
-    """Tell whether an error's text says that a device is at fault."""
-    return any(words in error.lower() for words in DEVICE_FAULTS)
+def device_fault(error: str) -> str:
+    """Return the line of an error by which a device is at fault, empty if none is."""
+    return next((line.strip() for line in error.splitlines() if says(line, (*BROKEN, *NOT_READY))), "")
+
+
+def says(text: str, phrases: Sequence[str]) -> bool:
+    """Tell whether one of the phrases is in a text."""
+    return any(phrase in text.lower() for phrase in phrases)
+
+
+def is_elsewhere(before: Sequence[Attempt], last: Attempt) -> bool:
+    """Tell whether a device that is said not to be ready was on another node in the attempt before."""
+    return not says(last.device, BROKEN) and any(one.device and one.host != last.host for one in before)
 
 
 def coincidence(here: int, faults: int, nodes: int) -> float:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..facts.files import open_for_writing
 from ..plan.words import duration, folded, shortened
 from ..say import say
 from ..show.files import write_json
@@ -53,7 +54,7 @@ def note_suspects(path: str, attempts: Sequence[Attempt], pool: Sequence[str], n
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     lines = [f"{now}\t{one.host}\t{one.evidence}\n" for one in suspects(attempts, pool) if one.host in new]
     try:
-        with open(path, "a") as file:
+        with open(open_for_writing(path, append=True), "a", errors="replace") as file:
             file.write("".join(lines))
     except OSError as error:
         say(f"mpiddp.supervise: cannot write {path}: {error.strerror}")

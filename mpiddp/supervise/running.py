@@ -13,15 +13,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..config import DEFAULT_ABORT_GRACE_S, RUNNING
+import psutil
+
+from ..config import RUNNING
 from ..plan.verdict import OWN
-from .decision import Attempt
+from .command import Launcher
+from .decision import Attempt, device_fault
 
 LOOKING_S = 0.1  # between two looks at the process and at the file
 LATE_S = 2.0  # for what a job that has ended still writes
-GRACE_S = DEFAULT_ABORT_GRACE_S + 3.0  # for a job that has reported to end by itself
+MARK_S = 30.0  # for the end of what a job that seems to have succeeded still does, as a shared file system shows it
+GRACE_S = 3.0  # for a job that has reported to end by itself, besides its --abort-grace
 LOST_S = 0.5  # for that of one whose node does not answer: the launcher waits for it, in vain
 ENDING_S = 2.0  # between asking the launcher to end, and killing it
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
 UNKNOWN = 1  # a status, where Open MPI 5's mpirun has lost a node and says 0
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG (linux/prctl.h)
 
@@ -29,15 +35,12 @@ DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG (linux/prctl.h)
 class Running:
     """A job that runs. What Ctrl-C sends, and a batch system to the script's shell, `forward` hands on to it."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, hides_failures: bool) -> None:
-        """Start it; raise OSError where the program is not there. It writes its `report` if it fails.
-
-        Of a launcher that `hides_failures` status 0 is no proof of success.
-        """
-        for left in (report, report + RUNNING):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(left)
-        self._report, self._hides_failures = report, hides_failures
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: Launcher,
+                 abort_grace_s: float) -> None:
+        """Start it; raise OSError where the program is not there. A job writes its `report` if it fails."""
+        self._report, self._launcher = report, launcher
+        self._grace_s = abort_grace_s + GRACE_S
+        self._asked: list[psutil.Process] = []  # to end, what a script has started
         self._began_s = time.monotonic()
         libc, parent = ctypes.CDLL(None), os.getpid()
 
@@ -50,8 +53,14 @@ class Running:
                                          preexec_fn=become_child)
 
     def forward(self, number: int) -> None:
-        """Send the launcher a signal."""
-        with contextlib.suppress(ProcessLookupError):
+        """Send the launcher a signal, or if that is a script, what the script waits for: shells do not hand it on."""
+        below = waited_for(self._process.pid)
+        if number in ENDING:
+            self._asked += below
+        for one in below:
+            with contextlib.suppress(psutil.Error):
+                one.send_signal(number)
+        if not below:
             self._process.send_signal(number)
 
     def wait(self, nodes: tuple[str, ...], ask: Callable[[], tuple[str, ...]], cut: Callable[[], None]) -> Attempt:
@@ -65,27 +74,32 @@ class Running:
         ended_s = None
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(LOOKING_S)
-            if not found and (found := self._read()):
+            if self._asked and not any(one.is_running() for one in self._asked):
+                deadline = min(deadline, time.monotonic() + ENDING_S)  # a script may go on with something else
+            if self._launcher is not Launcher.NONE and not found and (found := self._read()):
                 ended_s = time.monotonic()
                 silent = ask() if found.get("kind") != OWN else ()
-                deadline = ended_s + (LOST_S if silent else GRACE_S)
-        if self._process.poll() is None:
+                deadline = ended_s + (LOST_S if silent else self._grace_s)
+        if self._process.poll() is None or self._process.returncode < 0:
             cut()
-        self._end(LOST_S if silent else ENDING_S)
+        if self._process.poll() is None:
+            self._end(LOST_S if silent else ENDING_S)
         ended_s = ended_s or time.monotonic()
-        late = time.monotonic() + LATE_S
+        late = time.monotonic() + (LATE_S if self._process.returncode else MARK_S)
         while not found and self._has_failed() and time.monotonic() < late:
-            time.sleep(LOOKING_S)
             refresh(os.path.dirname(self._report))
-            found = self._read()
+            if not (found := self._read()):
+                time.sleep(LOOKING_S)
+        if self._process.returncode:
+            self._end(ENDING_S)
         status = self._process.returncode or (UNKNOWN if found or self._has_failed() else 0)
         if status and found.get("kind") != OWN and not silent:
             silent = ask()  # also a second time: a node ends its programs before its daemon
         return attempt_of(nodes, ended_s - self._began_s, status, found)._replace(silent=silent)
 
     def _has_failed(self) -> bool:
-        """Tell whether the job has not ended in order, whatever the launcher's status says."""
-        if self._process.returncode != 0 or not self._hides_failures:
+        """Tell whether the job has not ended in order: Open MPI's status 0 is no proof of that."""
+        if self._process.returncode != 0 or self._launcher is not Launcher.OPEN_MPI:
             return self._process.returncode != 0
         try:
             os.close(os.open(self._report + RUNNING, os.O_RDONLY))  # NFS asks its server when a file is opened
@@ -94,12 +108,16 @@ class Running:
         return True
 
     def _end(self, grace_s: float) -> None:
-        """End the launcher, if it is still there."""
+        """End the launcher, if it is still there, or what is left of its process group, as a script leaves it."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is None:
-                self.forward(number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(grace_s)
+            deadline = time.monotonic() + grace_s
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if self._process.poll() is None or self._process.returncode:
+                    os.killpg(self._process.pid, number)
+                    while time.monotonic() < deadline:
+                        self._process.poll()
+                        os.killpg(self._process.pid, 0)  # raises ProcessLookupError once none is left
+                        time.sleep(LOOKING_S / 10)
         self._process.wait()
 
     def _read(self) -> dict[str, Any]:
@@ -119,10 +137,21 @@ def attempt_of(nodes: tuple[str, ...], seconds: float, status: int, found: Mappi
         return Attempt(nodes, seconds, status)
     numbers = (found.get(name) for name in ("rank", "steps", "exitcode"))
     rank, steps, own = (one if isinstance(one, int) else None for one in numbers)
+    cause = str(found.get("cause") or found["message"])
+    plain = [line for line in str(found.get("py_callstack", "")).splitlines() if line[:1] != " "]  # no lines of code
     return Attempt(
-        nodes, seconds, own or status, str(found.get("kind", "")), str(found.get("cause") or found["message"]),
-        str(found.get("where", "")), rank, str(found.get("host", "")), str(found.get("signal", "")),
-        bool(found.get("outside")), steps=steps)
+        nodes, seconds, own or status, str(found.get("kind", "")), cause, str(found.get("where", "")), rank,
+        str(found.get("host", "")), str(found.get("signal", "")), bool(found.get("outside")),
+        device_fault("\n".join([cause, *plain])), steps=steps)
+
+
+def waited_for(pid: int) -> list[psutil.Process]:
+    """Return what a process has started, if that is a shell that runs a script: shells hand no signal on."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if os.path.basename(process.exe()) in SHELLS:
+            return process.children()
+    return []
 
 
 def refresh(folder: str) -> None:

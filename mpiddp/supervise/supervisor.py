@@ -15,20 +15,26 @@ from typing import NamedTuple
 from ..config import RESTARTS
 from ..errors import EXIT_REQUEUE
 from ..facts import runtime
+from ..facts.runtime import slurm_restarts
 from ..plan.words import folded
 from ..say import say
+from ..show import files
 from .allocation import Allocation, cancel, is_running, left_s, silent
 from .command import Command, Launcher, on_nodes
-from .decision import Action, Attempt, Decision, Limits, decide
+from .decision import Action, Attempt, Decision, Limits, after_signal, decide
 from .history import Record, note_suspects, table, write
 from .running import Running
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # after which nothing is started
+SIGNALS = (*ENDING, signal.SIGUSR2)
 CRUMBS_S = 0.1  # between two SIGINTs, of which srun needs two
 
 
 class Plan(NamedTuple):
-    """What the user wants: see __main__.py. `folder` is where reports lie while the job runs."""
+    """What the user wants: see __main__.py. `folder` is where reports lie while the job runs.
+
+    `abort_grace_s` is mpiddp's option, and `error_file` gets what its own would get: the last failure's report.
+    """
 
     command: Command
     given: Allocation
@@ -37,6 +43,8 @@ class Plan(NamedTuple):
     tasks_per_node: int
     restarts: int
     stop_before_s: float | None
+    abort_grace_s: float
+    error_file: str
     progress_file: str
     history: str
     suspects: str
@@ -51,7 +59,7 @@ class Supervisor:
         self._attempts: list[Attempt] = []
         self._records: list[Record] = []
         self._running: Running | None = None
-        self._signal = 0  # the first one that came
+        self._signal = 0  # the first one that came of ENDING
         self._mute: tuple[str, ...] = ()  # nodes of which an answer cannot be expected, as behind a firewall
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
@@ -85,19 +93,20 @@ class Supervisor:
     def _try(self, number: int, nodes: tuple[str, ...]) -> Attempt:
         """Run the job once."""
         plan, step = self._plan, f"mpiddp-{secrets.token_hex(4)}"
-        own = plan.command.error_file or os.environ.get("MPIDDP_ERROR_FILE")
-        report = own or str(plan.folder / f"attempt-{number}.json")
+        report = str(plan.folder / f"attempt-{number}.json")
         variables = {RESTARTS: str(runtime.restart_count(os.environ) + number), "MPIDDP_ERROR_FILE": report,
                      "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
         words = on_nodes(plan.command, nodes, plan.tasks_per_node, step, [*variables])
         before = state_of(plan.progress_file)
-        self._running = Running(words, {**os.environ, **variables}, report, plan.command.launcher is Launcher.OPEN_MPI)
+        self._running = Running(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s)
         if self._signal:  # it came while the launcher was started
             self._running.forward(self._signal)
         attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel(plan.given, step))
         self._running = None
+        if attempt.status and plan.error_file and os.path.exists(report):
+            files.write(plan.error_file, Path(report).read_text())
         after = state_of(plan.progress_file)
         return attempt._replace(has_progressed=after != before if after else None)
 
@@ -106,17 +115,20 @@ class Supervisor:
         return tuple(node for node in silent(self._plan.given, nodes) if node not in self._mute)
 
     def _find_mute(self) -> None:
-        self._mute = silent(self._plan.given, self._plan.given.nodes)
+        nodes = self._plan.given.nodes
+        found = silent(self._plan.given, nodes)
+        self._mute = found if len(found) >= len(nodes) - 1 else ()  # all but this one; fewer are lost
 
     def _decide(self, attempt: Attempt) -> Decision:
         plan = self._plan
         left = left_s(plan.given) - (plan.stop_before_s or 0.0) if attempt.status else 0.0
         pool = plan.given.nodes or (socket.gethostname(),)
-        found = decide(self._attempts, pool, Limits(max(plan.nodes, 1), plan.min_nodes, plan.restarts, left))
-        if found.action is Action.AGAIN and self._signal:
-            return Decision(Action.STOP, f"{signal.Signals(self._signal).name} came", without=found.without)
+        found = decide(self._attempts, pool, Limits(
+            max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, slurm_restarts(os.environ)))
         if found.action is Action.AGAIN and not is_running(plan.given):
             return Decision(Action.STOP, "the batch system ends this job", without=found.without)
+        if self._signal:
+            found = after_signal(found, signal.Signals(self._signal).name, self._attempts)
         return found._replace(nodes=found.nodes if plan.given.nodes else ())
 
     def _end(self, decision: Decision) -> int:
@@ -133,11 +145,12 @@ class Supervisor:
             say(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
-        return last.status
+        return last.status if last.status != EXIT_REQUEUE else 1  # by 75 a batch script would queue it again
 
     def _forward(self, number: int, _: object) -> None:
-        """Hand a signal on to the job, and start nothing after it."""
-        self._signal = self._signal or number
+        """Hand a signal on to the job, and start nothing after one of ENDING."""
+        if number in ENDING:
+            self._signal = self._signal or number
         if self._running is not None:
             self._running.forward(number)
             if number == signal.SIGINT and self._plan.command.launcher is Launcher.SRUN:
@@ -146,14 +159,17 @@ class Supervisor:
 
 
 def state_of(path: str) -> tuple[tuple[str, int, int], ...]:
-    """Return what tells whether checkpoints were written: name, time in ns, size of a file, or of all in a folder."""
-    found = []
+    """Return what tells whether checkpoints were written: name, time in ns, size of a file, or of all in a folder.
+
+    Those in the newest folder below it are told, too: FSDP's checkpoints are folders, and may be overwritten in place.
+    """
     if not path:
         return ()
     try:
-        for one in (sorted(os.scandir(path), key=lambda entry: entry.name) if os.path.isdir(path) else [Path(path)]):
-            facts = one.stat()
-            found.append((str(one), facts.st_mtime_ns, facts.st_size))
+        found: list[Path | os.DirEntry[str]] = list(os.scandir(path)) if os.path.isdir(path) else [Path(path)]
+        below = [one for one in found if isinstance(one, os.DirEntry) and one.is_dir()]
+        if below:
+            found += os.scandir(max(below, key=lambda one: one.stat().st_mtime_ns))
+        return tuple(sorted((os.fspath(one), one.stat().st_mtime_ns, one.stat().st_size) for one in found))
     except OSError:
         return ()
-    return tuple(found)

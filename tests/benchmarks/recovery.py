@@ -125,8 +125,9 @@ class Month:
             "bug": (OWN, "KeyError: 'label'"), "exception": (OWN, f"OSError: {self.random.random()}"),
         }
         reported, cause = as_reported[kind]
+        silent, device = (NAMES[node],) if kind == "lost" else (), cause if kind == "device" else ""
         return Attempt(tuple(map(NAMES.__getitem__, self.used)), hours * 3600, 1, reported, cause, "train.py, line 9",
-                       rank, NAMES[node], silent=(NAMES[node],) if kind == "lost" else (), steps=steps), hours
+                       rank, NAMES[node], device=device, silent=silent, steps=steps), hours
 
     def leave_out(self, nodes: Sequence[int]) -> None:
         """Note that nodes are left out, until they are repaired."""

@@ -2,6 +2,7 @@
 
 STEP counts from the beginning of the training: a script that goes on from a checkpoint says at which step it does by
 printing `resumed in epoch E …`. A line of the file NOTES tells the time of each attempt's first step, and of the fault.
+The KIND `end` is a rank that stops after the last step.
 """
 
 import ctypes
@@ -53,7 +54,7 @@ def should_stop() -> bool:
     if calls == 0 and os.environ["RANK"] == "0":
         note("first step")
     calls += 1
-    is_turn = KIND == "always" or (KIND != "none" and mpiddp.restart_count == 0)
+    is_turn = KIND == "always" or (KIND not in ("none", "end") and mpiddp.restart_count == 0)
     if mine and is_turn and begun() + calls == STEP:
         fail()
     return asks()
@@ -75,3 +76,5 @@ mpiddp.should_stop = should_stop
 sys.argv = sys.argv[5:]
 first_epoch = epoch_of(sys.argv[sys.argv.index("--checkpoint") + 1])
 runpy.run_path(sys.argv[0], run_name="__main__")
+if KIND == "end" and mine and mpiddp.restart_count == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
