@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.facts.files import open_for_writing
-from mpiddp.run.relay import Sink
+from mpiddp.relay.sink import Sink
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (

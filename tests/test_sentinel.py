@@ -396,7 +396,7 @@ def test_a_running_sentinel_and_a_running_relay_have_neither_torch_nor_mpi(quick
     assert threads == [1] * 4
     assert ["mpiddp.sentinel.watcher" in look.modules for look in looks] == [
         title.startswith("mpiddp: sentinel") for title in titles.values()]
-    assert all("mpiddp.run.relay" in look.modules for look in looks)
+    assert all("mpiddp.relay.process" in look.modules for look in looks)
 
 
 class Look(NamedTuple):
@@ -427,7 +427,7 @@ def await_files(*paths: Path) -> None:
 
 IMPORTS_ALL = """
 import importlib, pkgutil, sys
-import mpiddp.sentinel, mpiddp.run.relay
+import mpiddp.sentinel, mpiddp.relay.process
 for one in pkgutil.iter_modules(mpiddp.sentinel.__path__, "mpiddp.sentinel."):
     importlib.import_module(one.name)
 print(*sys.modules)
@@ -438,7 +438,7 @@ def test_no_module_of_a_sentinel_imports_torch_or_mpi() -> None:
     """Some of them are imported only when the rank ends."""
     done = subprocess.run([sys.executable, "-c", IMPORTS_ALL], cwd=ROOT, capture_output=True, text=True, timeout=60)
     modules = set(check(done).stdout.split())
-    assert {"mpiddp.run.relay", "mpiddp.sentinel.watcher", "mpiddp.sentinel.leftovers"} <= modules
+    assert {"mpiddp.relay.process", "mpiddp.sentinel.watcher", "mpiddp.sentinel.leftovers"} <= modules
     assert not modules & {"torch", "mpi4py"}
 
 

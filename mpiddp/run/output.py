@@ -9,8 +9,8 @@ from ..config import LaunchConfig, Shown
 from ..errors import EXIT_OUTPUT_LOST
 from ..exits import flush_python
 from ..facts.files import open_for_writing
+from ..relay.handle import Relay
 from ..say import say
-from .relay import Relay
 
 
 def is_relayed(config: LaunchConfig) -> bool:

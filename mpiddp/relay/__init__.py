@@ -1,0 +1,1 @@
+"""A process that passes a rank's output on: to the terminal, to a log, to both."""

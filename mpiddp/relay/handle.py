@@ -1,0 +1,55 @@
+"""The rank's end of its relay."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ..beside.detached import fork_detached, reap
+from ..beside.messages import Forward, Forwarded
+from ..beside.wire import Wire
+from ..say import say
+from .process import FOREVER_S, relay
+
+
+class Relay:
+    """A process that passes a rank's output on; it gets all of it even if the rank crashes."""
+
+    def __init__(self) -> None:
+        self._socket, its = socket.socketpair()
+        reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
+        forking = fork_detached(lambda: relay(Wire(its), *reading), kept=(its.fileno(), *reading))
+        reap(forking)
+        its.close()
+        for descriptor in reading:
+            os.close(descriptor)
+        self._control = Wire(self._socket)
+        self._who = ""
+
+    def dismiss(self) -> None:
+        """End the relay, which is not needed."""
+        self._control.close()
+        for pipe in self._writing:
+            os.close(pipe)
+
+    def begin(self, log: str, prefix: str, who: str) -> None:
+        """Take over stdout and stderr."""
+        self._who = who
+        self._control.send(Forward(log, prefix, who))
+        for descriptor, pipe in enumerate(self._writing, start=1):
+            os.dup2(pipe, descriptor)
+            os.close(pipe)
+
+    def end(self) -> bool:
+        """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
+
+        A slow reader is waited for, as without a relay. Other processes may still write to the relay.
+        """
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            message = self._control.receive(FOREVER_S)[0]
+            assert isinstance(message, Forwarded)
+            return message.lost
+        except (EOFError, OSError):
+            say(f"mpiddp: {self._who}: the process that passed its output on is gone, and output perhaps lost")
+            return True
