@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.beside.loop import Loop
 from mpiddp.facts.host import Interface
 from mpiddp.join import probe as probing
 from mpiddp.join.probe import PATIENCE_S, Door, Probe
 from mpiddp.plan.network import Trial
-from mpiddp.sentinel.entrance import Answering
-from mpiddp.sentinel.loop import Loop
+from mpiddp.sentinel.calls import Answering
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, srun

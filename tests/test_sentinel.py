@@ -22,15 +22,15 @@ import psutil
 import pytest
 
 from mpiddp.beside.lines import encode
+from mpiddp.beside.loop import Loop
 from mpiddp.beside.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched
 from mpiddp.beside.wire import Wire
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import Verdict
 from mpiddp.say import say
 from mpiddp.sentinel import entrance, process, watcher
-from mpiddp.sentinel.entrance import dial
+from mpiddp.sentinel.calls import dial
 from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
-from mpiddp.sentinel.loop import Loop
 from mpiddp.sentinel.office import Office
 from tests import processes
 from tests.cluster import Cluster

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from ..beside import messages
 from ..beside.asking import Ask
+from ..beside.entrance import SHOWING_S
+from ..beside.loop import Loop
 from ..beside.wire import Wire
 from . import events
-from .entrance import SHOWING_S, Answering, Dialling
-from .loop import Loop
+from .calls import Answering, Dialling
 
 if TYPE_CHECKING:
     from .office import Office

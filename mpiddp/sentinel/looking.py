@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from ..beside.asking import Inspect, Inspected, Progress, Sight, Where, Whereabouts
 from ..beside.lines import decode
+from ..beside.loop import Loop
 from ..beside.messages import STACK_SIGNAL
 from ..plan.verdict import LONG_TEXT
 from ..plan.words import shortened
 from ..where import stack
 from ..where.glance import Glance, can_be_sent, descendants, glance, other_program
-from .loop import Loop
 
 LONGEST_S = 0.9  # for one look
 RANK_S = 0.6  # of these, for the rank to print its stack, and to tell how far it is

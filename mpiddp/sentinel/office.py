@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..beside.asking import Ask, Inspect, Inspected, Whereabouts
 from ..beside.detached import fork_detached, reap, silence
+from ..beside.entrance import Entrance, keep_alive
+from ..beside.loop import Loop
 from ..beside.messages import Coordinate, Hello, Interrupted, Message, Sent, Watched
 from ..beside.wire import Wire
 from ..config import RESTARTS, RUNNING
@@ -26,9 +28,7 @@ from ..version import __version__
 from ..where.cards import Card, job_number, path_of, remove, write
 from . import events
 from .coordinator import Coordinator, State
-from .entrance import Entrance, keep_alive
 from .leftovers import cancel
-from .loop import Loop
 
 if TYPE_CHECKING:
     from ..where.inquiry import Inquiry

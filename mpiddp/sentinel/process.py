@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..beside.asking import Inspect, Sight, Where
 from ..beside.detached import silence, take_title
+from ..beside.loop import Loop
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
 from ..beside.wire import Wire
 from ..facts.process import Process
@@ -27,7 +28,6 @@ from ..show.report import tell
 from . import events
 from .connections import Connections
 from .leftovers import Leftovers, cancel
-from .loop import Loop
 from .start import OTHERS_S
 from .watcher import State, Watcher
 

@@ -1,4 +1,4 @@
-"""What a sentinel waits for: connections, processes and the clock."""
+"""What a process beside a rank waits for: connections, processes and the clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from ..beside.wire import Wire
+from .wire import Wire
 
 
 class Loop:
