@@ -137,6 +137,8 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         full_traceback=options.traceback == "full",
         log_dir=absolute(options.log_dir),
         shown=options.show,
+        fold_window_s=options.fold_window,
+        drops_lines=options.overflow == "drop",
         prefix=options.prefix,
         python_exit=options.exit,
         binding=options.bind,

@@ -11,6 +11,7 @@ DEFAULT_STARTUP_TIMEOUT_S = 300.0
 RESTARTS = "MPIDDP_RESTART_COUNT"  # a variable that mpiddp.supervise sets
 RUNNING = ".running"  # ends the name of a file beside the report of a job that it started, until the job ends in order
 DEFAULT_ABORT_GRACE_S = 5.0
+DEFAULT_FOLD_WINDOW_S = 1.0
 
 
 class Script(NamedTuple):
@@ -43,11 +44,12 @@ class Desk(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The ranks whose output is shown: all, or those named by rank or by local rank."""
+    """The ranks whose output is shown: all, or those named by rank or by local rank; or all, `folded`."""
 
     everyone: bool = True
     ranks: frozenset[int] = frozenset()
     local_ranks: frozenset[int] = frozenset()
+    folded: bool = False
 
     def has(self, rank: int, local_rank: int) -> bool:
         """Tell whether a rank's output is shown."""
@@ -65,8 +67,10 @@ class LaunchConfig(NamedTuple):
     `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason
     of a failure as JSON, `log_dir` each rank's output; empty writes neither. `full_traceback` shows libraries' frames
     in what a rank that fails prints. `prefix` is put before each line of output, with the fields `rank`, `local_rank`,
-    `host` and `time` of str.format(). `python_exit` ends the process by the interpreter's own exit. `binding` is a
-    policy for the cores (`plan.cores.shares`). `threads` is the number of a rank's threads; None takes the
+    `host` and `time` of str.format(); of folded lines, `rank` and `time`. Lines are folded that ranks say within
+    `fold_window_s` of each other; a rank that says more than can be shown waits, unless `drops_lines`.
+    `python_exit` ends the process by the interpreter's own exit. `binding` is a policy for the cores
+    (`plan.cores.shares`). `threads` is the number of a rank's threads; None takes the
     number of its cores. Rank 0 writes every rank's place to `map_file`, a .json or .svg file, and the times
     at which each rank began each stage to `trace_file`; empty writes neither. `stop_before_s` is how long
     before the end of the Slurm job mpiddp.should_stop() becomes true; None leaves that to signals.
@@ -94,6 +98,8 @@ class LaunchConfig(NamedTuple):
     full_traceback: bool = False
     log_dir: str = ""
     shown: Shown = Shown()
+    fold_window_s: float = DEFAULT_FOLD_WINDOW_S
+    drops_lines: bool = False
     prefix: str = ""
     python_exit: bool = False
     binding: str = "auto"

@@ -29,7 +29,7 @@ from .join.watched import fork_sentinel
 from .run import caller, failure, script, signals
 from .run.ending import Ending
 from .run.handlers import give_signals_back, note_preloaded
-from .run.output import Output, is_relayed
+from .run.output import Output, is_relayed, outlet_of
 from .run.running import RunningJob, leave_job, run_script
 from .run.walltime import prepare_stop
 from .say import warn
@@ -74,8 +74,7 @@ def start_and_run(config: LaunchConfig) -> int:
 
         file = config.script.target if config.script and config.script.is_file else ""
         return explain(functools.partial(job.membership.explain, file), job.membership.environment, config.explain)
-    place = job.membership.environment
-    job.ending.watch_script(leaving, config.shown.has(place.rank, place.local_rank), config.prefix)
+    job.ending.watch_script(leaving, outlet_of(job.membership, config))
     return run_script(job, config)
 
 
@@ -216,9 +215,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     stop = prepare_stop(config, started_by)
     started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)
     assert started.ending
-    place = membership.environment
-    started.ending.direct_output(config.shown.has(place.rank, place.local_rank), config.prefix)
-    started.ending.watch(leave)
+    started.ending.watch(leave, outlet_of(membership, config))
     started.guard = Guard(started.ending, leave)
     return started
 

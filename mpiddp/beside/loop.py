@@ -39,7 +39,7 @@ class Loop:
                     del self._timers[name]
                     self.attempt(act)
 
-    def attempt(self, act: Callable[[], None]) -> bool:
+    def attempt(self, act: Callable[[], object]) -> bool:
         """Call `act` and tell whether it came to its end."""
         try:
             act()

@@ -223,15 +223,41 @@ class Over(NamedTuple):
 # A rank and the relay of its output
 
 
+class Folding(NamedTuple):
+    """Fold the output of `rank` with that of others: hand it on to the relay that listens on `address` and `port`.
+
+    With port 0 it is shown here. A descriptor that comes with it listens for the relays of other ranks: of those that
+    are `expected`, the bits of a hexadecimal number, this one's among them. Relays show each other the `token`. Lines
+    are held back for `window_s`. A rank that says more than can be shown waits; if `drops`, lines are dropped.
+    """
+
+    rank: int
+    expected: str
+    address: str
+    port: int
+    token: str
+    window_s: float
+    drops: bool
+
+
 class Forward(NamedTuple):
     """Pass the output of the rank called `who` on, each line after `prefix`, and write it to the file `log`.
 
-    Both are empty for none.
+    Both are empty for none. Without `folding` it goes to the terminal as it is.
     """
 
     log: str
     prefix: str
     who: str
+    folding: Folding | None = None
+
+
+class SettleOutput(NamedTuple):
+    """Show what all ranks have written before this, and say when that is done."""
+
+
+class OutputSettled(NamedTuple):
+    """The answer to `SettleOutput`."""
 
 
 class Forwarded(NamedTuple):
@@ -243,8 +269,8 @@ class Forwarded(NamedTuple):
 Sent = (
     Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
     | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
-    | Missing | JobEnds | Over | Forward | Forwarded | Stacks | Progress | Where | Whereabouts | Ask | Shown
-    | Inspect | Inspected | Answers
+    | Missing | JobEnds | Over | Forward | Forwarded | SettleOutput | OutputSettled | Stacks | Progress | Where
+    | Whereabouts | Ask | Shown | Inspect | Inspected | Answers
 )
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_STARTUP_TIMEOUT_S, RESTARTS
+from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_FOLD_WINDOW_S, DEFAULT_STARTUP_TIMEOUT_S, RESTARTS
 from .values import (
     FALSE,
     PREFIX,
@@ -97,7 +97,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "show": {
         "default": "all", "type": ranks, "metavar": "RANKS",
-        "help": "whose output to show: all, none, or ranks as in 0,4,local-0 (default: %(default)s)",
+        "help": "whose output to show: all, none, or ranks as in 0,4,local-0; fold shows once what several ranks say, "
+                "and which ones do (default: %(default)s)",
+    },
+    "fold-window": {
+        "default": DEFAULT_FOLD_WINDOW_S, "type": seconds, "metavar": "SECONDS",
+        "help": "with --show fold: how long to wait for one more rank to say the same (default: %(default)s)",
+    },
+    "overflow": {
+        "default": "wait", "choices": ("wait", "drop"),
+        "help": "with --show fold, what a rank does that says more than can be shown: wait, or have lines dropped, "
+                "with a note of how many; logs get all (default: %(default)s)",
     },
     "map": {
         "default": "", "type": map_file, "metavar": "FILE",

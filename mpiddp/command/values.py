@@ -48,12 +48,12 @@ def port(text: str) -> int:
 def ranks(text: str) -> Shown:
     """Return the ranks that are shown."""
     words = text.split(",")
-    if text in ("all", "none"):
-        return Shown(everyone=text == "all")
+    if text in ("all", "none", "fold"):
+        return Shown(everyone=text != "none", folded=text == "fold")
     local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
     found = [word for word in words if not word.startswith("local-")]
     if not all(word.isdecimal() for word in (*local, *found)):
-        raise argparse.ArgumentTypeError(f"must be all, none, or ranks as in 0,4,local-0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be all, none, fold, or ranks as in 0,4,local-0, got {text!r}")
     return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
 
 

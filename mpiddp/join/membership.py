@@ -20,6 +20,7 @@ from ..plan.member import Member
 from ..plan.network import check_reached
 from ..plan.seat import Seat
 from . import rendezvous, variables
+from .gathering import Share, share
 from .logs import open_log
 from .process_group import GroupMaker
 from .rollcall import RollCall
@@ -34,7 +35,7 @@ def enter(
     """Set this rank's variables and device, connect it to the store, and return what it holds of the job.
 
     `former` holds what the variables that are already set were before. `server` is rank 0's store, None elsewhere.
-    Collective. Raises LaunchError `log-unwritable` or `address-unreachable`, on every rank.
+    Collective. Raises LaunchError `log-unwritable`, `address-unreachable` or `port-taken`, on every rank.
     """
     endpoint = plan.endpoint
     former = former | variables.set_missing(ways(plan.interface, plan.sockets)) | variables.set_all(
@@ -42,8 +43,9 @@ def enter(
     environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
                               device=use_device(plan.device))
     log = open_log(roll, config.log_dir, endpoint.run_id) if config.log_dir else ""
+    part = share(roll, place, endpoint, config) if config.shown.folded else None
     groups = GroupMaker(environment, rendezvous.KeySpaces(connect(roll, endpoint), endpoint.token))
-    return Membership(environment, roll, groups, server, former, endpoint, log, plan.seats)
+    return Membership(environment, roll, groups, server, former, endpoint, log, plan.seats, part)
 
 
 def use_device(name: str) -> torch.device:
@@ -73,18 +75,18 @@ class Membership:
     """Holds the ranks' communicator, the store (on rank 0 its server too) and the process group.
 
     `seats` are those of all ranks, on rank 0; empty elsewhere. `log` is the file with this rank's output, empty for
-    none.
+    none. `share` is its part in the output that is folded, if it is.
     """
 
     def __init__(
         self, environment: Environment, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
-        former: variables.Former, endpoint: Endpoint, log: str, seats: Sequence[Seat],
+        former: variables.Former, endpoint: Endpoint, log: str, seats: Sequence[Seat], share: Share | None = None,
     ) -> None:
         self.environment, self.endpoint, self.seats = environment, endpoint, seats
         self.roll, self.groups = roll, groups
         self._server = server
         self._former = former
-        self.log = log
+        self.log, self.share = log, share
 
     @property
     def comm(self) -> MPI.Comm:

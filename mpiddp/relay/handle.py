@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import time
 
 from ..beside.detached import fork_detached, reap
-from ..beside.messages import Forward, Forwarded
+from ..beside.messages import Forward, Forwarded, OutputSettled, SettleOutput
 from ..beside.wire import Wire
 from ..say import say
 from .process import FOREVER_S, relay
+
+SETTLING_S = 1.0
 
 
 class Relay:
@@ -32,13 +36,24 @@ class Relay:
         for pipe in self._writing:
             os.close(pipe)
 
-    def begin(self, log: str, prefix: str, who: str) -> None:
-        """Take over stdout and stderr."""
-        self._who = who
-        self._control.send(Forward(log, prefix, who))
+    def begin(self, forward: Forward, listener: int = -1) -> None:
+        """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one."""
+        self._who = forward.who
+        self._control.send(forward, listener)
+        if listener >= 0:
+            os.close(listener)
         for descriptor, pipe in enumerate(self._writing, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
+
+    def settle(self) -> None:
+        """Wait, not for long, until all is shown that ranks have written."""
+        deadline = time.monotonic() + SETTLING_S
+        self._control.send(SettleOutput())
+        with contextlib.suppress(EOFError, OSError):
+            while (left_s := deadline - time.monotonic()) > 0:
+                if any(isinstance(one, OutputSettled) for one in self._control.receive(left_s)):
+                    return
 
     def end(self) -> bool:
         """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
@@ -47,9 +62,10 @@ class Relay:
         """
         try:
             self._socket.shutdown(socket.SHUT_WR)
-            message = self._control.receive(FOREVER_S)[0]
-            assert isinstance(message, Forwarded)
-            return message.lost
+            while True:
+                for message in self._control.receive(FOREVER_S):
+                    if isinstance(message, Forwarded):
+                        return message.lost
         except (EOFError, OSError):
             say(f"mpiddp: {self._who}: the process that passed its output on is gone, and output perhaps lost")
             return True

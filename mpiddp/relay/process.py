@@ -1,17 +1,29 @@
-"""The relay's process: it passes a rank's output on, to the terminal, to a log, to both."""
+"""The relay's process: it passes a rank's output on, to the terminal, to a log, to both, or to be folded."""
 
 from __future__ import annotations
 
 import os
-import selectors
+import select
+import time
+from collections.abc import Callable
+from functools import partial
 from string import Formatter
+from typing import TYPE_CHECKING
 
 from ..beside.detached import take_title
-from ..beside.messages import Forward, Forwarded
+from ..beside.loop import Loop
+from ..beside.messages import Folding, Forward, Forwarded, OutputSettled, SettleOutput
 from ..beside.wire import Wire
-from .lines import prefixed
+from ..say import say
+from .lines import Prefixer
 from .log import open_log
 from .sink import Sink
+
+if TYPE_CHECKING:
+    from .gathering import Gathering
+    from .overflow import Overflow
+    from .screen import Screen
+    from .upstream import Upstream
 
 FOREVER_S = 10**6
 PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
@@ -24,40 +36,164 @@ def relay(control: Wire, out: int, err: int) -> None:
     except EOFError:
         return
     assert isinstance(message, Forward)
-    passing = Passing(*message)
     take_title(f"mpiddp: output of {message.who}")
-    streams = {out: 1, err: 2}
-    with selectors.DefaultSelector() as selector:
-        for source in (out, err, control):
-            selector.register(source, selectors.EVENT_READ)
-        while streams:
-            ready = {key.fileobj for key, _ in selector.select()}
-            for source in [source for source in streams if source in ready]:
-                data = os.read(source, PIPE_BYTES)
-                passing.take(streams[source], data)
-                if not data:
-                    selector.unregister(source)
-                    del streams[source]
-            if control in ready:  # the rank ends, or is gone; what it wrote before was read above
-                selector.unregister(control)
-                for stream in streams.values():
-                    passing.take(stream, b"")
-                control.send(Forwarded(passing.lost))
-    control.send(Forwarded(passing.lost))
+    Process(control, {1: out, 2: err}, message).run()
+
+
+class Process:
+    """Reads a rank's `streams`, and writes them to its log and to wherever they are shown."""
+
+    def __init__(self, control: Wire, streams: dict[int, int], message: Forward) -> None:
+        self._control, self._streams, self._who = control, streams, message.who
+        self._loop = Loop(self._excuse)
+        self._held = False
+        self._overflow: Overflow | None = None
+        self._log = open_log(message.log, message.who) if message.log else None
+        self._way: Passing | Gathering | Upstream
+        if message.folding is None:
+            self._way = Passing(message.prefix, message.who)
+        else:
+            self._way = self._fold(message.folding, message.prefix, control.take_descriptor())
+        self._loop.listen(control, self._hear)
+        self._listen()
+
+    def run(self) -> None:
+        """Pass all on."""
+        self._loop.run()
+        self._control.send(Forwarded(self._way.lost))
+
+    def _fold(self, folding: Folding, prefix: str, listener: int) -> Gathering | Upstream | Passing:
+        """Return where output goes that is folded: to another relay, or to what gathers that of others here."""
+        from .overflow import Overflow
+
+        ranks = int(folding.expected, 16)
+        upstream: Upstream | None = None
+        if folding.port:
+            from .upstream import Upstream
+
+            try:
+                upstream = Upstream(self._loop, (folding.address, folding.port), folding.token, ranks)
+            except OSError as error:
+                say(f"mpiddp: {self._who}: its output cannot be folded with that of others: {error}")
+        if listener < 0 and upstream is None:
+            return self._show_alone(folding)
+        if listener < 0:
+            assert upstream
+            upstream.on_lost = partial(self._show_alone, folding)
+            upstream.on_drain = self._drain
+            upstream.on_full, upstream.on_room = partial(self._hold, True), partial(self._hold, False)
+            if folding.drops:
+                self._overflow = Overflow(upstream.has_room)
+            return upstream
+        from .gathering import Gathering
+        from .screen import Screen
+
+        def screen() -> Screen:
+            return Screen(prefix, self._who)
+
+        gathering = Gathering(self._loop, folding, listener, upstream or screen(), self._hold)
+        if upstream is not None:
+            upstream.on_lost, upstream.on_drain = screen, partial(self._drain, gathering=gathering)
+            upstream.on_room = gathering.let_all_go_on
+        if folding.drops:
+            self._overflow = Overflow(gathering.has_room)
+        return gathering
+
+    def _show_alone(self, folding: Folding) -> Passing:
+        return Passing(f"[{folding.rank}] ", self._who)
+
+    def _listen(self) -> None:
+        for stream, source in self._streams.items():
+            self._loop.listen(source, partial(self._read, stream))
+
+    def _hold(self, held: bool) -> None:
+        """Do not read what the rank writes: it waits, once the pipe is full."""
+        if self._overflow is not None or held == self._held:
+            return
+        self._held = held
+        if held:
+            for source in self._streams.values():
+                self._loop.forget(source)
+        else:
+            self._listen()
+
+    def _read(self, stream: int) -> None:
+        """Pass on what has come; empty data says that nobody has the stream open any more."""
+        data = os.read(self._streams[stream], PIPE_BYTES)
+        if data:
+            self._take(stream, data)
+            return
+        if not self._held:
+            self._loop.forget(self._streams[stream])
+        del self._streams[stream]
+        self._pause(stream)
+        if not self._streams:
+            self._way.close(self._end)
+
+    def _take(self, stream: int, data: bytes) -> None:
+        if self._log is not None:
+            self._log.write(data)
+        if self._overflow is not None:
+            data = self._overflow.let_through(stream, data)
+        if data:
+            self._way.take(stream, data)
+
+    def _pause(self, stream: int) -> None:
+        """Pass on a line that has no end."""
+        if self._overflow is not None and (rest := self._overflow.rest(stream)):
+            self._way.take(stream, rest)
+        self._way.take(stream, b"")
+
+    def _catch_up(self) -> None:
+        """Pass on what the rank has written by now."""
+        for stream, source in list(self._streams.items()):
+            if select.select([source], [], [], 0)[0]:
+                self._read(stream)
+
+    def _drain(self, reply: Callable[[], object], gathering: Gathering | None = None) -> None:
+        """Hand on all that there is, then reply."""
+        self._catch_up()
+        if gathering is not None:
+            gathering.drain(reply)
+        else:
+            reply()
+
+    def _hear(self) -> None:
+        """Hear the rank: when it ends, or is gone, tell it whether all it wrote is passed on."""
+        try:
+            messages = self._control.receive()
+        except (EOFError, OSError):
+            self._loop.forget(self._control)
+            if self._loop.over:
+                return
+            self._catch_up()
+            for stream in list(self._streams):
+                self._pause(stream)
+            self._way.settle(lambda: self._control.send(Forwarded(self._way.lost)))
+            return
+        for message in messages:
+            if isinstance(message, SettleOutput):
+                self._catch_up()
+                self._way.settle(lambda: self._control.send(OutputSettled()))
+
+    def _end(self) -> None:
+        self._loop.over = True
+
+    def _excuse(self, error: Exception) -> None:
+        say(f"mpiddp: output of {self._who}: {type(error).__name__}: {error}")
 
 
 class Passing:
-    """Passes the output of the rank called `who` to the terminal, and to a `log` if that is not empty.
+    """Passes the output of the rank called `who` to the terminal.
 
-    `prefix` is put before the terminal's lines, with their time in the place of its field `time` (str.format).
+    `prefix` is put before its lines, with their time in the place of its field `time` (str.format).
     """
 
-    def __init__(self, log: str, prefix: str, who: str) -> None:
+    def __init__(self, prefix: str, who: str) -> None:
         self._form = prefix if any(field for _, field, _, _ in Formatter().parse(prefix)) else ""
         self._prefix = b"" if self._form else prefix.format().encode(errors="replace")
-        self._begun = {1: b"", 2: b""}
         self._terminal = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
-        self._log = open_log(log, who) if log else None
+        self._lines = {stream: Prefixer(self._now) for stream in (1, 2)} if prefix else None
 
     @property
     def lost(self) -> bool:
@@ -66,10 +202,16 @@ class Passing:
 
     def take(self, stream: int, data: bytes) -> None:
         """Pass on data of a stream; empty data says that the stream pauses, and a line without an end is passed on."""
-        if self._log is not None:
-            self._log.write(data)
-        for text in prefixed(self._begun, stream, data, self._now()) if self._prefix or self._form else [data]:
+        for text in self._lines[stream].take(data, time.monotonic()) if self._lines else [data]:
             self._terminal[stream].write(text)
+
+    def settle(self, then: Callable[[], object]) -> None:
+        """Call `then`: all is passed on."""
+        then()
+
+    def close(self, then: Callable[[], object]) -> None:
+        """Call `then`: all is passed on."""
+        then()
 
     def _now(self) -> bytes:
         """Return the prefix of lines that come now."""

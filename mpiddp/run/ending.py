@@ -20,12 +20,11 @@ from ..exits import abort, c_exit, flush, flush_streams, hard_exit, let_through,
 from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
-from ..plan.words import filled
 from ..say import say
 from ..show.report import tell
 from . import failure
 from .handlers import give_signals_back, silence_handlers
-from .output import Output, let_flush_fail
+from .output import Outlet, Output, let_flush_fail
 
 MOST_ATTEMPTS = 20
 
@@ -53,26 +52,19 @@ class Ending:
         """Let the sentinel meet the others': from now on it may ask this process to end itself."""
         self._sentinel.join(self._member, endpoint, self.end_job)
 
-    def watch_script(self, leave: Callable[[], None], shown: bool, prefix: str) -> None:
+    def watch_script(self, leave: Callable[[], None], outlet: Outlet) -> None:
         """Prepare for the script: direct its output, and notice whatever ends this process.
 
-        The output is shown on the terminal if `shown`, each line after `prefix` (LaunchConfig).
         If the script calls os._exit(0), `leave` is called first, because the launcher would take that for
         a crash. With another status it fails as by sys.exit().
         """
-        self.direct_output(shown, prefix)
         faulthandler.disable()
         give_signals_back()
-        self.watch(leave)
+        self.watch(leave, outlet)
 
-    def direct_output(self, shown: bool, prefix: str) -> None:
-        """Direct this process's output, as watch_script() says."""
-        member = self._member
-        fields = {"rank": member.rank, "local_rank": member.local_rank, "host": member.host}
-        self._output.begin(shown, member.log, filled(prefix, fields), f"rank {member.rank} on {member.host}")
-
-    def watch(self, leave: Callable[[], None]) -> None:
-        """Notice from now on whatever ends this process, as watch_script() says."""
+    def watch(self, leave: Callable[[], None], outlet: Outlet) -> None:
+        """Direct this process's output from now on, and notice whatever ends it, as watch_script() says."""
+        self._output.begin(outlet)
         self._sentinel.watch_script()
 
         @functools.wraps(hard_exit)
@@ -195,6 +187,7 @@ class Ending:
 
     def end_job(self, status: int) -> NoReturn:
         """End the job on every rank with a status; see `Member.exits`."""
+        self._output.settle()
         if not self._member.exits:
             abort(self._mpi, status)
         hard_exit(status)
@@ -231,7 +224,7 @@ class Ending:
             return
         self._told = True
         after_s = time.monotonic() - self._sentinel.start
-        self._output.reveal(tell(verdict, self._member, after_s, self._member.error_file, stack))
+        self._output.reveal(tell(verdict, self._member, after_s, self._member.error_file, stack, self._output.say))
         self._sentinel.told()
 
     def _cut_off(self, ruling: Ruling, error: BaseException) -> NoReturn:

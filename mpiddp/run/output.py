@@ -4,48 +4,78 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..beside.messages import Forward
 from ..config import LaunchConfig, Shown
 from ..errors import EXIT_OUTPUT_LOST
 from ..exits import flush_python
 from ..facts.files import open_for_writing
+from ..facts.runtime import hostname
+from ..plan.words import filled
 from ..relay.handle import Relay
 from ..say import say
 
+if TYPE_CHECKING:
+    from ..join.membership import Membership
+
+FOLDED = "[{rank}] "  # before folded lines
+
+
+class Outlet(NamedTuple):
+    """Where a rank's output goes: to the terminal if `shown`, on a `way` that has the log, too.
+
+    `listener` is a descriptor that listens for the relays of other ranks, -1 for none.
+    """
+
+    shown: bool
+    way: Forward
+    listener: int = -1
+
+
+def outlet_of(membership: Membership, config: LaunchConfig) -> Outlet:
+    """Return where the output of this rank goes."""
+    place, host, log = membership.environment, hostname(), membership.log
+    who, shown = f"rank {place.rank} on {host}", config.shown.has(place.rank, place.local_rank)
+    if (share := membership.share) is not None:
+        return Outlet(shown, Forward(log, config.prefix or FOLDED, who, share.folding), share.listener)
+    fields = {"rank": place.rank, "local_rank": place.local_rank, "host": host}
+    return Outlet(shown, Forward(log, filled(config.prefix, fields), who))
+
 
 def is_relayed(config: LaunchConfig) -> bool:
-    """Tell whether output may have to go two ways, or to get a prefix."""
-    return bool(config.prefix) or (bool(config.log_dir) and config.shown != Shown(everyone=False))
+    """Tell whether output may have to go two ways, to get a prefix, or to be folded."""
+    both = bool(config.log_dir) and config.shown != Shown(everyone=False)
+    return both or bool(config.prefix) or config.shown.folded
 
 
 class Output:
     """The output of one rank. If it is shown and has neither log nor prefix, nothing is changed."""
 
     def __init__(self, relayed: bool) -> None:
-        """Fork a relay, before MPI is there, if `relayed`: the output may have to go two ways, or to get a prefix."""
+        """Fork a relay, before MPI is there, if `relayed`: see is_relayed()."""
         occupy_closed()
         self._relay = Relay() if relayed else None
         self._terminal: tuple[int, int] | None = None
         self._shown = True
-        self._lost = False
+        self._lost = self._is_folded = False
 
-    def begin(self, shown: bool, log: str, prefix: str, who: str) -> None:
-        """Send what is written from now on to the terminal if `shown`, and to the file `log` if there is one.
-
-        `who` is what to call the rank where that fails.
-        """
+    def begin(self, outlet: Outlet) -> None:
+        """Send what is written from now on to an outlet."""
+        shown, way, listener = outlet
         self._shown = shown
         if self._relay is not None and not shown:
             self._relay.dismiss()
             self._relay = None
-        if shown and not (log or prefix):
+        if shown and not (way.log or way.prefix):
             return
         flush_python()
         self._terminal = os.dup(1), os.dup(2)
         if self._relay is not None:
-            self._relay.begin(log, prefix, who)
+            self._relay.begin(way, listener)
+            self._is_folded = way.folding is not None
             return
-        file = open_for_writing(log or os.devnull, append=True)
+        file = open_for_writing(way.log or os.devnull, append=True)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
         os.close(file)
@@ -54,6 +84,20 @@ class Output:
         """Print a text on the terminal too, if this rank's output is not shown there."""
         if self._terminal and not self._shown:
             say(text, self._terminal[1])
+
+    def settle(self) -> None:
+        """Wait, not for long, until the terminal shows what all ranks have written, where that is folded."""
+        if self._relay is not None and self._is_folded and self._terminal is not None:
+            flush_python()
+            self._relay.settle()
+
+    def say(self, text: str) -> None:
+        """Print a text past the relay that folds output, after all that was written before."""
+        if self._is_folded and self._terminal is not None:
+            self.settle()
+            say(text, self._terminal[1])
+        else:
+            say(text)
 
     def end(self) -> bool:
         """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost."""

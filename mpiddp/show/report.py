@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ..beside import progress
 from ..plan.member import Member
@@ -13,13 +14,14 @@ from .files import write_json
 FOR_KILLED = "look at the memory (sacct: MaxRSS; dmesg on the node): fewer DataLoader workers, or ask for more (--mem)"
 
 
-def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "") -> str:
+def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "",
+         speak: Callable[[str], None] = say) -> str:
     """Print why the job failed, in one piece, write it to `error_file` as JSON if there is one, and return the text.
 
-    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known.
+    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `speak` prints.
     """
     words = block(verdict, who, after_s)
-    say(words)
+    speak(words)
     if error_file:
         write_json(error_file, error_record(verdict, who, stack, int(time.time())))
     return words

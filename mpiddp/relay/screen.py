@@ -1,0 +1,97 @@
+"""What people see of folded lines: on rank 0's stdout and stderr."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+
+from .bars import Bar, Bars
+from .lines import BAR_S, pieces
+from .said import Said, named
+from .sink import Sink
+
+ERASE = b"\r\033[K"
+DRAWING_S = 0.1  # between two states of a bar on a terminal
+
+names = functools.lru_cache(1024)(named)
+
+
+class Screen:
+    """Shows folded lines after their ranks, and below them the progress bar of the lowest rank that draws one."""
+
+    is_far = False
+
+    def has_room(self) -> bool:
+        """Tell that more may be handed on: who writes waits until it is taken."""
+        return True
+
+    def __init__(self, form: str, who: str) -> None:
+        """Write to this process's stdout and stderr; `form` is a prefix with fields `rank` and `time`."""
+        self._form = form
+        self._sinks = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
+        self._is_terminal = {stream: os.isatty(stream) for stream in self._sinks}
+        self._bars = Bars()
+        self._erases = 0  # the stream, a terminal, on which a bar is drawn at the moment
+        self._drawn_s = -BAR_S
+
+    @property
+    def lost(self) -> bool:
+        """Tell whether stdout lost something."""
+        return self._sinks[1].failed
+
+    def show(self, lines: Sequence[Said]) -> None:
+        """Show lines."""
+        self._erase()
+        for stream, group in itertools.groupby(lines, key=lambda said: said.stream):
+            for piece in pieces(map(self._line, group)):
+                self._sinks[stream].write(piece)
+        self._draw()
+
+    def draw(self, bars: Iterable[Bar]) -> None:
+        """Take the states of progress bars."""
+        self._bars.take(bars)
+        self._draw()
+
+    def gone(self, ranks: int) -> None:
+        """Forget the bars of ranks that say nothing any more."""
+        self._bars.gone(ranks)
+
+    def _draw(self) -> None:
+        """Draw the bar of the lowest rank: in its place on a terminal, else as a line every BAR_S."""
+        bar, now_s = self._bars.lowest(), time.monotonic()
+        if bar is None:
+            self._erase()
+            return
+        in_place = self._is_terminal[bar.stream]
+        if now_s - self._drawn_s < (DRAWING_S if in_place else BAR_S) and (self._erases or not in_place):
+            return
+        self._drawn_s = now_s
+        line = self._line(Said(1 << bar.rank, bar.stream, bar.text))
+        self._sinks[bar.stream].write(ERASE + line if in_place else line + b"\n")
+        self._erases = bar.stream if in_place else 0
+
+    def settle(self, then: Callable[[], object]) -> None:
+        """Call `then`, when nothing stands in the way of what others print."""
+        self._erase()
+        then()
+
+    def _erase(self) -> None:
+        """Remove the bar that is drawn on a terminal."""
+        if self._erases:
+            self._sinks[self._erases].write(ERASE)
+            self._erases = 0
+
+    def _line(self, said: Said) -> bytes:
+        prefix = self._form.format(rank=names(said.ranks), time=_Now())
+        return prefix.encode(errors="replace") + str(said).encode(errors="surrogateescape")
+
+
+class _Now:
+    """The time, which is asked for only where a prefix shows it."""
+
+    def __format__(self, spec: str) -> str:
+        return format(datetime.now().astimezone(), spec)

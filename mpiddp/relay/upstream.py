@@ -1,0 +1,122 @@
+"""The way of output towards rank 0's node."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..beside.entrance import keep_alive
+from ..beside.loop import Loop
+from .bars import Bar
+from .frames import OUTPUT, WINDOW_BYTES, Kind, Link, of_lines, of_ranks
+from .said import Said
+
+CONNECTING_S = 5.0
+
+
+class Upstream:
+    """Hands output on to another relay. It calls `on_full` when that takes no more, and `on_room` when it does again.
+
+    When the other one wants all that there is, `on_drain` is called; when it is gone, `on_lost`, and all goes to what
+    that returns.
+    """
+
+    is_far = True
+
+    def __init__(self, loop: Loop, address: tuple[str, int], token: str, ranks: int) -> None:
+        """Connect to the relay that listens there, for these ranks; raise OSError where that is not possible."""
+        self._loop = loop
+        connection = socket.create_connection(address, timeout=CONNECTING_S)
+        keep_alive(connection)
+        connection.sendall(token.encode())
+        self._link = Link(connection)
+        self._link.send(Kind.RANKS, of_ranks(ranks))
+        self._after: list[Callable[[], object]] = []
+        self.on_lost: Callable[[], Any] = lambda: None
+        self.on_full: Callable[[], object] = lambda: None
+        self.on_room: Callable[[], object] = lambda: None
+        self.on_drain: Callable[[Callable[[], object]], object] = lambda reply: reply()
+        self._instead: Any = None
+        self._on_way = 0  # bytes that are not taken yet
+        loop.listen(self._link.fileno(), self._hear)
+
+    def has_room(self) -> bool:
+        """Tell whether more may be handed on now."""
+        return self._instead is not None or self._on_way < WINDOW_BYTES
+
+    @property
+    def lost(self) -> bool:
+        """Tell whether stdout lost something: of the other end it is not known."""
+        return self._instead is not None and self._instead.lost
+
+    def take(self, stream: int, data: bytes) -> None:
+        """Hand on data of the own rank."""
+        if not self._send(Kind(stream), data):
+            self._instead.take(stream, data)
+
+    def show(self, lines: Sequence[Said]) -> None:
+        """Hand on folded lines."""
+        if not self._send(Kind.LINES, of_lines(lines)):
+            self._instead.show(lines)
+
+    def draw(self, bars: Sequence[Bar]) -> None:
+        """Hand on the states of progress bars."""
+        if not self._send(Kind.BAR, json.dumps(bars).encode()):
+            self._instead.draw(bars)
+
+    def gone(self, ranks: int) -> None:
+        """Tell that ranks say nothing any more."""
+        if not self._send(Kind.GONE, of_ranks(ranks)):
+            self._instead.gone(ranks)
+
+    def settle(self, then: Callable[[], object]) -> None:
+        """Let all be shown that was said before; call `then` when it is."""
+        self._after.append(then)
+        if not self._send(Kind.SETTLE, b""):
+            self._settle_here()
+
+    def close(self, then: Callable[[], object]) -> None:
+        """End, since the own rank has nothing more to say."""
+        if self._instead is None:
+            self._loop.forget(self._link.fileno())
+            self._link.close()
+        then()
+
+    def _send(self, kind: Kind, data: bytes) -> bool:
+        """Send a frame, and tell whether the other end is there to take it."""
+        if self._instead is None:
+            self._on_way += len(data) if kind in OUTPUT else 0
+            if not self._link.send(kind, data):
+                self._lose()
+            elif not self.has_room():
+                self.on_full()
+        return self._instead is None
+
+    def _hear(self) -> None:
+        try:
+            for kind, data in self._link.receive():
+                if kind is Kind.TAKEN:
+                    self._on_way -= int(data)
+                    self.on_room()
+                elif kind is Kind.DRAIN:
+                    self.on_drain(lambda: self._link.send(Kind.DRAINED))
+                elif kind is Kind.SETTLED and self._after:
+                    self._after.pop(0)()
+        except EOFError:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Note that the other relay is gone."""
+        if self._instead is None:
+            self._loop.forget(self._link.fileno())
+            self._link.close()
+            self._instead = self.on_lost()
+            self._settle_here()
+            self.on_room()
+
+    def _settle_here(self) -> None:
+        after, self._after = self._after, []
+        for then in after:
+            self._instead.settle(then)

@@ -1,0 +1,260 @@
+"""Lines of many ranks, folded: as plain functions, and on streams that are drawn at random."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.relay import fold
+from mpiddp.relay.bars import Bar, Bars
+from mpiddp.relay.fold import Fold
+from mpiddp.relay.frames import lines_of, of_lines
+from mpiddp.relay.lines import Splitter, pieces
+from mpiddp.relay.overflow import Overflow
+from mpiddp.relay.said import NUMBER, Said, bits, named
+
+FOUR = bits(range(4))
+
+
+def screen(lines: Sequence[Said]) -> list[str]:
+    return [f"[{named(one.ranks)}] {one}" for one in lines]
+
+
+def folded(streams: Sequence[Sequence[str]], order: Sequence[int] = (), window_s: float = 1.0) -> list[str]:
+    """Return what is shown when ranks say lines, each all of its own at once, or one at a time in an order of ranks."""
+    one = Fold(bits(range(len(streams))), window_s)
+    if order:
+        left = [list(lines) for lines in streams]
+        for rank in order:
+            one.take(rank, Said(1 << rank, 1, left[rank].pop(0)), 0.0)
+    else:
+        for rank, lines in enumerate(streams):
+            one.take_lines(rank, 1 << rank, 1, lines, 0.0)
+    return screen([*one.ready(0.0), *one.rest()])
+
+
+@pytest.mark.parametrize(("streams", "shown"), [
+    ([["Loading weights"]] * 4, ["[0-3] Loading weights"]),
+    ([[f"step 100 loss 0.312{rank}"] for rank in range(4)], ["[0-3] step 100 loss 0.3120…0.3123"]),
+    ([["loss 0.5"], ["loss 0.25"], ["loss 0.5"]], ["[0-2] loss {0.25,0.5}"]),
+    ([["x 1e-05"], ["x -3"]], ["[0-1] x {-3,1e-05}"]),
+    ([["at 2026-11-24"], ["at 2026-11-25"]], ["[0-1] at 2026-11-{24,25}"]),
+    ([["a", "b"], ["b"], ["a", "odd", "b"]], ["[0,2] a", "[2] odd", "[0-2] b"]),
+    ([["a", "a", "a"], ["a", "a"]], ["[0-1] a", "[0-1] a", "[0] a"]),
+    ([[f"step {step} loss 0.{step}" for step in range(6)], ["step 3 loss 0.9"]],
+     ["[0] step 0 loss 0.0", "[0] step 1 loss 0.1", "[0] step 2 loss 0.2", "[0-1] step 3 loss {0.3,0.9}",
+      "[0] step 4 loss 0.4", "[0] step 5 loss 0.5"]),
+    ([["a\0b"], ["a1b"]], ["[0] a\0b", "[1] a1b"]),
+    ([["x\0y1z"], ["x1y\0z"]], ["[0] x\0y1z", "[1] x1y\0z"]),
+    ([["only some"], [], ["only some"], []], ["[0,2] only some"]),
+])
+def test_what_is_shown(streams: list[list[str]], shown: list[str]) -> None:
+    assert folded(streams) == shown
+
+
+def test_a_line_that_one_rank_alone_says_stands_before_what_all_say_after_it() -> None:
+    streams = [[f"line {number}" for number in range(1000)] for _ in range(64)]
+    streams[17].insert(500, "odd")
+    expected = [f"[0-63] line {number}" for number in range(1000)]
+    assert folded(streams) == [*expected[:500], "[17] odd", *expected[500:]]
+
+
+def test_lines_wait_for_a_window_after_the_last_rank_that_joined() -> None:
+    one = Fold(FOUR, 1.0)
+    for rank, at_s in ((0, 0.0), (1, 0.9), (2, 1.8)):
+        assert one.ready(at_s) == []
+        one.take(rank, Said(1 << rank, 1, "a"), at_s)
+    assert one.due_s() == 2.8
+    assert one.ready(2.7, is_due=True) == one.ready(9.0) == []
+    assert screen(one.ready(2.8, is_due=True)) == ["[0-2] a"]
+    assert one.due_s() is None
+    for number in range(7):  # not for ever
+        one.take(number % 4, Said(1 << number % 4, 1, f"b {number}"), 10.0 + 0.9 * number)
+    assert screen(one.ready(15.5, is_due=True))[0].startswith("[0-3] b 0…3")
+
+
+def test_nobody_waits_for_ranks_that_have_ended() -> None:
+    one = Fold(FOUR, 1.0)
+    one.take_lines(0, 1, 2, ["a"], 0.0)
+    one.gone(2 + 4)
+    assert one.ready(0.0) == []
+    one.gone(8)
+    assert [(said.stream, str(said)) for said in one.ready(0.0)] == [(2, "a")]
+
+
+def test_a_rank_that_is_far_ahead_is_held_back_until_the_others_are_known_to_be_silent() -> None:
+    one = Fold(FOUR, 1.0)
+    one.take_lines(0, 1, 1, [f"line {number}" for number in range(fold.AHEAD)], 0.0)
+    assert not one.is_ahead(0)
+    one.take_lines(0, 1, 1, ["one more"], 0.5)
+    assert one.is_ahead(0)
+    assert not one.is_ahead(1)
+    assert one.ready(0.9) == []
+    one.take_lines(0, 1, 1, [f"step {number}" for number in range(fold.AHEAD)], 1.5)
+    assert len(one.ready(1.5)) == 2 * fold.AHEAD + 1 - fold.MANY
+    assert not one.is_ahead(0)
+    one.take_lines(1, 2, 1, ["one more"], 1.6)
+    assert one.ready(1.6) == []
+
+
+def test_lines_that_take_much_room_are_not_kept() -> None:
+    one = Fold(FOUR, 1.0)
+    one.take_lines(0, 1, 1, [f"{number} {'x' * 2**20}" for number in range(20)], 0.0)
+    assert len(one.ready(0.0)) == 20 - 15
+
+
+def test_places_that_are_used_up_are_made_anew() -> None:
+    streams = [["a", "b"], [*(f"own {'x' * number}" for number in range(50)), "b"]]
+    one = Fold(3, 1.0)
+    for rank, lines in enumerate(streams):
+        for line in lines:
+            one.take(rank, Said(1 << rank, 1, line), 0.0)
+    shown = screen(one.rest())
+    assert shown[0] == "[0] a"
+    assert shown[-1] == "[0-1] b"
+    assert len(shown) == 52
+
+
+WORDS = st.sampled_from(["a", "b", "step 1", "step 2", "step 3", "loss 0.5 of 7", "loss 0.25 of 7", "x\0001", "", "…"])
+STREAMS = st.lists(st.lists(WORDS | st.text("ab1\0-. ", max_size=6), max_size=12), min_size=1, max_size=6)
+
+
+def covers(said: Said, line: str) -> bool:
+    """Tell whether a folded line shows a rank's: the same words, and its numbers are listed, or within the range."""
+    if not said.spread:
+        return said.text == line
+    if NUMBER.split(said.text)[::2] != NUMBER.split(line)[::2]:
+        return False
+    return all(number in one.some if one.some else float(one.low) <= float(number) <= float(one.high)
+               for one, number in zip(said.spread, NUMBER.findall(line), strict=True))
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(streams=STREAMS, data=st.data())
+def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[str]], data: st.DataObject) -> None:
+    """Ranks take turns at random, on two nodes; now and then a window passes, and a rank's node hands on its lines."""
+    ranks = len(streams)
+    nodes = {"m": Fold(bits(range(0, ranks, 2)), 0.25), "n": Fold(bits(range(1, ranks, 2)), 0.25)}
+    root, now_s, shown = Fold(bits(range(ranks)), 1.0), 0.0, list[Said]()
+
+    def hand_on(rest: bool = False) -> None:
+        for name, node in nodes.items():
+            for said in lines_of(of_lines(node.rest() if rest else node.ready(now_s, is_due=True))):
+                root.take(name, said, now_s)
+        shown.extend(root.rest() if rest else root.ready(now_s, is_due=True))
+
+    turns = data.draw(st.permutations([rank for rank, lines in enumerate(streams) for _ in lines]))
+    left = [list(lines) for lines in streams]
+    for rank in turns:
+        nodes["mn"[rank % 2]].take(rank, Said(1 << rank, 1, left[rank].pop(0)), now_s)
+        now_s += data.draw(st.sampled_from([0.0, 0.1, 0.3, 2.0]))
+        hand_on()
+    hand_on(rest=True)
+    for rank, lines in enumerate(streams):
+        own = [one for one in shown if one.ranks >> rank & 1]
+        assert len(own) == len(lines)
+        assert all(itertools.starmap(covers, zip(own, lines, strict=True)))
+    assert sum(one.ranks.bit_count() for one in shown) == sum(map(len, streams))
+
+
+MANY = """
+import random, resource, sys
+from mpiddp.relay.fold import Fold
+from mpiddp.relay.said import Said, bits
+random.seed(int(sys.argv[1]))
+nodes = [Fold(bits(range(first, first + 8)), 0.25) for first in range(0, 10_000, 8)]
+root, odd, shown, now_s = Fold(bits(range(10_000)), 1.0), {}, [], 0.0
+for step in range(10):
+    for at in random.sample(range(1250), 1250):
+        for rank in random.sample(range(8 * at, 8 * at + 8), 8):
+            lines = ["epoch begins", f"step {step} loss {random.random():.4f}"]
+            if random.random() < 1e-4:
+                odd[rank, step] = f"odd {'x' * random.randrange(99)}"
+                lines.insert(1, odd[rank, step])
+            nodes[at].take_lines(rank, 1 << rank, 1, lines, now_s)
+        for said in nodes[at].ready(now_s, is_due=True):
+            root.take(at, said, now_s)
+    shown += root.ready(now_s, is_due=True)
+    now_s += 2
+for at, node in enumerate(nodes):
+    for said in node.rest():
+        root.take(at, said, now_s)
+shown += root.rest()
+assert sum(one.ranks.bit_count() for one in shown) == 10 * 2 * 10_000 + len(odd)
+assert sum(str(one).startswith("epoch") for one in shown) == 10, len(shown)
+assert sorted(str(one) for one in shown if one.ranks.bit_count() == 1) == sorted(odd.values())
+assert len(shown) == 20 + len(odd)
+print(len(odd), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_ten_thousand_ranks_take_little_room() -> None:
+    done = subprocess.run([sys.executable, "-c", MANY, "7"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    odd, kilobytes = map(int, done.stdout.split())
+    assert odd > 3
+    assert kilobytes < 200 * 1000
+
+
+def test_numbers_of_more_digits_than_python_reads() -> None:
+    said = Said(1 << 20_000, 1, "a \udcff " + "7" * 5000)
+    assert lines_of(of_lines([said])) == [said]
+    assert folded([["7" * 5000], ["8" * 5000]]) == ["[0-1] {" + "7" * 5000 + "," + "8" * 5000 + "}"]
+
+
+def test_the_states_of_a_bar() -> None:
+    one = Splitter()
+    assert one.take(b"a\nb") == [b"a"]
+    assert one.take(b"\r 10%") == []
+    assert one.bar == b" 10%"
+    assert one.take(b"\r 20%\r") == []
+    assert one.bar == b" 20%"
+    assert one.take(b"\n") == [b" 20%"]
+    assert one.bar == b""
+    assert one.take(b"win\r\ndos\r") == [b"win"]
+    assert one.take(b"\nend") == [b"dos"]
+    assert one.take(b"") == [b"end"]
+    assert one.take(b"") == []
+    assert [len(line) for line in one.take(b"x" * 150_000 + b"\n")] == [65536 * 2 + 18928]
+    assert [len(line) for line in one.take(b"x" * 150_000)] == [65536, 65536]
+    assert one.take(b"") == [b"x" * 18928]
+
+
+def test_the_bar_of_the_lowest_rank_is_shown() -> None:
+    bars = Bars()
+    bars.take([Bar(3, 2, "3: 10%"), Bar(1, 2, "1: 10%")])
+    assert bars.news() == [Bar(1, 2, "1: 10%")]
+    assert bars.news() == []
+    bars.take([Bar(3, 2, "3: 20%")])
+    assert bars.news() == []
+    bars.take([Bar(1, 2, " ")])
+    assert bars.news() == [Bar(1, 2, ""), Bar(3, 2, "3: 20%")]
+    bars.gone(bits([3]))
+    assert bars.news() == [Bar(3, 2, "")]
+    assert bars.lowest() is None
+
+
+def test_pieces_are_whole_lines() -> None:
+    found = pieces([b"x" * 1000] * 9 + [b"y" * 9000, b"z"])
+    assert b"".join(found) == (b"x" * 1000 + b"\n") * 9 + b"y" * 9000 + b"\nz\n"
+    assert [len(one) for one in found] == [4004, 4004, 1001, 9001, 2]
+
+
+def test_what_is_dropped_is_counted() -> None:
+    room = [True]
+    one = Overflow(lambda: room[0])
+    assert one.let_through(1, b"a\nb") == b"a\n"
+    room[0] = False
+    assert one.let_through(1, b"b\nc\nd") == b""
+    assert one.let_through(2, b"") == b""
+    room[0] = True
+    assert one.let_through(1, b"\n") == b"[mpiddp: 2 lines are dropped here]\nd\n"
+    assert one.let_through(1, b"e") == b""
+    assert one.rest(1) == b"e"
+    assert one.rest(1) == b""
