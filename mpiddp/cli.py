@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from .command.help import Parser
 from .command.options import FLAGS, OPTIONS, default_of, flag_of, split, unknown
 from .command.values import absolute
-from .config import Desk, LaunchConfig, Script, Shape
+from .config import PREFIX, Desk, LaunchConfig, Script, Shape
 from .errors import EXIT_USAGE
+from .plan.words import fields
 from .say import say, warn
 from .version import __version__
 
@@ -119,7 +120,11 @@ def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
 
 
 def configuration(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:
-    """Return the configuration that options, a script and torchelastic's variable in `environ` make."""
+    """Return the configuration that options, a script and torchelastic's variable in `environ` make.
+
+    Raises argparse.ArgumentTypeError with one line for the user where options do not go together.
+    """
+    check_folded(options)
     return LaunchConfig(
         script=script,
         backend=options.backend or None,
@@ -156,6 +161,14 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         facts_file=options.facts,
         unknown_variables=tuple(unknown(environ)),
     )
+
+
+def check_folded(options: argparse.Namespace) -> None:
+    """Refuse a prefix that folded lines, which are of several ranks, cannot have."""
+    if options.show.folded and options.prefix != PREFIX and fields(options.prefix) & {"host", "local_rank"}:
+        raise argparse.ArgumentTypeError(
+            f"mpiddp: --prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have fields of "
+            "rank and time alone")
 
 
 def timedelta_of(seconds: float | None) -> timedelta | None:

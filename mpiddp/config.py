@@ -12,6 +12,7 @@ RESTARTS = "MPIDDP_RESTART_COUNT"  # a variable that mpiddp.supervise sets
 RUNNING = ".running"  # ends the name of a file beside the report of a job that it started, until the job ends in order
 DEFAULT_ABORT_GRACE_S = 5.0
 DEFAULT_FOLD_WINDOW_S = 1.0
+PREFIX = "[{rank} {host}] "
 
 
 class Script(NamedTuple):

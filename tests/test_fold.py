@@ -79,6 +79,15 @@ def test_lines_wait_for_a_window_after_the_last_rank_that_joined() -> None:
     assert screen(one.ready(15.5, is_due=True))[0].startswith("[0-3] b 0…3")
 
 
+def test_a_rank_alone_is_shown_at_once() -> None:
+    one = Fold(4, 1.0)
+    one.take_lines(0, 4, 1, ["a", "a", "b"], 0.0)
+    assert screen(one.ready(0.0)) == ["[2] a", "[2] a", "[2] b"]
+    one.take_lines(0, 4, 2, ["c"], 0.0)
+    assert screen(one.rest()) == ["[2] c"]
+    assert one.ready(0.0) == []
+
+
 def test_nobody_waits_for_ranks_that_have_ended() -> None:
     one = Fold(FOUR, 1.0)
     one.take_lines(0, 1, 2, ["a"], 0.0)

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_FOLD_WINDOW_S, DEFAULT_STARTUP_TIMEOUT_S, RESTARTS
+from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_FOLD_WINDOW_S, DEFAULT_STARTUP_TIMEOUT_S, PREFIX, RESTARTS
 from .values import (
     FALSE,
-    PREFIX,
     TRUE,
     absolute,
     interface,

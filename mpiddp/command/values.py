@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 
-from ..config import Shown
+from ..config import PREFIX, Shown
 from ..plan.words import filled
 
 LONGEST_S = 10**9  # of 31 years
-PREFIX = "[{rank} {host}] "
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 

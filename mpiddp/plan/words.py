@@ -76,6 +76,11 @@ def shortened(text: str, most: int = LONG) -> str:
     return f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"
 
 
+def fields(form: str) -> set[str]:
+    """Return the names of a format string's fields, as str.format() takes it."""
+    return {field for _, field, _, _ in Formatter().parse(form) if field is not None}
+
+
 def filled(form: str, fields: Mapping[str, object]) -> str:
     """Return a format string, as str.format() takes it, with these fields filled in, and others left as they are.
 

@@ -8,92 +8,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections.abc import Hashable, Iterable, Sequence
-from operator import attrgetter, eq
+from operator import attrgetter
 
-from .said import NUMBER, Said, Spread
+from .said import Said, split
+from .waiting import Source, Waiting
 
 CANDIDATES = 16  # lines with other numbers that are compared, to find the one that fits best
 LONGEST = 5  # windows, for a line that ranks join one after the other
 AHEAD = 10_000  # lines that a source may be ahead of the oldest one that waits
 MANY = 1_000  # lines that wait: then no rank is waited for that has been silent for a whole window
 MOST = 16 * 2**20  # characters of lines that wait
-OWN = 64  # the last lines that a source alone has said, which may still change places with those of others
 GAP = 2**20  # between the places of two lines
 
 place = attrgetter("place")
-
-
-class Waiting:
-    """A line that waits for more ranks to say it: its `shape` is what stands between its `numbers`.
-
-    Lines are linked, each to the one `before` and `after`, in the order of their `place`. The line came as the
-    `number`th, from `source`; it is `shared` once another source has said it, too.
-    """
-
-    __slots__ = ("after", "before", "began_s", "joined_s", "number", "numbers", "place", "ranks", "said", "shape",
-                 "shared", "source", "spread")
-
-    def __init__(self, said: Said, shape: str, numbers: list[str], source: Hashable, now_s: float) -> None:
-        self.said, self.shape, self.numbers, self.source = said, shape, numbers, source
-        self.ranks, self.spread = said.ranks, list(said.spread)
-        self.began_s = self.joined_s = now_s
-        self.place = self.number = 0
-        self.shared = False
-        self.before = self.after = self
-
-    def link(self, before: Waiting) -> None:
-        """Stand after `before`."""
-        self.before, self.after = before, before.after
-        before.after = self.after.before = self
-
-    def unlink(self) -> None:
-        """Stand nowhere."""
-        self.before.after, self.after.before = self.after, self.before
-
-    def has(self, whole: Sequence[str | None]) -> int:
-        """Return how many of these numbers this line has in the same place; None is for one that does not count."""
-        return sum(map(eq, self.numbers, whole))
-
-    def widen(self, said: Said, numbers: Sequence[str]) -> None:
-        """Let more ranks have said it with numbers of their own."""
-        self.spread = self.spread or [Spread(one, one, (one,)) for one in self.numbers]
-        theirs = said.spread or [Spread(one, one, (one,)) for one in numbers]
-        for at, other in enumerate(theirs):
-            if other.some != self.spread[at].some or not other.some:
-                self.spread[at] = self.spread[at].joined(other)
-
-
-class Source:
-    """What a source has said last: lines of its `own`, that it alone has said, after the `anchor`, which stays before.
-
-    `ranks` are those for which it has spoken.
-    """
-
-    __slots__ = ("anchor", "own", "ranks", "spoke_s")
-
-    def __init__(self, anchor: Waiting) -> None:
-        self.anchor, self.own = anchor, list[Waiting]()
-        self.ranks, self.spoke_s = 0, 0.0
-
-    @property
-    def last(self) -> Waiting:
-        """The line that it has said last."""
-        return self.own[-1] if self.own else self.anchor
-
-    def settle(self) -> None:
-        """Let the anchor be the last line that others have said, too."""
-        if not self.own:
-            return
-        at = next((at for at in range(len(self.own), 0, -1) if self.own[at - 1].shared), max(0, len(self.own) - OWN))
-        if at:
-            self.anchor = self.own[at - 1]
-            del self.own[:at]
-
-    def may_join(self, one: Waiting, ranks: int) -> bool:
-        """Tell whether its next line, of `ranks`, may be one that waits: none of these has said that, or more since."""
-        if one.ranks & ranks:
-            return False
-        return one not in self.own or not any(other.ranks & ranks for other in self.own[self.own.index(one):])
 
 
 class Fold:
@@ -104,11 +31,15 @@ class Fold:
 
     def __init__(self, expected: int, window_s: float) -> None:
         self._expected, self._window_s = expected, window_s
-        self._ends = Waiting(Said(0, 0, ""), "", [], None, 0.0)  # before the first line, and after the last one
+        self._ends = Waiting(Said(0, 0, ""), None, 0.0)  # before the first line, and after the last one
+        self._ends.place = self._ends.number = 0
         self._waits = self._number = self._size = 0
         self._began_s = math.inf
         self._by_text: dict[int, dict[str, list[Waiting]]] = {1: {}, 2: {}}  # of each stream
         self._by_shape: dict[int, dict[str, list[Waiting]]] = {1: {}, 2: {}}
+        self._to_index: list[Waiting] = []  # lines at the end, which these do not have yet
+        self._leader: Source | None = None  # that alone has said all that comes after its anchor
+        self._through: list[Said] = []  # lines for which nobody has to wait
         self._usual: dict[str, int] = {}  # whole numbers that lines of a shape had in common
         self._sources: dict[Hashable, Source] = {}
         self._awaited: Source | None = None  # for which the first line waits, or has waited
@@ -117,21 +48,25 @@ class Fold:
         """Take the next line of a source."""
         one = self._source(source, said.ranks, now_s)
         one.settle()
-        self._join(one, source, said, now_s)
+        self._join(one, said, now_s)
 
     def take_lines(self, source: Hashable, ranks: int, stream: int, lines: Iterable[str], now_s: float) -> None:
         """Take the next lines of a source, all of the same ranks: as take(), and quicker."""
-        one, known = self._source(source, ranks, now_s), self._by_text[stream]
+        if not self._waits and not self._expected & ~ranks:
+            self._through += [Said(ranks, stream, text) for text in lines]
+            return
+        one = self._source(source, ranks, now_s)
         one.settle()
+        found = one.anchor if one.anchor.is_linked else self._ends
         for text in lines:
-            same = known.get(text)
-            if same is not None and not one.own and same[0].place > one.anchor.place:
-                one.anchor = found = same[0]
+            if not one.own and (after := found.after).text == text and after.said.stream == stream:
+                found = one.anchor = after  # as where all say the same
                 found.ranks |= ranks
                 found.joined_s = now_s
                 found.shared = True
             else:
-                self._join(one, source, Said(ranks, stream, text), now_s)
+                self._join(one, Said(ranks, stream, text), now_s)
+                found = one.anchor if one.anchor.is_linked else self._ends
 
     def gone(self, ranks: int) -> None:
         """Expect nothing of these ranks any more."""
@@ -142,7 +77,7 @@ class Fold:
 
         With `is_due` all sources have been heard, and so they are not waited for any longer than a window.
         """
-        found = []
+        found, self._through = self._through, []
         while self._waits and self._is_ready(self._ends.after, now_s, is_due):
             found.append(self._pop())
         return found
@@ -153,7 +88,8 @@ class Fold:
 
     def rest(self) -> list[Said]:
         """Return all lines that wait."""
-        return [self._pop() for _ in range(self._waits)]
+        found, self._through = self._through, []
+        return [*found, *(self._pop() for _ in range(self._waits))]
 
     def is_ahead(self, source: Hashable) -> bool:
         """Tell whether a source is too far ahead of others to be listened to."""
@@ -169,21 +105,23 @@ class Fold:
         found.spoke_s, found.ranks = now_s, found.ranks | ranks
         return found
 
-    def _join(self, one: Source, source: Hashable, said: Said, now_s: float) -> None:
+    def _join(self, one: Source, said: Said, now_s: float) -> None:
         """Let a source say the line that fits, after its own ones, or a new one."""
-        numbers: list[str] = []
+        if one is self._leader or not self._waits:
+            self._append(one, said, now_s)
+            return
+        self._index()
         found = None if said.spread else self._same(one, said)
         if found is None:
-            parts = NUMBER.split(said.text)
-            shape, numbers = "\n".join(parts[::2]), parts[1::2]
+            shape, numbers = split(said.text)
             found = self._alike(one, said, shape, numbers)
             if found is None:
-                one.own.append(self._append(said, shape, numbers, source, now_s))
+                self._append(one, said, now_s)
                 return
             found.widen(said, numbers)
         found.ranks |= said.ranks
         found.joined_s = now_s
-        if found.source != source:
+        if found.source is not one:
             found.shared = True
             self._move(one.own, found)
             one.anchor, one.own = found, []
@@ -207,7 +145,7 @@ class Fold:
         usual = self._usual.get(shape)
         found, most, enough = None, -1, len(whole) - whole.count(None) if usual is None else usual
         for line in lines[at:at + CANDIDATES]:
-            if (equal := line.has(whole)) > most and one.may_join(line, said.ranks):
+            if not line.ranks & said.ranks and (equal := line.has(whole)) > most and one.may_join(line, said.ranks):
                 found, most = line, equal
                 if most >= enough:
                     break
@@ -220,17 +158,31 @@ class Fold:
                 self._usual.clear()
         return found
 
-    def _append(self, said: Said, shape: str, numbers: list[str], source: Hashable, now_s: float) -> Waiting:
-        one = Waiting(said, shape, numbers, source, now_s)
+    def _append(self, source: Source, said: Said, now_s: float) -> None:
+        """Let a source say a new line."""
+        if source is not self._leader:
+            follows = self._ends.before is source.anchor and not source.own
+            self._leader = source if follows or not self._waits else None
+        one = Waiting(said, source, now_s)
         one.link(self._ends.before)
         one.place = one.before.place + GAP
         self._number += 1
         one.number = self._number
         self._waits += 1
-        self._size += len(said.text)
-        for lines, key in self._keys(one):
-            lines.setdefault(key, []).append(one)
-        return one
+        self._size += len(one.text)
+        source.own.append(one)
+        if len(self._to_index) > 2 * self._waits + MANY:
+            self._to_index = [line for line in self._to_index if line.is_linked]
+        self._to_index.append(one)
+
+    def _index(self) -> None:
+        """Let the lines at the end be found by their text and shape."""
+        lines, self._to_index = self._to_index, []
+        for one in lines:
+            if one.is_linked:
+                one.shape, one.numbers = split(one.text)
+                for found, key in self._keys(one):
+                    found.setdefault(key, []).append(one)
 
     def _move(self, own: Sequence[Waiting], line: Waiting) -> None:
         """Let lines that a source alone has said stand before another one, if they stand after it."""
@@ -260,16 +212,17 @@ class Fold:
         return found if one.said.spread else [*found, (self._by_text[one.said.stream], one.said.text)]
 
     def _pop(self) -> Said:
-        one, said = self._ends.after, self._ends.after.said
+        one = self._ends.after
         one.unlink()
         self._ends.place = one.place  # others come after it
         self._waits -= 1
-        self._size -= len(said.text)
-        for lines, key in self._keys(one):
-            lines[key].pop(0)
-            if not lines[key]:
-                del lines[key]
-        return Said(one.ranks, said.stream, said.text, tuple(one.spread))
+        self._size -= len(one.text)
+        if hasattr(one, "shape"):
+            for lines, key in self._keys(one):
+                lines[key].pop(0)
+                if not lines[key]:
+                    del lines[key]
+        return Said(one.ranks, one.said.stream, one.text, tuple(one.spread))
 
     def _is_ready(self, one: Waiting, now_s: float, is_due: bool) -> bool:
         missing = self._expected & ~one.ranks

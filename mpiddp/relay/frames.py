@@ -13,7 +13,7 @@ from .said import Said, Spread
 
 HEAD = struct.Struct(">BI")
 READ_BYTES = 2**16
-WINDOW_BYTES = 2**17  # on the way: what a rank has said that crashes can be handed on soon
+WINDOW_BYTES = 2**16  # on the way: what a rank has said that crashes can be handed on soon
 
 
 class Kind(enum.IntEnum):

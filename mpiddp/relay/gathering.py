@@ -73,10 +73,14 @@ class Gathering:
         if len(self._after) > 1:
             return
         for source, link in list(self._links.items()):
-            if link.send(Kind.DRAIN):
-                self._awaited.add(source)
+            self._ask(source, link)
         self._loop.set_timer("settling", SETTLING_NODE_S if self._way.is_far else SETTLING_S, self._settled)
         self._settle_if_through()
+
+    def _ask(self, source: Hashable, link: Link) -> None:
+        """Ask a relay for what it has."""
+        if link.send(Kind.DRAIN):
+            self._awaited.add(source)
 
     def close(self, then: Callable[[], object]) -> None:
         """Call `then` when the other ranks have ended, too, or do not; this one has."""
@@ -113,6 +117,8 @@ class Gathering:
                     self._fold.take(source, said, now_s)
             case Kind.RANKS:
                 link.ranks = ranks_of(data)
+                if self._after:
+                    self._ask(source, link)
             case Kind.BAR:
                 self._draw(*(Bar(*one) for one in json.loads(data)))
             case Kind.GONE:
@@ -133,8 +139,8 @@ class Gathering:
         before = splitter.bar
         lines = splitter.take(data)
         if lines:
-            text = [line.decode(errors="surrogateescape") for line in lines]
-            self._fold.take_lines(source, ranks, stream, text, time.monotonic())
+            text = b"\n".join(lines).decode(errors="surrogateescape")
+            self._fold.take_lines(source, ranks, stream, text.split("\n"), time.monotonic())
         if splitter.bar != before:
             self._draw(Bar(ranks.bit_length() - 1, stream, splitter.bar.decode(errors="surrogateescape")))
 
@@ -156,6 +162,7 @@ class Gathering:
         """Hand on the lines that are ready; hold a source back that is far ahead of others, until it is not."""
         now_s = time.monotonic()
         if ready := self._fold.ready(now_s, is_due):
+            self._draw_bars()
             self._way.show(ready)
         due_s = self._fold.due_s()
         if due_s is not None and not self._loop.is_set("window"):
@@ -205,7 +212,11 @@ class Gathering:
         self._close_if_through()
 
     def _settle_if_through(self) -> None:
-        if self._after and not self._awaited:
+        """Settle once all have handed on what they have, those too that have not connected yet."""
+        missing = self._left & ~self._bit
+        for link in self._links.values():
+            missing &= ~link.ranks
+        if self._after and not self._awaited and not missing:
             self._settled()
 
     def _settled(self) -> None:

@@ -7,13 +7,13 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
-from string import Formatter
 from typing import TYPE_CHECKING
 
 from ..beside.detached import take_title
 from ..beside.loop import Loop
 from ..beside.messages import Folding, Forward, Forwarded, OutputSettled, SettleOutput
 from ..beside.wire import Wire
+from ..plan.words import fields
 from ..say import say
 from .lines import Prefixer
 from .log import open_log
@@ -190,7 +190,7 @@ class Passing:
     """
 
     def __init__(self, prefix: str, who: str) -> None:
-        self._form = prefix if any(field for _, field, _, _ in Formatter().parse(prefix)) else ""
+        self._form = prefix if fields(prefix) else ""
         self._prefix = b"" if self._form else prefix.format().encode(errors="replace")
         self._terminal = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
         self._lines = {stream: Prefixer(self._now) for stream in (1, 2)} if prefix else None

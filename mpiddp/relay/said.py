@@ -67,3 +67,9 @@ def named(ranks: int) -> str:
     digits = f"{ranks:b}"[::-1]
     return ",".join(f"{one.start()}" if one.end() - one.start() == 1 else f"{one.start()}-{one.end() - 1}"
                     for one in re.finditer("1+", digits))
+
+
+def split(text: str) -> tuple[str, list[str]]:
+    """Return what stands between the numbers of a line, and the numbers."""
+    parts = NUMBER.split(text)
+    return "\n".join(parts[::2]), parts[1::2]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
+from ..plan.words import fields
 from .bars import Bar, Bars
 from .lines import BAR_S, pieces
 from .said import Said, named
@@ -16,8 +16,7 @@ from .sink import Sink
 
 ERASE = b"\r\033[K"
 DRAWING_S = 0.1  # between two states of a bar on a terminal
-
-names = functools.lru_cache(1024)(named)
+MANY = 1000  # prefixes that are kept
 
 
 class Screen:
@@ -31,7 +30,8 @@ class Screen:
 
     def __init__(self, form: str, who: str) -> None:
         """Write to this process's stdout and stderr; `form` is a prefix with fields `rank` and `time`."""
-        self._form = form
+        self._form, self._tells_time = form, "time" in fields(form)
+        self._prefixes: dict[int, bytes] = {}  # of ranks
         self._sinks = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
         self._is_terminal = {stream: os.isatty(stream) for stream in self._sinks}
         self._bars = Bars()
@@ -86,12 +86,15 @@ class Screen:
             self._erases = 0
 
     def _line(self, said: Said) -> bytes:
-        prefix = self._form.format(rank=names(said.ranks), time=_Now())
-        return prefix.encode(errors="replace") + str(said).encode(errors="surrogateescape")
+        return self._prefix(said.ranks) + str(said).encode(errors="surrogateescape")
 
-
-class _Now:
-    """The time, which is asked for only where a prefix shows it."""
-
-    def __format__(self, spec: str) -> str:
-        return format(datetime.now().astimezone(), spec)
+    def _prefix(self, ranks: int) -> bytes:
+        if (found := self._prefixes.get(ranks)) is not None:
+            return found
+        now = datetime.now().astimezone() if self._tells_time else None
+        found = self._form.format(rank=named(ranks), time=now).encode(errors="replace")
+        if not self._tells_time:
+            if len(self._prefixes) > MANY:
+                self._prefixes.clear()
+            self._prefixes[ranks] = found
+        return found

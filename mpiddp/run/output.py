@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..beside.messages import Forward
-from ..config import LaunchConfig, Shown
+from ..config import PREFIX, LaunchConfig, Shown
 from ..errors import EXIT_OUTPUT_LOST
 from ..exits import flush_python
 from ..facts.files import open_for_writing
@@ -38,7 +38,8 @@ def outlet_of(membership: Membership, config: LaunchConfig) -> Outlet:
     place, host, log = membership.environment, hostname(), membership.log
     who, shown = f"rank {place.rank} on {host}", config.shown.has(place.rank, place.local_rank)
     if (share := membership.share) is not None:
-        return Outlet(shown, Forward(log, config.prefix or FOLDED, who, share.folding), share.listener)
+        prefix = FOLDED if config.prefix in ("", PREFIX) else config.prefix
+        return Outlet(shown, Forward(log, prefix, who, share.folding), share.listener)
     fields = {"rank": place.rank, "local_rank": place.local_rank, "host": host}
     return Outlet(shown, Forward(log, filled(config.prefix, fields), who))
 

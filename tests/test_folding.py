@@ -1,0 +1,137 @@
+"""What jobs say, folded: on one node and on three, at the end, after a crash, faster than it can be shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.cluster import Cluster
+from tests.support import (
+    MPIS,
+    PROGRAMS,
+    TWO_NAMES,
+    Done,
+    Mpi,
+    check,
+    first_of,
+    free_port,
+    mpiexec,
+    mpiexec_command,
+    noise,
+    single_node_environ,
+    srun,
+)
+
+FOLDED = PROGRAMS / "folded.py"
+
+
+def run(mpi: Mpi, ranks: int, kind: str, *arguments: object, options: Sequence[object] = (), timeout: float = 60
+        ) -> Done:
+    environ = processes.marked(single_node_environ(mpi))
+    done = mpiexec(mpi, ranks, "--quiet", "--show", "fold", *options, FOLDED, kind, *arguments, timeout=timeout,
+                   env={**environ, "OMP_NUM_THREADS": "1", "JOB": "folding"})
+    assert not processes.leftovers(environ)
+    return done
+
+
+@pytest.mark.parametrize("ranks", first_of([4, 64]))
+def test_the_same_lines_are_shown_once(quick: Mpi, ranks: int) -> None:
+    """As of one rank, and the odd line of another one in its place."""
+    done = check(run(quick, ranks, "same", timeout=240))
+    expected = [f"[0-{ranks - 1}] line {number}" for number in range(1000)]
+    assert done.stdout.splitlines() == [*expected[:501], f"[{17 % ranks}] an odd line", *expected[501:]]
+
+
+def test_numbers_are_listed_or_their_range_is_told(quick: Mpi) -> None:
+    done = check(run(quick, 8, "numbers"))
+    assert done.stdout.splitlines() == [
+        *(f"[0-7] step {step} loss 0.25…0.257" for step in (1, 2, 3)), "[0-7] Hello from rank 0…7 of 8"]
+    assert noise(done) == ["[0-7] {0,1} errors"]
+
+
+def test_three_nodes(cluster: Cluster) -> None:
+    done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", "--show", "fold", "--prefix",
+                      "{time:%Y} {rank}: ", "--port", free_port(), FOLDED, "numbers"))
+    assert re.findall(r"^20\d\d 0-5: Hello from rank 0…5 of 6$", done.stdout, re.MULTILINE)
+    assert len(done.stdout.splitlines()) == 4
+
+
+@pytest.mark.parametrize("name", TWO_NAMES)
+def test_all_that_a_rank_has_said_that_crashes_is_shown(name: str, tmp_path: Path) -> None:
+    done = run(MPIS[name], 2, "crash", options=("--log-dir", tmp_path))
+    lines = done.stdout.splitlines()
+    found = [int(line.split()[2].strip("{").split(",")[-1].strip("}")) for line in lines
+             if re.match(r"\[(0-1|1)\] line \S+ of \S+$", line)]
+    assert found == list(range(100_000))
+    assert "[1] last word" in lines
+    assert "mpiddp: failed: rank 1 on " in done.stderr
+    (log,) = tmp_path.glob("*/rank-00001.*.log")
+    assert log.read_text() == "".join(f"line {number} of 1\n" for number in range(100_000)) + "last word"
+
+
+@pytest.mark.parametrize("name", TWO_NAMES)
+def test_the_report_comes_after_all_that_was_said_before(name: str) -> None:
+    done = check(run(MPIS[name], 3, "raise"), 1)
+    assert "[0-2] before" in done.stdout.splitlines()
+    assert "[0,2] working" in done.stdout.splitlines()
+    told, report = done.stderr.split("mpiddp: failed: ")
+    assert "[1] [rank1]: ValueError: seven" in told
+    assert not re.search(r"^\[\d", report, re.MULTILINE), report
+    assert report.startswith("rank 1 on ")
+
+
+def test_what_cannot_be_shown_in_time_waits_or_is_dropped(quick: Mpi) -> None:
+    for options in ((), ("--overflow", "drop")):
+        job = mpiexec_command(quick, 2, "-m", "mpiddp", "--quiet", "--show", "fold", *options, FOLDED, "alone")
+        done = check(processes.run(*job, timeout=60, env=single_node_environ(quick)))
+        lines = done.stdout.splitlines()
+        said = [line for line in lines if re.fullmatch(r"\[1\] only rank 1 says x*", line)]
+        dropped = [int(number) for number in re.findall(r"\[mpiddp: (\d+) lines are dropped here\]", done.stdout)]
+        assert len(said) + sum(dropped) == 30_000
+        assert [len(line) - len("[1] only rank 1 says ") for line in said] == [
+            number % 70 for number in range(30_000)] or dropped
+        assert bool(dropped) == bool(options)
+
+
+def test_without_the_relay_that_folds_each_rank_shows_its_own(quick: Mpi, tmp_path: Path) -> None:
+    done = run(quick, 3, "kills", tmp_path / "killed")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[0-2] before"
+    assert {"[1] after", "[2] after"} <= set(lines)
+
+
+def test_a_bar_is_drawn_in_its_place_on_a_terminal(quick: Mpi) -> None:
+    command = [str(quick.python), "-m", "mpiddp", "--quiet", "--show", "fold", str(FOLDED), "bar", "20"]
+    ours, its = pty.openpty()
+    job = processes.start(command, {**single_node_environ(quick), "TERM": "xterm"}, stdout=its, stderr=its)
+    os.close(its)
+    said = b""
+    try:
+        with contextlib.suppress(OSError):  # as Linux tells that the terminal's other side is closed
+            while chunk := os.read(ours, 65536):
+                said += chunk
+    finally:
+        os.close(ours)
+        processes.end_tree(job.pid)
+        job.wait(20)
+    drawn = re.findall(rb"\r\x1b\[K\[0\] \d+% of rank 0", said)
+    assert 3 <= len(drawn) <= 12
+    assert said.endswith(b"\r\x1b[K[0] 100%\r\n")
+
+
+def test_a_bar_in_a_file_takes_a_line_every_ten_seconds(quick: Mpi) -> None:
+    done = check(run(quick, 2, "bar", 20))
+    assert [re.sub(r"\d+%", "N%", line) for line in noise(done)] == ["[0] N% of rank 0", "[0-1] N%"]
+
+
+@pytest.mark.parametrize("prefix", ["{host} ", "{local_rank}: {rank}"])
+def test_a_prefix_that_lines_of_several_ranks_cannot_have(quick: Mpi, prefix: str) -> None:
+    done = check(mpiexec(quick, 2, "--show", "fold", "--prefix", prefix, FOLDED, "numbers"), 2)
+    assert done.stderr.count("have fields of rank and time alone") == 1
