@@ -112,6 +112,12 @@ def test_a_rank_that_is_far_ahead_is_held_back_until_the_others_are_known_to_be_
     assert one.ready(1.6) == []
 
 
+def test_who_hurries_waits_for_nobody_where_very_many_lines_wait() -> None:
+    one = Fold(FOUR, 1.0, hurries=True)
+    one.take_lines(0, 1, 1, [f"line {number}" for number in range(fold.AHEAD)], 0.0)
+    assert len(one.ready(0.0)) == fold.AHEAD // 2
+
+
 def test_lines_that_take_much_room_are_not_kept() -> None:
     one = Fold(FOUR, 1.0)
     one.take_lines(0, 1, 1, [f"{number} {'x' * 2**20}" for number in range(20)], 0.0)

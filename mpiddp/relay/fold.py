@@ -26,11 +26,13 @@ place = attrgetter("place")
 class Fold:
     """Holds lines back until all of the ranks that are expected have said them, or none does any more.
 
-    That is so when no rank has joined a line for `window_s`. Each source's lines stay in their order.
+    That is so when no rank has joined a line for `window_s`, or if it `hurries`, when very many lines wait. Each
+    source's lines stay in their order.
     """
 
-    def __init__(self, expected: int, window_s: float) -> None:
+    def __init__(self, expected: int, window_s: float, hurries: bool = False) -> None:
         self._expected, self._window_s = expected, window_s
+        self._most_lines = AHEAD // 2 if hurries else math.inf
         self._ends = Waiting(Said(0, 0, ""), None, 0.0)  # before the first line, and after the last one
         self._ends.place = self._ends.number = 0
         self._waits = self._number = self._size = 0
@@ -226,7 +228,9 @@ class Fold:
 
     def _is_ready(self, one: Waiting, now_s: float, is_due: bool) -> bool:
         missing = self._expected & ~one.ranks
-        if not missing or self._size > MOST or (is_due and now_s >= self._end_of(one)):
+        if not missing or (is_due and now_s >= self._end_of(one)):
+            return True
+        if self._size > MOST or self._waits > self._most_lines:
             return True
         if self._waits > MANY and not missing & self._talking(now_s):
             return True

@@ -38,7 +38,7 @@ class Gathering:
         self._loop, self._way, self._hold = loop, way, hold
         self._left = int(folding.expected, 16)  # the ranks that may say something
         self._bit = 1 << folding.rank
-        self._fold = Fold(self._left, folding.window_s * (NODE if folding.port else 1))
+        self._fold = Fold(self._left, folding.window_s * (NODE if folding.port else 1), folding.drops)
         request = Coordinate("", folding.token, self._left.bit_count(), 0)
         self._entrance = Entrance(loop, request, self._admit, listener)
         self._links: dict[Hashable, Link] = {}

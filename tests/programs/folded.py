@@ -50,7 +50,7 @@ elif KIND == "bar":
         time.sleep(0.05)
     sys.stderr.write("\r100%\n")
 elif KIND == "alone":
-    for number in range(30_000):
+    for number in range(int(REST[0])):
         if RANK == 1:
             print("only rank 1 says", "x" * (number % 70))
 elif KIND == "kills":
