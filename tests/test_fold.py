@@ -23,7 +23,12 @@ FOUR = bits(range(4))
 
 
 def screen(lines: Sequence[Said]) -> list[str]:
-    return [f"[{named(one.ranks)}] {one}" for one in lines]
+    return [f"[{named(one.ranks)}] {line}" for one in lines for line in str(one).split("\n")]
+
+
+def say(one: Fold, rank: int, lines: Sequence[str], now_s: float = 0.0, stream: int = 1) -> None:
+    if lines:
+        one.take(rank, Said(1 << rank, stream, "\n".join(lines)), now_s)
 
 
 def folded(streams: Sequence[Sequence[str]], order: Sequence[int] = (), window_s: float = 1.0) -> list[str]:
@@ -35,7 +40,7 @@ def folded(streams: Sequence[Sequence[str]], order: Sequence[int] = (), window_s
             one.take(rank, Said(1 << rank, 1, left[rank].pop(0)), 0.0)
     else:
         for rank, lines in enumerate(streams):
-            one.take_lines(rank, 1 << rank, 1, lines, 0.0)
+            say(one, rank, lines)
     return screen([*one.ready(0.0), *one.rest()])
 
 
@@ -81,46 +86,53 @@ def test_lines_wait_for_a_window_after_the_last_rank_that_joined() -> None:
 
 def test_a_rank_alone_is_shown_at_once() -> None:
     one = Fold(4, 1.0)
-    one.take_lines(0, 4, 1, ["a", "a", "b"], 0.0)
+    one.take(2, Said(4, 1, "a\na\nb"), 0.0)
     assert screen(one.ready(0.0)) == ["[2] a", "[2] a", "[2] b"]
-    one.take_lines(0, 4, 2, ["c"], 0.0)
+    one.take(2, Said(4, 2, "c"), 0.0)
     assert screen(one.rest()) == ["[2] c"]
     assert one.ready(0.0) == []
 
 
 def test_nobody_waits_for_ranks_that_have_ended() -> None:
     one = Fold(FOUR, 1.0)
-    one.take_lines(0, 1, 2, ["a"], 0.0)
+    say(one, 0, ["a"], stream=2)
     one.gone(2 + 4)
     assert one.ready(0.0) == []
     one.gone(8)
     assert [(said.stream, str(said)) for said in one.ready(0.0)] == [(2, "a")]
 
 
+def say_many(one: Fold, word: str, thousands: int, now_s: float) -> None:
+    """Let rank 0 say a thousand lines at a time."""
+    for thousand in range(thousands):
+        say(one, 0, [f"{word} {1000 * thousand + number}" for number in range(1000)], now_s)
+
+
 def test_a_rank_that_is_far_ahead_is_held_back_until_the_others_are_known_to_be_silent() -> None:
-    one = Fold(FOUR, 1.0)
-    one.take_lines(0, 1, 1, [f"line {number}" for number in range(fold.AHEAD)], 0.0)
+    one, most = Fold(FOUR, 1.0), fold.AHEAD // 1000
+    say_many(one, "line", most, 0.0)
     assert not one.is_ahead(0)
-    one.take_lines(0, 1, 1, ["one more"], 0.5)
+    say(one, 0, ["one more"], 0.5)
     assert one.is_ahead(0)
     assert not one.is_ahead(1)
     assert one.ready(0.9) == []
-    one.take_lines(0, 1, 1, [f"step {number}" for number in range(fold.AHEAD)], 1.5)
-    assert len(one.ready(1.5)) == 2 * fold.AHEAD + 1 - fold.MANY
+    say_many(one, "step", most, 1.5)
+    assert len(screen(one.ready(1.5))) == (2 * most - 1) * 1000 + 1
     assert not one.is_ahead(0)
-    one.take_lines(1, 2, 1, ["one more"], 1.6)
+    say(one, 1, ["one more"], 1.6)
     assert one.ready(1.6) == []
 
 
 def test_who_hurries_waits_for_nobody_where_very_many_lines_wait() -> None:
     one = Fold(FOUR, 1.0, hurries=True)
-    one.take_lines(0, 1, 1, [f"line {number}" for number in range(fold.AHEAD)], 0.0)
-    assert len(one.ready(0.0)) == fold.AHEAD // 2
+    say_many(one, "line", fold.AHEAD // 1000, 0.0)
+    assert len(screen(one.ready(0.0))) == fold.AHEAD // 2
 
 
 def test_lines_that_take_much_room_are_not_kept() -> None:
     one = Fold(FOUR, 1.0)
-    one.take_lines(0, 1, 1, [f"{number} {'x' * 2**20}" for number in range(20)], 0.0)
+    for number in range(20):
+        say(one, 0, [f"{number} {'x' * 2**20}"], 0.0)
     assert len(one.ready(0.0)) == 20 - 15
 
 
@@ -167,10 +179,13 @@ def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[st
     turns = data.draw(st.permutations([rank for rank, lines in enumerate(streams) for _ in lines]))
     left = [list(lines) for lines in streams]
     for rank in turns:
-        nodes["mn"[rank % 2]].take(rank, Said(1 << rank, 1, left[rank].pop(0)), now_s)
+        many = data.draw(st.integers(1, 3)) if left[rank] else 0
+        say(nodes["mn"[rank % 2]], rank, left[rank][:many], now_s)
+        del left[rank][:many]
         now_s += data.draw(st.sampled_from([0.0, 0.1, 0.3, 2.0]))
         hand_on()
     hand_on(rest=True)
+    shown = [one._replace(text=line) for one in shown for line in one.text.split("\n")]
     for rank, lines in enumerate(streams):
         own = [one for one in shown if one.ranks >> rank & 1]
         assert len(own) == len(lines)
@@ -192,7 +207,7 @@ for step in range(10):
             if random.random() < 1e-4:
                 odd[rank, step] = f"odd {'x' * random.randrange(99)}"
                 lines.insert(1, odd[rank, step])
-            nodes[at].take_lines(rank, 1 << rank, 1, lines, now_s)
+            nodes[at].take(rank, Said(1 << rank, 1, chr(10).join(lines)), now_s)
         for said in nodes[at].ready(now_s, is_due=True):
             root.take(at, said, now_s)
     shown += root.ready(now_s, is_due=True)
@@ -201,6 +216,7 @@ for at, node in enumerate(nodes):
     for said in node.rest():
         root.take(at, said, now_s)
 shown += root.rest()
+shown = [one._replace(text=line) for one in shown for line in one.text.split(chr(10))]
 assert sum(one.ranks.bit_count() for one in shown) == 10 * 2 * 10_000 + len(odd)
 assert sum(str(one).startswith("epoch") for one in shown) == 10, len(shown)
 assert sorted(str(one) for one in shown if one.ranks.bit_count() == 1) == sorted(odd.values())

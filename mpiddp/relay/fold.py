@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 
 from .said import Said, split
-from .waiting import Source, Waiting
+from .waiting import GAP, Source, Waiting
 
 CANDIDATES = 16  # lines with other numbers that are compared, to find the one that fits best
 LONGEST = 5  # windows, for a line that ranks join one after the other
 AHEAD = 10_000  # lines that a source may be ahead of the oldest one that waits
 MANY = 1_000  # lines that wait: then no rank is waited for that has been silent for a whole window
 MOST = 16 * 2**20  # characters of lines that wait
-GAP = 2**20  # between the places of two lines
 
 place = attrgetter("place")
 
@@ -35,7 +34,7 @@ class Fold:
         self._most_lines = AHEAD // 2 if hurries else math.inf
         self._ends = Waiting(Said(0, 0, ""), None, 0.0)  # before the first line, and after the last one
         self._ends.place = self._ends.number = 0
-        self._waits = self._number = self._size = 0
+        self._number = self._done = self._size = 0  # lines that have come, and that have gone; characters that wait
         self._began_s = math.inf
         self._by_text: dict[int, dict[str, list[Waiting]]] = {1: {}, 2: {}}  # of each stream
         self._by_shape: dict[int, dict[str, list[Waiting]]] = {1: {}, 2: {}}
@@ -47,28 +46,44 @@ class Fold:
         self._awaited: Source | None = None  # for which the first line waits, or has waited
 
     def take(self, source: Hashable, said: Said, now_s: float) -> None:
-        """Take the next line of a source."""
+        """Take the next line of a source, or several, with newlines between, that are the same on its ranks."""
+        if not self._waits and not self._expected & ~said.ranks:
+            self._through.append(said)
+            return
         one = self._source(source, said.ranks, now_s)
         one.settle()
-        self._join(one, said, now_s)
-
-    def take_lines(self, source: Hashable, ranks: int, stream: int, lines: Iterable[str], now_s: float) -> None:
-        """Take the next lines of a source, all of the same ranks: as take(), and quicker."""
-        if not self._waits and not self._expected & ~ranks:
-            self._through += [Said(ranks, stream, text) for text in lines]
+        if said.spread:
+            self._join(one, said, now_s)
             return
-        one = self._source(source, ranks, now_s)
-        one.settle()
-        found = one.anchor if one.anchor.is_linked else self._ends
-        for text in lines:
-            if not one.own and (after := found.after).text == text and after.said.stream == stream:
-                found = one.anchor = after  # as where all say the same
-                found.ranks |= ranks
-                found.joined_s = now_s
-                found.shared = True
+        at, text = 0, said.text
+        while at <= len(text):
+            if size := self._same_next(one, said, at):
+                one.anchor.ranks |= said.ranks
+                one.anchor.joined_s, one.anchor.shared = now_s, True
+            elif self._leads(one):
+                self._append(one, said._replace(text=text[at:]), now_s)
+                return
             else:
-                self._join(one, Said(ranks, stream, text), now_s)
-                found = one.anchor if one.anchor.is_linked else self._ends
+                size = (text.find("\n", at) + 1 or len(text) + 1) - at
+                self._join(one, said._replace(text=text[at:at + size - 1]), now_s)
+            at += size
+
+    def _same_next(self, one: Source, said: Said, at: int) -> int:
+        """Return how far a text goes on with what follows a source's anchor, which then comes after that; 0 for not.
+
+        It counts the characters of whole lines, with the end of each. So lines are compared where all say the same.
+        """
+        found = one.anchor.after if one.anchor.is_linked else self._ends.after
+        if one.own or found is self._ends or found.stream != said.stream or found.spread:
+            return 0
+        size = len(found.text)
+        if not (said.text.startswith(found.text, at) and said.text[at + size:at + size + 1] in ("\n", "")):
+            size = common(found.text, said.text[at:at + size + 1])
+            if size < 0:
+                return 0
+            found = found.cut(size)
+        one.anchor = found
+        return size + 1
 
     def gone(self, ranks: int) -> None:
         """Expect nothing of these ranks any more."""
@@ -91,13 +106,20 @@ class Fold:
     def rest(self) -> list[Said]:
         """Return all lines that wait."""
         found, self._through = self._through, []
-        return [*found, *(self._pop() for _ in range(self._waits))]
+        while self._waits:
+            found.append(self._pop())
+        return found
 
     def is_ahead(self, source: Hashable) -> bool:
         """Tell whether a source is too far ahead of others to be listened to."""
         if not self._waits or source not in self._sources:
             return False
-        return self._sources[source].last.number - self._ends.after.number >= AHEAD
+        return self._sources[source].last.number - self._done > AHEAD
+
+    @property
+    def _waits(self) -> int:
+        """The number of lines that wait."""
+        return self._number - self._done
 
     def _source(self, source: Hashable, ranks: int, now_s: float) -> Source:
         if source not in self._sources:
@@ -109,7 +131,7 @@ class Fold:
 
     def _join(self, one: Source, said: Said, now_s: float) -> None:
         """Let a source say the line that fits, after its own ones, or a new one."""
-        if one is self._leader or not self._waits:
+        if self._leads(one):
             self._append(one, said, now_s)
             return
         self._index()
@@ -160,17 +182,18 @@ class Fold:
                 self._usual.clear()
         return found
 
+    def _leads(self, source: Source) -> bool:
+        """Tell whether nobody else has said what comes after a source's anchor."""
+        return source is self._leader or not self._waits or (not source.own and self._ends.before is source.anchor)
+
     def _append(self, source: Source, said: Said, now_s: float) -> None:
         """Let a source say a new line."""
-        if source is not self._leader:
-            follows = self._ends.before is source.anchor and not source.own
-            self._leader = source if follows or not self._waits else None
+        self._leader = source if self._leads(source) else None
         one = Waiting(said, source, now_s)
         one.link(self._ends.before)
-        one.place = one.before.place + GAP
-        self._number += 1
-        one.number = self._number
-        self._waits += 1
+        lines = one.text.count("\n") + 1
+        self._number += lines
+        one.number, one.place = self._number, one.before.place + lines * GAP
         self._size += len(one.text)
         source.own.append(one)
         if len(self._to_index) > 2 * self._waits + MANY:
@@ -179,12 +202,21 @@ class Fold:
 
     def _index(self) -> None:
         """Let the lines at the end be found by their text and shape."""
-        lines, self._to_index = self._to_index, []
-        for one in lines:
-            if one.is_linked:
-                one.shape, one.numbers = split(one.text)
-                for found, key in self._keys(one):
-                    found.setdefault(key, []).append(one)
+        if not self._to_index:
+            return
+        one = next((one for one in self._to_index if one.is_linked), self._ends)
+        while one.before is not self._ends and not one.before.shape:
+            one = one.before
+        self._to_index = []
+        while one is not self._ends:
+            for line in one.lines():
+                self._note(line)
+            one = one.after
+
+    def _note(self, one: Waiting) -> None:
+        one.shape, one.numbers = split(one.text)
+        for found, key in self._keys(one):
+            found.setdefault(key, []).append(one)
 
     def _move(self, own: Sequence[Waiting], line: Waiting) -> None:
         """Let lines that a source alone has said stand before another one, if they stand after it."""
@@ -206,25 +238,24 @@ class Fold:
         """Make room between the places of lines."""
         one = self._ends
         while (one := one.after) is not self._ends:
-            one.place = one.before.place + GAP
+            one.place = one.before.place + (one.text.count("\n") + 1) * GAP
 
     def _keys(self, one: Waiting) -> list[tuple[dict[str, list[Waiting]], str]]:
         """Return where a line is found, and under which key."""
-        found = [(self._by_shape[one.said.stream], one.shape)]
-        return found if one.said.spread else [*found, (self._by_text[one.said.stream], one.said.text)]
+        return [(self._by_shape[one.stream], one.shape), (self._by_text[one.stream], one.text)]
 
     def _pop(self) -> Said:
         one = self._ends.after
         one.unlink()
         self._ends.place = one.place  # others come after it
-        self._waits -= 1
+        self._done += one.text.count("\n") + 1
         self._size -= len(one.text)
-        if hasattr(one, "shape"):
+        if one.shape:
             for lines, key in self._keys(one):
                 lines[key].pop(0)
                 if not lines[key]:
                     del lines[key]
-        return Said(one.ranks, one.said.stream, one.text, tuple(one.spread))
+        return Said(one.ranks, one.stream, one.text, tuple(one.spread))
 
     def _is_ready(self, one: Waiting, now_s: float, is_due: bool) -> bool:
         missing = self._expected & ~one.ranks
@@ -259,3 +290,14 @@ class Fold:
             if now_s - one.spoke_s < self._window_s:
                 found |= one.ranks
         return found
+
+
+def common(one: str, other: str) -> int:
+    """Return how many characters of whole lines two texts begin with alike, without the last end; -1 for none."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # the first `low` are alike
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one.startswith(other[low:middle], low) else (low, middle - 1)
+    if all(text[low:low + 1] in ("\n", "") for text in (one, other)):
+        return low
+    return one.rfind("\n", 0, low)

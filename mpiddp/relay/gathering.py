@@ -16,6 +16,7 @@ from .bars import Bar, Bars
 from .fold import Fold
 from .frames import OUTPUT, Kind, Link, lines_of, ranks_of
 from .lines import Splitter
+from .said import Said
 
 if TYPE_CHECKING:
     from .screen import Screen
@@ -140,7 +141,7 @@ class Gathering:
         lines = splitter.take(data)
         if lines:
             text = b"\n".join(lines).decode(errors="surrogateescape")
-            self._fold.take_lines(source, ranks, stream, text.split("\n"), time.monotonic())
+            self._fold.take(source, Said(ranks, stream, text), time.monotonic())
         if splitter.bar != before:
             self._draw(Bar(ranks.bit_length() - 1, stream, splitter.bar.decode(errors="surrogateescape")))
 

@@ -34,7 +34,10 @@ class Spread(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A line that `ranks` have said on a stream, 1 or 2: `text`, with `spread` in the place of its numbers, if any."""
+    """A line that `ranks` have said on a stream, 1 or 2: `text`, with `spread` in the place of its numbers, if any.
+
+    Without that it may be several lines, with newlines between.
+    """
 
     ranks: int
     stream: int
@@ -70,6 +73,6 @@ def named(ranks: int) -> str:
 
 
 def split(text: str) -> tuple[str, list[str]]:
-    """Return what stands between the numbers of a line, and the numbers."""
+    """Return what stands between the numbers of a line, in one text that is never empty, and the numbers."""
     parts = NUMBER.split(text)
-    return "\n".join(parts[::2]), parts[1::2]
+    return "\n".join([*parts[::2], ""]), parts[1::2]

@@ -47,7 +47,7 @@ class Screen:
         """Show lines."""
         self._erase()
         for stream, group in itertools.groupby(lines, key=lambda said: said.stream):
-            for piece in pieces(map(self._line, group)):
+            for piece in pieces(itertools.chain.from_iterable(map(self._lines, group))):
                 self._sinks[stream].write(piece)
         self._draw()
 
@@ -70,7 +70,7 @@ class Screen:
         if now_s - self._drawn_s < (DRAWING_S if in_place else BAR_S) and (self._erases or not in_place):
             return
         self._drawn_s = now_s
-        line = self._line(Said(1 << bar.rank, bar.stream, bar.text))
+        line = self._lines(Said(1 << bar.rank, bar.stream, bar.text))[0]
         self._sinks[bar.stream].write(ERASE + line if in_place else line + b"\n")
         self._erases = bar.stream if in_place else 0
 
@@ -85,8 +85,10 @@ class Screen:
             self._sinks[self._erases].write(ERASE)
             self._erases = 0
 
-    def _line(self, said: Said) -> bytes:
-        return self._prefix(said.ranks) + str(said).encode(errors="surrogateescape")
+    def _lines(self, said: Said) -> list[bytes]:
+        """Return lines, each after its ranks."""
+        prefix = self._prefix(said.ranks)
+        return [prefix + line for line in str(said).encode(errors="surrogateescape").split(b"\n")]
 
     def _prefix(self, ranks: int) -> bytes:
         if (found := self._prefixes.get(ranks)) is not None:

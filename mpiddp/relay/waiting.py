@@ -7,29 +7,30 @@ from operator import eq
 
 from .said import Said, Spread
 
+GAP = 2**20  # between the places of two lines
 OWN = 64  # the last lines that a source alone has said, which may still change places with those of others
 
 
 class Waiting:
-    """A line that waits for more ranks to say it: its `shape` is what stands between its `numbers`.
+    """Lines that wait for more ranks to say them: one, or a block of several, as long as all say it alike.
 
-    Lines are linked, each to the one `before` and `after`, in the order of their `place`. The line came as the
-    `number`th, from `source`; it is `shared` once another source has said it, too.
+    They are linked, each to those `before` and `after`, in the order of their `place`. The last line came as the
+    `number`th, from `source`; it is `shared` once another source has said it, too. Of a line that can be found, `shape`
+    is what stands between its `numbers`.
     """
 
-    __slots__ = ("after", "before", "began_s", "joined_s", "number", "numbers", "place", "ranks", "said", "shape",
-                 "shared", "source", "spread", "text")
+    __slots__ = ("after", "before", "began_s", "joined_s", "number", "numbers", "place", "ranks", "shape", "shared",
+                 "source", "spread", "stream", "text")
 
     place: int
     number: int
-    shape: str
     numbers: list[str]
 
     def __init__(self, said: Said, source: Source | None, now_s: float) -> None:
-        self.said, self.text, self.source, self.ranks = said, said.text, source, said.ranks
+        self.stream, self.text, self.source, self.ranks = said.stream, said.text, source, said.ranks
         self.spread: Sequence[Spread] = said.spread
         self.began_s = self.joined_s = now_s
-        self.shared = False
+        self.shared, self.shape = False, ""
         self.before = self.after = self
 
     def link(self, before: Waiting) -> None:
@@ -46,6 +47,30 @@ class Waiting:
     def is_linked(self) -> bool:
         """Tell whether it still waits."""
         return self.after is not self
+
+    def cut(self, size: int) -> Waiting:
+        """Cut a block in two, after so many characters, and return the first part, which stands before this one."""
+        text, self.text = self.text, self.text[size + 1:]
+        return self._put_before([text[:size]], self.text.count("\n") + 1)[0]
+
+    def lines(self) -> list[Waiting]:
+        """Cut a block in lines, and return them; this is the last one."""
+        *texts, self.text = self.text.split("\n")
+        return [*self._put_before(texts, len(texts)), self]
+
+    def _put_before(self, texts: Sequence[str], lines: int) -> list[Waiting]:
+        """Return the parts of this block, as new ones before it; `lines` are those from the second on."""
+        found = []
+        for at, text in enumerate(texts):
+            one = Waiting(Said(self.ranks, self.stream, text), self.source, self.began_s)
+            one.joined_s, one.shared = self.joined_s, self.shared
+            one.number, one.place = self.number - lines + at, self.place - (lines - at) * GAP
+            one.link(self.before)
+            found.append(one)
+        if self.source is not None and found and self in self.source.own:
+            where = self.source.own.index(self)
+            self.source.own[where:where] = found
+        return found
 
     def has(self, whole: Sequence[str | None]) -> int:
         """Return how many of these numbers this line has in the same place; None is for one that does not count."""
