@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests import processes
+from tests.cluster import Cluster
 from tests.support import (
     DEADLINE_S,
     MPIS,
@@ -20,6 +20,7 @@ from tests.support import (
     mpiexec_command,
     need,
     single_node_environ,
+    srun,
 )
 
 FAILURES = {"raises": ("raise ValueError('seven')", 1), "exits": ("sys.exit(3)", 3), "leaves": ("os._exit(7)", 7),
@@ -31,6 +32,10 @@ HYDRA = (rf"(?:{DOUBLE_RULE}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCE
          r"(?:YOUR APPLICATION TERMINATED WITH .*\n.*\n.*\n)?)*")
 # What a launcher prints after the report, or before it: where a rank calls MPI_Abort, and where it crashes.
 STAYS = {"mpich": ("", HYDRA), "impi": ("", HYDRA), "openmpi4": ("", NOTICED), "openmpi5": (PRTERUN, NOTICED)}
+SRUN = (r"srun: error: node\d: tasks? [\d,-]+: (Exited with exit code \d+|Killed|Segmentation fault)",
+        r"srun: Job step aborted: Waiting up to \d+ seconds for job step to finish\.",
+        r"slurmstepd-node\d: error: \*\*\* STEP \S+ ON node\d CANCELLED AT \S+ \*\*\*")
+OF_THE_BATCH_SCRIPTS = {"SLURM_SRUN_REDUCE_TASK_EXIT_MSG": "1", "SLURM_STEP_KILLED_MSG_NODE_ID": "-1"}
 SWITCHED_OFF = {"openmpi4": {"OMPI_MCA_orte_execute_quiet": "1"}}
 
 
@@ -43,16 +48,14 @@ def after_the_report(done: Done) -> str:
 
 @pytest.mark.parametrize(("name", "way"), first_of(list(dict.fromkeys(
     [("openmpi4", "raises"), ("mpich", "crashes"), *((name, way) for name in MPIS for way in FAILURES)])), 2))
-def test_nothing_follows_the_report(name: str, way: str, tmp_path: Path) -> None:
+def test_nothing_follows_the_report(name: str, way: str) -> None:
     line, status = FAILURES[way]
-    script = tmp_path / "fails.py"
-    script.write_text("import os, signal, sys, torch.distributed as dist\n"
-                      f"if dist.get_rank() == 1:\n    {line}\ndist.barrier()\n")
-    done = mpiexec(MPIS[name], 2, "--quiet", script)
+    done = mpiexec(MPIS[name], 2, "--quiet", PROGRAMS / "rank_1.py", line)
     assert done.returncode == status or (status is None and done.returncode)
     assert re.fullmatch(f"(?:{STAYS[name][way == 'crashes']})?", after_the_report(done)), done
     if way == "crashes" and name in SWITCHED_OFF:
-        assert after_the_report(mpiexec(MPIS[name], 2, "--quiet", script, env=SWITCHED_OFF[name])) == ""
+        done = mpiexec(MPIS[name], 2, "--quiet", PROGRAMS / "rank_1.py", line, env=SWITCHED_OFF[name])
+        assert after_the_report(done) == ""
 
 
 @pytest.mark.parametrize("told", first_of(["told", "untold"]))
@@ -75,3 +78,15 @@ def test_a_stack_that_a_user_asks_open_mpi_for_is_printed() -> None:
     done = check(processes.run(*mpiexec_command(mpi, 1, PROGRAMS / "aborts.py", 5, "told"), timeout=DEADLINE_S,
                                env={**single_node_environ(mpi), "OMPI_MCA_opal_abort_print_stack": "1"}, cwd=ROOT), 5)
     assert "] func:" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "way"), first_of(list(dict.fromkeys(
+    [("openmpi4", "raises"), *((name, way) for name in MPIS for way in ("raises", "crashes"))]))))
+def test_little_follows_the_report_under_srun(cluster: Cluster, name: str, way: str) -> None:
+    """What the batch scripts set leaves one line of the nodes' for each status that follows another one."""
+    mpi, (line, status) = MPIS[name], FAILURES[way]
+    for env, kinds in (({}, SRUN), (OF_THE_BATCH_SCRIPTS, SRUN[:2])):
+        done = srun(cluster, mpi, "-N3 -n3", "--quiet", PROGRAMS / "rank_1.py", line, env=env)
+        rest = after_the_report(check(done, status or 139)).splitlines()
+        assert [one for one in rest if not re.fullmatch("|".join(kinds), one)] == []
+    assert mpi.pmi == "pmix" or len(rest) <= 1 + (way == "crashes")
