@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -19,6 +20,9 @@ ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)  # each write is read 
 its.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
 process = subprocess.Popen(sys.argv[1:], stdout=its, stderr=its, close_fds=False)  # it needs PMI_FD
 its.close()
-while text := ours.recv(MOST_BYTES):
-    tell(text.decode())
+ended = select.poll()
+ended.register(ours, 0)  # for POLLHUP: a write of no bytes is read like an end
+while (text := ours.recv(MOST_BYTES)) or not ended.poll(0):
+    if text:
+        tell(text.decode())
 tell(f"status {process.wait()}")
