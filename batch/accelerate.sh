@@ -39,4 +39,5 @@ print(*(f"export {name}={shlex.quote(value)}" for name, value in made.items() if
 END
 ) || exit 1
 eval "$settings" || exit 1
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
 eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

@@ -19,6 +19,7 @@ export IMAGE="$HOME/pytorch.sqsh"           # edit: with torch, mpi4py, MPI and 
 export MOUNTS="$PWD"                        # edit: folders that the container shall see, with commas between
 export COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
 [ -e "$IMAGE" ] || { echo "no such container image: $IMAGE" >&2; exit 1; }
 if srun --help | grep -q -e --container-image; then
     eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK --container-image=\"\$IMAGE\" --container-mounts=\"\$MOUNTS\" --container-workdir=\"\$PWD\" $COMMAND"

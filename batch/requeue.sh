@@ -26,6 +26,7 @@ SUPERVISE="python -m mpiddp.supervise --stop-before 120"  # edit
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
 source $ENVIRONMENT || exit 1
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
 eval "$SUPERVISE srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
 status=$?
 if [ $status = 75 ]; then scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"; fi

@@ -28,4 +28,5 @@ if [ -n "$CONTAINER" ]; then
     [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }
     COMMAND="apptainer exec --nv --bind \"/tmp,\$MOUNTS\" \"\$CONTAINER\" $COMMAND"  # PMIx meets Slurm by files in /tmp
 fi
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
 eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .facts.runtime import slurm_hosts
         from .plan.dry_run import describe
 
-        print(describe(job, slurm_hosts(os.environ)))
+        print(f"{describe(job, slurm_hosts(os.environ))}\n", end="")
         return 0
     from .launch import launch
 
@@ -73,7 +73,7 @@ def plan_at_desk(job: Desk) -> int:
         say(str(error))
         return EXIT_CANNOT_START
     warn(warnings)
-    print("\n".join(lines(found)))
+    print("\n".join([*lines(found), ""]), end="")
     if job.config.map_file:
         from .show.start import draw
 

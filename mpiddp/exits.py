@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from .say import FORWARDING_S
+from .say import FORWARDING_S, STDERR
 
 hard_exit = os._exit  # Python's own: os._exit is replaced while a script runs, so that its call is noticed
 
@@ -93,11 +93,29 @@ def skip_exit_functions() -> None:
         libc.__cxa_atexit(libc.fcloseall, None, None)  # waits for no stream that a thread has locked (man 3 fcloseall)
 
 
-def abort(mpi: Any, status: int) -> NoReturn:
+def abort(mpi: Any, status: int, told: bool = True) -> NoReturn:
     """End the job on every rank with a status (MPI 4.1, MPI_Abort), and this process if MPI_Abort returns.
 
-    MPICH's may return before the job has ended.
+    MPICH's may return before the job has ended. Where the reason is `told`, what MPI says of it is not printed.
     """
     if not mpi.Is_finalized():
+        if told:
+            with contextlib.suppress(Exception):  # a library without these symbols; no descriptor is left
+                abort_open_mpi(mpi, status)
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
         mpi.COMM_WORLD.Abort(status)
     hard_exit(status)
+
+
+def abort_open_mpi(mpi: Any, status: int) -> None:
+    """End the job as Open MPI's MPI_Abort does after it has given the launcher a page to print; else return.
+
+    That page goes past stderr. What `opal_abort_print_stack` and `opal_abort_delay` ask for is still printed.
+    """
+    import ctypes
+
+    name, version = mpi.get_vendor()
+    if name == "Open MPI" and (4,) <= version < (6,):
+        library = ctypes.PyDLL(mpi.__file__)
+        library.ompi_mpi_abort(ctypes.byref(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")), status)

@@ -180,7 +180,7 @@ def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         sentinel.settle()
-        abort(MPI, failure.INTERRUPTED)
+        abort(MPI, failure.INTERRUPTED, told=False)
     except Exception as error:
         sentinel.settle()
         failure.show(error)

@@ -67,6 +67,28 @@ def test_the_start_line_and_the_map_are_one_write(name: str) -> None:
     assert re.search(r"\n  host .*(\n  \S+ +0(-1)? .*)(\n  \S+ +1 .*)?\n$", start), start
 
 
+@pytest.mark.parametrize("options", first_of(["--no-init --traceback=full", "--no-init", "--traceback=full", ""]))
+def test_a_traceback_is_one_write(quick: Mpi, tmp_path: Path, options: str) -> None:
+    """However long it is, and whatever Python's streams hold back."""
+    script = tmp_path / "deep.py"
+    script.write_text("def even(n):\n    odd(n - 1) if n else {}['seven']\n\ndef odd(n):\n    even(n)\n\neven(200)\n")
+    done = alone(quick, *job(quick, "--quiet", *options.split(), script)[1:], env={"PYTHONUNBUFFERED": "1"})
+    traceback, report = [text for _, text in packets(done, [1]) if not text.startswith("status ")]
+    assert len(traceback) > 20_000
+    assert re.match(r"(\[rank0\]: )?Traceback ", traceback)
+    assert traceback.endswith("KeyError: 'seven'\n")
+    assert report.startswith("mpiddp: failed: rank 0 ")
+
+
+@pytest.mark.parametrize("arguments", [("--dry-run", "--nodes", 400, "--ranks-per-node", 4), ("--explain", "--quiet")],
+                         ids=["dry-run", "explain"])
+def test_an_answer_is_one_write(quick: Mpi, arguments: tuple[object, ...]) -> None:
+    done = alone(quick, *job(quick, *arguments)[1:], env={"PYTHONUNBUFFERED": "1"})
+    (answer,) = [text for _, text in packets(done, [0]) if not text.startswith("status ")]
+    assert len(answer) > 800
+    assert answer.endswith("\n")
+
+
 @pytest.mark.parametrize(("argument", "status"), [("no_such_script.py", 3), ("--frobnicate", 2)],
                          ids=["with MPI", "before MPI"])
 @pytest.mark.parametrize("name", ["openmpi4", "mpich"])

@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 
 from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, is_consequence
 from ..plan.words import words_of
+from ..say import say
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
@@ -61,18 +62,25 @@ def show(error: BaseException, full: bool = True) -> None:
     strip(error)
     try:
         if isinstance(error, SystemExit):
-            print(callstack(error), end="", file=sys.stderr, flush=True)
+            print_whole(callstack(error))
             return
         from .excerpt import excerpt, is_plain, printed, wants_colour
 
-        if full or sys.stderr is None or not is_plain(sys.excepthook):
+        if not is_plain(sys.excepthook):
             sys.excepthook(type(error), error, error.__traceback__)
         else:
-            text = excerpt(printed(error), wants_colour(sys.stderr, os.environ))
-            print(text, end="", file=sys.stderr, flush=True)
+            text = printed(error)
+            print_whole(text if full else excerpt(text, wants_colour(sys.stderr, os.environ)))
     except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
-        sys.__excepthook__(type(other), other, other.__traceback__)
-        sys.__excepthook__(type(error), error, error.__traceback__)
+        say(callstack(other) + callstack(error))
+
+
+def print_whole(text: str) -> None:
+    """Print on Python's stderr, which may be an object of the script's, by one write; nothing if there is none."""
+    if sys.stderr is not None and text:
+        sys.stderr.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def strip(error: BaseException | None) -> None:

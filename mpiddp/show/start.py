@@ -49,5 +49,5 @@ def explain(told: Callable[[], str], env: Environment, rank: int) -> int:
             say(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
         return EXIT_USAGE
     if env.rank == rank:
-        print(told(), flush=True)
+        print(f"{told()}\n", end="", flush=True)  # one write, however long it is
     return 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..command.options import default_of
 from ..command.values import positive, seconds
 from ..errors import EXIT_USAGE
+from ..say import say
 from ..version import __version__
 from .allocation import Allocation, allocation
 from .command import Command, CommandError, Launcher, launcher_of, read
@@ -33,13 +34,13 @@ def main(arguments: list[str] | None = None) -> int:
             allowed = allowed._replace(nodes=())
         plan = plan_of(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
     except (CommandError, OSError) as error:
-        print(f"mpiddp.supervise: {error}", file=sys.stderr)
+        say(f"mpiddp.supervise: {error}")
         return EXIT_USAGE
     try:
         return Supervisor(plan).run()
     except OSError as error:
-        print(f"mpiddp.supervise: {given.command[0]} cannot be started: {error.strerror}; a launcher, or python, comes "
-              "first", file=sys.stderr)
+        say(f"mpiddp.supervise: {given.command[0]} cannot be started: {error.strerror}; a launcher, or python, comes "
+            "first")
         return EXIT_USAGE
     finally:
         shutil.rmtree(plan.folder, ignore_errors=True)

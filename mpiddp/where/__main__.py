@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from ..say import say
 from ..version import __version__
 from .cards import Card
 from .client import Inspecting, UnansweredError, ask, find
@@ -25,13 +26,13 @@ def main(arguments: list[str] | None = None) -> int:
                 return 0
             time.sleep(given.watch)
     except UnansweredError as error:
-        print(f"mpiddp.where: {error}", file=sys.stderr)
+        say(f"mpiddp.where: {error}")
         return 1
     except BrokenPipeError:  # nobody reads on
         return 1
     except (ImportError, OSError) as error:
         needs = " (pip install drawsvg)" if isinstance(error, ImportError) else ""
-        print(f"mpiddp.where: cannot draw {given.svg}: {error}{needs}", file=sys.stderr)
+        say(f"mpiddp.where: cannot draw {given.svg}: {error}{needs}")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -63,7 +64,8 @@ def show(card: Card, given: argparse.Namespace) -> None:
     head = f"job {card.name}, {card.ranks:,} rank{'s' * (card.ranks != 1)}{picture.step and f', {picture.step}'}"
     hint = [] if inspected or not waits_for_lock(picture) else [HINT]
     table = [head, *lines(picture), *hint, *threads(inspected)]
-    print(as_json(picture, inspected) if given.json else "\n".join(table), flush=True)
+    text = as_json(picture, inspected) if given.json else "\n".join(table)
+    print(f"{text}\n", end="", flush=True)
     if given.svg:
         from .drawing import svg
 

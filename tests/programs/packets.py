@@ -1,11 +1,14 @@
 """Run a command, and print with their times each of its writes to stdout and stderr, and its exit status."""
 
-import fcntl
 import json
 import os
+import select
+import socket
 import subprocess
 import sys
 import time
+
+MOST_BYTES = 200_000  # of one write
 
 
 def tell(what: str) -> None:
@@ -13,10 +16,13 @@ def tell(what: str) -> None:
     os.write(1, json.dumps([time.monotonic(), what]).encode() + b"\n")
 
 
-read_end, write_end = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)  # each write is read alone (man 2 pipe)
-fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 2**20)
-process = subprocess.Popen(sys.argv[1:], stdout=write_end, stderr=write_end, close_fds=False)  # it needs PMI_FD
-os.close(write_end)
-while text := os.read(read_end, 2**16):
-    tell(text.decode())
+ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)  # each write is read alone (man 7 unix)
+its.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
+process = subprocess.Popen(sys.argv[1:], stdout=its, stderr=its, close_fds=False)  # it needs PMI_FD
+its.close()
+ended = select.poll()
+ended.register(ours, 0)  # for POLLHUP: a write of no bytes is read like an end
+while (text := ours.recv(MOST_BYTES)) or not ended.poll(0):
+    if text:
+        tell(text.decode())
 tell(f"status {process.wait()}")

@@ -1,0 +1,11 @@
+"""End the job, whose reason is told already, or not: the second argument says which; the first is the status."""
+
+import ctypes
+import sys
+
+from mpi4py import MPI
+
+from mpiddp.exits import abort
+
+ctypes.CDLL(None).printf(b"in C's buffer\n")
+abort(MPI, int(sys.argv[1]), told=sys.argv[2] == "told")
