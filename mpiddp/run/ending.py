@@ -90,7 +90,8 @@ class Ending:
         c_exit(self._output.status(status, flush()))
 
     def left(self) -> None:
-        """Tell that the script has come to its end."""
+        """Tell that the script has come to its end: all that it has written is on its way."""
+        flush()
         self._sentinel.script_ended()
 
     def missing(self) -> str:
