@@ -6,8 +6,9 @@ import os
 import socket
 
 from ..beside.detached import fork_detached, reap
-from ..beside.messages import Forward, Forwarded
+from ..beside.messages import AskLost, Forward, Forwarded, Lost, Message
 from ..beside.wire import Wire
+from ..plan.member import LogPlan
 from ..say import say
 from .process import FOREVER_S, relay
 
@@ -32,13 +33,26 @@ class Relay:
         for pipe in self._writing:
             os.close(pipe)
 
-    def begin(self, log: str, prefix: str, who: str) -> None:
+    def begin(self, log: LogPlan, prefix: str, who: str, shown: bool) -> None:
         """Take over stdout and stderr."""
         self._who = who
-        self._control.send(Forward(log, prefix, who))
+        self._control.send(Forward(log, prefix, who, shown))
         for descriptor, pipe in enumerate(self._writing, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
+
+    def log_lost(self, timeout_s: float) -> int:
+        """Return the first byte that the log has lost of what was written so far.
+
+        Returns -1 for none, and where the relay does not answer in time: it may wait for a slow reader.
+        """
+        self._control.send(AskLost())
+        try:
+            message = self._await(Lost, timeout_s)
+        except (EOFError, OSError):
+            return -1
+        assert isinstance(message, Lost)
+        return message.at
 
     def end(self) -> bool:
         """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
@@ -47,9 +61,16 @@ class Relay:
         """
         try:
             self._socket.shutdown(socket.SHUT_WR)
-            message = self._control.receive(FOREVER_S)[0]
+            message = self._await(Forwarded, FOREVER_S)
             assert isinstance(message, Forwarded)
             return message.lost
         except (EOFError, OSError):
             say(f"mpiddp: {self._who}: the process that passed its output on is gone, and output perhaps lost")
             return True
+
+    def _await(self, kind: type[Message], timeout_s: float) -> Message:
+        """Return the next message of a kind; raise as Wire.receive() does where none comes."""
+        while True:
+            for message in self._control.receive(timeout_s):
+                if isinstance(message, kind):
+                    return message

@@ -7,15 +7,17 @@ import sys
 
 from ..config import LaunchConfig, Shown
 from ..errors import EXIT_OUTPUT_LOST
-from ..exits import flush_python
+from ..exits import flush, flush_python
 from ..facts.files import open_for_writing
+from ..plan.member import LogPlan
 from ..relay.handle import Relay
 from ..say import say
 
 
 def is_relayed(config: LaunchConfig) -> bool:
-    """Tell whether output may have to go two ways, or to get a prefix."""
-    return bool(config.prefix) or (bool(config.log_dir) and config.shown != Shown(everyone=False))
+    """Tell whether output may have to go two ways, to get a prefix, or to be compressed or bounded."""
+    rewritten = config.log_compress or config.log_max_bytes or config.shown != Shown(everyone=False)
+    return bool(config.prefix) or (bool(config.log_dir) and bool(rewritten))
 
 
 class Output:
@@ -27,25 +29,26 @@ class Output:
         self._relay = Relay() if relayed else None
         self._terminal: tuple[int, int] | None = None
         self._shown = True
-        self._lost = False
+        self._lost = self._has_log = False
 
-    def begin(self, shown: bool, log: str, prefix: str, who: str) -> None:
-        """Send what is written from now on to the terminal if `shown`, and to the file `log` if there is one.
+    def begin(self, shown: bool, log: LogPlan, prefix: str, who: str) -> None:
+        """Send what is written from now on to the terminal if `shown`, and to the `log` if there is one.
 
         `who` is what to call the rank where that fails.
         """
         self._shown = shown
-        if self._relay is not None and not shown:
+        if self._relay is not None and not shown and (log.direct or not log.path):
             self._relay.dismiss()
             self._relay = None
-        if shown and not (log or prefix):
+        if shown and not (log.path or prefix):
             return
         flush_python()
         self._terminal = os.dup(1), os.dup(2)
         if self._relay is not None:
-            self._relay.begin(log, prefix, who)
+            self._relay.begin(log, prefix, who, shown)
+            self._has_log = bool(log.path)
             return
-        file = open_for_writing(log or os.devnull, append=True)
+        file = open_for_writing(log.path or os.devnull, append=True)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
         os.close(file)
@@ -54,6 +57,13 @@ class Output:
         """Print a text on the terminal too, if this rank's output is not shown there."""
         if self._terminal and not self._shown:
             say(text, self._terminal[1])
+
+    def log_lost(self, timeout_s: float) -> int:
+        """Return the first byte that the log has lost so far, -1 for none, or where nobody knows."""
+        if self._terminal is None or self._relay is None or not self._has_log:
+            return -1
+        flush()
+        return self._relay.log_lost(timeout_s)
 
     def end(self) -> bool:
         """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost."""

@@ -10,12 +10,14 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from collections import deque
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..beside import index
 from ..beside.asking import Inspect, Sight, Where
 from ..beside.detached import silence, take_title
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
 READY_S = 1.0  # until the process is named, and ready to look: not while the rank starts
+NOTING_S = 0.5  # for the index of the logs to take the rank's status
 LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
 
 
@@ -75,6 +78,7 @@ class Sentinel:
         self._leftovers = Leftovers(process.pid)
         self._sight = Sight()
         self._looking: Looking | None = None
+        self._wait_status: int | None = None
         self._events: deque[events.WatcherEvent] = deque()
         self._excuses: set[str] = set()  # that were made
         if process.ended >= 0:  # after the rank's connection: what it has told comes first
@@ -217,6 +221,7 @@ class Sentinel:
         self.loop.drop_timers("look")
         if self._process.ended >= 0:
             self.loop.forget(self._process.ended)
+        self._wait_status = status
         self.post(events.RankGone(status, self._process.was_out_of_memory()))
 
     def _ask_hosts(self, line: str, timeout_s: float) -> None:
@@ -231,11 +236,22 @@ class Sentinel:
 
     def _clean_up(self) -> None:
         """End what the rank has left behind, and this process."""
+        self._note_in_index()
         if not self._connections.busy:
             with contextlib.suppress(OSError):  # no descriptor is left
                 silence(2)  # a launcher waits until nobody holds it
         self._leftovers.end(self._watcher.member)
         self._end_when_idle()
+
+    def _note_in_index(self) -> None:
+        """Note how the rank has ended, where it has not done that, but wait not long for a file system that hangs."""
+        member = self._watcher.member
+        if member is not None and member.log.ranks_file:
+            status = index.exit_status(self._wait_status)
+            noting = threading.Thread(target=index.note_end, args=(member.log, status, False), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                noting.start()
+                noting.join(NOTING_S)
 
     def _end_when_idle(self) -> None:
         """End this process when nobody needs it any more."""
