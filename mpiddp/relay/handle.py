@@ -25,6 +25,7 @@ class Relay:
         for descriptor in reading:
             os.close(descriptor)
         self._control = Wire(self._socket)
+        self._inbox: dict[type[Message], Message] = {}
         self._who = ""
 
     def dismiss(self) -> None:
@@ -69,8 +70,8 @@ class Relay:
             return True
 
     def _await(self, kind: type[Message], timeout_s: float) -> Message:
-        """Return the next message of a kind; raise as Wire.receive() does where none comes."""
-        while True:
+        """Return the next message of a kind, and keep others; raise as Wire.receive() does where none comes."""
+        while kind not in self._inbox:
             for message in self._control.receive(timeout_s):
-                if isinstance(message, kind):
-                    return message
+                self._inbox[type(message)] = message
+        return self._inbox.pop(kind)

@@ -21,7 +21,7 @@ PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
 def relay(control: Wire, out: int, err: int) -> None:
     """Pass on what comes from two pipes until they are closed, and tell the rank whether its part was lost."""
     try:
-        message = control.receive(FOREVER_S)[0]
+        message, *others = control.receive(FOREVER_S)
     except EOFError:
         return
     assert isinstance(message, Forward)
@@ -32,7 +32,7 @@ def relay(control: Wire, out: int, err: int) -> None:
         for source in (out, err, control):
             selector.register(source, selectors.EVENT_READ)
         while streams:
-            ready = {key.fileobj for key, _ in selector.select(passing.patience_s)}
+            ready = {key.fileobj for key, _ in selector.select(0 if others else passing.patience_s)}
             if not ready:
                 passing.pause()
             for source in [source for source in streams if source in ready]:
@@ -41,7 +41,8 @@ def relay(control: Wire, out: int, err: int) -> None:
                 if not data:
                     selector.unregister(source)
                     del streams[source]
-            if control in ready and asks(control):  # what the rank wrote before was read above
+            if others or (control in ready and asks(control)):  # what the rank wrote before was read above
+                others = []
                 passing.pause()
                 control.send(Lost(passing.log_lost))
             elif control in ready:  # the rank ends, or is gone

@@ -46,7 +46,7 @@ class Ending:
         self._asking = threading.RLock()
         self._attempts = 0  # to ask the sentinel; a signal's handler may break one off
         self._shown = self._told = False
-        self._status = 0  # that this process will exit with, as far as is known
+        self.status = 0  # that this process will exit with, as far as is known
         self._noted: int | None = None  # in the index of the logs
 
     def is_ours(self) -> bool:
@@ -98,7 +98,6 @@ class Ending:
         the job. Modules are not torn down. Then C's exit functions run, the last one registered first, down
         to those that skip_exit_functions() skips.
         """
-        self._status = status
         run_exit_functions()
         status = self._output.status(status, flush())
         self._note(status)
@@ -119,7 +118,7 @@ class Ending:
     def close(self) -> bool:
         """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
         lost = self._output.end()
-        self._note(self._output.status(self._status))
+        self._note(self._output.status(self.status))
         self._sentinel.dismiss()
         return lost
 
@@ -176,7 +175,7 @@ class Ending:
         self._sentinel.through()
         flush_streams()
         self._output.end()
-        self._note(self._status or self._ruling.status)
+        self._note(self.status or self._ruling.status)
         if self._told:
             let_through()
         else:  # if ranks exit by themselves, Slurm kills the one that is late
@@ -224,7 +223,7 @@ class Ending:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
                 flush()
-                self._status = report.status
+                self.status = report.status
                 ruling = self._sentinel.report(report)
                 silence_handlers()
                 self._ruling = ruling

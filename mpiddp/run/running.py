@@ -139,6 +139,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
             status = failure.status_of(error)
             if status and not (status == EXIT_REQUEUE and job.stops()):
                 raise
+        job.ending.status = status
         if not config.python_exit:
             job.ending.finish(status)
     except BaseException as error:
