@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import struct
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ..facts.files import open_for_writing
@@ -65,6 +66,18 @@ class Zstd:
 CODECS: dict[str, type[Codec]] = {"gzip": Gzip, "zstd": Zstd}
 
 
+@contextlib.contextmanager
+def locked(descriptor: int) -> Iterator[None]:
+    """Keep other processes that do so from a file, in this block, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 class Compressed:
     """A file that each write() adds a block to, and after it what ends it, which the next block takes the place of."""
 
@@ -88,6 +101,11 @@ class Compressed:
 
     def write(self, data: bytes) -> int:
         """Write all of the data, and return how much that is; where that fails, the file is as it was before."""
+        with locked(self._descriptor):
+            self._write(data)
+        return len(data)
+
+    def _write(self, data: bytes) -> None:
         size = os.fstat(self._descriptor).st_size
         if size != self.size:  # another process has written to it, or emptied it
             self._begin(size)
@@ -104,7 +122,6 @@ class Compressed:
             self._begin(self.size)
             raise
         self._at, self._ending = self._at + len(block), self._codec.ending
-        return len(data)
 
     def close(self) -> None:
         """Close the file."""
