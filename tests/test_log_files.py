@@ -24,6 +24,7 @@ from mpiddp.relay.log import LINE_BYTES, Log, former
 from tests import processes
 from tests.support import (
     DEADLINE_S,
+    ROOT,
     Done,
     Mpi,
     check,
@@ -279,6 +280,23 @@ def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Pat
         assert {one["last"] for one in records} >= {"rank 0", "rank 2"}
     else:
         assert {(one["status"], one["last"]) for one in records} == {(0, "what has no end")}
+
+
+def test_the_documents_commands_find_the_odd_rank(tmp_path: Path) -> None:
+    folder = tmp_path / "logs/48211"
+    folder.mkdir(parents=True)
+    logs = [LogPlan(f"{folder}/rank-{rank:05d}.n07.log", rank, "n07", "a-job", f"{folder}/{NAME}") for rank in range(4)]
+    write_index(f"{folder}/{NAME}", logs)
+    for log, status in zip(logs, (0, 139, 0, 7), strict=True):
+        note(log, status, tail=b"begin of epoch 7\n")
+    text = (ROOT / "mpiddp/README.md").read_text()
+    for begin, found in (("grep ", '"rank": [13], .*"status": (139|7) .*"begin of epoch 7"'),
+                         ("jq -r", "(1 n07 139|3 n07 7) begin of epoch 7")):
+        need([begin.split()[0]] if shutil.which(begin.split()[0]) is None else [])
+        (command,) = re.findall(rf"^{begin}.*$", text, re.MULTILINE)
+        done = check(processes.run("sh", "-c", command, timeout=DEADLINE_S, cwd=tmp_path))
+        assert len(re.findall(found, done.stdout)) == 2, done.stdout
+        assert not re.search("n07 0|status\": 0", done.stdout)
 
 
 ODD = {
