@@ -19,10 +19,9 @@ from tests.test_readme import FIRST
 FOLDERS = ("", "batch", "examples", "mpiddp", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
-    "LLsub", "accelerate", "bsub", "ch-run", "conda", "grep", "jq", "jsrun", "kill", "mpiexec", "mpirun", "nohup", "pip",
-    "pkill", "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/run",
-    "tests/gpu/run", "tests/simulation/run",
-    "torchrun", "ulimit")
+    "LLsub", "accelerate", "bsub", "ch-run", "conda", "grep", "jq", "jsrun", "kill", "mpiexec", "mpirun", "nohup",
+    "pip", "pkill", "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol",
+    "srun", "tests/gpu/run", "tests/run", "tests/simulation/run", "torchrun", "ulimit")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:{'|'.join(map(re.escape, PROGRAMS))})(?: +\S.*)?")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)

@@ -72,6 +72,8 @@ class Log:
         self._due_s = 0.0  # when what waits has to be compressed, on time.monotonic()'s clock
         self._block = min(BLOCK_BYTES, plan.most_bytes // 4 or BLOCK_BYTES) if plan.compression else 0
         self._saying: socket.socket | None = None
+        with contextlib.suppress(OSError):  # that is told of when there is something to be written
+            self._opened()
 
     def write(self, data: bytes) -> None:
         """Write data, or what of it makes a block; the rest waits until more comes, or pause()."""
@@ -116,7 +118,7 @@ class Log:
         while data:
             count = len(data)
             if self._plan.most_bytes:
-                with contextlib.suppress(OSError):  # which is told of when that is written
+                with contextlib.suppress(OSError):
                     self._opened()
                     self._rotate_if_full()
                     count = fitting(data, self._plan.most_bytes - self._opened().size) or count
@@ -131,6 +133,7 @@ class Log:
             with contextlib.suppress(OSError):
                 os.replace(self._plan.path, former(self._plan.path))
                 self._close()
+                self._opened()
 
     def _put(self, data: bytes) -> None:
         """Write as much of the data as the file takes."""
