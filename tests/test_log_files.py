@@ -157,6 +157,8 @@ def test_a_second_attempt_goes_on_in_the_same_file(kind: str, tmp_path: Path) ->
     """Also where another process writes at the same time, or somebody has emptied the file."""
     path = tmp_path / f"rank-00003.n07.log{SUFFIXES[kind]}"
     plan = LogPlan(str(path), compression=kind)
+    written(plan, [])
+    assert read(path) == ""
     first = written(plan, [b"one\n", b"two"])
     second = written(plan, [b"three\n"] * 25)
     assert read(path) == "one\ntwo" + "three\n" * 25

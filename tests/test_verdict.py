@@ -258,6 +258,7 @@ def test_the_block_names_all_there_is() -> None:
         "mpiddp: failed: rank 5 on n2: ended by SIGSEGV (Segmentation fault)",
         "  rank     5 of 6, local rank 1 on n2, cuda:1, pid 77", "  when     12.3 s after the start", "  status   139",
         "  others   2 other ranks lost the connection to it", "  log      /logs/rank-00005.n2.log"]
+    assert block(Verdict(crash), who, 1.0, 512).endswith("/rank-00005.n2.log (incomplete from byte 512 on)\n")
 
 
 def test_the_block_on_a_killed_rank_says_where_to_look() -> None:

@@ -17,7 +17,7 @@ GZIP = 16 + zlib.MAX_WBITS  # zlib's word for a gzip header
 
 
 class Codec(Protocol):
-    """Compresses data in blocks. A reader finds all blocks so far if `ending` follows them."""
+    """Compresses data in blocks. A reader finds all blocks so far if `ending` follows them, also if that is none."""
 
     ending: bytes
 
@@ -31,7 +31,7 @@ class Gzip:
     def __init__(self) -> None:
         self._compress = zlib.compressobj(wbits=GZIP)
         self._crc = self._size = 0
-        self.ending = b""
+        self.ending = b"\x1f\x8b\x08" + bytes(6) + b"\xff\x03\x00" + bytes(8)  # a member without data
 
     def block(self, data: bytes) -> bytes:
         """Return a block that ends at a byte's end; an empty last one (RFC 1951, 3.2.6) and the sums may follow."""
@@ -43,9 +43,8 @@ class Gzip:
 class Zstd:
     """Makes a frame of a zstd file (RFC 8878), by Python's own module (from 3.14) or by the package zstandard."""
 
-    ending = b"\x01\x00\x00"  # an empty last block (3.1.1.2); our frames have no checksum
-
     def __init__(self) -> None:
+        self.ending = b"\x28\xb5\x2f\xfd\x20\x00\x01\x00\x00"  # a frame without data
         self._block: Callable[[bytes], bytes]
         if sys.version_info >= (3, 14):
             from compression import zstd
@@ -59,7 +58,8 @@ class Zstd:
             self._block = lambda data: others.compress(data) + others.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
     def block(self, data: bytes) -> bytes:
-        """Return a block."""
+        """Return a block, which an empty last one may follow (3.1.1.2): our frames have no checksum."""
+        self.ending = b"\x01\x00\x00"
         return self._block(data)
 
 
@@ -88,11 +88,12 @@ class Compressed:
         self._begin(os.fstat(self._descriptor).st_size)
         if not self.size:
             with contextlib.suppress(OSError):
-                self.write(b"")  # an empty file is none of gzip's
+                self._ending = self._codec.ending[:os.pwrite(self._descriptor, self._codec.ending, 0)]
 
     def _begin(self, at: int) -> None:
         """Begin a member, or frame."""
-        self._at, self._ending, self._codec = at, b"", self._kind()
+        self._at, self._ending = at, b""
+        self._codec: Codec = self._kind()
 
     @property
     def size(self) -> int:

@@ -113,6 +113,7 @@ class Ending:
 
     def has_lost_log(self) -> bool:
         """Tell whether the log has lost some of what was written so far, as far as that is known."""
+        flush()
         return self._output.log_lost(ASKING_S) >= 0
 
     def close(self) -> bool:

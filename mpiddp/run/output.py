@@ -7,7 +7,7 @@ import sys
 
 from ..config import LaunchConfig, Shown
 from ..errors import EXIT_OUTPUT_LOST
-from ..exits import flush, flush_python
+from ..exits import flush_python
 from ..facts.files import open_for_writing
 from ..plan.member import LogPlan
 from ..relay.handle import Relay
@@ -62,7 +62,6 @@ class Output:
         """Return the first byte that the log has lost so far, -1 for none, or where nobody knows."""
         if self._terminal is None or self._relay is None or not self._has_log:
             return -1
-        flush()
         return self._relay.log_lost(timeout_s)
 
     def end(self) -> bool:
