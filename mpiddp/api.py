@@ -109,6 +109,7 @@ def destroy_process_group() -> None:
         if job.guard is not None:
             job.guard.release()
             job.guard.ending.release()
+            job.tell_incomplete()
             signals.release()
         job.restore()
     elif _is_initialized():

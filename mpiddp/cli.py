@@ -103,6 +103,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         parser.error(NEEDED[way])
     if options.stall_abort and options.stall is None:
         parser.error("--stall-abort needs --stall SECONDS")
+    if (options.log_compress or options.log_max_bytes) and not options.log_dir:
+        parser.error(f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR")
     script = Script(words[0], tuple(words[1:]), is_module=way == "-m", is_code=way == "-c") if words else None
     return configuration(options, script, environ)
 
@@ -141,6 +143,8 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         error_file=absolute(options.error_file or environ.get("TORCHELASTIC_ERROR_FILE", "")),
         full_traceback=options.traceback == "full",
         log_dir=absolute(options.log_dir),
+        log_compress=options.log_compress,
+        log_max_bytes=options.log_max_bytes,
         shown=options.show,
         fold_window_s=options.fold_window,
         drops_lines=options.overflow == "drop",

@@ -65,14 +65,15 @@ class LaunchConfig(NamedTuple):
     collectives; None takes torch's default. `exit_timeout_s` is how long finished ranks wait for the others;
     None sets no limit. When no rank has moved for `stall_s`, rank 0's sentinel says where they are, and ends the job
     if `stall_abort`; None never does. `explain` is a rank whose environment is explained; the script does not run then.
-    `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason
-    of a failure as JSON, `log_dir` each rank's output; empty writes neither. `full_traceback` shows libraries' frames
-    in what a rank that fails prints. `prefix` is put before each line of output, with the fields `rank`, `local_rank`,
-    `host` and `time` of str.format(); of folded lines, `rank` and `time`. Lines are folded that ranks say within
-    `fold_window_s` of each other; a rank that says more than can be shown waits, unless `drops_lines`.
+    `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason of a
+    failure as JSON, `log_dir` each rank's output; empty writes neither. `log_compress` is gzip, zstd, or empty for
+    output as it is; a log that has `log_max_bytes` goes on in another file, unless that is 0. `full_traceback` shows
+    libraries' frames in what a rank that fails prints. `prefix` is put before each line of output, with the fields
+    `rank`, `local_rank`, `host` and `time` of str.format(); of folded lines, `rank` and `time`. Lines are folded that
+    ranks say within `fold_window_s` of each other; a rank that says more than can be shown waits, unless `drops_lines`.
     `python_exit` ends the process by the interpreter's own exit. `binding` is a policy for the cores
-    (`plan.cores.shares`). `threads` is the number of a rank's threads; None takes the
-    number of its cores. Rank 0 writes every rank's place to `map_file`, a .json or .svg file, and the times
+    (`plan.cores.shares`). `threads` is the number of a rank's threads; None takes the number of its cores. Rank 0
+    writes every rank's place to `map_file`, a .json or .svg file, and the times
     at which each rank began each stage to `trace_file`; empty writes neither. `stop_before_s` is how long
     before the end of the Slurm job mpiddp.should_stop() becomes true; None leaves that to signals.
     `idle_gpus` lets the only rank of a node have several GPUs. `share_gpus` lets several ranks share a GPU.
@@ -98,6 +99,8 @@ class LaunchConfig(NamedTuple):
     error_file: str = ""
     full_traceback: bool = False
     log_dir: str = ""
+    log_compress: str = ""
+    log_max_bytes: int = 0
     shown: Shown = Shown()
     fold_window_s: float = DEFAULT_FOLD_WINDOW_S
     drops_lines: bool = False

@@ -105,7 +105,7 @@ def start(config: LaunchConfig) -> RunningJob:
     if membership.environment.rank == 0:
         from .show.start import announce  # the other ranks need not load it
 
-        announce(membership.environment, membership.seats, config, os.path.dirname(membership.log))
+        announce(membership.environment, membership.seats, config, os.path.dirname(membership.log.path))
     return started
 
 

@@ -45,6 +45,8 @@ from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, m
      LaunchConfig(Script("t.py"), error_file="/e.json", log_dir="/logs",
                   shown=Shown(False, frozenset({0, 4}), frozenset({1})))),
     (["--show", "none", "t.py"], LaunchConfig(Script("t.py"), shown=Shown(everyone=False))),
+    (["--log-dir=/logs", "--log-compress", "zstd", "--log-max-bytes=100M", "t.py"],
+     LaunchConfig(Script("t.py"), log_dir="/logs", log_compress="zstd", log_max_bytes=100 * 2**20)),
 ])
 def test_arguments(arguments: list[str], config: LaunchConfig | Shape) -> None:
     assert read_config(arguments, {}) == config
@@ -100,6 +102,11 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
     (["--explain", "--dry-run", "--facts", "f"], {}, "--explain starts a job, and --dry-run does not"),
     (["--show", "first", "t.py"], {}, "must be all, none, or ranks as in 0,4,local-0, got 'first'"),
     (["--exit", "slow", "t.py"], {}, "must be quick or python, got 'slow'"),
+    (["--log-dir=a", "--log-max-bytes=4095", "t.py"], {}, "must be a number of bytes from 4096 on, as in 100M, got '4"),
+    (["--log-dir=a", "--log-max-bytes=M", "t.py"], {}, "must be a number of bytes from 4096 on, as in 100M, got 'M'"),
+    (["--log-compress=gzip", "t.py"], {}, "--log-compress needs --log-dir DIR"),
+    (["--log-max-bytes=1G", "t.py"], {}, "--log-max-bytes needs --log-dir DIR"),
+    (["t.py"], {"MPIDDP_LOG_COMPRESS": "xz"}, "MPIDDP_LOG_COMPRESS must be one of gzip, zstd, got 'xz'"),
     (["--abort-grace", "0", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got 0"),
     (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "MPIDDP_STARTUP_TIMEOUT must be greater than 0 and at most 1,000,000"),
     (["t.py"], {"MPIDDP_QUIET": "perhaps"}, "MPIDDP_QUIET must be one of"),

@@ -19,10 +19,9 @@ from tests.test_readme import FIRST
 FOLDERS = ("", "batch", "examples", "mpiddp", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
-    "LLsub", "accelerate", "bsub", "ch-run", "conda", "jsrun", "kill", "mpiexec", "mpirun", "nohup", "pip", "pkill",
-    "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol", "srun", "tests/run",
-    "tests/gpu/run", "tests/simulation/run",
-    "torchrun", "ulimit")
+    "LLsub", "accelerate", "bsub", "ch-run", "conda", "grep", "jq", "jsrun", "kill", "mpiexec", "mpirun", "nohup",
+    "pip", "pkill", "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol",
+    "srun", "tests/gpu/run", "tests/run", "tests/simulation/run", "torchrun", "ulimit")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:{'|'.join(map(re.escape, PROGRAMS))})(?: +\S.*)?")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
@@ -53,6 +52,10 @@ RUN_BY = {
     "python -m mpiddp.supervise --nodes 2 --max-restarts 10 srun --mpi=pmix python -m mpiddp train.py --checkpoint c": (
         "tests/test_supervise.py::test_faults_on_three_nodes", "mpiddp.supervise --nodes 2"),
     "srun -n1 --pty bash": ("tests/test_steps.py::test_mpirun_in_a_step", "-n1"),
+    **{command: ("tests/test_log_files.py::test_the_documents_commands_find_the_odd_rank", f'"{command.split()[0]} ')
+       for command in (
+           """grep -v '"status": 0' logs/48211/ranks.json""",
+           r"""jq -r '.[] | select(.status != 0) | "\(.rank) \(.host) \(.status) \(.last)"' logs/48211/ranks.json""")},
     "python -m cProfile -o FILE -m mpiddp train.py": (
         "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
     **{f"python -m tests.benchmarks.{name}": (
@@ -80,6 +83,7 @@ SET_UP = {
     "tests/run --all": ("tests/run", "--all"),
     "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
     "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
+    "pip install zstandard": ("tests/constraints.txt", "zstandard=="),
 }
 # Names of what others start, which mpiddp takes the place of; and the one line of our own syntax.
 NAMED = {

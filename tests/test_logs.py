@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from mpiddp.facts.files import open_for_writing
+from mpiddp.plan.member import LogPlan
+from mpiddp.relay.log import Log
 from mpiddp.relay.sink import Sink
 from tests import processes
 from tests.cluster import Cluster
@@ -212,8 +214,9 @@ def test_a_log_goes_on_when_there_is_room_again(quick: Mpi, tmp_path: Path) -> N
     script.write_text(ROOM_COMES_BACK)
     job = mpiexec_command(quick, 1, "-m", "mpiddp", "--log-dir", disk / "logs", script, disk / "filler")
     prepare = 'mount -t tmpfs -o size=1m tmpfs "$0"; head -c 900k /dev/zero > "$0/filler"'
-    done = check(processes.run("unshare", "--mount", "sh", "-c", f'{prepare}; "$@" && cat "$0"/logs/*/* > "$0/../copy"',
-                               str(disk), *job, timeout=DEADLINE_S, env=single_node_environ(quick)))
+    copy = f'{prepare}; "$@" && cat "$0"/logs/*/*.log > "$0/../copy" && cp "$0"/logs/*/ranks.json "$0/.."'
+    done = check(processes.run("unshare", "--mount", "sh", "-c", copy, str(disk), *job, timeout=DEADLINE_S,
+                               env=single_node_environ(quick)))
     before, after = ["".join(f"line {number} {when}\n" for number in range(many))
                      for when, many in (("before", 20_000), ("after", 100))]
     assert done.stdout == before + after
@@ -226,6 +229,10 @@ def test_a_log_goes_on_when_there_is_room_again(quick: Mpi, tmp_path: Path) -> N
     assert first == before[:len(first)]
     assert last == (before + after)[len(first) + int(missing):]
     assert last.endswith(after)
+    (record,) = json.loads((tmp_path / "ranks.json").read_text())
+    assert (record["lost"], record["last"], record["status"]) == (int(at), "line 99 after", 0)
+    assert re.fullmatch(r"mpiddp: logs are incomplete: rank 0 \(first lost byte of each in \S+/ranks.json\)",
+                        done.stderr.splitlines()[-1])
 
 
 def test_a_stdout_that_does_not_block_is_waited_for(quick: Mpi, tmp_path: Path) -> None:
@@ -294,16 +301,15 @@ def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], cl
 
 
 def test_a_log_tells_how_much_is_missing_in_all(tmp_path: Path) -> None:
-    full = os.open("/dev/full", os.O_WRONLY)
-    log = Sink(full, "log", "rank 3 on n07", marks=True)
+    (path := tmp_path / "log").symlink_to("/dev/full")
+    log = Log(LogPlan(str(path)), "rank 3 on n07")
     for data in (b"seven\n", b"eight\n", b""):
         log.write(data)
-    with (tmp_path / "log").open("wb") as room:
-        os.dup2(room.fileno(), full)
+    path.unlink()
     for data in (b"nine\n", b"ten\n"):
         log.write(data)
-    os.close(full)
-    assert (tmp_path / "log").read_text() == "\n[mpiddp: 12 bytes are missing here]\nnine\nten\n"
+    assert path.read_text() == "\n[mpiddp: 12 bytes are missing here]\nnine\nten\n"
+    assert log.lost == 0
 
 
 @pytest.mark.parametrize("planted", ["file", "folder"])

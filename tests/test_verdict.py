@@ -9,7 +9,7 @@ import pytest
 from mpiddp.beside.lines import encode
 from mpiddp.beside.messages import Failed
 from mpiddp.beside.wire import LONGEST_LINE
-from mpiddp.plan.member import Member
+from mpiddp.plan.member import LogPlan, Member
 from mpiddp.plan.verdict import (
     ABSENT,
     ALONE_S,
@@ -251,13 +251,14 @@ def test_consequences_are_known_by_their_words(error: str, consequence: bool) ->
 
 
 def test_the_block_names_all_there_is() -> None:
-    who = Member(5, 6, 1, "n2", "cuda:1", 77, "run", 5.0, log="/logs/rank-00005.n2.log")
+    who = Member(5, 6, 1, "n2", "cuda:1", 77, "run", 5.0, log=LogPlan("/logs/rank-00005.n2.log"))
     crash = Report(5, "n2", ENDED, "ended by SIGSEGV (Segmentation fault)", 139, text="Fatal Python error\n  File x")
     assert block(Verdict(crash, "2 other ranks lost the connection to it"), who, 12.34).splitlines() == [
         "[rank 5 on n2] Fatal Python error", "[rank 5 on n2]   File x",
         "mpiddp: failed: rank 5 on n2: ended by SIGSEGV (Segmentation fault)",
         "  rank     5 of 6, local rank 1 on n2, cuda:1, pid 77", "  when     12.3 s after the start", "  status   139",
         "  others   2 other ranks lost the connection to it", "  log      /logs/rank-00005.n2.log"]
+    assert block(Verdict(crash), who, 1.0, 512).endswith("/rank-00005.n2.log (incomplete from byte 512 on)\n")
 
 
 def test_the_block_on_a_killed_rank_says_where_to_look() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, get_args, get_type_hints
 
-from ..plan.member import Member
+from ..plan.member import LogPlan, Member
 from ..plan.verdict import Report, Verdict
 from .messages import Folding, Message, Sent, Text, Unreadable
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Sent)}
 FIELDS: dict[type[Any], dict[str, tuple[Any, ...]]] = {  # the kinds of value that each field may have
     kind: {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
-    for kind in (*KINDS.values(), Folding, Member, Report, Verdict)
+    for kind in (*KINDS.values(), Folding, Member, LogPlan, Report, Verdict)
 }
 
 

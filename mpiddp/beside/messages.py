@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..plan.member import Member
+from ..plan.member import LogPlan, Member
 from ..plan.verdict import Report, Verdict
 from .asking import Answers, Ask, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
 
@@ -241,14 +241,15 @@ class Folding(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """Pass the output of the rank called `who` on, each line after `prefix`, and write it to the file `log`.
+    """Pass the output of the rank called `who` on, each line after `prefix`, empty for none, and to a `log`.
 
-    Both are empty for none. Without `folding` it goes to the terminal as it is.
+    The terminal gets it if it is `shown`: as it is, unless there is a `folding`.
     """
 
-    log: str
+    log: LogPlan
     prefix: str
     who: str
+    shown: bool = True
     folding: Folding | None = None
 
 
@@ -260,6 +261,16 @@ class OutputSettled(NamedTuple):
     """The answer to `SettleOutput`."""
 
 
+class AskLost(NamedTuple):
+    """Tell what the log has lost so far."""
+
+
+class Lost(NamedTuple):
+    """The answer: the first byte that the log has lost, -1 for none."""
+
+    at: int
+
+
 class Forwarded(NamedTuple):
     """All of the output is passed on; `lost` tells that stdout did not take all of it."""
 
@@ -269,8 +280,8 @@ class Forwarded(NamedTuple):
 Sent = (
     Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
     | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
-    | Missing | JobEnds | Over | Forward | Forwarded | SettleOutput | OutputSettled | Stacks | Progress | Where
-    | Whereabouts | Ask | Shown | Inspect | Inspected | Answers
+    | Missing | JobEnds | Over | Forward | AskLost | Lost | Forwarded | SettleOutput | OutputSettled | Stacks | Progress
+    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers
 )
 
 

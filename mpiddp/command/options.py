@@ -19,6 +19,7 @@ from .values import (
     prefix,
     ranks,
     seconds,
+    size,
     way_out,
     whole,
 )
@@ -87,7 +88,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "log-dir": {
         "default": "", "metavar": "DIR",
         "help": "write each rank's output to a file, too: DIR/JOB/rank-00013.HOST.log, where JOB is Slurm's job "
-                "number, or a random name that the report of a failure tells",
+                "number, or a random name that the report of a failure tells; ranks.json there has a line for each",
+    },
+    "log-compress": {
+        "default": "", "choices": ("gzip", "zstd"),
+        "help": "compress these files (.log.gz, .log.zst) while they are written (default: not)",
+    },
+    "log-max-bytes": {
+        "default": 0, "type": size, "metavar": "N",
+        "help": "let a file that has N bytes be called .log.1, and go on in a new one, so that the newest N are kept; "
+                "also as in 100M (default: any number)",
     },
     "prefix": {
         "default": "", "type": prefix, "nargs": "?", "const": PREFIX, "metavar": "FORMAT",

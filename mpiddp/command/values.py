@@ -9,6 +9,7 @@ from ..config import PREFIX, Shown
 from ..plan.words import filled
 
 LONGEST_S = 10**9  # of 31 years
+UNITS, LEAST_BYTES = {"K": 2**10, "M": 2**20, "G": 2**30}, 4096
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
@@ -35,6 +36,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
     return int(text)
+
+
+def size(text: str) -> int:
+    """Return a number of bytes, with K, M and G for 1024 and its powers."""
+    number = text[:-1] if text[-1:] in tuple(UNITS) else text
+    if not number.isdecimal() or (found := int(number) * UNITS.get(text[-1], 1)) < LEAST_BYTES:
+        raise argparse.ArgumentTypeError(f"must be a number of bytes from {LEAST_BYTES} on, as in 100M, got {text!r}")
+    return found
 
 
 def port(text: str) -> int:

@@ -7,8 +7,8 @@ import os
 import stat
 
 
-def open_for_writing(path: str, append: bool = False) -> int:
-    """Open a file, which is made if need be and emptied unless `append`, and return its descriptor.
+def open_for_writing(path: str, append: bool = False, keep: bool = False) -> int:
+    """Open a file, which is made if need be and emptied unless `append` or `keep`, and return its descriptor.
 
     Raises OSError as os.open() does, and where the file or its folder is a symbolic link that another user has put
     into a folder that others can write to: it may lead to any file of ours. Linux prevents that in folders such as
@@ -17,7 +17,7 @@ def open_for_writing(path: str, append: bool = False) -> int:
     for one in (os.path.dirname(path), path):
         if is_planted(one):
             raise OSError(errno.ELOOP, "this is a symbolic link of another user's", one)
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0 if keep else os.O_TRUNC)
     return os.open(path, flags if os.path.islink(path) else flags | os.O_NOFOLLOW, 0o666)
 
 

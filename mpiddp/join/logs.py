@@ -1,30 +1,51 @@
-"""The files that hold the ranks' output."""
+"""The files that hold the ranks' output, and their index."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import NamedTuple
 
-from ..config import RESTARTS
+from ..beside.index import NAME, write_index
+from ..config import RESTARTS, LaunchConfig
+from ..environment import Place
 from ..facts import runtime
 from ..facts.files import open_for_writing
+from ..plan.member import LogPlan
 from ..plan.problems import check_logs
+from ..say import say
 from .rollcall import RollCall
 
+SUFFIXES = {"": "", "gzip": ".gz", "zstd": ".zst"}
+ZSTD = ("_zstd", "zstandard")  # modules that compress so: Python's own, and a package
 
-def open_log(roll: RollCall, folder: str, run_id: str) -> str:
-    """Make this rank's log in a folder of the job's own and return its path.
+
+class Opened(NamedTuple):
+    """A rank's log, and why it cannot be written: `error`, or that Python has no zstd."""
+
+    log: LogPlan
+    error: str
+    lacks_zstd: bool
+
+
+def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) -> LogPlan:
+    """Make this rank's log in a folder of the job's own and return how it is kept.
 
     That folder has the Slurm job's number, with that of the step from the second on, or the job's `run_id`; where
     `mpiddp.supervise` starts the job, that of the attempt, too.
-    Collective. Raises LaunchError `log-unwritable` on every rank.
+    Collective. Raises LaunchError `log-unwritable` or `no-zstd` on every rank.
     """
     name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     if RESTARTS in os.environ:
         name = f"{runtime.slurm_job(os.environ) or run_id}-attempt-{runtime.restart_count(os.environ)}"
-    job = roll.agree("naming logs", None, lambda ranks: [name] * len(ranks))
-    log = f"{folder}/{job}/rank-{roll.rank:05d}.{runtime.hostname().split('.')[0]}.log"
-    roll.agree("opening logs", create(log), lambda errors: check_logs(errors, roll.hosts))
-    return log
+    folder = f"{config.log_dir}/{roll.agree('naming logs', None, lambda ranks: [name] * len(ranks))}"
+    host, kind, most_bytes = runtime.hostname(), config.log_compress, config.log_max_bytes
+    path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log{SUFFIXES[kind]}"
+    log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", kind, most_bytes)
+    opened = Opened(log, create(path), kind == "zstd" and not any(map(find_spec, ZSTD)))
+    has_index = roll.agree("opening logs", opened, lambda ranks: begin(ranks, roll.hosts))
+    return log if has_index else log._replace(ranks_file="")
 
 
 def create(log: str) -> str:
@@ -35,3 +56,15 @@ def create(log: str) -> str:
         return ""
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
+
+
+def begin(ranks: Sequence[Opened], hosts: Sequence[str]) -> list[bool]:
+    """Check the ranks' logs on rank 0, write their index, and tell each rank whether there is one."""
+    check_logs([one.error for one in ranks], [one.lacks_zstd for one in ranks], hosts)
+    logs = [one.log for one in ranks]
+    try:
+        write_index(logs[0].ranks_file, logs)
+        return [True] * len(logs)
+    except OSError as error:
+        say(f"mpiddp: cannot write {logs[0].ranks_file}: {error.strerror}; the job goes on without it")
+        return [False] * len(logs)

@@ -16,7 +16,7 @@ from ..errors import LonelyLaunchError
 from ..facts import devices, runtime, software
 from ..plan.environment import Endpoint, explain, exports, ways
 from ..plan.job import DevicePlan
-from ..plan.member import Member
+from ..plan.member import LogPlan, Member
 from ..plan.network import check_reached
 from ..plan.seat import Seat
 from . import rendezvous, variables
@@ -35,14 +35,14 @@ def enter(
     """Set this rank's variables and device, connect it to the store, and return what it holds of the job.
 
     `former` holds what the variables that are already set were before. `server` is rank 0's store, None elsewhere.
-    Collective. Raises LaunchError `log-unwritable`, `address-unreachable` or `port-taken`, on every rank.
+    Collective. Raises LaunchError `log-unwritable`, `no-zstd`, `address-unreachable` or `port-taken`, on every rank.
     """
     endpoint = plan.endpoint
     former = former | variables.set_missing(ways(plan.interface, plan.sockets)) | variables.set_all(
         exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
     environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
                               device=use_device(plan.device))
-    log = open_log(roll, config.log_dir, endpoint.run_id) if config.log_dir else ""
+    log = open_log(roll, place, config, endpoint.run_id) if config.log_dir else LogPlan()
     part = share(roll, place, endpoint, config) if config.shown.folded else None
     groups = GroupMaker(environment, rendezvous.KeySpaces(connect(roll, endpoint), endpoint.token))
     return Membership(environment, roll, groups, server, former, endpoint, log, plan.seats, part)
@@ -74,13 +74,13 @@ def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:
 class Membership:
     """Holds the ranks' communicator, the store (on rank 0 its server too) and the process group.
 
-    `seats` are those of all ranks, on rank 0; empty elsewhere. `log` is the file with this rank's output, empty for
-    none. `share` is its part in the output that is folded, if it is.
+    `seats` are those of all ranks, on rank 0; empty elsewhere. `log` tells how this rank's output is kept, and `share`
+    is its part in the output that is folded, if it is.
     """
 
     def __init__(
         self, environment: Environment, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
-        former: variables.Former, endpoint: Endpoint, log: str, seats: Sequence[Seat], share: Share | None = None,
+        former: variables.Former, endpoint: Endpoint, log: LogPlan, seats: Sequence[Seat], share: Share | None = None,
     ) -> None:
         self.environment, self.endpoint, self.seats = environment, endpoint, seats
         self.roll, self.groups = roll, groups

@@ -117,9 +117,10 @@ class RollCall:
         sleep_until(self.comm.Ibarrier().Test)
 
     def await_end(
-        self, own: int, timeout_s: float | None, name_missing: Callable[[], str], remind: Callable[[float], None]
-    ) -> int:
-        """Return the largest of the ranks' `own` when all have called this.
+        self, own: Sequence[int], timeout_s: float | None, name_missing: Callable[[], str],
+        remind: Callable[[float], None],
+    ) -> Sequence[int]:
+        """Return the largest of each of the ranks' `own` when all have called this.
 
         Raises TimeoutError after `timeout_s`, with the names of those that are missing. `remind` gets the
         seconds waited, first after a minute. If a signal's handler raises meanwhile, call this again.
@@ -129,7 +130,7 @@ class RollCall:
         from mpi4py import MPI
 
         if self._end is None:
-            mine, largest = array.array("i", [own]), array.array("i", [0])  # MPI writes to these
+            mine, largest = array.array("i", own), array.array("i", [0] * len(own))  # MPI writes to these
             self._end = self.comm.Iallreduce(mine, largest, MPI.MAX), mine, largest
         reduction, _, largest = self._end
         wait_for(
@@ -138,7 +139,11 @@ class RollCall:
             lambda: TimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
             remind, REMIND_OF_END_AFTER_S,
         )
-        return largest[0]
+        return largest
+
+    def those(self, is_one: bool) -> list[int]:
+        """Return on rank 0 the ranks that call this with True; none elsewhere. Collective, and no rank waits asleep."""
+        return [rank for rank, one in enumerate(self.comm.gather(is_one) or ()) if one]
 
     def close(self) -> None:
         """Free the communicator, when every rank has received what was sent to it. Collective."""

@@ -1,15 +1,31 @@
-"""A rank as the sentinels know it."""
+"""A rank as the sentinels know it, and its log."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
+class LogPlan(NamedTuple):
+    """How the output of `rank` on `host` is kept: in the file `path`, empty for none.
+
+    The file is compressed by `compression`: gzip, zstd, or empty for not. When it has `most_bytes`, unless 0, a new one
+    is begun. `ranks_file` is the index of all logs, empty for none, of the job with the run id `job`.
+    """
+
+    path: str = ""
+    rank: int = 0
+    host: str = ""
+    job: str = ""
+    ranks_file: str = ""
+    compression: str = ""
+    most_bytes: int = 0
+
+
 class Member(NamedTuple):
     """What the sentinels print of a rank when it fails, and need to know to end it.
 
-    `log` is the file with its output, empty for none. The reason of a failure is written to `error_file` as
-    JSON, empty for nowhere. `grace_s` is the time in which the ranks of a failed job may end by themselves.
+    The reason of a failure is written to `error_file` as JSON, empty for nowhere. `grace_s` is the time in which the
+    ranks of a failed job may end by themselves.
     `exits` tells that each rank exits by itself with the job's status, because the launcher would lose the
     status that MPI_Abort was given. `namespace` names the node, and on it the processes among which `pid` counts:
     nodes may have one name, and a node's ranks may be in containers of their own.
@@ -24,6 +40,6 @@ class Member(NamedTuple):
     run_id: str
     grace_s: float
     exits: bool = False
-    log: str = ""
+    log: LogPlan = LogPlan()
     error_file: str = ""
     namespace: str = ""

@@ -128,8 +128,18 @@ def check_given(facts: Sequence[HostFacts]) -> None:
         )
 
 
-def check_logs(errors: Sequence[str], hosts: Sequence[str]) -> list[None]:
-    """Raise LaunchError `log-unwritable` where a rank cannot write its log; `errors` say why, by rank."""
+def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[str]) -> None:
+    """Raise LaunchError `log-unwritable` or `no-zstd` where a rank cannot write its log, or compress it.
+
+    `errors` say why, by rank, and `lacking` tells who has no zstd and needs it.
+    """
+    if without := [rank for rank, lacks in enumerate(lacking) if lacks]:
+        raise LaunchError(
+            "no-zstd",
+            found=f"Python has no zstd (on {folded(hosts[rank] for rank in without)})",
+            needed="Python 3.14, or the package zstandard, for --log-compress=zstd",
+            do="pip install zstandard, or take --log-compress=gzip",
+        )
     broken = [rank for rank, error in enumerate(errors) if error]
     if broken:
         raise LaunchError(
@@ -138,7 +148,6 @@ def check_logs(errors: Sequence[str], hosts: Sequence[str]) -> list[None]:
             needed="a --log-dir in which every node can make files",
             do="name a folder on a file system that all nodes share, or one that is there on each",
         )
-    return [None] * len(errors)
 
 
 def of_options(config: LaunchConfig, ranks: int) -> list[str]:

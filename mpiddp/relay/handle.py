@@ -8,7 +8,7 @@ import socket
 import time
 
 from ..beside.detached import fork_detached, reap
-from ..beside.messages import Forward, Forwarded, OutputSettled, SettleOutput
+from ..beside.messages import AskLost, Forward, Forwarded, Lost, Message, OutputSettled, SettleOutput
 from ..beside.wire import Wire
 from ..say import say
 from .process import FOREVER_S, relay
@@ -28,6 +28,7 @@ class Relay:
         for descriptor in reading:
             os.close(descriptor)
         self._control = Wire(self._socket)
+        self._inbox: dict[type[Message], Message] = {}
         self._who = ""
 
     def dismiss(self) -> None:
@@ -48,12 +49,22 @@ class Relay:
 
     def settle(self) -> None:
         """Wait, not for long, until all is shown that ranks have written."""
-        deadline = time.monotonic() + SETTLING_S
         self._control.send(SettleOutput())
         with contextlib.suppress(EOFError, OSError):
-            while (left_s := deadline - time.monotonic()) > 0:
-                if any(isinstance(one, OutputSettled) for one in self._control.receive(left_s)):
-                    return
+            self._await(OutputSettled, SETTLING_S)
+
+    def log_lost(self, timeout_s: float) -> int:
+        """Return the first byte that the log has lost of what was written so far.
+
+        Returns -1 for none, and where the relay does not answer in time: it may wait for a slow reader.
+        """
+        self._control.send(AskLost())
+        try:
+            message = self._await(Lost, timeout_s)
+        except (EOFError, OSError):
+            return -1
+        assert isinstance(message, Lost)
+        return message.at
 
     def end(self) -> bool:
         """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
@@ -62,10 +73,17 @@ class Relay:
         """
         try:
             self._socket.shutdown(socket.SHUT_WR)
-            while True:
-                for message in self._control.receive(FOREVER_S):
-                    if isinstance(message, Forwarded):
-                        return message.lost
+            message = self._await(Forwarded, FOREVER_S)
+            assert isinstance(message, Forwarded)
+            return message.lost
         except (EOFError, OSError):
             say(f"mpiddp: {self._who}: the process that passed its output on is gone, and output perhaps lost")
             return True
+
+    def _await(self, kind: type[Message], timeout_s: float) -> Message:
+        """Return the next message of a kind, and keep others; raise as Wire.receive() does where none comes in time."""
+        deadline = time.monotonic() + timeout_s
+        while kind not in self._inbox:
+            for message in self._control.receive(max(0.001, deadline - time.monotonic())):
+                self._inbox[type(message)] = message
+        return self._inbox.pop(kind)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from ..beside.detached import take_title
 from ..beside.loop import Loop
-from ..beside.messages import Folding, Forward, Forwarded, OutputSettled, SettleOutput
+from ..beside.messages import AskLost, Folding, Forward, Forwarded, Lost, Message, OutputSettled, SettleOutput
 from ..beside.wire import Wire
 from ..plan.words import fields
 from ..say import say
 from .lines import Prefixer
-from .log import open_log
+from .log import Log
 from .sink import Sink
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
 def relay(control: Wire, out: int, err: int) -> None:
     """Pass on what comes from two pipes until they are closed, and tell the rank whether its part was lost."""
     try:
-        message = control.receive(FOREVER_S)[0]
+        message, *others = control.receive(FOREVER_S)
     except EOFError:
         return
     assert isinstance(message, Forward)
     take_title(f"mpiddp: output of {message.who}")
-    Process(control, {1: out, 2: err}, message).run()
+    Process(control, {1: out, 2: err}, message).run(others)
 
 
 class Process:
@@ -48,18 +48,25 @@ class Process:
         self._loop = Loop(self._excuse)
         self._held = False
         self._overflow: Overflow | None = None
-        self._log = open_log(message.log, message.who) if message.log else None
+        self._log = Log(message.log, message.who) if message.log.path else None
         self._way: Passing | Gathering | Upstream
         if message.folding is None:
-            self._way = Passing(message.prefix, message.who)
+            self._way = Passing(message.prefix, message.who, message.shown)
         else:
             self._way = self._fold(message.folding, message.prefix, control.take_descriptor())
         self._loop.listen(control, self._hear)
         self._listen()
 
-    def run(self) -> None:
-        """Pass all on."""
+    def run(self, messages: list[Message]) -> None:
+        """Pass all on; these messages have come already."""
+        self._answer(messages)
         self._loop.run()
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Tell the rank that all is passed on, and the index of the logs how this one stands."""
+        if self._log is not None:
+            self._log.settle()
         self._control.send(Forwarded(self._way.lost))
 
     def _fold(self, folding: Folding, prefix: str, listener: int) -> Gathering | Upstream | Passing:
@@ -133,10 +140,21 @@ class Process:
     def _take(self, stream: int, data: bytes) -> None:
         if self._log is not None:
             self._log.write(data)
+            self._await_pause()
         if self._overflow is not None:
             data = self._overflow.let_through(stream, data)
         if data:
             self._way.take(stream, data)
+
+    def _await_pause(self) -> None:
+        """Let the log write after a while what waits for more."""
+        if self._log is not None and self._log.patience_s is not None and not self._loop.is_set("log"):
+            self._loop.set_timer("log", self._log.patience_s, self._pause_log)
+
+    def _pause_log(self) -> None:
+        if self._log is not None and self._log.patience_s == 0:
+            self._log.pause()
+        self._await_pause()
 
     def _pause(self, stream: int) -> None:
         """Pass on a line that has no end."""
@@ -169,12 +187,20 @@ class Process:
             self._catch_up()
             for stream in list(self._streams):
                 self._pause(stream)
-            self._way.settle(lambda: self._control.send(Forwarded(self._way.lost)))
-            return
+            self._way.settle(self._tell_all)
+        else:
+            self._answer(messages)
+
+    def _answer(self, messages: list[Message]) -> None:
+        """Answer what the rank asks."""
         for message in messages:
+            self._catch_up()
             if isinstance(message, SettleOutput):
-                self._catch_up()
                 self._way.settle(lambda: self._control.send(OutputSettled()))
+            elif isinstance(message, AskLost):
+                if self._log is not None:
+                    self._log.pause()
+                self._control.send(Lost(self._log.lost if self._log is not None else -1))
 
     def _end(self) -> None:
         self._loop.over = True
@@ -184,12 +210,13 @@ class Process:
 
 
 class Passing:
-    """Passes the output of the rank called `who` to the terminal.
+    """Passes the output of the rank called `who` to the terminal, if it is `shown`.
 
     `prefix` is put before its lines, with their time in the place of its field `time` (str.format).
     """
 
-    def __init__(self, prefix: str, who: str) -> None:
+    def __init__(self, prefix: str, who: str, shown: bool = True) -> None:
+        self._shown = shown
         self._form = prefix if fields(prefix) else ""
         self._prefix = b"" if self._form else prefix.format().encode(errors="replace")
         self._terminal = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
@@ -202,6 +229,8 @@ class Passing:
 
     def take(self, stream: int, data: bytes) -> None:
         """Pass on data of a stream; empty data says that the stream pauses, and a line without an end is passed on."""
+        if not self._shown:
+            return
         for text in self._lines[stream].take(data, time.monotonic()) if self._lines else [data]:
             self._terminal[stream].write(text)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..beside import index
 from ..beside.handle import SentinelHandle
 from ..beside.messages import Ruling
 from ..config import LaunchConfig
@@ -27,6 +28,7 @@ from .handlers import give_signals_back, silence_handlers
 from .output import Outlet, Output, let_flush_fail
 
 MOST_ATTEMPTS = 20
+ASKING_S, ASKING_FAILED_S = 1.0, 0.1  # for the relay to say whether the log has lost something
 
 
 class Ending:
@@ -43,6 +45,8 @@ class Ending:
         self._asking = threading.RLock()
         self._attempts = 0  # to ask the sentinel; a signal's handler may break one off
         self._shown = self._told = False
+        self.status = 0  # that this process will exit with, as far as is known
+        self._noted: int | None = None  # in the index of the logs
 
     def is_ours(self) -> bool:
         """Tell whether this is the rank's process, and not a child of it."""
@@ -87,7 +91,9 @@ class Ending:
         to those that skip_exit_functions() skips.
         """
         run_exit_functions()
-        c_exit(self._output.status(status, flush()))
+        status = self._output.status(status, flush())
+        self._note(status)
+        c_exit(status)
 
     def left(self) -> None:
         """Tell that the script has come to its end: all that it has written is on its way."""
@@ -98,9 +104,15 @@ class Ending:
         """Return in words which ranks have not come to the script's end, empty where that is not known."""
         return self._sentinel.missing()
 
+    def has_lost_log(self) -> bool:
+        """Tell whether the log has lost some of what was written so far, as far as that is known."""
+        flush()
+        return self._output.log_lost(ASKING_S) >= 0
+
     def close(self) -> bool:
         """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
         lost = self._output.end()
+        self._note(self._output.status(self.status))
         self._sentinel.dismiss()
         return lost
 
@@ -157,6 +169,7 @@ class Ending:
         self._sentinel.through()
         flush_streams()
         self._output.end()
+        self._note(self.status or self._ruling.status)
         if self._told:
             let_through()
         else:  # if ranks exit by themselves, Slurm kills the one that is late
@@ -189,6 +202,8 @@ class Ending:
     def end_job(self, status: int) -> NoReturn:
         """End the job on every rank with a status; see `Member.exits`."""
         self._output.settle()
+        if self._noted is None:
+            self._note(status)
         if not self._member.exits:
             abort(self._mpi, status)
         hard_exit(status)
@@ -203,6 +218,7 @@ class Ending:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
                 flush()
+                self.status = report.status
                 ruling = self._sentinel.report(report)
                 silence_handlers()
                 self._ruling = ruling
@@ -225,8 +241,16 @@ class Ending:
             return
         self._told = True
         after_s = time.monotonic() - self._sentinel.start
-        self._output.reveal(tell(verdict, self._member, after_s, self._member.error_file, stack, self._output.say))
+        lost = self._output.log_lost(ASKING_FAILED_S)
+        words = tell(verdict, self._member, after_s, self._member.error_file, stack, lost, self._output.say)
+        self._output.reveal(words)
         self._sentinel.told()
+
+    def _note(self, status: int) -> None:
+        """Note this process's exit status in the index of the logs."""
+        if self.is_ours() and status != self._noted:
+            self._noted = status
+            index.note_end(self._member.log, status)
 
     def _cut_off(self, ruling: Ruling, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..beside.messages import Forward
-from ..config import PREFIX, LaunchConfig, Shown
+from ..config import PREFIX, LaunchConfig
 from ..errors import EXIT_OUTPUT_LOST
 from ..exits import flush_python
 from ..facts.files import open_for_writing
@@ -39,15 +39,14 @@ def outlet_of(membership: Membership, config: LaunchConfig) -> Outlet:
     who, shown = f"rank {place.rank} on {host}", config.shown.has(place.rank, place.local_rank)
     if (share := membership.share) is not None:
         prefix = FOLDED if config.prefix in ("", PREFIX) else config.prefix
-        return Outlet(shown, Forward(log, prefix, who, share.folding), share.listener)
+        return Outlet(shown, Forward(log, prefix, who, shown, share.folding), share.listener)
     fields = {"rank": place.rank, "local_rank": place.local_rank, "host": host}
-    return Outlet(shown, Forward(log, filled(config.prefix, fields), who))
+    return Outlet(shown, Forward(log, filled(config.prefix, fields), who, shown))
 
 
 def is_relayed(config: LaunchConfig) -> bool:
     """Tell whether output may have to go two ways, to get a prefix, or to be folded."""
-    both = bool(config.log_dir) and config.shown != Shown(everyone=False)
-    return both or bool(config.prefix) or config.shown.folded
+    return bool(config.log_dir) or bool(config.prefix) or config.shown.folded
 
 
 class Output:
@@ -59,24 +58,24 @@ class Output:
         self._relay = Relay() if relayed else None
         self._terminal: tuple[int, int] | None = None
         self._shown = True
-        self._lost = self._is_folded = False
+        self._lost = self._is_folded = self._has_log = False
 
     def begin(self, outlet: Outlet) -> None:
         """Send what is written from now on to an outlet."""
         shown, way, listener = outlet
         self._shown = shown
-        if self._relay is not None and not shown:
+        if self._relay is not None and not shown and not way.log.path:
             self._relay.dismiss()
             self._relay = None
-        if shown and not (way.log or way.prefix):
+        if shown and not (way.log.path or way.prefix):
             return
         flush_python()
         self._terminal = os.dup(1), os.dup(2)
         if self._relay is not None:
             self._relay.begin(way, listener)
-            self._is_folded = way.folding is not None
+            self._is_folded, self._has_log = way.folding is not None, bool(way.log.path)
             return
-        file = open_for_writing(way.log or os.devnull, append=True)
+        file = open_for_writing(os.devnull, append=True)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
         os.close(file)
@@ -99,6 +98,12 @@ class Output:
             say(text, self._terminal[1])
         else:
             say(text)
+
+    def log_lost(self, timeout_s: float) -> int:
+        """Return the first byte that the log has lost so far, -1 for none, or where nobody knows."""
+        if self._terminal is None or self._relay is None or not self._has_log:
+            return -1
+        return self._relay.log_lost(timeout_s)
 
     def end(self) -> bool:
         """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost."""

@@ -10,12 +10,13 @@ from ..config import LaunchConfig, Script
 from ..errors import EXIT_REQUEUE
 from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
+from ..plan.words import ranges
 from ..say import say, warn
 from . import failure, script, signals
 from .output import let_flush_fail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
@@ -40,6 +41,7 @@ class RunningJob:
         self.membership, self.ending, self._write_trace = membership, ending, write_trace
         self.guard: Guard | None = None
         self.left = False  # in order
+        self._incomplete: list[int] = []  # the ranks whose logs have lost something, on rank 0
         self._stop: Stop | None = None
         if stop is not None:
             self.stop(stop)
@@ -64,7 +66,10 @@ class RunningJob:
         others.
         """
         member = self.membership
-        most_calls = self._await_all(exit_timeout_s)
+        lost = self.ending is not None and self.ending.has_lost_log()
+        most_calls, some_lost = self._await_all(lost, exit_timeout_s)
+        if some_lost:
+            self._incomplete = member.roll.those(lost)
         member.destroy_group()
         if most_calls:
             self.stop().complete(most_calls)
@@ -72,6 +77,14 @@ class RunningJob:
             self._write_trace(member.comm, hostname())
         member.drop_store()
         member.roll.close()
+
+    def tell_incomplete(self) -> None:
+        """Say on rank 0 which ranks' logs are incomplete, after all else; nothing if none is."""
+        if self._incomplete:
+            words = f"rank{'s' * (len(self._incomplete) > 1)} {ranges(self._incomplete)}"
+            index = self.membership.log.ranks_file
+            where = f" (first lost byte of each in {index})" if index else ""
+            say(f"mpiddp: logs are incomplete: {words}{where}")
 
     def give_up(self) -> None:
         """Leave the job without telling the other ranks."""
@@ -85,12 +98,15 @@ class RunningJob:
         if self._stop is not None:
             self._stop.release()
 
-    def _await_all(self, timeout_s: float | None) -> int:
-        """Wait for all ranks, also in a handler's exit(0), and return the most calls of should_stop() that one made."""
+    def _await_all(self, lost: bool, timeout_s: float | None) -> Sequence[int]:
+        """Wait for all ranks, also in a handler's exit(0).
+
+        Return the most calls of should_stop() that one made, and whether one has `lost` part of its log.
+        """
         calls = self._stop.calls if self._stop else 0
         while True:
             try:
-                return self.membership.roll.await_end(calls, timeout_s, self._missing, self._remind)
+                return self.membership.roll.await_end([calls, lost], timeout_s, self._missing, self._remind)
             except SystemExit as error:
                 if error.code not in (None, 0):
                     raise
@@ -123,6 +139,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
             status = failure.status_of(error)
             if status and not (status == EXIT_REQUEUE and job.stops()):
                 raise
+        job.ending.status = status
         if not config.python_exit:
             job.ending.finish(status)
     except BaseException as error:
@@ -166,6 +183,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
             MPI.Finalize()
         job.left = True
         lost = ending.close()
+        job.tell_incomplete()
     except BaseException as error:  # a signal's handler may raise here, too
         ending.fail_leaving(error)
     if lost and config.python_exit:

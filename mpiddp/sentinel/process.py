@@ -16,6 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..beside import index
 from ..beside.asking import Inspect, Sight, Where
 from ..beside.detached import silence, take_title
 from ..beside.loop import Loop
@@ -75,6 +76,7 @@ class Sentinel:
         self._leftovers = Leftovers(process.pid)
         self._sight = Sight()
         self._looking: Looking | None = None
+        self._wait_status: int | None = None
         self._events: deque[events.WatcherEvent] = deque()
         self._excuses: set[str] = set()  # that were made
         if process.ended >= 0:  # after the rank's connection: what it has told comes first
@@ -217,6 +219,7 @@ class Sentinel:
         self.loop.drop_timers("look")
         if self._process.ended >= 0:
             self.loop.forget(self._process.ended)
+        self._wait_status = status
         self.post(events.RankGone(status, self._process.was_out_of_memory()))
 
     def _ask_hosts(self, line: str, timeout_s: float) -> None:
@@ -231,11 +234,17 @@ class Sentinel:
 
     def _clean_up(self) -> None:
         """End what the rank has left behind, and this process."""
+        self._note_in_index()
         if not self._connections.busy:
             with contextlib.suppress(OSError):  # no descriptor is left
                 silence(2)  # a launcher waits until nobody holds it
         self._leftovers.end(self._watcher.member)
         self._end_when_idle()
+
+    def _note_in_index(self) -> None:
+        """Note how the rank has ended, where it has not done that."""
+        if (member := self._watcher.member) is not None:
+            index.note_end(member.log, index.exit_status(self._wait_status), again=False)
 
     def _end_when_idle(self) -> None:
         """End this process when nobody needs it any more."""

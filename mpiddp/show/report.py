@@ -14,23 +14,25 @@ from .files import write_json
 FOR_KILLED = "look at the memory (sacct: MaxRSS; dmesg on the node): fewer DataLoader workers, or ask for more (--mem)"
 
 
-def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "",
+def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "", log_lost: int = -1,
          speak: Callable[[str], None] = say) -> str:
     """Print why the job failed, in one piece, write it to `error_file` as JSON if there is one, and return the text.
 
-    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `speak` prints.
+    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `log_lost` is the first
+    byte that its log has lost, -1 for none. `speak` prints.
     """
-    words = block(verdict, who, after_s)
+    words = block(verdict, who, after_s, log_lost)
     speak(words)
     if error_file:
         write_json(error_file, error_record(verdict, who, stack, int(time.time())))
     return words
 
 
-def block(verdict: Verdict, who: Member | None, after_s: float) -> str:
+def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1) -> str:
     """Return why a job failed, in a block of lines; in one line if a signal from outside ended it.
 
-    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known.
+    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `log_lost` is the first
+    byte that its log has lost, -1 for none.
     """
     first = verdict.first
     if verdict.outside:
@@ -43,7 +45,7 @@ def block(verdict: Verdict, who: Member | None, after_s: float) -> str:
     if first.signal == "SIGKILL":
         rows.append(("do", FOR_KILLED))
     rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)), ("others", verdict.others),
-             ("log", who.log if who else "")]
+             ("log", who.log.path + (f" (incomplete from byte {log_lost} on)" if log_lost >= 0 else "") if who else "")]
     lines = [f"mpiddp: failed: {'' if first.rank == NOBODY else f'rank {first.rank} on {first.host}: '}{first.cause}"]
     lines += [f"  {label:<8} {text}" for label, text in rows if text]
     stacks = [f"[rank {first.rank} on {first.host}] {line}" for line in first.text.splitlines()]

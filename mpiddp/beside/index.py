@@ -1,0 +1,127 @@
+"""The index of a job's logs, ranks.json: a record for each rank, in which its own processes fill in their places.
+
+It is JSON at any moment, and nobody waits for anybody: rank 0 writes the file once, each record padded to the same
+size, and what is known later overwrites spaces that were left for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from collections.abc import Sequence
+
+from ..facts.files import open_for_writing
+from ..plan.member import LogPlan
+
+NAME = "ranks.json"
+RECORD_BYTES = 512  # 2,000 ranks make 1 MB
+STATUS_BYTES, LOST_BYTES = 4, 20  # of the values: null, 255; null, 2**63
+LOST, LAST, END = b', "lost": ', b', "last": ', b"},\n"  # what stands between the values, and after them
+NOTING_S = 0.5
+TAIL_BYTES = 4096  # of a log, in which its last line is looked for
+REPORT = "mpiddp: failed: "  # the beginning of show/report.py's block
+LINE_END = re.compile(r"[\r\n]+")
+
+
+def write_index(path: str, logs: Sequence[LogPlan]) -> None:
+    """Write the index of these logs, one of each rank; raise OSError where that fails."""
+    records = b"".join(map(record, logs))
+    descriptor = open_for_writing(path)
+    try:
+        rest = b"[\n" + records[:-2] + b"\n]\n"
+        while rest:
+            rest = rest[os.write(descriptor, rest):]
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def record(log: LogPlan) -> bytes:
+    """Return the record of a rank of which nothing is known yet."""
+    begun = head(log) + b"null".ljust(STATUS_BYTES) + LOST + b"null".ljust(LOST_BYTES) + LAST + b"null"
+    return begun.ljust(RECORD_BYTES - len(END)) + END
+
+
+def head(log: LogPlan) -> bytes:
+    """Return a record up to the value of its status."""
+    known = {"rank": log.rank, "host": log.host, "file": os.path.basename(log.path), "job": log.job}
+    return json.dumps(known)[:-1].encode() + b', "status": '
+
+
+def note(log: LogPlan, status: int | None = None, lost: int | None = None, tail: bytes | None = None,
+         again: bool = True) -> None:
+    """Fill in what is known of a rank: its exit status, the first byte lost, the last line in the `tail` of its output.
+
+    A value that is there already is replaced if `again`. Where there is no index, or one of another job, nothing is
+    done.
+    """
+    if not log.ranks_file:
+        return
+    with contextlib.suppress(OSError):
+        # NFS sends whole pages, with others' places as they were before, unless each write goes to the server at once.
+        descriptor = os.open(log.ranks_file, os.O_RDWR | os.O_DSYNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fill_in(descriptor, log, status, lost, tail, again)
+        finally:
+            os.close(descriptor)
+
+
+def fill_in(
+    index: int, log: LogPlan, status: int | None, lost: int | None, tail: bytes | None, again: bool
+) -> None:
+    """Fill in what note() says."""
+    begins, known = len(b"[\n") + log.rank * RECORD_BYTES, head(log)
+    if os.pread(index, len(known), begins) != known:
+        return
+    at = begins + len(known)
+    values = [(STATUS_BYTES, None if status is None else b"%d" % status),
+              (LOST_BYTES, None if lost is None else b"%d" % lost)]
+    for (room, value), words in zip(values, (LOST, LAST), strict=True):
+        put(index, at, room, value, again)
+        at += room + len(words)
+    room = begins + RECORD_BYTES - len(END) - at
+    put(index, at, room, None if tail is None else last_line(tail, room), again)
+
+
+def put(index: int, at: int, room: int, value: bytes | None, again: bool) -> None:
+    """Write a value, None for none, into its place in the index."""
+    if value is not None and (again or os.pread(index, 4, at) == b"null"):
+        os.pwrite(index, value.ljust(room), at)
+
+
+def last_line(tail: bytes, room: int) -> bytes:
+    """Return the last line that is not empty, as JSON of at most `room` bytes; what is no text is escaped.
+
+    The report of a failure says no more than the line before it.
+    """
+    text = tail.decode(errors="replace")
+    before = text.rpartition(REPORT)[0].rstrip()
+    found, left = b"", room - len(b'""')
+    for character in LINE_END.split(before or text.rstrip())[-1].strip():
+        piece = json.dumps(character, ensure_ascii=not character.isprintable())[1:-1].encode()
+        left -= len(piece)
+        if left < 0:
+            break
+        found += piece
+    return b'"%b"' % found
+
+
+def note_end(log: LogPlan, status: int | None, again: bool = True) -> None:
+    """Fill in the exit status of a rank that ends, but wait not long for a file system that hangs."""
+    if log.ranks_file:
+        noting = threading.Thread(target=note, args=(log, status), kwargs={"again": again}, daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            noting.start()
+            noting.join(NOTING_S)
+
+
+def exit_status(wait_status: int | None) -> int | None:
+    """Return what a shell makes of a wait status (man 2 wait): 128+N for signal N; None for an unknown one."""
+    if wait_status is None:
+        return None
+    return 128 + number if (number := wait_status & 0x7F) else wait_status >> 8

@@ -1,0 +1,372 @@
+"""The files that hold the ranks' output: compressed, of bounded size, on a disk that is full; and their index."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpiddp.beside.index import NAME, RECORD_BYTES, exit_status, last_line, note, record, write_index
+from mpiddp.join.logs import SUFFIXES
+from mpiddp.plan.member import LogPlan
+from mpiddp.relay.log import LINE_BYTES, Log, former
+from tests import processes
+from tests.support import (
+    DEADLINE_S,
+    ROOT,
+    Done,
+    Mpi,
+    check,
+    first_of,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
+from tests.test_logs import BESIDE
+
+READERS = {".gz": ["zcat"], ".zst": ["zstd", "-dc"]}
+GONE_S = 10  # for the processes beside a rank that was killed to come to their end
+CRASH = """
+import os, sys, time, torch.distributed as dist
+for number in range(30_000):
+    print("line", number, "of", os.environ["RANK"])
+sys.stdout.flush()
+os.write(2, b"last word in native code")
+dist.barrier()
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), 11)
+time.sleep(600)
+"""
+KILLS_RELAY = f"""{BESIDE}
+import glob, gzip
+print("seven", flush=True)
+while gzip.open(glob.glob(sys.argv[1] + "/*/*.gz")[0]).read() != b"seven\\n":
+    time.sleep(0.1)
+[relay] = [one for one in beside() if os.readlink(f"/proc/{{one.pid}}/fd/1") != os.devnull]
+print("eight", flush=True)
+relay.kill()
+"""
+FULL_FOR_A_WHILE = """
+import os, sys, time, torch.distributed as dist
+def say(when):
+    for number in range(20_000):
+        print("line", number, when, os.urandom(20).hex())
+    sys.stdout.flush()
+    time.sleep(1.5)
+    dist.barrier()
+say("before")
+if os.environ["RANK"] == "0":
+    os.unlink(sys.argv[1])
+dist.barrier()
+print("after")
+"""
+HOW_RANKS_END = """
+import os, sys, time, torch.distributed as dist
+rank = int(os.environ["RANK"])
+print("rank", rank, flush=True)
+dist.barrier()
+if rank == 1 and sys.argv[1] == "raises":
+    raise ValueError("seven")
+if sys.argv[1] == "requeue":
+    sys.stdout.write("what has no end")
+    sys.exit(0)
+time.sleep(600 if sys.argv[1] == "raises" else 0)
+"""
+
+
+def read(path: Path) -> str:
+    """Return what the command that people use shows of a log; it has to find nothing wrong with the file."""
+    command = READERS.get(path.suffix, ["cat"])
+    need([command[0]] if shutil.which(command[0]) is None else [])
+    return check(processes.run(*command, str(path), timeout=DEADLINE_S)).stdout
+
+
+def index_of(folder: Path, is_known: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Return the records of a job's ranks, when all is known that is waited for."""
+    deadline = time.monotonic() + GONE_S
+    while True:
+        (path,) = folder.glob(f"*/{NAME}")
+        records: list[dict[str, Any]] = json.loads(path.read_text())
+        if all(map(is_known, records)):
+            return records
+        assert time.monotonic() < deadline, records
+        time.sleep(0.05)
+
+
+def has_ended(one: dict[str, Any]) -> bool:
+    """Tell whether all that ends a record is there."""
+    return one["status"] is not None and one["last"] is not None
+
+
+@pytest.mark.parametrize("kind", first_of(["gzip", "zstd"]))
+def test_a_compressed_log_is_complete_up_to_the_crash(quick: Mpi, kind: str, tmp_path: Path) -> None:
+    (script := tmp_path / "crash.py").write_text(CRASH)
+    done = mpiexec(quick, 2, "--log-dir", tmp_path / "logs", "--log-compress", kind, "--show", "none", script)
+    assert "line" not in done.stdout
+    records = index_of(tmp_path / "logs", has_ended)
+    assert (records[1]["status"], records[1]["last"]) == (128 + signal.SIGSEGV, "last word in native code")
+    (log,) = tmp_path.glob(f"logs/*/{records[1]['file']}")
+    assert log.suffix == SUFFIXES[kind]
+    text = read(log)
+    assert text == "".join(f"line {number} of 1\n" for number in range(30_000)) + "last word in native code"
+    assert log.stat().st_size < len(text) / 4
+
+
+def test_a_compressed_log_is_whole_when_its_relay_is_killed(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "kills.py").write_text(KILLS_RELAY)
+    check(mpiexec(quick, 1, "--log-dir", tmp_path / "logs", "--log-compress=gzip", script, tmp_path / "logs",
+                  env={"JOB": str(tmp_path)}), 120)
+    (log,) = tmp_path.glob("logs/*/*.gz")
+    assert read(log) in ("seven\n", "seven\neight\n")
+    (one,) = index_of(tmp_path / "logs", lambda one: one["status"] is not None)
+    assert one["status"] == 120
+
+
+def test_zstd_that_is_not_there_is_refused_once(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['zstandard'] = sys.modules['_zstd'] = None\n")
+    done = check(mpiexec(quick, 2, "--log-dir", tmp_path / "logs", "--log-compress=zstd", "-m", "this",
+                         env={"PYTHONPATH": str(tmp_path)}), 3)
+    assert done.stderr.count("mpiddp: cannot start: no-zstd\n  found    Python has no zstd (on ") == 1
+
+
+def written(plan: LogPlan, pieces: Sequence[bytes]) -> Log:
+    """Return a log to which pieces were written, and a pause after each tenth."""
+    log = Log(plan, "rank 3 on n07")
+    for number, piece in enumerate(pieces):
+        log.write(piece)
+        if number % 10 == 9:
+            log.pause()
+    log.settle()
+    return log
+
+
+@pytest.mark.parametrize("kind", ["", "gzip", "zstd"])
+def test_a_second_attempt_goes_on_in_the_same_file(kind: str, tmp_path: Path) -> None:
+    """Also where another process writes at the same time, or somebody has emptied the file."""
+    path = tmp_path / f"rank-00003.n07.log{SUFFIXES[kind]}"
+    plan = LogPlan(str(path), compression=kind)
+    written(plan, [])
+    assert read(path) == ""
+    first = written(plan, [b"one\n", b"two"])
+    second = written(plan, [b"three\n"] * 25)
+    assert read(path) == "one\ntwo" + "three\n" * 25
+    for log, text in ((first, b"four\n"), (second, b"five\n"), (first, b"six\n")):
+        log.write(text)
+        log.pause()
+    assert read(path).endswith("three\nfour\nfive\nsix\n")
+    path.write_bytes(b"")
+    second.write(b"seven\n")
+    second.pause()
+    assert read(path) == "seven\n"
+    assert first.lost == second.lost == -1
+
+
+@pytest.mark.parametrize("kind", ["", "gzip", "zstd"])
+@pytest.mark.parametrize("most_bytes", [4096, 50_000])
+def test_a_log_keeps_the_newest_lines(kind: str, most_bytes: int, tmp_path: Path) -> None:
+    path = tmp_path / f"rank-00003.n07.log{SUFFIXES[kind]}"
+    seeded = random.Random(3)
+    text = "".join(f"{number} {seeded.randbytes(seeded.randrange(60)).hex()}\n" for number in range(20_000)).encode()
+    cuts = [0, *sorted(seeded.randrange(len(text)) for _ in range(200)), len(text)]
+    log = written(LogPlan(str(path), compression=kind, most_bytes=most_bytes),
+                  [text[begin:end] for begin, end in pairwise(cuts)])
+    before = Path(former(str(path)))
+    assert before.name == f"rank-00003.n07.log.1{SUFFIXES[kind]}"
+    assert (read(before) + read(path)).encode() == text[-len(read(before) + read(path)):]
+    assert re.match(r"\d+ [0-9a-f]*\n", read(before))
+    assert read(before).endswith("\n")
+    slack = LINE_BYTES + (most_bytes // 4 if kind else 0)
+    assert most_bytes <= before.stat().st_size <= most_bytes + slack
+    assert path.stat().st_size <= most_bytes + slack
+    assert log.lost == -1
+
+
+def test_a_line_that_is_too_long_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00003.n07.log"
+    written(LogPlan(str(path), most_bytes=10_000), [b"x" * 70_000, b"y\n" * 10])
+    before = Path(former(str(path))).read_bytes()
+    assert before == b"x" * (70_000 % (10_000 + LINE_BYTES)) + b"y\n"
+    assert path.read_bytes() == b"y\n" * 9
+
+
+def test_a_job_bounds_the_log_of_a_rank_that_is_not_shown(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "talks.py").write_text("for number in range(5000):\n    print('line', number)\n")
+    done = check(mpiexec(quick, 1, "--log-dir", tmp_path / "logs", "--log-max-bytes=20K", "--show=none", script))
+    assert done.stdout == ""
+    (log,) = tmp_path.glob("logs/*/*.log")
+    kept = (Path(former(str(log))).read_text() + log.read_text()).splitlines()
+    assert kept == [f"line {number}" for number in range(5000 - len(kept), 5000)]
+    assert 20_480 <= sum(map(len, kept)) + len(kept) <= 2 * 20_480 + LINE_BYTES
+
+
+def on_small_disk(mpi: Mpi, disk: Path, prepare: str, ranks: int, *arguments: object) -> Done:
+    """Run a job in a place where `disk` is a file system of 1 MB, which `prepare` fills; all of it is copied later."""
+    need(["root"] if os.geteuid() else [])
+    disk.mkdir()
+    job = mpiexec_command(mpi, ranks, "-m", "mpiddp", "--log-dir", disk / "logs", *arguments)
+    steps = (f'mount -t tmpfs -o size=1m tmpfs "$0"; {prepare}; "$@"; status=$?; cp -r "$0/logs" "$0/../copy"; '
+             'exit $status')
+    return check(processes.run("unshare", "--mount", "sh", "-c", steps, str(disk), *job, timeout=DEADLINE_S,
+                               env=single_node_environ(mpi)))
+
+
+@pytest.mark.parametrize("kind", first_of(["gzip", "", "zstd"]))
+def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, kind: str, tmp_path: Path) -> None:
+    (script := tmp_path / "full.py").write_text(FULL_FOR_A_WHILE)
+    options = [f"--log-compress={kind}"] if kind else []
+    done = on_small_disk(quick, tmp_path / "disk", 'head -c 600k /dev/zero > "$0/filler"', 2, *options, script,
+                         tmp_path / "disk" / "filler")
+    said = re.findall(r"^mpiddp: rank (\d) on \S+: cannot write (\S+): No space left on device \(at byte (\d+)\); ",
+                      done.stderr, re.MULTILINE)
+    assert len(said) == 1, done.stderr
+    assert re.fullmatch(r"mpiddp: logs are incomplete: ranks 0-1 \(first lost byte of each in \S+/ranks.json\)",
+                        done.stderr.splitlines()[-1])
+    records = index_of(tmp_path / "copy", has_ended)
+    assert int(said[0][2]) == records[int(said[0][0])]["lost"]
+    for one in records:
+        (log,) = tmp_path.glob(f"copy/*/{one['file']}")
+        first, _, last = read(log).partition("\n[mpiddp: ")
+        assert len(first) == one["lost"]
+        assert first.startswith("line 0 before ")
+        assert re.match(r"\d+ bytes are missing here\]\n", last)
+        assert last.endswith("after\n")
+        assert (one["status"], one["last"]) == (0, "after")
+
+
+def test_a_disk_that_is_full_from_the_start(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "talks.py").write_text("print('seven')\n")
+    done = on_small_disk(quick, tmp_path / "disk", 'head -c 2m /dev/zero > "$0/filler" 2> /dev/null', 1,
+                         "--log-compress=gzip", script)
+    assert done.stdout == "seven\n"
+    assert re.search(r"^mpiddp: cannot write \S+/ranks.json: No space left on device; the job goes on", done.stderr,
+                     re.MULTILINE)
+    assert " (at byte 0); this output is lost" in done.stderr
+    assert done.stderr.endswith("\nmpiddp: logs are incomplete: rank 0\n")
+
+
+def test_a_file_that_takes_nothing_any_more_is_opened_again(tmp_path: Path) -> None:
+    """As where an NFS server has forgotten it (ESTALE); this descriptor has become one for reading."""
+    path = tmp_path / "rank-00003.n07.log"
+    log = written(LogPlan(str(path)), [b"one\n"])
+    (descriptor,) = [int(one.name) for one in Path("/proc/self/fd").iterdir() if one.exists() and one.samefile(path)]
+    reading = os.open(path, os.O_RDONLY)
+    os.dup2(reading, descriptor)
+    os.close(reading)
+    log.write(b"two\n")
+    assert path.read_text() == "one\ntwo\n"
+    assert log.lost == -1
+
+
+@pytest.mark.parametrize("how", ["raises", "requeue"])
+def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Path) -> None:
+    (script := tmp_path / "ends.py").write_text(HOW_RANKS_END)
+    check(mpiexec(quick, 3, "--log-dir", tmp_path / "logs", "--show", "0", script, how), 1 if how == "raises" else 0)
+    records = index_of(tmp_path / "logs", has_ended)
+    assert [one["rank"] for one in records] == [0, 1, 2]
+    assert all((path.parent / one["file"]).exists() for path in tmp_path.glob(f"logs/*/{NAME}") for one in records)
+    assert [one["lost"] for one in records] == [None] * 3
+    if how == "raises":
+        assert (records[1]["status"], records[1]["last"]) == (1, "[rank1]: ValueError: seven")
+        assert {one["last"] for one in records} >= {"rank 0", "rank 2"}
+    else:
+        assert {(one["status"], one["last"]) for one in records} == {(0, "what has no end")}
+
+
+def test_the_documents_commands_find_the_odd_rank(tmp_path: Path) -> None:
+    folder = tmp_path / "logs/48211"
+    folder.mkdir(parents=True)
+    logs = [LogPlan(f"{folder}/rank-{rank:05d}.n07.log", rank, "n07", "a-job", f"{folder}/{NAME}") for rank in range(4)]
+    write_index(f"{folder}/{NAME}", logs)
+    for log, status in zip(logs, (0, 139, 0, 7), strict=True):
+        note(log, status, tail=b"begin of epoch 7\n")
+    text = (ROOT / "mpiddp/README.md").read_text()
+    for begin, found in (("grep ", '"rank": [13], .*"status": (139|7) .*"begin of epoch 7"'),
+                         ("jq -r", "(1 n07 139|3 n07 7) begin of epoch 7")):
+        need([begin.split()[0]] if shutil.which(begin.split()[0]) is None else [])
+        (command,) = re.findall(rf"^{begin}.*$", text, re.MULTILINE)
+        done = check(processes.run("sh", "-c", command, timeout=DEADLINE_S, cwd=tmp_path))
+        assert len(re.findall(found, done.stdout)) == 2, done.stdout
+        assert not re.search("n07 0|status\": 0", done.stdout)
+
+
+ODD = {
+    b"": '""', b"\n \n": '""', b"one\ntwo": '"two"', b"one\r\ntwo\r\n\r\n": '"two"', b" 10%\r 20%\r": '"20%"',
+    b"a \"b\" \\c": r'"a \"b\" \\c"', b"\x1b[31mred\x00\x7f": r'"\u001b[31mred\u0000\u007f"', "é😀".encode(): '"é😀"',
+    b"\xff\xfe": '"��"', b"\xed\xa0\x80": '"���"', "\u009b31m\u2028x".encode(): r'"\u009b31m\u2028x"',
+    b"what\nmpiddp: failed: rank 1\n  where here\n": '"what"', b"mpiddp: failed: rank 1\n  log x\n": '"log x"',
+    b"x" * 10**6: f'"{"x" * 98}"', "é".encode() * 60: f'"{"é" * 49}"', b"\x01" * 60: '"' + r"\u0001" * 16 + '"',
+}
+
+
+@pytest.mark.parametrize("tail", ODD)
+def test_an_odd_last_line_is_json(tail: bytes) -> None:
+    found = last_line(tail, 100)
+    assert found.decode() == ODD[tail]
+    assert len(found) <= 100
+    assert isinstance(json.loads(found), str)
+
+
+def test_an_index_is_json_at_any_moment(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    logs = [LogPlan(f"{tmp_path}/rank-{rank:05d}.{'n' * 63}.log.zst", rank, "n" * 63, "mpiddp-12345678", str(path))
+            for rank in range(3)]
+    write_index(str(path), logs)
+    for rank, status, lost, tail in ((2, 139, None, None), (0, None, 2**63, b"x" * 500), (1, None, None, b"x" * 500),
+                                     (1, None, None, b"short")):
+        note(logs[rank], status, lost, tail)
+        records = json.loads(path.read_text())
+        assert [one["rank"] for one in records] == [0, 1, 2]
+    note(logs[2], status=1, tail=b"late", again=False)
+    records = json.loads(path.read_text())
+    assert (records[0]["lost"], records[1]["last"]) == (2**63, "short")
+    assert (records[2]["status"], records[2]["last"]) == (139, "late")
+    note(logs[0]._replace(job="another"), status=3)
+    note(logs[0]._replace(rank=7), status=3)
+    assert json.loads(path.read_text()) == records
+
+
+def test_a_record_has_room_whatever_the_rank_is_called() -> None:
+    log = LogPlan(f"/logs/rank-1234567.{'n' * 63}.log.zst", 1_234_567, "n" * 63, "mpiddp-12345678", "/logs/ranks.json")
+    assert len(record(log)) == RECORD_BYTES
+    assert record(log).index(b'"last": ') < RECORD_BYTES - 200
+
+
+@pytest.mark.parametrize(("wait_status", "status"), [(None, None), (0, 0), (7 << 8, 7), (9, 137), (11 | 0x80, 139)])
+def test_an_exit_status_is_a_shells(wait_status: int | None, status: int | None) -> None:
+    assert exit_status(wait_status) == status
+
+
+def test_no_room_is_no_reason_to_open_a_file_again() -> None:
+    from mpiddp.relay.log import NO_ROOM
+
+    assert set(NO_ROOM) == {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+OWN_MAIN = """
+import mpiddp
+with mpiddp.process_group() as env:
+    print("rank", env.rank)
+print("beyond the job")
+"""
+
+
+def test_a_program_with_its_own_main(quick: Mpi, tmp_path: Path) -> None:
+    (program := tmp_path / "own.py").write_text(OWN_MAIN)
+    env = {**single_node_environ(quick), "MPIDDP_LOG_DIR": str(tmp_path / "logs"), "MPIDDP_LOG_COMPRESS": "gzip"}
+    done = check(processes.run(*mpiexec_command(quick, 2, program), timeout=DEADLINE_S, env=env))
+    assert done.stdout.count("beyond the job") == 2
+    records = index_of(tmp_path / "logs", has_ended)
+    assert [(one["status"], one["last"]) for one in records] == [(0, "rank 0"), (0, "rank 1")]
+    assert [read(log) for log in sorted(tmp_path.glob("logs/*/*.gz"))] == ["rank 0\n", "rank 1\n"]
