@@ -101,10 +101,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     words = command[1:] if way or command[:1] == ["--"] else command
     if not words and (way or options.explain is None):
         parser.error(NEEDED[way])
-    if options.stall_abort and options.stall is None:
-        parser.error("--stall-abort needs --stall SECONDS")
-    if (options.log_compress or options.log_max_bytes) and not options.log_dir:
-        parser.error(f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR")
+    if told := conflict(options):
+        parser.error(told)
     script = Script(words[0], tuple(words[1:]), is_module=way == "-m", is_code=way == "-c") if words else None
     return configuration(options, script, environ)
 
@@ -118,15 +116,15 @@ def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
 
     Raises argparse.ArgumentTypeError with one line for the user where they are wrong.
     """
-    return configuration(build_parser(environ).parse_args([]), None, environ)
+    parser = build_parser(environ)
+    options = parser.parse_args([])
+    if told := conflict(options):
+        parser.error(told)
+    return configuration(options, None, environ)
 
 
 def configuration(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:
-    """Return the configuration that options, a script and torchelastic's variable in `environ` make.
-
-    Raises argparse.ArgumentTypeError with one line for the user where options do not go together.
-    """
-    check_folded(options)
+    """Return the configuration that options, a script and torchelastic's variable in `environ` make."""
     return LaunchConfig(
         script=script,
         backend=options.backend or None,
@@ -167,12 +165,16 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
     )
 
 
-def check_folded(options: argparse.Namespace) -> None:
-    """Refuse a prefix that folded lines, which are of several ranks, cannot have."""
+def conflict(options: argparse.Namespace) -> str:
+    """Return in words which options do not go together, empty if all do."""
+    if options.stall_abort and options.stall is None:
+        return "--stall-abort needs --stall SECONDS"
+    if (options.log_compress or options.log_max_bytes) and not options.log_dir:
+        return f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR"
     if options.show.folded and options.prefix != PREFIX and fields(options.prefix) & {"host", "local_rank"}:
-        raise argparse.ArgumentTypeError(
-            f"mpiddp: --prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have fields of "
-            "rank and time alone")
+        return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have fields of rank "
+                "and time alone")
+    return ""
 
 
 def timedelta_of(seconds: float | None) -> timedelta | None:

@@ -56,11 +56,13 @@ RUN_BY = {
        for command in (
            """grep -v '"status": 0' logs/48211/ranks.json""",
            r"""jq -r '.[] | select(.status != 0) | "\(.rank) \(.host) \(.status) \(.last)"' logs/48211/ranks.json""")},
+    "mpirun python -m mpiddp --show fold train.py": (
+        "tests/test_folding.py::test_numbers_are_listed_or_their_range_is_told", '"--show", "fold"'),
     "python -m cProfile -o FILE -m mpiddp train.py": (
         "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
     **{f"python -m tests.benchmarks.{name}": (
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
-       for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts")},
+       for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts", "output")},
     "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
     **{f"tests/simulation/run {option}": (

@@ -15,7 +15,7 @@ from mpiddp.relay import fold
 from mpiddp.relay.bars import Bar, Bars
 from mpiddp.relay.fold import Fold
 from mpiddp.relay.frames import lines_of, of_lines
-from mpiddp.relay.lines import Splitter, pieces
+from mpiddp.relay.lines import Splitter, pieces, prefixed
 from mpiddp.relay.overflow import Overflow
 from mpiddp.relay.said import NUMBER, Said, bits, named
 
@@ -241,20 +241,30 @@ def test_numbers_of_more_digits_than_python_reads() -> None:
 
 def test_the_states_of_a_bar() -> None:
     one = Splitter()
-    assert one.take(b"a\nb") == [b"a"]
-    assert one.take(b"\r 10%") == []
+    assert one.take(b"a\nb") == b"a"
+    assert one.take(b"\r 10%") is None
     assert one.bar == b" 10%"
-    assert one.take(b"\r 20%\r") == []
+    assert one.take(b"\r 20%\r") is None
     assert one.bar == b" 20%"
-    assert one.take(b"\n") == [b" 20%"]
+    assert one.take(b"\nc") == b" 20%"
     assert one.bar == b""
-    assert one.take(b"win\r\ndos\r") == [b"win"]
-    assert one.take(b"\nend") == [b"dos"]
-    assert one.take(b"") == [b"end"]
-    assert one.take(b"") == []
-    assert [len(line) for line in one.take(b"x" * 150_000 + b"\n")] == [65536 * 2 + 18928]
-    assert [len(line) for line in one.take(b"x" * 150_000)] == [65536, 65536]
-    assert one.take(b"") == [b"x" * 18928]
+    assert one.take(b"\nd\n\ne") == b"c\nd\n"
+    assert one.take(b"\n") == b"e"
+    assert one.take(b"win\r\ndos\r") == b"win"
+    assert one.take(b"\nend") == b"dos"
+    assert one.take(b"") == b"end"
+    assert one.take(b"") is None
+    assert one.take(b"\r50%\r") is None
+    assert one.take(b"") == b"50%"
+    assert one.bar == b""
+
+
+def test_a_line_that_is_very_long_is_taken_for_several() -> None:
+    one = Splitter()
+    assert one.take(b"x" * 60_000) is None
+    assert one.take(b"x" * 60_000) == b"x" * 120_000
+    assert one.take(b"y\n") == b"y"
+    assert one.take(b"\r" + b"z" * 70_000) == b"z" * 70_000
 
 
 def test_the_bar_of_the_lowest_rank_is_shown() -> None:
@@ -272,9 +282,9 @@ def test_the_bar_of_the_lowest_rank_is_shown() -> None:
 
 
 def test_pieces_are_whole_lines() -> None:
-    found = pieces([b"x" * 1000] * 9 + [b"y" * 9000, b"z"])
-    assert b"".join(found) == (b"x" * 1000 + b"\n") * 9 + b"y" * 9000 + b"\nz\n"
-    assert [len(one) for one in found] == [4004, 4004, 1001, 9001, 2]
+    found = pieces(prefixed(b"\n".join([b"x" * 998] * 9 + [b"y" * 8998, b"z"]), b"> "))
+    assert b"".join(found) == (b"> " + b"x" * 998 + b"\n") * 9 + b"> " + b"y" * 8998 + b"\n> z\n"
+    assert [len(one) for one in found] == [4004, 4004, 1001, 9001, 4]
 
 
 def test_what_is_dropped_is_counted() -> None:

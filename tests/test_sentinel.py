@@ -21,6 +21,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from mpiddp.beside import entrance
 from mpiddp.beside.lines import encode
 from mpiddp.beside.loop import Loop
 from mpiddp.beside.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched
@@ -28,7 +29,7 @@ from mpiddp.beside.wire import Wire
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import Verdict
 from mpiddp.say import say
-from mpiddp.sentinel import entrance, process, watcher
+from mpiddp.sentinel import calls, process, watcher
 from mpiddp.sentinel.calls import dial
 from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
 from mpiddp.sentinel.office import Office
@@ -161,8 +162,8 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     answers: list[tuple[object, str]] = []
     loop = Loop(lambda error: pytest.fail(str(error)))
     request = Join(member(1), "127.0.0.1", port, TOKEN)
-    entrance.Dialling(loop, request, False, lambda *answer: answers.append(answer)).dial()
-    loop.set_timer("end", entrance.ATTEMPTS * entrance.PAUSE_S + 1, partial(setattr, loop, "over", True))
+    calls.Dialling(loop, request, False, lambda *answer: answers.append(answer)).dial()
+    loop.set_timer("end", calls.ATTEMPTS * calls.PAUSE_S + 1, partial(setattr, loop, "over", True))
     loop.run()
     (none, error), = answers
     assert none is None

@@ -10,7 +10,7 @@ from bisect import bisect_right, insort
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
 
-from .said import Said, split
+from .said import Said, common, split
 from .waiting import GAP, Source, Waiting
 
 CANDIDATES = 16  # lines with other numbers that are compared, to find the one that fits best
@@ -290,14 +290,3 @@ class Fold:
             if now_s - one.spoke_s < self._window_s:
                 found |= one.ranks
         return found
-
-
-def common(one: str, other: str) -> int:
-    """Return how many characters of whole lines two texts begin with alike, without the last end; -1 for none."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # the first `low` are alike
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one.startswith(other[low:middle], low) else (low, middle - 1)
-    if all(text[low:low + 1] in ("\n", "") for text in (one, other)):
-        return low
-    return one.rfind("\n", 0, low)

@@ -138,9 +138,9 @@ class Gathering:
         if splitter is None:
             splitter = self._splitters[source, stream] = Splitter()
         before = splitter.bar
-        lines = splitter.take(data)
-        if lines:
-            text = b"\n".join(lines).decode(errors="surrogateescape")
+        block = splitter.take(data)
+        if block is not None:
+            text = block.decode(errors="surrogateescape")
             self._fold.take(source, Said(ranks, stream, text), time.monotonic())
         if splitter.bar != before:
             self._draw(Bar(ranks.bit_length() - 1, stream, splitter.bar.decode(errors="surrogateescape")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 WRITE_BYTES = 4096  # PIPE_BUF: what a pipe takes in one piece (man 7 pipe)
 LONGEST_BYTES = 2**16  # of a line; a longer one is taken for several
@@ -16,22 +16,28 @@ class Splitter:
         self._begun = b""
         self.bar = b""  # the state of a progress bar that is being drawn, empty for none
 
-    def take(self, data: bytes) -> list[bytes]:
-        """Return the lines that new data completes; empty data completes what has begun."""
-        if not data:
-            lines, self._begun = [last_state(self._begun)] if self._begun.strip(b"\r") else [], b""
-        else:
-            *lines, self._begun = (self._begun + data).split(b"\n")
-            if b"\r" in data or any(b"\r" in line for line in lines[:1]):
-                lines = list(map(last_state, lines))
-            while len(self._begun) > LONGEST_BYTES:
-                lines.append(self._begun[:LONGEST_BYTES])
-                self._begun = self._begun[LONGEST_BYTES:]
-        self.bar = b""
-        if b"\r" in self._begun:
-            self.bar = last_state(self._begun)
-            self._begun = b"\r" + self.bar + (b"\r" if self._begun.endswith(b"\r") else b"")
-        return lines
+    def take(self, data: bytes) -> bytes | None:
+        """Return the lines that new data completes, as a block without the last end, None for none.
+
+        Empty data completes what has begun.
+        """
+        if b"\r" in data or b"\r" in self._begun:
+            return self._take_with_bar(data)
+        block, end, self._begun = (self._begun + data).rpartition(b"\n")
+        if (not data or len(self._begun) > LONGEST_BYTES) and self._begun:
+            block, end, self._begun = block + end + self._begun, b"\n", b""
+        return block if end else None
+
+    def _take_with_bar(self, data: bytes) -> bytes | None:
+        """As take(), where lines have states."""
+        *lines, begun = (self._begun + data).split(b"\n")
+        lines = list(map(last_state, lines))
+        self.bar = last_state(begun) if b"\r" in begun else b""
+        if not data or len(begun) > LONGEST_BYTES:
+            lines += [last_state(begun)] if begun.strip(b"\r") else []
+            begun = self.bar = b""
+        self._begun = b"\r" + self.bar + (b"\r" if begun.endswith(b"\r") else b"") if b"\r" in begun else begun
+        return b"\n".join(lines) if lines else None
 
 
 def last_state(line: bytes) -> bytes:
@@ -47,22 +53,23 @@ class Prefixer:
 
     def take(self, data: bytes, now_s: float) -> list[bytes]:
         """Return the lines that new data completes, in pieces that a pipe takes whole; as Splitter.take()."""
-        lines = self._splitter.take(data)
+        block = self._splitter.take(data)
         if self._splitter.bar.strip() and now_s - self._drawn_s >= BAR_S:
-            lines.append(self._splitter.bar)
+            block = self._splitter.bar if block is None else block + b"\n" + self._splitter.bar
             self._drawn_s = now_s
-        prefix = self._prefix() if lines else b""
-        return pieces(prefix + line for line in lines)
+        return pieces(prefixed(block, self._prefix())) if block is not None else []
 
 
-def pieces(lines: Iterable[bytes]) -> list[bytes]:
-    """Return lines, which get their ends, in pieces that a pipe takes whole."""
-    found: list[bytes] = []
-    room = 0
-    for line in lines:
-        if len(line) >= room:
-            found.append(b"")
-            room = WRITE_BYTES
-        found[-1] += line + b"\n"
-        room -= len(line) + 1
-    return found
+def prefixed(block: bytes, prefix: bytes) -> bytes:
+    """Return lines, each after a prefix, and the last one with its end, too."""
+    return prefix + block.replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def pieces(text: bytes) -> list[bytes]:
+    """Return whole lines in pieces that a pipe takes whole, as far as lines are not longer."""
+    found, at = [], 0
+    while len(text) - at > WRITE_BYTES:
+        end = text.rfind(b"\n", at, at + WRITE_BYTES) + 1 or text.index(b"\n", at) + 1
+        found.append(text[at:end])
+        at = end
+    return [*found, text[at:]] if at < len(text) else found

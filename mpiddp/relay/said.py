@@ -76,3 +76,14 @@ def split(text: str) -> tuple[str, list[str]]:
     """Return what stands between the numbers of a line, in one text that is never empty, and the numbers."""
     parts = NUMBER.split(text)
     return "\n".join([*parts[::2], ""]), parts[1::2]
+
+
+def common(one: str, other: str) -> int:
+    """Return how many characters of whole lines two texts begin with alike, without the last end; -1 for none."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # the first `low` are alike
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one.startswith(other[low:middle], low) else (low, middle - 1)
+    if all(text[low:low + 1] in ("\n", "") for text in (one, other)):
+        return low
+    return one.rfind("\n", 0, low)

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from ..plan.words import fields
 from .bars import Bar, Bars
-from .lines import BAR_S, pieces
+from .lines import BAR_S, pieces, prefixed
 from .said import Said, named
 from .sink import Sink
 
@@ -47,7 +47,7 @@ class Screen:
         """Show lines."""
         self._erase()
         for stream, group in itertools.groupby(lines, key=lambda said: said.stream):
-            for piece in pieces(itertools.chain.from_iterable(map(self._lines, group))):
+            for piece in pieces(b"".join(map(self._lines, group))):
                 self._sinks[stream].write(piece)
         self._draw()
 
@@ -70,8 +70,8 @@ class Screen:
         if now_s - self._drawn_s < (DRAWING_S if in_place else BAR_S) and (self._erases or not in_place):
             return
         self._drawn_s = now_s
-        line = self._lines(Said(1 << bar.rank, bar.stream, bar.text))[0]
-        self._sinks[bar.stream].write(ERASE + line if in_place else line + b"\n")
+        line = self._lines(Said(1 << bar.rank, bar.stream, bar.text))
+        self._sinks[bar.stream].write(ERASE + line[:-1] if in_place else line)
         self._erases = bar.stream if in_place else 0
 
     def settle(self, then: Callable[[], object]) -> None:
@@ -85,10 +85,9 @@ class Screen:
             self._sinks[self._erases].write(ERASE)
             self._erases = 0
 
-    def _lines(self, said: Said) -> list[bytes]:
+    def _lines(self, said: Said) -> bytes:
         """Return lines, each after its ranks."""
-        prefix = self._prefix(said.ranks)
-        return [prefix + line for line in str(said).encode(errors="surrogateescape").split(b"\n")]
+        return prefixed(str(said).encode(errors="surrogateescape"), self._prefix(said.ranks))
 
     def _prefix(self, ranks: int) -> bytes:
         if (found := self._prefixes.get(ranks)) is not None:

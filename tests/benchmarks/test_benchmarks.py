@@ -95,3 +95,11 @@ def test_restarts(quick: Mpi) -> None:
     told = check(alone(quick, "-m", "tests.benchmarks.restarts", "--quick", timeout=300)).stdout
     line = r"^(\w.*?) +\d+\.\d\d s +\d+\.\d\d of torchrun's   back in \d of 1 runs$"
     assert re.findall(line, told, re.MULTILINE) == ["mpiddp.supervise, MPICH", "torchrun"]
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_output(quick: Mpi) -> None:
+    table = check(alone(quick, "-m", "tests.benchmarks.output", "--quick", timeout=120)).stdout
+    for name in ("mpiddp --show fold", "torchrun --tee 3 --log-dir", "mpirun --tag-output"):
+        assert len(re.findall(rf"^  {name} +[\d.]+ MB/s +\d+ ms of CPU for a MB ", table, re.MULTILINE)) == 2, table

@@ -1,0 +1,148 @@
+"""How fast output passes on: what ranks print, from the first line that comes to the last, and the CPU time it takes.
+
+    python -m tests.benchmarks.output [--quick]
+
+mpiddp without an option, with --prefix, with --log-dir and with --show fold, beside torchrun --tee 3 --log-dir,
+mpirun --tag-output, and where a cluster can be had srun --label; in turn. A reader takes all that comes. The lines are
+alike on all ranks, or with numbers of each rank's own. MB are of what the ranks print, whatever of it is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from tests import processes
+from tests.cluster import Cluster, missing_components
+from tests.support import MPIS, ROOT, VENVS, mpiexec_command, scratch, single_node_environ
+
+SCRIPT = Path(__file__).parent / "talking.py"
+LINE = "epoch 3 step {step} loss 0.250000 learning rate 0.000300 and so on\n"
+LOOKING_S = 0.1
+CUT_OFF_S = 300
+
+Started = tuple[list[str], dict[str, str]]
+
+
+class Passed(NamedTuple):
+    """What a job printed, in MB a second, and the CPU time that passed meanwhile, in seconds for each MB."""
+
+    rate: float
+    cpu: float
+
+
+class Watch:
+    """Adds up the CPU time of a job's processes, those that have ended included."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark, self._seen, self._over = mark, dict[int, float](), threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def total(self) -> float:
+        """Return the CPU time so far, in seconds."""
+        for process in processes.with_mark(self._mark):
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                self._seen[process.pid] = times.user + times.system
+        return sum(self._seen.values())
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOKING_S):
+            self.total()
+
+
+def measure(command: list[str], environ: dict[str, str], megabytes: float) -> Passed:
+    """Run a job, and read all that it prints."""
+    environ = processes.marked({**environ, "OMP_NUM_THREADS": "1"})
+    watch = Watch(environ[processes.MARK])
+    with tempfile.TemporaryFile() as errors:
+        job = processes.start(command, environ, ROOT, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            assert job.stdout is not None
+            source = job.stdout.buffer  # type: ignore[attr-defined]
+            source.read1(1)
+            began, cpu, last = time.monotonic(), watch.total(), 0.0
+            while source.read1(2**20):
+                last = time.monotonic()
+            cpu = watch.total() - cpu
+            if job.wait(CUT_OFF_S):
+                errors.seek(0)
+                raise RuntimeError(errors.read().decode())
+        finally:
+            watch.end()
+            processes.end_tree(job.pid)
+            processes.leftovers(environ)
+    return Passed(megabytes / (last - began), cpu / megabytes)
+
+
+def jobs(ranks: int, kind: str, lines: int, cluster: Cluster | None) -> dict[str, Callable[[], Started]]:
+    """Return the commands of the jobs by their names, and their environments."""
+    mpich, open_mpi, logs = MPIS["mpich"], MPIS["openmpi4"], f"--log-dir={scratch()}/logs"
+    words = [SCRIPT, kind, lines]
+
+    def ours(*options: str) -> Started:
+        return mpiexec_command(mpich, ranks, "-m", "mpiddp", "--quiet", *options, *words), single_node_environ(mpich)
+
+    torchrun = [str(VENVS / "base/bin/torchrun"), "--standalone", f"--nproc-per-node={ranks}", "--tee=3", logs]
+    tagged = mpiexec_command(open_mpi, ranks, "-m", "mpiddp", "--quiet", *words)
+    found = {
+        "mpiddp": ours, "mpiddp --prefix": lambda: ours("--prefix"), "mpiddp --log-dir": lambda: ours(logs),
+        "mpiddp --show fold": lambda: ours("--show=fold"),
+        "torchrun --tee 3 --log-dir": lambda: ([*torchrun, *map(str, words)], single_node_environ(mpich)),
+        "mpirun --tag-output": lambda: ([tagged[0], "--tag-output", *tagged[1:]], single_node_environ(open_mpi)),
+    }
+    if cluster is not None:
+        command = ["srun", "--label", "--mpi=pmi2", f"-n{ranks}", "-N1", str(mpich.python), "-m", "mpiddp", "--quiet"]
+        found["srun --label"] = lambda: (
+            [*cluster.at("login"), *command, *map(str, words)], mpich.environ())
+    return found
+
+
+def table(ranks: int, kind: str, lines: int, runs: int, cluster: Cluster | None) -> None:
+    """Print a row for each job."""
+    megabytes = ranks * sum(len(LINE.format(step=step)) for step in range(lines)) / 1e6
+    passed: dict[str, list[Passed]] = {}
+    for _ in range(runs):
+        for name, job in jobs(ranks, kind, lines, cluster).items():
+            passed.setdefault(name, []).append(measure(*job(), megabytes))
+    rates = {name: statistics.median(one.rate for one in found) for name, found in passed.items()}
+    print(f"{ranks} ranks, lines {kind}, {megabytes:.0f} MB", flush=True)
+    for name, found in passed.items():
+        cpu = statistics.median(one.cpu for one in found)
+        print(f"  {name:<27} {rates[name]:6.1f} MB/s  {1000 * cpu:5.0f} ms of CPU for a MB  "
+              f"{rates[name] / rates['torchrun --tee 3 --log-dir']:5.2f} of torchrun's  "
+              f"{rates[name] / rates['mpiddp --prefix']:5.2f} of --prefix's", flush=True)
+
+
+def main() -> None:
+    """Measure all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two ranks, once, without a cluster")
+    quick = parser.parse_args().quick
+    with contextlib.ExitStack() as stack:
+        cluster = None
+        if not quick and not missing_components():
+            cluster = stack.enter_context(Cluster(visible=[ROOT]))
+        for ranks in (2,) if quick else (1, 2, 4, 8):
+            for kind in ("alike", "numbers"):
+                table(ranks, kind, 20_000 if quick else 400_000 // ranks, 1 if quick else 3, cluster)
+
+
+if __name__ == "__main__":
+    main()
