@@ -23,7 +23,9 @@ FOUR = bits(range(4))
 
 
 def screen(lines: Sequence[Said]) -> list[str]:
-    return [f"[{named(one.ranks)}] {line}" for one in lines for line in str(one).split("\n")]
+    found = [f"[{named(one.ranks)}] {line}" for one in lines for line in str(one).split("\n")]
+    assert found == [f"[{named(one.ranks)}] {line}" for many in lines for one in many.lines() for line in [str(one)]]
+    return found
 
 
 def say(one: Fold, rank: int, lines: Sequence[str], now_s: float = 0.0, stream: int = 1) -> None:
@@ -58,6 +60,10 @@ def folded(streams: Sequence[Sequence[str]], order: Sequence[int] = (), window_s
     ([["a\0b"], ["a1b"]], ["[0] a\0b", "[1] a1b"]),
     ([["x\0y1z"], ["x1y\0z"]], ["[0] x\0y1z", "[1] x1y\0z"]),
     ([["only some"], [], ["only some"], []], ["[0,2] only some"]),
+    ([[f"step {step} of 9 loss 0.{step + rank}" for step in range(3)] for rank in (0, 5)],
+     [f"[0-1] step {step} of 9 loss {{0.{step},0.{step + 5}}}" for step in range(3)]),
+    ([["a 1", "b 2 x", "c 3"], ["a 2", "b 2 y", "c 4"]],
+     ["[0-1] a {1,2}", "[0] b 2 x", "[1] b 2 y", "[0-1] c {3,4}"]),
 ])
 def test_what_is_shown(streams: list[list[str]], shown: list[str]) -> None:
     assert folded(streams) == shown
@@ -158,8 +164,9 @@ def covers(said: Said, line: str) -> bool:
         return said.text == line
     if NUMBER.split(said.text)[::2] != NUMBER.split(line)[::2]:
         return False
-    return all(number in one.some if one.some else float(one.low) <= float(number) <= float(one.high)
-               for one, number in zip(said.spread, NUMBER.findall(line), strict=True))
+    return all(number == own if one is None else number in one.some if one.some else
+               float(one.low) <= float(number) <= float(one.high)
+               for one, own, number in zip(said.spread, NUMBER.findall(said.text), NUMBER.findall(line), strict=True))
 
 
 @settings(max_examples=300, deadline=None, database=None)
@@ -185,7 +192,7 @@ def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[st
         now_s += data.draw(st.sampled_from([0.0, 0.1, 0.3, 2.0]))
         hand_on()
     hand_on(rest=True)
-    shown = [one._replace(text=line) for one in shown for line in one.text.split("\n")]
+    shown = [one for many in shown for one in many.lines()]
     for rank, lines in enumerate(streams):
         own = [one for one in shown if one.ranks >> rank & 1]
         assert len(own) == len(lines)
@@ -216,7 +223,7 @@ for at, node in enumerate(nodes):
     for said in node.rest():
         root.take(at, said, now_s)
 shown += root.rest()
-shown = [one._replace(text=line) for one in shown for line in one.text.split(chr(10))]
+shown = [one for many in shown for one in many.lines()]
 assert sum(one.ranks.bit_count() for one in shown) == 10 * 2 * 10_000 + len(odd)
 assert sum(str(one).startswith("epoch") for one in shown) == 10, len(shown)
 assert sorted(str(one) for one in shown if one.ranks.bit_count() == 1) == sorted(odd.values())

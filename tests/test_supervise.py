@@ -576,8 +576,8 @@ def test_faults_on_three_nodes(
         (fault_s,) = [when for _, what, when in notes(folder / "notes") if what == "fault"]
         (again_s,) = [when for attempt, what, when in notes(folder / "notes") if (attempt, what) == (1, "first step")]
         told_s = found[0]["began"] + found[0]["seconds"]
-        print(f"{kind} {launcher}: {again_s - fault_s:.1f} s from the fault to the next step, {again_s - told_s:.1f} from "
-              "the report")
+        print(f"{kind} {launcher}: to the next step {again_s - fault_s:.1f} s from the fault, {again_s - told_s:.1f} s "
+              "from the report")
 
 
 SLOW_SQUEUE = """#!/bin/sh

@@ -10,7 +10,7 @@ from bisect import bisect_right, insort
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
 
-from .said import Said, common, split
+from .said import Said, Shape, alike, begin_of, common, shape_of
 from .waiting import GAP, Source, Waiting
 
 CANDIDATES = 16  # lines with other numbers that are compared, to find the one that fits best
@@ -46,44 +46,51 @@ class Fold:
         self._awaited: Source | None = None  # for which the first line waits, or has waited
 
     def take(self, source: Hashable, said: Said, now_s: float) -> None:
-        """Take the next line of a source, or several, with newlines between, that are the same on its ranks."""
+        """Take the next line of a source, or several that all of its ranks have said."""
         if not self._waits and not self._expected & ~said.ranks:
             self._through.append(said)
             return
         one = self._source(source, said.ranks, now_s)
         one.settle()
-        if said.spread:
-            self._join(one, said, now_s)
-            return
-        at, text = 0, said.text
-        while at <= len(text):
-            if size := self._same_next(one, said, at):
+        if len(self._usual) > MANY:
+            self._usual.clear()
+        rest: Said | None = said
+        while rest is not None:
+            if found := self._next(one, rest):
+                one.anchor, rest = found
                 one.anchor.ranks |= said.ranks
                 one.anchor.joined_s, one.anchor.shared = now_s, True
             elif self._leads(one):
-                self._append(one, said._replace(text=text[at:]), now_s)
+                self._append(one, rest, now_s)
                 return
             else:
-                size = (text.find("\n", at) + 1 or len(text) + 1) - at
-                self._join(one, said._replace(text=text[at:at + size - 1]), now_s)
-            at += size
+                line, rest = rest.parted(1)
+                self._join(one, line, now_s)
 
-    def _same_next(self, one: Source, said: Said, at: int) -> int:
-        """Return how far a text goes on with what follows a source's anchor, which then comes after that; 0 for not.
+    def _next(self, one: Source, said: Said) -> tuple[Waiting, Said | None] | None:
+        """Return what follows a source's anchor, as far as a text begins like that, and the rest of the text.
 
-        It counts the characters of whole lines, with the end of each. So lines are compared where all say the same.
+        None if it does not, in its first line. So lines are compared where all ranks say the same.
         """
         found = one.anchor.after if one.anchor.is_linked else self._ends.after
-        if one.own or found is self._ends or found.stream != said.stream or found.spread:
-            return 0
-        size = len(found.text)
-        if not (said.text.startswith(found.text, at) and said.text[at + size:at + size + 1] in ("\n", "")):
-            size = common(found.text, said.text[at:at + size + 1])
-            if size < 0:
-                return 0
+        if one.own or found is self._ends or found.stream != said.stream:
+            return None
+        if not found.spread and not said.spread:
+            if said.text.startswith(found.text) and said.text[len(found.text):len(found.text) + 1] in ("\n", ""):
+                return found, said.after(len(found.text))
+            if (size := common(found.text, said.text)) >= 0:
+                return found.cut(size), said.after(size)
+        ours = found.shape.numbers
+        lines, theirs = alike(found.shape, said.text, self._usual)
+        if not lines:
+            return None
+        begin, rest = said.parted(lines)
+        size = len(begin_of(found.text, lines))
+        if size < len(found.text):
             found = found.cut(size)
-        one.anchor = found
-        return size + 1
+            ours = found.shape.numbers
+        found.widen(begin.spread, ours, theirs[:len(ours)])
+        return found, rest
 
     def gone(self, ranks: int) -> None:
         """Expect nothing of these ranks any more."""
@@ -137,12 +144,12 @@ class Fold:
         self._index()
         found = None if said.spread else self._same(one, said)
         if found is None:
-            shape, numbers = split(said.text)
-            found = self._alike(one, said, shape, numbers)
+            shape = shape_of(said.text)
+            found = self._alike(one, said, shape)
             if found is None:
                 self._append(one, said, now_s)
                 return
-            found.widen(said, numbers)
+            found.widen(said.spread, found.shape.numbers, shape.numbers)
         found.ranks |= said.ranks
         found.joined_s = now_s
         if found.source is not one:
@@ -158,28 +165,26 @@ class Fold:
                 return found
         return None
 
-    def _alike(self, one: Source, said: Said, shape: str, numbers: Sequence[str]) -> Waiting | None:
+    def _alike(self, one: Source, said: Said, shape: Shape) -> Waiting | None:
         """Return the line that a source may join which has most of the same whole numbers, and of these the first.
 
         So step 7 of a rank that says less than others is not taken for their step 5.
         """
-        lines = self._by_shape[said.stream].get(shape, ())
+        lines = self._by_shape[said.stream].get(shape.text, ()) if shape.is_plain else ()
         at = bisect_right(lines, one.anchor.place, key=place)
-        whole = [number if number.isdecimal() else None for number in numbers]
-        usual = self._usual.get(shape)
-        found, most, enough = None, -1, len(whole) - whole.count(None) if usual is None else usual
+        whole = [number if number.isdecimal() else None for number in shape.numbers]
+        usual = self._usual.get(shape.text)
+        found, most, enough = None, -1, usual or len(whole) - whole.count(None)
         for line in lines[at:at + CANDIDATES]:
             if not line.ranks & said.ranks and (equal := line.has(whole)) > most and one.may_join(line, said.ranks):
                 found, most = line, equal
                 if most >= enough:
                     break
         if usual is not None and most < usual:
-            self._usual[shape] = usual - 1
+            self._usual[shape.text] = usual - 1
             return None
         if found is not None:
-            self._usual[shape] = most
-            if len(self._usual) > MANY:
-                self._usual.clear()
+            self._usual[shape.text] = most
         return found
 
     def _leads(self, source: Source) -> bool:
@@ -205,7 +210,7 @@ class Fold:
         if not self._to_index:
             return
         one = next((one for one in self._to_index if one.is_linked), self._ends)
-        while one.before is not self._ends and not one.before.shape:
+        while one.before is not self._ends and not one.before.is_found:
             one = one.before
         self._to_index = []
         while one is not self._ends:
@@ -214,7 +219,7 @@ class Fold:
             one = one.after
 
     def _note(self, one: Waiting) -> None:
-        one.shape, one.numbers = split(one.text)
+        one.is_found = True
         for found, key in self._keys(one):
             found.setdefault(key, []).append(one)
 
@@ -242,7 +247,8 @@ class Fold:
 
     def _keys(self, one: Waiting) -> list[tuple[dict[str, list[Waiting]], str]]:
         """Return where a line is found, and under which key."""
-        return [(self._by_shape[one.stream], one.shape), (self._by_text[one.stream], one.text)]
+        found = [(self._by_text[one.stream], one.text)]
+        return [*found, (self._by_shape[one.stream], one.shape.text)] if one.shape.is_plain else found
 
     def _pop(self) -> Said:
         one = self._ends.after
@@ -250,7 +256,7 @@ class Fold:
         self._ends.place = one.place  # others come after it
         self._done += one.text.count("\n") + 1
         self._size -= len(one.text)
-        if one.shape:
+        if one.is_found:
             for lines, key in self._keys(one):
                 lines[key].pop(0)
                 if not lines[key]:

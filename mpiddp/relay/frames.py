@@ -97,5 +97,5 @@ def of_lines(lines: Iterable[Said]) -> bytes:
 
 def lines_of(data: bytes) -> list[Said]:
     """Return the lines of of_lines()."""
-    return [Said(int(ranks, 16), stream, text, tuple(Spread(low, high, tuple(some)) for low, high, some in spread))
+    return [Said(int(ranks, 16), stream, text, tuple(one and Spread(one[0], one[1], tuple(one[2])) for one in spread))
             for ranks, stream, text, spread in json.loads(data)]

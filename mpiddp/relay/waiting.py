@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import eq
 
-from .said import Said, Spread
+from .said import NUMBER, Said, Shape, Spread, only, shape_of
 
 GAP = 2**20  # between the places of two lines
 OWN = 64  # the last lines that a source alone has said, which may still change places with those of others
@@ -15,22 +15,22 @@ class Waiting:
     """Lines that wait for more ranks to say them: one, or a block of several, as long as all say it alike.
 
     They are linked, each to those `before` and `after`, in the order of their `place`. The last line came as the
-    `number`th, from `source`; it is `shared` once another source has said it, too. Of a line that can be found, `shape`
-    is what stands between its `numbers`.
+    `number`th, from `source`; it is `shared` once another source has said it, too. A line `is_found` by its text and
+    its shape, where the Fold looks.
     """
 
-    __slots__ = ("after", "before", "began_s", "joined_s", "number", "numbers", "place", "ranks", "shape", "shared",
+    __slots__ = ("_shape", "after", "before", "began_s", "is_found", "joined_s", "number", "place", "ranks", "shared",
                  "source", "spread", "stream", "text")
 
     place: int
     number: int
-    numbers: list[str]
 
     def __init__(self, said: Said, source: Source | None, now_s: float) -> None:
         self.stream, self.text, self.source, self.ranks = said.stream, said.text, source, said.ranks
-        self.spread: Sequence[Spread] = said.spread
+        self.spread: Sequence[Spread | None] = said.spread
         self.began_s = self.joined_s = now_s
-        self.shared, self.shape = False, ""
+        self.shared = self.is_found = False
+        self._shape: Shape | None = None
         self.before = self.after = self
 
     def link(self, before: Waiting) -> None:
@@ -48,21 +48,35 @@ class Waiting:
         """Tell whether it still waits."""
         return self.after is not self
 
+    @property
+    def shape(self) -> Shape:
+        """The text without its numbers."""
+        if self._shape is None:
+            self._shape = shape_of(self.text)
+        return self._shape
+
     def cut(self, size: int) -> Waiting:
         """Cut a block in two, after so many characters, and return the first part, which stands before this one."""
-        text, self.text = self.text, self.text[size + 1:]
-        return self._put_before([text[:size]], self.text.count("\n") + 1)[0]
+        first, self.text, self._shape = self.text[:size], self.text[size + 1:], None
+        spread: Sequence[Spread | None] = ()
+        if self.spread:
+            count = len(NUMBER.findall(first))
+            spread, self.spread = self.spread[:count], self.spread[count:]
+        return self._put_before([Said(self.ranks, self.stream, first, tuple(spread))], self.text.count("\n") + 1)[0]
 
     def lines(self) -> list[Waiting]:
         """Cut a block in lines, and return them; this is the last one."""
-        *texts, self.text = self.text.split("\n")
-        return [*self._put_before(texts, len(texts)), self]
+        if "\n" not in self.text:
+            return [self]
+        *lines, last = Said(self.ranks, self.stream, self.text, tuple(self.spread)).lines()
+        self.text, self.spread, self._shape = last.text, last.spread, None
+        return [*self._put_before(lines, len(lines)), self]
 
-    def _put_before(self, texts: Sequence[str], lines: int) -> list[Waiting]:
-        """Return the parts of this block, as new ones before it; `lines` are those from the second on."""
+    def _put_before(self, parts: Sequence[Said], lines: int) -> list[Waiting]:
+        """Return the first parts of this block, as new ones before it; `lines` are those from the second on."""
         found = []
-        for at, text in enumerate(texts):
-            one = Waiting(Said(self.ranks, self.stream, text), self.source, self.began_s)
+        for at, part in enumerate(parts):
+            one = Waiting(part, self.source, self.began_s)
             one.joined_s, one.shared = self.joined_s, self.shared
             one.number, one.place = self.number - lines + at, self.place - (lines - at) * GAP
             one.link(self.before)
@@ -74,17 +88,18 @@ class Waiting:
 
     def has(self, whole: Sequence[str | None]) -> int:
         """Return how many of these numbers this line has in the same place; None is for one that does not count."""
-        return sum(map(eq, self.numbers, whole))
+        return sum(map(eq, self.shape.numbers, whole))
 
-    def widen(self, said: Said, numbers: Sequence[str]) -> None:
-        """Let more ranks have said it with numbers of their own."""
-        spread = list(self.spread) or [Spread(one, one, (one,)) for one in self.numbers]
-        for at, number in enumerate(numbers):
-            if said.spread:
-                spread[at] = spread[at].joined(said.spread[at])
-            elif number not in spread[at].some:
-                spread[at] = spread[at].joined(Spread(number, number, (number,)))
-        self.spread = spread
+    def widen(self, theirs: Sequence[Spread | None], ours: Sequence[str], numbers: Sequence[str]) -> None:
+        """Let more ranks have said it with `numbers` of their own, or what these spread to, in the place of `ours`."""
+        spread = list(self.spread) or [None] * len(ours)
+        for at, (own, number) in enumerate(zip(ours, numbers, strict=True)):
+            other = theirs[at] if theirs else None
+            if other is not None or own != number:
+                before = spread[at]
+                if before is None or other is not None or number not in before.some:
+                    spread[at] = (before or only(own)).joined(other or only(number))
+        self.spread = spread if any(spread) else ()
 
 
 class Source:
