@@ -72,9 +72,12 @@ def test_all_that_a_rank_has_said_that_crashes_is_shown(name: str, tmp_path: Pat
              if re.match(r"\[(0-1|1)\] line \S+ of \S+$", line)]
     assert found == list(range(100_000))
     assert "[1] last word" in lines
-    assert "mpiddp: failed: rank 1 on " in done.stderr
+    told, report = done.stderr.split("mpiddp: failed: rank 1 on ")
+    assert "[1] last word on stderr" in told.splitlines()
+    assert not re.search(r"^\[\d", report, re.MULTILINE), report
     (log,) = tmp_path.glob("*/rank-00001.*.log")
-    assert log.read_text() == "".join(f"line {number} of 1\n" for number in range(100_000)) + "last word"
+    said = "".join(f"line {number} of 1\n" for number in range(100_000))
+    assert log.read_text() == f"{said}last wordlast word on stderr"
 
 
 @pytest.mark.parametrize("name", TWO_NAMES)

@@ -9,20 +9,8 @@ import sys
 import pytest
 
 from mpiddp.beside.lines import decode, encode
-from mpiddp.beside.messages import (
-    End,
-    Failed,
-    Forwarded,
-    JobEnds,
-    Join,
-    Message,
-    Ruling,
-    Sent,
-    Stage,
-    Text,
-    Told,
-    Unreadable,
-)
+from mpiddp.beside.messages import End, Failed, JobEnds, Join, Message, Ruling, Sent, Stage, Text, Told, Unreadable
+from mpiddp.beside.outflow import Forwarded
 from mpiddp.beside.wire import Wire
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import OWN, Report, Verdict

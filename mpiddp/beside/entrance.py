@@ -14,7 +14,7 @@ from functools import partial
 
 from .loop import Loop
 from .messages import Coordinate
-from .ports import listen
+from .wire import listen
 
 SHOWING_S = 5.0  # for a stranger to show the token
 PAUSE_S = 0.2  # where there is no descriptor for one more connection

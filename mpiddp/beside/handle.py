@@ -45,6 +45,7 @@ from .messages import (
     Told,
     Watched,
 )
+from .outflow import Outflow
 from .succession import Succession
 from .wakeup import Wakeup
 from .window import Window, caught
@@ -120,8 +121,11 @@ class SentinelHandle:
         self._wire.send(joined)
         self._succession.begin()
 
-    def watch_script(self) -> None:
-        """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs."""
+    def watch_script(self, outflow: int = -1) -> None:
+        """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs.
+
+        By the socket `outflow`, unless it is -1, it can ask for output that is folded.
+        """
         self._wire.send(Stage(""))
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError):
@@ -129,8 +133,9 @@ class SentinelHandle:
                 self._hears_crashes = True
         with contextlib.suppress(OSError):
             self._window = Window()
-            ends: list[tuple[Stacks | Answers, int]] = [
-                (Stacks(self._window.writing), self._window.reading), (Answers(), self._window.its)]
+            ends: list[tuple[Stacks | Answers | Outflow, int]] = [
+                (Stacks(self._window.writing), self._window.reading), (Answers(), self._window.its),
+                *([(Outflow(), outflow)] if outflow >= 0 else [])]
             for told, descriptor in ends:
                 self._succession.note(told, descriptor)
                 self._wire.send(told, descriptor)

@@ -7,7 +7,8 @@ from typing import Any, get_args, get_type_hints
 
 from ..plan.member import LogPlan, Member
 from ..plan.verdict import Report, Verdict
-from .messages import Folding, Message, Sent, Text, Unreadable
+from .messages import Message, Sent, Text, Unreadable
+from .outflow import Folding
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Sent)}
 FIELDS: dict[type[Any], dict[str, tuple[Any, ...]]] = {  # the kinds of value that each field may have

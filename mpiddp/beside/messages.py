@@ -1,4 +1,4 @@
-"""What a rank, its sentinel and the coordinator tell each other, and a rank and the relay of its output."""
+"""What a rank, its sentinel and the coordinator tell each other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..plan.member import LogPlan, Member
+from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
 from .asking import Answers, Ask, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
+from .outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
 STACK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, print its stack to its sentinel
@@ -220,68 +221,11 @@ class Over(NamedTuple):
     """The job is over, in order."""
 
 
-# A rank and the relay of its output
-
-
-class Folding(NamedTuple):
-    """Fold the output of `rank` with that of others: hand it on to the relay that listens on `address` and `port`.
-
-    With port 0 it is shown here. A descriptor that comes with it listens for the relays of other ranks: of those that
-    are `expected`, the bits of a hexadecimal number, this one's among them. Relays show each other the `token`. Lines
-    are held back for `window_s`. A rank that says more than can be shown waits; if `drops`, lines are dropped.
-    """
-
-    rank: int
-    expected: str
-    address: str
-    port: int
-    token: str
-    window_s: float
-    drops: bool
-
-
-class Forward(NamedTuple):
-    """Pass the output of the rank called `who` on, each line after `prefix`, empty for none, and to a `log`.
-
-    The terminal gets it if it is `shown`: as it is, unless there is a `folding`.
-    """
-
-    log: LogPlan
-    prefix: str
-    who: str
-    shown: bool = True
-    folding: Folding | None = None
-
-
-class SettleOutput(NamedTuple):
-    """Show what all ranks have written before this, and say when that is done."""
-
-
-class OutputSettled(NamedTuple):
-    """The answer to `SettleOutput`."""
-
-
-class AskLost(NamedTuple):
-    """Tell what the log has lost so far."""
-
-
-class Lost(NamedTuple):
-    """The answer: the first byte that the log has lost, -1 for none."""
-
-    at: int
-
-
-class Forwarded(NamedTuple):
-    """All of the output is passed on; `lost` tells that stdout did not take all of it."""
-
-    lost: bool
-
-
 Sent = (
     Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
     | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
     | Missing | JobEnds | Over | Forward | AskLost | Lost | Forwarded | SettleOutput | OutputSettled | Stacks | Progress
-    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers
+    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Outflow
 )
 
 

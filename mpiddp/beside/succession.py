@@ -13,10 +13,11 @@ from ..say import write_all
 from .asking import Answers, Stacks
 from .ends import Ends, file_of, has_ended, open_ends, spawn_sentinel
 from .messages import END_SIGNAL, Bye, Coordinate, Failed, Join, ScriptEnded, Stage, Watched
+from .outflow import Outflow
 from .wire import Wire
 
 F_SETSIG = 10  # (asm-generic/fcntl.h): which signal tells of a descriptor
-Told = Coordinate | Join | ScriptEnded | Failed | Stacks | Answers  # what another sentinel has to be told
+Told = Coordinate | Join | ScriptEnded | Failed | Stacks | Answers | Outflow  # what another sentinel has to be told
 SETTLING_S = 10.0  # between two sentinels that are gone; sooner than that, none takes their place
 
 

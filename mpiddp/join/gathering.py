@@ -6,8 +6,8 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..beside.messages import Folding
-from ..beside.ports import listen
+from ..beside.outflow import Folding
+from ..beside.wire import listen
 from ..config import LaunchConfig
 from ..environment import Place
 from ..plan.environment import Endpoint
@@ -48,7 +48,11 @@ def share(roll: RollCall, place: Place, endpoint: Endpoint, config: LaunchConfig
     if listener is not None:
         offer = Offer(place, *listener.getsockname()[:2])
     folding = roll.agree("naming relays", offer, lambda offers: foldings(offers, endpoint.watch_token, config))
-    return Share(folding, listener.detach() if listener is not None else -1)
+    if listener is not None and folding.gathers:
+        return Share(folding, listener.detach())
+    if listener is not None:
+        listener.close()
+    return Share(folding, -1)
 
 
 def listen_on_loopback() -> socket.socket:
@@ -72,5 +76,5 @@ def foldings(offers: Sequence[Offer], token: str, config: LaunchConfig) -> list[
         above = offers[0] if leads else leaders[node]
         expected = everyone if rank == 0 else nodes[node] if leads else 1 << rank
         found.append(Folding(rank, f"{expected:x}", above.address, 0 if rank == 0 else above.port, token,
-                             config.fold_window_s, config.drops_lines))
+                             config.fold_window_s, config.drops_lines, leads and (rank == 0 or nodes[node] != 1 << rank)))
     return found

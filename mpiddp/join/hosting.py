@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..beside.ports import listen
+from ..beside.wire import listen
 from ..config import LaunchConfig
 from ..facts.host import HostFacts, Interface
 from ..plan import devices, network

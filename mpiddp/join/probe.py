@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..beside.ports import listen
+from ..beside.wire import listen
 from ..facts.host import Interface
 from ..plan.network import Trial
 

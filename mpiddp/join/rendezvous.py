@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ..beside.ports import listen
+from ..beside.wire import listen
 from ..facts.runtime import RUN_PREFIX
 from ..plan.environment import Endpoint
 from . import lookups

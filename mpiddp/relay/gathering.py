@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..beside.entrance import Entrance, keep_alive
 from ..beside.loop import Loop
-from ..beside.messages import Coordinate, Folding
+from ..beside.messages import Coordinate
+from ..beside.outflow import Folding
 from .bars import Bar, Bars
 from .fold import Fold
 from .frames import OUTPUT, Kind, Link, lines_of, ranks_of

@@ -8,7 +8,8 @@ import socket
 import time
 
 from ..beside.detached import fork_detached, reap
-from ..beside.messages import AskLost, Forward, Forwarded, Lost, Message, OutputSettled, SettleOutput
+from ..beside.messages import Message
+from ..beside.outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
 from ..beside.wire import Wire
 from ..say import say
 from .process import FOREVER_S, relay
@@ -37,15 +38,25 @@ class Relay:
         for pipe in self._writing:
             os.close(pipe)
 
-    def begin(self, forward: Forward, listener: int = -1) -> None:
-        """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one."""
+    def begin(self, forward: Forward, listener: int = -1) -> int:
+        """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one.
+
+        Return a socket by which the sentinel can ask for what is folded, -1 if nothing is.
+        """
         self._who = forward.who
         self._control.send(forward, listener)
         if listener >= 0:
             os.close(listener)
+        outflow = -1
+        if forward.folding is not None:
+            ours, its = socket.socketpair()
+            self._control.send(Outflow(), its.fileno())
+            its.close()
+            outflow = ours.detach()
         for descriptor, pipe in enumerate(self._writing, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
+        return outflow
 
     def settle(self) -> None:
         """Wait, not for long, until all is shown that ranks have written."""

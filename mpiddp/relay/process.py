@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..beside.detached import take_title
 from ..beside.loop import Loop
-from ..beside.messages import AskLost, Folding, Forward, Forwarded, Lost, Message, OutputSettled, SettleOutput
+from ..beside.messages import Message
+from ..beside.outflow import AskLost, Folding, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
 from ..beside.wire import Wire
 from ..plan.words import fields
 from ..say import say
@@ -53,7 +55,8 @@ class Process:
         if message.folding is None:
             self._way = Passing(message.prefix, message.who, message.shown)
         else:
-            self._way = self._fold(message.folding, message.prefix, control.take_descriptor())
+            listener = control.take_descriptor() if message.folding.gathers else -1
+            self._way = self._fold(message.folding, message.prefix, listener)
         self._loop.listen(control, self._hear)
         self._listen()
 
@@ -134,8 +137,8 @@ class Process:
             self._loop.forget(self._streams[stream])
         del self._streams[stream]
         self._pause(stream)
-        if not self._streams:
-            self._way.close(self._end)
+        if not self._streams:  # the rank's sentinel may report on it when all is shown
+            self._way.settle(lambda: self._way.close(self._end))
 
     def _take(self, stream: int, data: bytes) -> None:
         if self._log is not None:
@@ -182,8 +185,6 @@ class Process:
             messages = self._control.receive()
         except (EOFError, OSError):
             self._loop.forget(self._control)
-            if self._loop.over:
-                return
             self._catch_up()
             for stream in list(self._streams):
                 self._pause(stream)
@@ -201,6 +202,19 @@ class Process:
                 if self._log is not None:
                     self._log.pause()
                 self._control.send(Lost(self._log.lost if self._log is not None else -1))
+            elif isinstance(message, Outflow):
+                sentinel = Wire(socket.socket(fileno=self._control.take_descriptor()))
+                self._loop.listen(sentinel, partial(self._hear_sentinel, sentinel))
+
+    def _hear_sentinel(self, sentinel: Wire) -> None:
+        try:
+            asks = SettleOutput() in sentinel.receive()
+        except (EOFError, OSError):
+            self._loop.forget(sentinel)
+            return
+        if asks:
+            self._catch_up()
+            self._way.settle(lambda: sentinel.send(OutputSettled()))
 
     def _end(self) -> None:
         self._loop.over = True

@@ -68,8 +68,7 @@ class Ending:
 
     def watch(self, leave: Callable[[], None], outlet: Outlet) -> None:
         """Direct this process's output from now on, and notice whatever ends it, as watch_script() says."""
-        self._output.begin(outlet)
-        self._sentinel.watch_script()
+        self._sentinel.watch_script(self._output.begin(outlet))
 
         @functools.wraps(hard_exit)
         def _exit(status: int) -> NoReturn:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..beside.messages import Forward
+from ..beside.outflow import Forward
 from ..config import PREFIX, LaunchConfig
 from ..errors import EXIT_OUTPUT_LOST
 from ..exits import flush_python
@@ -60,25 +60,25 @@ class Output:
         self._shown = True
         self._lost = self._is_folded = self._has_log = False
 
-    def begin(self, outlet: Outlet) -> None:
-        """Send what is written from now on to an outlet."""
+    def begin(self, outlet: Outlet) -> int:
+        """Send what is written from now on to an outlet; return a socket for the sentinel, as Relay.begin() does."""
         shown, way, listener = outlet
         self._shown = shown
         if self._relay is not None and not shown and not way.log.path:
             self._relay.dismiss()
             self._relay = None
         if shown and not (way.log.path or way.prefix):
-            return
+            return -1
         flush_python()
         self._terminal = os.dup(1), os.dup(2)
         if self._relay is not None:
-            self._relay.begin(way, listener)
             self._is_folded, self._has_log = way.folding is not None, bool(way.log.path)
-            return
+            return self._relay.begin(way, listener)
         file = open_for_writing(os.devnull, append=True)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
         os.close(file)
+        return -1
 
     def reveal(self, text: str) -> None:
         """Print a text on the terminal too, if this rank's output is not shown there."""

@@ -12,8 +12,7 @@ from functools import partial
 from ..beside.entrance import AT_ONCE, PAUSE_S, keep_alive
 from ..beside.loop import Loop
 from ..beside.messages import Hello, Join
-from ..beside.ports import listen
-from ..beside.wire import Wire
+from ..beside.wire import Wire, listen
 from ..plan.words import at_port
 
 CONNECTING_S, ATTEMPTS = 2.0, 3

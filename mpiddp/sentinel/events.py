@@ -18,6 +18,7 @@ from ..beside.messages import (
     Message,
     Sent,
 )
+from ..beside.outflow import Outflow
 from ..plan.member import Member
 from ..plan.verdict import Report, Seen, Verdict
 from .machine import Record
@@ -221,7 +222,7 @@ class AskHosts(Record):
 class TakeWindow(Record):
     """Take what the rank is seen through, which comes with its message."""
 
-    request: Stacks | Answers
+    request: Stacks | Answers | Outflow
 
 
 class WatchNeighbour(Record):

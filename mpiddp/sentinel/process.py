@@ -17,10 +17,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..beside import index
-from ..beside.asking import Inspect, Sight, Where
+from ..beside.asking import Answers, Inspect, Sight, Stacks, Where
 from ..beside.detached import silence, take_title
 from ..beside.loop import Loop
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
+from ..beside.outflow import Outflow, OutputSettled, SettleOutput
 from ..beside.wire import Wire
 from ..facts.process import Process
 from ..plan.words import folded, shortened
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
 READY_S = 1.0  # until the process is named, and ready to look: not while the rank starts
+SETTLING_S = 0.35  # for output to be shown: the coordinator waits half a second for the report
 LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
 
 
@@ -77,6 +79,7 @@ class Sentinel:
         self._sight = Sight()
         self._looking: Looking | None = None
         self._wait_status: int | None = None
+        self._outflow: Wire | None = None  # to the relay of the rank's output
         self._events: deque[events.WatcherEvent] = deque()
         self._excuses: set[str] = set()  # that were made
         if process.ended >= 0:  # after the rank's connection: what it has told comes first
@@ -126,6 +129,7 @@ class Sentinel:
             case events.Say(text):
                 say(text)
             case events.TellReason(verdict, who, after_s, error_file):
+                self._settle_output()
                 tell(verdict, who, after_s, error_file)
             case events.AskHosts(line, timeout_s):
                 self._ask_hosts(line, timeout_s)
@@ -142,7 +146,9 @@ class Sentinel:
                 self.loop.set_timer("ready", READY_S, self._be_ready)
             case events.LookAtRank(request, ended):
                 self._look(request, ended)
-            case events.TakeWindow(request):
+            case events.TakeWindow(Outflow()):
+                self._outflow = Wire(socket.socket(fileno=self._connections.take_descriptor()))
+            case events.TakeWindow(Stacks() | Answers() as request):
                 self._sight = self._sight.with_end(request, self._connections.take_descriptor())
                 self._looking = None
             case events.WatchNeighbour(rank, pid):
@@ -177,6 +183,14 @@ class Sentinel:
                 cancel(self._watched.step)
             case events.CleanUp():
                 self._clean_up()
+
+    def _settle_output(self) -> None:
+        """Wait, not for long, until what ranks have said is shown, where it is folded: the report comes after that."""
+        deadline = time.monotonic() + SETTLING_S
+        with contextlib.suppress(EOFError, OSError):
+            if self._outflow is not None and self._outflow.send(SettleOutput()):
+                while OutputSettled() not in self._outflow.receive(max(0.001, deadline - time.monotonic())):
+                    pass
 
     def _be_ready(self) -> None:
         """Be named, and ready to look: also when a file system that Python imports from answers no more."""

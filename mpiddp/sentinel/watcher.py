@@ -9,6 +9,7 @@ import enum
 
 from ..beside import messages
 from ..beside.asking import Answers, Inspect, Stacks, Where
+from ..beside.outflow import Outflow
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, NO_STEP_DAEMON, OWN, Report, Verdict, brief
 from ..say import FORWARDING_S
@@ -110,7 +111,7 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._do(*self.start.begin(name))
             case messages.Forked(pid):
                 self._do(events.NoteChild(pid))
-            case Stacks() | Answers():
+            case Stacks() | Answers() | Outflow():
                 self._do(events.TakeWindow(message))
             case messages.Answer():
                 self._do(events.AnswerTrials(message))

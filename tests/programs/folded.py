@@ -33,6 +33,8 @@ elif KIND == "crash":
     sys.stdout.flush()
     if RANK == 1:
         os.write(1, b"last word")
+        time.sleep(0.1)
+        os.write(2, b"last word on stderr")
         os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(600)
 elif KIND == "raise":
@@ -55,9 +57,11 @@ elif KIND == "alone":
             print("only rank 1 says", "x" * (number % 70))
 elif KIND == "kills":
     import psutil
+    import torch.distributed as dist
 
+    dist.barrier()
     say("before")
-    time.sleep(1.5)  # for what all say
+    time.sleep(2.5)  # for what all say
     for one in psutil.process_iter(["cmdline"]):
         environ = one.environ() if one.info["cmdline"] and "output of rank 0 " in one.info["cmdline"][0] else {}
         if RANK == 1 and environ.get("JOB") == os.environ["JOB"]:
