@@ -6,6 +6,8 @@ import contextlib
 import os
 import pty
 import re
+import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -114,6 +116,22 @@ def test_without_the_relay_that_folds_each_rank_shows_its_own(quick: Mpi, tmp_pa
     lines = done.stdout.splitlines()
     assert lines[0] == "[0-2] before"
     assert {"[1] after", "[2] after"} <= set(lines)
+
+
+def test_a_line_is_shown_when_all_have_said_it(quick: Mpi, tmp_path: Path) -> None:
+    command = mpiexec_command(quick, 2, "-m", "mpiddp", "--quiet", "--show", "fold", FOLDED, "waits", tmp_path / "go")
+    job = processes.start(command, single_node_environ(quick), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert job.stdout is not None
+        end = threading.Timer(40, processes.end_tree, [job.pid])
+        end.start()
+        assert job.stdout.readline() == "[0-1] before\n"
+        (tmp_path / "go").touch()
+        assert job.stdout.read() == "[0-1] after\n"
+        assert job.wait(20) == 0
+        end.cancel()
+    finally:
+        processes.end_tree(job.pid)
 
 
 def test_a_bar_is_drawn_in_its_place_on_a_terminal(quick: Mpi) -> None:

@@ -75,6 +75,7 @@ def foldings(offers: Sequence[Offer], token: str, config: LaunchConfig) -> list[
         leads = leaders[node].place.rank == rank
         above = offers[0] if leads else leaders[node]
         expected = everyone if rank == 0 else nodes[node] if leads else 1 << rank
+        gathers = leads and (rank == 0 or expected != 1 << rank)
         found.append(Folding(rank, f"{expected:x}", above.address, 0 if rank == 0 else above.port, token,
-                             config.fold_window_s, config.drops_lines, leads and (rank == 0 or nodes[node] != 1 << rank)))
+                             config.fold_window_s, config.drops_lines, gathers))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -57,6 +56,8 @@ class Process:
         else:
             listener = control.take_descriptor() if message.folding.gathers else -1
             self._way = self._fold(message.folding, message.prefix, listener)
+        for source in streams.values():
+            os.set_blocking(source, False)
         self._loop.listen(control, self._hear)
         self._listen()
 
@@ -129,7 +130,10 @@ class Process:
 
     def _read(self, stream: int) -> None:
         """Pass on what has come; empty data says that nobody has the stream open any more."""
-        data = os.read(self._streams[stream], PIPE_BYTES)
+        try:
+            data = os.read(self._streams[stream], PIPE_BYTES)
+        except BlockingIOError:  # it was read already
+            return
         if data:
             self._take(stream, data)
             return
@@ -167,9 +171,8 @@ class Process:
 
     def _catch_up(self) -> None:
         """Pass on what the rank has written by now."""
-        for stream, source in list(self._streams.items()):
-            if select.select([source], [], [], 0)[0]:
-                self._read(stream)
+        for stream in list(self._streams):
+            self._read(stream)
 
     def _drain(self, reply: Callable[[], object], gathering: Gathering | None = None) -> None:
         """Hand on all that there is, then reply."""

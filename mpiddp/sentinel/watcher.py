@@ -70,8 +70,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         self._rank_reported = False  # by itself
         self._ruling: messages.Ruling | None = None  # what the rank is told when it fails, once that is known
         self._waiting: Report | None = None  # a report that has no ruling yet
-        self._alone = False  # there is no coordinator, or none any more
-        self._closed = False  # by a coordinator that is gone
+        self._alone = self._closed = False  # there is no coordinator, or none any more; that has closed its connection
         self._over = False  # the job, in order
         self._parked = False  # the rank has a ruling that lets it wait for the job's end
         self._killing = False  # the rank's grace has begun

@@ -55,6 +55,11 @@ elif KIND == "alone":
     for number in range(int(REST[0])):
         if RANK == 1:
             print("only rank 1 says", "x" * (number % 70))
+elif KIND == "waits":
+    say("before")
+    while not Path(REST[0]).exists():
+        time.sleep(0.05)
+    say("after")
 elif KIND == "kills":
     import psutil
     import torch.distributed as dist
