@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from .command.help import Parser
 from .command.options import FLAGS, OPTIONS, default_of, flag_of, split, unknown
 from .command.values import absolute
-from .config import PREFIX, Desk, LaunchConfig, Script, Shape
+from .config import DEFAULT_FOLD_WINDOW_S, PREFIX, Desk, LaunchConfig, Script, Shape
 from .errors import EXIT_USAGE
-from .plan.words import fields
 from .say import say, warn
 from .version import __version__
 
@@ -165,15 +164,30 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
     )
 
 
+def fits_folded(prefix: str) -> bool:
+    """Tell whether a prefix can stand before lines of several ranks."""
+    from datetime import datetime  # seldom needed
+
+    try:
+        prefix.format(rank="0-3", time=datetime.now().astimezone())
+    except Exception:
+        return False
+    return True
+
+
 def conflict(options: argparse.Namespace) -> str:
     """Return in words which options do not go together, empty if all do."""
     if options.stall_abort and options.stall is None:
         return "--stall-abort needs --stall SECONDS"
     if (options.log_compress or options.log_max_bytes) and not options.log_dir:
         return f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR"
-    if options.show.folded and options.prefix != PREFIX and fields(options.prefix) & {"host", "local_rank"}:
-        return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have fields of rank "
-                "and time alone")
+    if not options.show.folded and (options.fold_window != DEFAULT_FOLD_WINDOW_S or options.overflow != "wait"):
+        return f"--{'fold-window' if options.overflow == 'wait' else 'overflow'} needs --show fold"
+    if options.show.folded and options.port > 65533:
+        return f"--port {options.port}: --show fold needs two more ports after it"
+    if options.show.folded and options.prefix != PREFIX and not fits_folded(options.prefix):
+        return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have the fields "
+                "rank, a text as in 0-3, and time alone")
     return ""
 
 

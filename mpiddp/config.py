@@ -124,6 +124,7 @@ class LaunchConfig(NamedTuple):
     def common(self) -> dict[str, str]:
         """Return the options that all ranks have to have alike, as far as they are not left at their defaults."""
         found = {name: str(getattr(self, name)) for name in COMMON if getattr(self, name) != self._field_defaults[name]}
+        found |= {"show": "fold"} if self.shown.folded else {}
         return found | {name: "set" for name in ("log_dir", "trace_file") if getattr(self, name)}
 
 

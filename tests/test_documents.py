@@ -54,7 +54,7 @@ RUN_BY = {
     "srun -n1 --pty bash": ("tests/test_steps.py::test_mpirun_in_a_step", "-n1"),
     **{command: ("tests/test_log_files.py::test_the_documents_commands_find_the_odd_rank", f'"{command.split()[0]} ')
        for command in (
-           """grep -v '"status": 0' logs/48211/ranks.json""",
+           """grep '"first": true' logs/48211/ranks.json""",
            r"""jq -r '.[] | select(.status != 0) | "\(.rank) \(.host) \(.status) \(.last)"' logs/48211/ranks.json""")},
     "mpirun python -m mpiddp --show fold train.py": (
         "tests/test_folding.py::test_numbers_are_listed_or_their_range_is_told", '"--show", "fold"'),

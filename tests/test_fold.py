@@ -142,6 +142,17 @@ def test_lines_that_take_much_room_are_not_kept() -> None:
     assert len(one.ready(0.0)) == 20 - 15
 
 
+def test_blocks_that_are_cut_leave_nothing_behind() -> None:
+    one = Fold(3, 1.0)
+    for number in range(10):
+        say(one, 0, [f"a {number}", "b", "c"])
+        for line in (f"a {number}", "odd", "c"):
+            say(one, 1, [line])
+        one.ready(0.0)
+    one.rest()
+    assert one._size == one._waits == 0
+
+
 def test_places_that_are_used_up_are_made_anew() -> None:
     streams = [["a", "b"], [*(f"own {'x' * number}" for number in range(50)), "b"]]
     one = Fold(3, 1.0)

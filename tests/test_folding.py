@@ -118,6 +118,26 @@ def test_without_the_relay_that_folds_each_rank_shows_its_own(quick: Mpi, tmp_pa
     assert {"[1] after", "[2] after"} <= set(lines)
 
 
+def test_rank_0_may_lead_its_own_output_elsewhere(quick: Mpi) -> None:
+    done = check(run(quick, 3, "redirects"))
+    assert done.stdout.splitlines() == [f"[1-2] line {number} {'x' * 200}" for number in range(300)]
+
+
+def test_a_slow_terminal_is_waited_for_to_the_end(quick: Mpi) -> None:
+    """Rank 0's relay waits for the terminal while the other ranks end."""
+    job = mpiexec_command(quick, 3, PROGRAMS / "slow_reader.py", quick.python, "-m", "mpiddp", "--quiet", "--show",
+                          "fold", FOLDED, "alone", 6000)
+    done = check(processes.run(*job, timeout=60, env=single_node_environ(quick)))
+    assert done.stdout.splitlines() == [f"[1] only rank 1 says {'x' * (number % 70)}" for number in range(6000)]
+
+
+def test_parts_of_a_job_that_fold_and_that_do_not_are_refused(quick: Mpi) -> None:
+    words = ["-n", "1", quick.python, "-m", "mpiddp", FOLDED, "numbers"]
+    job = [*mpiexec_command(quick, 1, "-m", "mpiddp", "--show", "fold", FOLDED, "numbers"), ":", *map(str, words)]
+    done = check(processes.run(*job, timeout=60, env=single_node_environ(quick)), 3)
+    assert done.stderr.count("mpiddp: cannot start: options-differ") == 1
+
+
 def test_a_line_is_shown_when_all_have_said_it(quick: Mpi, tmp_path: Path) -> None:
     command = mpiexec_command(quick, 2, "-m", "mpiddp", "--quiet", "--show", "fold", FOLDED, "waits", tmp_path / "go")
     job = processes.start(command, single_node_environ(quick), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -158,7 +178,7 @@ def test_a_bar_in_a_file_takes_a_line_every_ten_seconds(quick: Mpi) -> None:
     assert [re.sub(r"\d+%", "N%", line) for line in noise(done)] == ["[0] N% of rank 0", "[0-1] N%"]
 
 
-@pytest.mark.parametrize("prefix", ["{host} ", "{local_rank}: {rank}"])
+@pytest.mark.parametrize("prefix", ["{host} ", "{local_rank}: {rank}", "{rank:05d} "])
 def test_a_prefix_that_lines_of_several_ranks_cannot_have(quick: Mpi, prefix: str) -> None:
     done = check(mpiexec(quick, 2, "--show", "fold", "--prefix", prefix, FOLDED, "numbers"), 2)
-    assert done.stderr.count("have fields of rank and time alone") == 1
+    assert done.stderr.count("have the fields rank, a text as in 0-3, and time alone") == 1

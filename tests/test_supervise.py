@@ -469,7 +469,7 @@ def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "a command is needed"), (["--nodes", "2", "true"], "--nodes 2: there is 1; for more"),
+    ([], "a command is needed"), (["--nodes", "2", "true"], "--nodes 2: there is 1 node; for more"),
     (["--min-nodes", "2", "true"], "--min-nodes 2: must be at most --nodes 1"),
     (["--hostfile", "/nowhere", "true"], "/nowhere"), (["/nowhere/program"], "/nowhere/program"),
     (["srun", "python", "a.py"], "start it in an allocation"), (["--nodes", "0", "true"], "greater than 0"),

@@ -45,6 +45,15 @@ class Entrance:
         """Return the descriptor that listens."""
         return self._listener.fileno()
 
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._loop.drop_timers("entrance")
+        with contextlib.suppress(KeyError):  # while it pauses
+            self._loop.forget(self._listener)
+        for stranger in list(self._strangers):
+            self._turn_away(stranger)
+        self._listener.close()
+
     def _open(self) -> None:
         self._loop.listen(self._listener, self._accept)
 

@@ -18,8 +18,9 @@ from ..plan.member import LogPlan
 
 NAME = "ranks.json"
 RECORD_BYTES = 512  # 2,000 ranks make 1 MB
-STATUS_BYTES, LOST_BYTES = 4, 20  # of the values: null, 255; null, 2**63
-LOST, LAST, END = b', "lost": ', b', "last": ', b"},\n"  # what stands between the values, and after them
+STATUS_BYTES, FIRST_BYTES, LOST_BYTES = 4, 4, 20  # of the values: null, 255; null, true; null, 2**63
+FIRST, LOST, LAST = b', "first": ', b', "lost": ', b', "last": '  # what stands between the values
+END = b"},\n"  # after them
 NOTING_S = 0.5
 TAIL_BYTES = 4096  # of a log, in which its last line is looked for
 REPORT = "mpiddp: failed: "  # the beginning of show/report.py's block
@@ -43,7 +44,8 @@ def write_index(path: str, logs: Sequence[LogPlan]) -> None:
 
 def record(log: LogPlan) -> bytes:
     """Return the record of a rank of which nothing is known yet."""
-    begun = head(log) + b"null".ljust(STATUS_BYTES) + LOST + b"null".ljust(LOST_BYTES) + LAST + b"null"
+    places = ((STATUS_BYTES, FIRST), (FIRST_BYTES, LOST), (LOST_BYTES, LAST))
+    begun = head(log) + b"".join(b"null".ljust(room) + words for room, words in places) + b"null"
     return begun.ljust(RECORD_BYTES - len(END)) + END
 
 
@@ -54,8 +56,10 @@ def head(log: LogPlan) -> bytes:
 
 
 def note(log: LogPlan, status: int | None = None, lost: int | None = None, tail: bytes | None = None,
-         again: bool = True) -> None:
+         again: bool = True, is_first: bool = False) -> None:
     """Fill in what is known of a rank: its exit status, the first byte lost, the last line in the `tail` of its output.
+
+    `is_first` tells that it was the first one to fail.
 
     A value that is there already is replaced if `again`. Where there is no index, or one of another job, nothing is
     done.
@@ -66,23 +70,20 @@ def note(log: LogPlan, status: int | None = None, lost: int | None = None, tail:
         # NFS sends whole pages, with others' places as they were before, unless each write goes to the server at once.
         descriptor = os.open(log.ranks_file, os.O_RDWR | os.O_DSYNC | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            fill_in(descriptor, log, status, lost, tail, again)
+            fill_in(descriptor, log, [status, b"true" if is_first else None, lost], tail, again)
         finally:
             os.close(descriptor)
 
 
-def fill_in(
-    index: int, log: LogPlan, status: int | None, lost: int | None, tail: bytes | None, again: bool
-) -> None:
-    """Fill in what note() says."""
+def fill_in(index: int, log: LogPlan, values: Sequence[int | bytes | None], tail: bytes | None, again: bool) -> None:
+    """Fill in what note() says: the first `values`, each None for none, and the last line."""
     begins, known = len(b"[\n") + log.rank * RECORD_BYTES, head(log)
     if os.pread(index, len(known), begins) != known:
         return
     at = begins + len(known)
-    values = [(STATUS_BYTES, None if status is None else b"%d" % status),
-              (LOST_BYTES, None if lost is None else b"%d" % lost)]
-    for (room, value), words in zip(values, (LOST, LAST), strict=True):
-        put(index, at, room, value, again)
+    places = zip(values, (STATUS_BYTES, FIRST_BYTES, LOST_BYTES), (FIRST, LOST, LAST), strict=True)
+    for value, room, words in places:
+        put(index, at, room, b"%d" % value if isinstance(value, int) else value, again)
         at += room + len(words)
     room = begins + RECORD_BYTES - len(END) - at
     put(index, at, room, None if tail is None else last_line(tail, room), again)
@@ -97,12 +98,16 @@ def put(index: int, at: int, room: int, value: bytes | None, again: bool) -> Non
 def last_line(tail: bytes, room: int) -> bytes:
     """Return the last line that is not empty, as JSON of at most `room` bytes; what is no text is escaped.
 
-    The report of a failure says no more than the line before it.
+    The report of a failure says no more than the line before it; without that its own first line counts.
     """
     text = tail.decode(errors="replace")
-    before = text.rpartition(REPORT)[0].rstrip()
+    before, report, after = text.rpartition(REPORT)
+    if before.strip() or not report:
+        last = LINE_END.split((before if report else text).rstrip())[-1]
+    else:
+        last = report + LINE_END.split(after)[0]
     found, left = b"", room - len(b'""')
-    for character in LINE_END.split(before or text.rstrip())[-1].strip():
+    for character in last.strip():
         piece = json.dumps(character, ensure_ascii=not character.isprintable())[1:-1].encode()
         left -= len(piece)
         if left < 0:
@@ -111,10 +116,11 @@ def last_line(tail: bytes, room: int) -> bytes:
     return b'"%b"' % found
 
 
-def note_end(log: LogPlan, status: int | None, again: bool = True) -> None:
-    """Fill in the exit status of a rank that ends, but wait not long for a file system that hangs."""
+def note_end(log: LogPlan, status: int | None = None, again: bool = True, is_first: bool = False) -> None:
+    """Fill in how a rank ends, as note() does, but wait not long for a file system that hangs."""
     if log.ranks_file:
-        noting = threading.Thread(target=note, args=(log, status), kwargs={"again": again}, daemon=True)
+        how = {"status": status, "again": again, "is_first": is_first}
+        noting = threading.Thread(target=note, args=(log,), kwargs=how, daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started
             noting.start()
             noting.join(NOTING_S)

@@ -102,7 +102,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "prefix": {
         "default": "", "type": prefix, "nargs": "?", "const": PREFIX, "metavar": "FORMAT",
         "help": "put this before each line of output that is shown, as in '[{rank}.{local_rank} {host} "
-                "{time:%%H:%%M:%%S}] ' (default: '" + PREFIX + "')",
+                "{time:%%H:%%M:%%S}] ' (default: '" + PREFIX + "'); one without fields only as --prefix='> '",
     },
     "show": {
         "default": "all", "type": ranks, "metavar": "RANKS",

@@ -93,8 +93,9 @@ def prefix(text: str) -> str:
     try:  # as a rank does, and the process that passes its output on
         filled(text, {"rank": 0, "local_rank": 0, "host": ""}).format(time=datetime.now().astimezone())
     except Exception as error:
+        why = f"there is no {error}" if isinstance(error, KeyError) else error
         raise argparse.ArgumentTypeError(
-            f"must have fields of rank, local_rank, host, time, as in '{PREFIX}', got {text!r}: {error}") from None
+            f"may have the fields rank, local_rank, host and time, as in '{PREFIX}', got {text!r}: {why}") from None
     return text
 
 

@@ -70,7 +70,7 @@ def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
 
 def shortened(text: str, most: int = LONG) -> str:
     """Return a text without its middle if it is longer than `most` characters."""
-    if len(text) <= most:
+    if len(text) <= most + len("... [1,000 characters left out] ..."):
         return text
     half = most // 2
     return f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"

@@ -199,7 +199,7 @@ class Fold:
         lines = one.text.count("\n") + 1
         self._number += lines
         one.number, one.place = self._number, one.before.place + lines * GAP
-        self._size += len(one.text)
+        self._size += len(one.text) + 1
         source.own.append(one)
         if len(self._to_index) > 2 * self._waits + MANY:
             self._to_index = [line for line in self._to_index if line.is_linked]
@@ -255,7 +255,7 @@ class Fold:
         one.unlink()
         self._ends.place = one.place  # others come after it
         self._done += one.text.count("\n") + 1
-        self._size -= len(one.text)
+        self._size -= len(one.text) + 1
         if one.is_found:
             for lines, key in self._keys(one):
                 lines[key].pop(0)

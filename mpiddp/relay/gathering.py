@@ -91,6 +91,20 @@ class Gathering:
         self._loop.set_timer("closing", CLOSING_S, self._close)
         self._close_if_through()
 
+    def abandon(self) -> None:
+        """Let the others show their output themselves."""
+        for name in ("window", "bars", "settling", "closing"):
+            self._loop.drop_timers(name)
+        self._entrance.close()
+        for link in self._links.values():
+            self._loop.forget(link.fileno())
+            link.close()
+        self._links.clear()
+        self._way.abandon()
+        after, self._after = self._after, []
+        for act in after:
+            self._loop.attempt(act)
+
     def _admit(self, connection: socket.socket) -> None:
         """Take the connection of another relay, which has shown the token."""
         connection.settimeout(None)
@@ -101,6 +115,8 @@ class Gathering:
 
     def _hear(self, source: int) -> None:
         link = self._links[source]
+        if self._closed is not None:  # what comes late is waited for
+            self._loop.set_timer("closing", CLOSING_S, self._close)
         try:
             for kind, data in link.receive():
                 link.untold += len(data) if kind in OUTPUT else 0

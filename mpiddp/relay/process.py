@@ -47,8 +47,9 @@ class Process:
     def __init__(self, control: Wire, streams: dict[int, int], message: Forward) -> None:
         self._control, self._streams, self._who = control, streams, message.who
         self._loop = Loop(self._excuse)
-        self._held = False
+        self._held = self._is_gone = False
         self._overflow: Overflow | None = None
+        self._alone = message.prefix  # before lines that are not folded
         self._log = Log(message.log, message.who) if message.log.path else None
         self._way: Passing | Gathering | Upstream
         if message.folding is None:
@@ -77,7 +78,7 @@ class Process:
         """Return where output goes that is folded: to another relay, or to what gathers that of others here."""
         from .overflow import Overflow
 
-        ranks = int(folding.expected, 16)
+        self._alone, ranks = f"[{folding.rank}] ", int(folding.expected, 16)
         upstream: Upstream | None = None
         if folding.port:
             from .upstream import Upstream
@@ -87,10 +88,10 @@ class Process:
             except OSError as error:
                 say(f"mpiddp: {self._who}: its output cannot be folded with that of others: {error}")
         if listener < 0 and upstream is None:
-            return self._show_alone(folding)
+            return self._show_alone()
         if listener < 0:
             assert upstream
-            upstream.on_lost = partial(self._show_alone, folding)
+            upstream.on_lost = self._lose
             upstream.on_drain = self._drain
             upstream.on_full, upstream.on_room = partial(self._hold, True), partial(self._hold, False)
             if folding.drops:
@@ -110,8 +111,13 @@ class Process:
             self._overflow = Overflow(gathering.has_room)
         return gathering
 
-    def _show_alone(self, folding: Folding) -> Passing:
-        return Passing(f"[{folding.rank}] ", self._who)
+    def _show_alone(self) -> Passing:
+        return Passing(self._alone, self._who)
+
+    def _lose(self) -> Passing:
+        """Go on without the relay that folded this one's output."""
+        say(f"mpiddp: {self._who}: the relay that its output was folded by is gone; some of it may be lost")
+        return self._show_alone()
 
     def _listen(self) -> None:
         for stream, source in self._streams.items():
@@ -141,7 +147,11 @@ class Process:
             self._loop.forget(self._streams[stream])
         del self._streams[stream]
         self._pause(stream)
-        if not self._streams:  # the rank's sentinel may report on it when all is shown
+        self._close_if_through()
+
+    def _close_if_through(self) -> None:
+        """End when the rank has; but not before all is shown: its sentinel may report on it then."""
+        if not self._streams and self._is_gone:
             self._way.settle(lambda: self._way.close(self._end))
 
     def _take(self, stream: int, data: bytes) -> None:
@@ -191,7 +201,10 @@ class Process:
             self._catch_up()
             for stream in list(self._streams):
                 self._pause(stream)
-            self._way.settle(self._tell_all)
+            self._is_gone = True
+            if self._streams:
+                self._way.settle(self._tell_all)
+            self._close_if_through()
         else:
             self._answer(messages)
 
@@ -223,7 +236,18 @@ class Process:
         self._loop.over = True
 
     def _excuse(self, error: Exception) -> None:
-        say(f"mpiddp: output of {self._who}: {type(error).__name__}: {error}")
+        """Say what went wrong here, and let the rank's output pass on by itself, where it was to be folded."""
+        say(f"mpiddp: output of {self._who}: {type(error).__name__}: {error}; some of it may be lost")
+        if isinstance(self._way, Passing):
+            return
+        broken, self._way, self._overflow = self._way, self._show_alone(), None
+        if not self._held:
+            for source in self._streams.values():
+                self._loop.forget(source)
+        self._held = False
+        self._listen()
+        broken.abandon()
+        self._close_if_through()
 
 
 class Passing:

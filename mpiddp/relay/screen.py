@@ -74,6 +74,10 @@ class Screen:
         self._sinks[bar.stream].write(ERASE + line[:-1] if in_place else line)
         self._erases = bar.stream if in_place else 0
 
+    def abandon(self) -> None:
+        """Show no bar any more."""
+        self._erase()
+
     def settle(self, then: Callable[[], object]) -> None:
         """Call `then`, when nothing stands in the way of what others print."""
         self._erase()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..beside.entrance import keep_alive
 from ..beside.loop import Loop
 from .bars import Bar
-from .frames import OUTPUT, WINDOW_BYTES, Kind, Link, of_lines, of_ranks
+from .frames import WINDOW_BYTES, Kind, Link, of_lines, of_ranks
 from .said import Said
 
 CONNECTING_S = 5.0
@@ -40,6 +41,7 @@ class Upstream:
         self.on_drain: Callable[[Callable[[], object]], object] = lambda reply: reply()
         self._instead: Any = None
         self._on_way = 0  # bytes that are not taken yet
+        self._sent: deque[tuple[int, Callable[[], object]]] = deque()  # with their sizes, and how they are shown here
         loop.listen(self._link.fileno(), self._hear)
 
     def has_room(self) -> bool:
@@ -53,13 +55,11 @@ class Upstream:
 
     def take(self, stream: int, data: bytes) -> None:
         """Hand on data of the own rank."""
-        if not self._send(Kind(stream), data):
-            self._instead.take(stream, data)
+        self._hand_on(Kind(stream), data, lambda: self._instead.take(stream, data))
 
     def show(self, lines: Sequence[Said]) -> None:
         """Hand on folded lines."""
-        if not self._send(Kind.LINES, of_lines(lines)):
-            self._instead.show(lines)
+        self._hand_on(Kind.LINES, of_lines(lines), lambda: self._instead.show(lines))
 
     def draw(self, bars: Sequence[Bar]) -> None:
         """Hand on the states of progress bars."""
@@ -77,6 +77,15 @@ class Upstream:
         if not self._send(Kind.SETTLE, b""):
             self._settle_here()
 
+    def abandon(self) -> None:
+        """Hand on nothing any more; what was to be done when all is shown is done now."""
+        if self._instead is None:
+            self._loop.forget(self._link.fileno())
+            self._link.close()
+        after, self._after = self._after, []
+        for then in after:
+            then()
+
     def close(self, then: Callable[[], object]) -> None:
         """End, since the own rank has nothing more to say."""
         if self._instead is None:
@@ -86,19 +95,33 @@ class Upstream:
 
     def _send(self, kind: Kind, data: bytes) -> bool:
         """Send a frame, and tell whether the other end is there to take it."""
-        if self._instead is None:
-            self._on_way += len(data) if kind in OUTPUT else 0
-            if not self._link.send(kind, data):
-                self._lose()
-            elif not self.has_room():
-                self.on_full()
+        if self._instead is None and not self._link.send(kind, data):
+            self._lose()
         return self._instead is None
+
+    def _hand_on(self, kind: Kind, data: bytes, show_here: Callable[[], object]) -> None:
+        """Send output, or show it here if the other end is not there."""
+        if self._instead is not None:
+            show_here()
+            return
+        self._on_way += len(data)
+        self._sent.append((len(data), show_here))
+        if self._send(kind, data) and not self.has_room():
+            self.on_full()
+
+    def _note_taken(self, size: int) -> None:
+        self._on_way -= size
+        while self._sent and self._sent[0][0] <= size:
+            size -= self._sent.popleft()[0]
+        if self._sent:
+            left, show_here = self._sent.popleft()
+            self._sent.appendleft((left - size, show_here))
 
     def _hear(self) -> None:
         try:
             for kind, data in self._link.receive():
                 if kind is Kind.TAKEN:
-                    self._on_way -= int(data)
+                    self._note_taken(int(data))
                     self.on_room()
                 elif kind is Kind.DRAIN:
                     self.on_drain(lambda: self._link.send(Kind.DRAINED))
@@ -113,6 +136,8 @@ class Upstream:
             self._loop.forget(self._link.fileno())
             self._link.close()
             self._instead = self.on_lost()
+            while self._sent:
+                self._sent.popleft()[1]()
             self._settle_here()
             self.on_room()
 

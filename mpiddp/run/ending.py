@@ -243,6 +243,7 @@ class Ending:
         lost = self._output.log_lost(ASKING_FAILED_S)
         words = tell(verdict, self._member, after_s, self._member.error_file, stack, lost, self._output.say)
         self._output.reveal(words)
+        index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
         self._sentinel.told()
 
     def _note(self, status: int) -> None:

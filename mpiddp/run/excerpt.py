@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .origin import is_library
+from .origin import HEAD, is_library
 
 FRAME = re.compile(r'(?P<indent>(\[rank\d+\]: )?[ |]*)  File "(?P<file>.*)", line \d+')
 BOLD, RED, PLAIN = "\033[1m", "\033[1;31m", "\033[0m"
@@ -40,26 +40,27 @@ def printed(error: BaseException) -> str:
 def excerpt(text: str, colour: bool) -> str:
     """Return a traceback, as Python prints it, with each run of two or more library frames as one line.
 
-    The innermost frame stays, as do tracebacks of libraries alone. In `colour`, the script's frames and the error
-    stand out.
+    The innermost frame stays, as does a traceback of libraries alone, if there is no other one. In `colour`, the
+    script's frames and the error stand out.
     """
     found: list[str] = []
     frames: list[Frame] = []
+    is_alone = text.count(HEAD) == 1
     for line in text.splitlines():
         if head := FRAME.match(line):
             frames.append(Frame(head["file"], [line], head["indent"]))
         elif frames and line.startswith(frames[-1].indent + "    "):
             frames[-1].lines.append(line)
         else:
-            found += shown(frames, colour)
+            found += shown(frames, colour, is_alone)
             found.append(f"{RED}{line}{PLAIN}" if colour and frames else line)
             frames = []
-    return "\n".join([*found, *shown(frames, colour)]) + "\n"
+    return "\n".join([*found, *shown(frames, colour, is_alone)]) + "\n"
 
 
-def shown(frames: Sequence[Frame], colour: bool) -> Iterator[str]:
-    """Yield the lines of a traceback's frames."""
-    if all(is_library(one.file) for one in frames):
+def shown(frames: Sequence[Frame], colour: bool, is_alone: bool) -> Iterator[str]:
+    """Yield the lines of a traceback's frames; those of libraries alone as they are, if it `is_alone`."""
+    if is_alone and all(is_library(one.file) for one in frames):
         yield from (line for one in frames for line in one.lines)
         return
     run: list[Frame] = []

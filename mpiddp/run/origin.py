@@ -39,7 +39,7 @@ def origin(error: BaseException) -> Origin | None:
             break
         if (told := told_of(inner)) is not None:  # another process's traceback
             return told._replace(by=told.by or "in another process")
-        by = by or f"raised on as {in_a_line(error)}"
+        by = by or f"re-raised as {in_a_line(error)}"
         found = inner
     return None if found is error else Origin(in_a_line(found), place_of(found), by)
 
@@ -82,11 +82,11 @@ def in_a_line(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of an error's traceback outside of libraries, else of all."""
+    """Return the innermost line of an error's traceback outside of libraries, empty for none."""
     places, traceback = [], error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
         places.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
-    own = [place for place in places if not is_library(place[0])] or places
+    own = [place for place in places if not is_library(place[0])]
     return "{}, line {}, in {}".format(*own[-1]) if own else ""

@@ -131,6 +131,8 @@ class Sentinel:
             case events.TellReason(verdict, who, after_s, error_file):
                 self._settle_output()
                 tell(verdict, who, after_s, error_file)
+                if who is not None:
+                    index.note_end(who.log, is_first=True)
             case events.AskHosts(line, timeout_s):
                 self._ask_hosts(line, timeout_s)
             case events.ToRank(message):

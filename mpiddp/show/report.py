@@ -42,7 +42,7 @@ def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = 
     if who is not None:
         place = f"{who.rank} of {who.world_size}, local rank {who.local_rank} on {who.host}"
         rows.append(("rank", f"{place}, {who.device}, pid {who.pid}"))
-    if first.signal == "SIGKILL":
+    if first.signal == "SIGKILL" or "is killed by signal: Killed" in first.cause:  # a DataLoader's worker
         rows.append(("do", FOR_KILLED))
     rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)), ("others", verdict.others),
              ("log", who.log.path + (f" (incomplete from byte {log_lost} on)" if log_lost >= 0 else "") if who else "")]

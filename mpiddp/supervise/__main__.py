@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
             allowed = allowed._replace(nodes=())
         plan = plan_of(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
     except (CommandError, OSError) as error:
-        say(f"mpiddp.supervise: {error}")
+        words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        say(f"mpiddp.supervise: {words}")
         return EXIT_USAGE
     try:
         return Supervisor(plan).run()
@@ -69,7 +70,7 @@ def existing(text: str) -> str:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
-    parser = argparse.ArgumentParser("python -m mpiddp.supervise", description=(
+    parser = argparse.ArgumentParser("python -m mpiddp.supervise", allow_abbrev=False, description=(
         "Start a job of mpiddp, and start it again in the same allocation after a fault: without the node that was at "
         "fault, and with every other."), epilog=(
         "Exit status: that of the last attempt; 75 where the job can be queued again; 2 for wrong usage."))
@@ -107,7 +108,7 @@ def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, fo
             raise CommandError("srun: start it in an allocation: with sbatch, or in a shell of salloc")
         if nodes > here:
             needs = "" if command.launcher is not Launcher.NONE else "; for more, begin with srun, mpirun or mpiexec"
-            raise CommandError(f"--nodes {nodes}: there is {here}{needs}")
+            raise CommandError(f"--nodes {nodes}: there {'is 1 node' if here == 1 else f'are {here} nodes'}{needs}")
         if lowest > nodes:
             raise CommandError(f"--min-nodes {lowest}: must be at most --nodes {nodes}")
         if command.tasks is not None and command.tasks % nodes:

@@ -27,6 +27,7 @@ NOT_READY = (  # that it cannot be used, which a script may have caused, too
 VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes: what differs between two errors that are alike
 KILLED_FROM_OUTSIDE = (130, 143, 15)  # of a launcher that was ended by SIGINT or SIGTERM; the last one is MPICH's
 NOT_BY_ITSELF = (ENDED, ABSENT)  # of a rank that was killed, crashed or stopped: nodes do that, too
+GOES_ON = "(does it go on from checkpoints? name these by --progress-file)"
 LONG_S = 600.0  # an attempt of which the length is no chance
 TO_GO_ON = ("SIGUSR1", "SIGTERM")  # at which a job that calls should_stop() ends with status 75
 
@@ -195,12 +196,12 @@ def likeness(before: Attempt, last: Attempt) -> str:
     if last.has_progressed is not None:
         return "" if last.has_progressed else "with no checkpoint written between"
     if before.steps and last.steps is not None:
-        words = f"after {last.steps:,} steps (does it go on from checkpoints? name these by --progress-file)"
+        words = f"after {last.steps:,} steps {GOES_ON}"
         return words if last.steps in (0, before.steps) else ""
     longer = max(before.seconds, last.seconds)
     if before.host != last.host and last.kind in NOT_BY_ITSELF and longer > LONG_S:
         return ""
-    return "after about the same time" if abs(before.seconds - last.seconds) <= LENGTH * longer else ""
+    return f"after about the same time {GOES_ON}" if abs(before.seconds - last.seconds) <= LENGTH * longer else ""
 
 
 def suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Suspect]:

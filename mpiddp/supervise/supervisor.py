@@ -141,10 +141,14 @@ class Supervisor:
         if decision.why:
             words = {Action.STOP: "stops", Action.REQUEUE: f"status {EXIT_REQUEUE}"}[decision.action]
             say(f"mpiddp.supervise: {words}: {decision.why}")
+        if last.status and not last.kind and decision.action is Action.STOP and not self._signal:
+            say("mpiddp.supervise: no report was written, as `python -m mpiddp` does it: is that in the command?")
         if last.status and self._plan.progress_file and not state_of(self._plan.progress_file):
             say(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
+        if self._signal and last.status == self._signal:  # as MPICH's launcher ends by it
+            return 128 + last.status
         return last.status if last.status != EXIT_REQUEUE else 1  # by 75 a batch script would queue it again
 
     def _forward(self, number: int, _: object) -> None:

@@ -55,6 +55,14 @@ elif KIND == "alone":
     for number in range(int(REST[0])):
         if RANK == 1:
             print("only rank 1 says", "x" * (number % 70))
+elif KIND == "redirects":
+    if RANK == 0:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
+    for number in range(300):
+        say("line", number, "x" * 200)
+        time.sleep(0.01)
 elif KIND == "waits":
     say("before")
     while not Path(REST[0]).exists():
