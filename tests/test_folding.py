@@ -6,13 +6,21 @@ import contextlib
 import os
 import pty
 import re
+import socket
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from mpiddp.beside.outflow import Folding, Forward
+from mpiddp.beside.wire import Wire, listen
+from mpiddp.plan.member import LogPlan
+from mpiddp.relay import process
+from mpiddp.relay.gathering import Gathering
+from mpiddp.relay.process import relay
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
@@ -136,6 +144,33 @@ def test_parts_of_a_job_that_fold_and_that_do_not_are_refused(quick: Mpi) -> Non
     job = [*mpiexec_command(quick, 1, "-m", "mpiddp", "--show", "fold", FOLDED, "numbers"), ":", *map(str, words)]
     done = check(processes.run(*job, timeout=60, env=single_node_environ(quick)), 3)
     assert done.stderr.count("mpiddp: cannot start: options-differ") == 1
+
+
+def test_a_relay_that_fails_lets_output_pass_by_itself(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("seven")
+
+    monkeypatch.setattr(Gathering, "take", fail)
+    monkeypatch.setattr(process, "take_title", lambda _: None)
+    ours, its = map(Wire, socket.socketpair())
+    pipes = [os.pipe(), os.pipe()]
+    folding = Folding(0, "3", "", 0, "token", 1.0, False, True)
+    ours.send(Forward(LogPlan(), "[{rank}] ", "rank 0 on n0", True, folding), listen("127.0.0.1", 0).detach())
+    running = threading.Thread(target=relay, args=(its, pipes[0][0], pipes[1][0]))
+    running.start()
+    os.write(pipes[0][1], b"lost\n")
+    time.sleep(0.3)
+    os.write(pipes[0][1], b"kept\n")
+    for _, end in pipes:
+        os.close(end)
+    ours.close()
+    running.join(10)
+    assert not running.is_alive()
+    shown = capfd.readouterr()
+    assert shown.out == "[0] kept\n"
+    assert shown.err == "mpiddp: output of rank 0 on n0: ValueError: seven; some of it may be lost\n"
 
 
 def test_a_line_is_shown_when_all_have_said_it(quick: Mpi, tmp_path: Path) -> None:
