@@ -44,6 +44,7 @@ class Gathering:
         request = Coordinate("", folding.token, self._left.bit_count(), 0)
         self._entrance = Entrance(loop, request, self._admit, listener)
         self._links: dict[Hashable, Link] = {}
+        self._admitted = 0  # so many, each a source of that number
         self._splitters: dict[tuple[Hashable, int], Splitter] = {}
         self._held: set[Hashable] = set()
         self._awaited: set[Hashable] = set()  # links that hand on what they have
@@ -109,9 +110,9 @@ class Gathering:
         """Take the connection of another relay, which has shown the token."""
         connection.settimeout(None)
         keep_alive(connection)
-        link = Link(connection)
-        self._links[link.fileno()] = link
-        self._loop.listen(link.fileno(), partial(self._hear, link.fileno()))
+        self._admitted += 1
+        self._links[self._admitted] = link = Link(connection)
+        self._loop.listen(link.fileno(), partial(self._hear, self._admitted))
 
     def _hear(self, source: int) -> None:
         link = self._links[source]
@@ -207,7 +208,7 @@ class Gathering:
 
     def _drop(self, source: int, link: Link) -> None:
         """Forget a relay that has ended."""
-        self._loop.forget(source)
+        self._loop.forget(link.fileno())
         for stream in (1, 2):
             if (source, stream) in self._splitters:
                 self._take_data(source, link.ranks, stream, b"")

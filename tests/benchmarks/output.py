@@ -139,7 +139,7 @@ def main() -> None:
         cluster = None
         if not quick and not missing_components():
             cluster = stack.enter_context(Cluster(visible=[ROOT]))
-        for ranks in (2,) if quick else (1, 2, 4, 8):
+        for ranks in (2,) if quick else (1, 2, 8):
             for kind in ("alike", "numbers"):
                 table(ranks, kind, 20_000 if quick else 400_000 // ranks, 1 if quick else 3, cluster)
 
