@@ -465,7 +465,8 @@ def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
     assert processes.run(*own, "print('seven')", timeout=60, env=single_node_environ(quick)).stdout == "seven\n"
     done = processes.run(*own, "raise SystemExit(7)", timeout=60, env=single_node_environ(quick))
     assert done.returncode == 7
-    assert "two attempts ended alike, after about the same time: status 7, without a report" in done.stderr
+    assert ("two attempts ended alike, after about the same time (does it go on from checkpoints? name these by "
+            "--progress-file): status 7, without a report") in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
