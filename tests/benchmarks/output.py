@@ -24,6 +24,7 @@ import psutil
 
 from tests import processes
 from tests.cluster import Cluster, missing_components
+from tests.cluster.cluster import LOGIN, RUN
 from tests.support import MPIS, ROOT, VENVS, mpiexec_command, scratch, single_node_environ
 
 SCRIPT = Path(__file__).parent / "talking.py"
@@ -110,7 +111,8 @@ def jobs(ranks: int, kind: str, lines: int, cluster: Cluster | None) -> dict[str
     if cluster is not None:
         command = ["srun", "--label", "--mpi=pmi2", f"-n{ranks}", "-N1", str(mpich.python), "-m", "mpiddp", "--quiet"]
         found["srun --label"] = lambda: (
-            [*cluster.at("login"), *command, *map(str, words)], mpich.environ())
+            [*cluster.at(LOGIN), *command, *map(str, words)],
+            {**mpich.environ(), "SLURM_CONF": f"{RUN}/slurm.conf"})
     return found
 
 
