@@ -90,7 +90,8 @@ SET_UP = {
 # Names of what others start, which mpiddp takes the place of; and the one line of our own syntax.
 NAMED = {
     "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
-    "python -m torch.distributed.launch …", "srun --output=%x-%j.%t.out", "torchrun …",
+    "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
+    "srun --output=%x-%j.%t.out", "torchrun …",
     "python -m mpiddp [options] script.py [arguments]",
 }
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import sys
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import joblib
 import pytest
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
-from mpiddp.plan.verdict import CONSEQUENCE, OWN
+from mpiddp.plan.verdict import CONSEQUENCE, OWN, Verdict
 from mpiddp.run.failure import describe
 from mpiddp.run.origin import origin, read
+from mpiddp.show.report import block
 
 HERE = str(Path(__file__).resolve())
 
@@ -106,26 +110,57 @@ def raised(by: Callable[[], object]) -> BaseException:
     return found.value
 
 
-@pytest.mark.parametrize(("by", "cause", "function"), [
-    (of_loader, "KeyError: 'label_0' (in DataLoader worker process 0)", "__getitem__"),
-    (of_pool, "ValueError: seven (in another process)", "seven"),
-    (of_executor, "ValueError: seven (in another process)", "seven"),
-    (of_spawn, "ValueError: seven (in Process 0)", "seven"),
-    (of_cause, "ValueError: seven (re-raised as RuntimeError: step failed)", "seven"),
-    (of_two_causes, "ValueError: seven (re-raised as OSError: epoch failed)", "seven"),
-    pytest.param(of_group, "ValueError: seven (and 1 more in a group)", "seven",
-                 marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has groups")),
-    (of_loader_in_cause, "KeyError: 'label_0' (in DataLoader worker process 0)", "__getitem__"),
-    (lambda: seven(1), "ValueError: seven", "seven"),
+def of_joblib() -> None:
+    """Raise in a process of joblib's."""
+    joblib.Parallel(n_jobs=2)([joblib.delayed(seven)(1)])
+
+
+def of_nested_group() -> None:
+    """Raise a group within a cause of another error."""
+    try:
+        of_group()
+    except Exception as error:
+        raise RuntimeError("step failed") from error
+
+
+def of_text() -> None:
+    """Raise an error that carries another one's traceback as text, as ray's do."""
+    try:
+        seven(1)
+    except ValueError:
+        raise RuntimeError(f"task failed:\n{traceback.format_exc()}") from None
+
+
+GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has groups")
+
+
+@pytest.mark.parametrize(("by", "cause", "how", "function"), [
+    (of_loader, "KeyError: 'label_0'", "in DataLoader worker process 0", "__getitem__"),
+    (of_pool, "ValueError: seven", "in another process", "seven"),
+    (of_executor, "ValueError: seven", "in another process", "seven"),
+    (of_spawn, "ValueError: seven", "in Process 0", "seven"),
+    (of_joblib, "ValueError: seven", "in another process", "seven"),
+    (of_cause, "ValueError: seven", "re-raised as RuntimeError: step failed", "seven"),
+    (of_two_causes, "ValueError: seven", "re-raised as OSError: epoch failed", "seven"),
+    pytest.param(of_group, "ValueError: seven", "and 1 more in a group", "seven", marks=GROUPS),
+    pytest.param(of_nested_group, "ValueError: seven", "and 1 more in a group", "seven", marks=GROUPS),
+    (of_loader_in_cause, "KeyError: 'label_0'", "in DataLoader worker process 0", "__getitem__"),
+    (of_text, "ValueError: seven", "", "seven"),
 ])
 def test_the_first_line_of_a_report_has_the_error_that_was_first(
-    by: Callable[[], object], cause: str, function: str
+    by: Callable[[], object], cause: str, how: str, function: str
 ) -> None:
     found = describe(raised(by), 1, "n1")
-    assert (found.kind, found.cause) == (OWN, cause)
-    if by in (of_loader, of_pool, of_spawn, of_cause, of_group):
-        assert found.where.startswith(f"{HERE}, line ")
-        assert found.where.endswith(f", in {function}")
+    assert found.kind == OWN
+    words = re.escape(f"{cause} ({how}{', ' * bool(how)}test_origin.py:")
+    told = re.fullmatch(rf"{words}(\d+) in {function}\)", found.cause)
+    assert told, found.cause
+    assert found.where == f"{HERE}, line {told[1]}, in {function}"
+    assert block(Verdict(found), None, 7.0).splitlines()[0] == f"mpiddp: failed: rank 1 on n1: {found.cause}"
+
+
+def test_an_error_of_ones_own_is_told_as_it_is() -> None:
+    assert describe(raised(lambda: seven(1)), 1, "n1").cause == "ValueError: seven"
 
 
 def test_the_texts_of_others() -> None:

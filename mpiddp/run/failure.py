@@ -36,9 +36,17 @@ def describe(error: BaseException, rank: int, host: str) -> Report:
     cause = f"{type(error).__name__}: {words_of(error)}".rstrip(": \n")
     kind, cause = CONSEQUENCE if is_consequence(cause) else OWN, cause.split("\n")[0]
     if first is not None:
-        cause, where = f"{first.cause} ({first.by})" if first.by else first.cause, first.where or where
+        where = first.where or where
+        told = ", ".join(filter(None, (first.by, in_short(first.where))))
+        cause = f"{first.cause} ({told})" if told else first.cause
         kind = CONSEQUENCE if is_consequence(first.cause) else kind
     return Report(rank, host, kind, cause, status, where)
+
+
+def in_short(where: str) -> str:
+    """Return a line of code as in deep.py:6 in load, empty for none."""
+    file, _, rest = where.rpartition(", line ")
+    return f"{os.path.basename(file)}:{rest.replace(', in ', ' in ', 1)}" if file else ""
 
 
 def line_of(traceback: TracebackType | None) -> str:
