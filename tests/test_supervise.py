@@ -275,11 +275,11 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return all(torch.equal(one[name], other[name]) for name in one | other)
 
 
-def job(kind: str, rank: int, folder: Path, *options: object) -> list[str]:
+def job(kind: str, rank: int, folder: Path, *options: object, checkpoint: Path | None = None) -> list[str]:
     """Return what mpiddp starts: a training with a fault at its 60th step."""
     return ["-m", "mpiddp", "--quiet", *map(str, options), *map(str, (
         PROGRAMS / "faulty.py", kind, rank, 60, folder / "notes", EXAMPLES / "train_digits.py", "--epochs", 4,
-        "--checkpoint", folder / "c.pt"))]
+        "--checkpoint", checkpoint or folder / "c.pt"))]
 
 
 def supervised(mpi: Mpi, folder: Path, options: Sequence[object], *command: object) -> list[str]:
@@ -492,21 +492,30 @@ LAUNCHERS = {
     "pmix": ("openmpi4", "srun --mpi=pmix"), "pmi2": ("mpich", "srun --mpi=pmi2"), "mpirun": ("openmpi4", "mpirun"),
     "mpiexec": ("mpich", str(MPIS["mpich"].mpiexec)), "prterun": ("openmpi5", str(MPIS["openmpi5"].mpiexec)),
 }
-KINDS = ("once", "always", "SIGKILL", "SIGSEGV", "device", "node", "link", "SIGSTOP")
+KINDS = ("once", "always", "SIGKILL", "SIGSEGV", "device", "node", "link", "SIGSTOP", "memory", "disk")
 EVERYWHERE = [(kind, launcher) for kind in KINDS for launcher in LAUNCHERS]
 IN_TESTS_RUN = [("node", "pmix")]
-STATES = {"always": ["again", "again", "stop"]}
+STATES = {"always": ["again", "again", "stop"], "disk": ["again", "stop"]}
+BY_THE_CHECKPOINT = ("always", "disk")  # the training does not come to its end
 LEFT_OUT = ("device", "node", "link")
 
 
-def in_batch(cluster: Cluster, folder: Path, launcher: str, kind: str, *options: str, supervise: str = "") -> str:
-    """Submit a job of three nodes, two for a training with a fault; return its number."""
+def in_batch(cluster: Cluster, folder: Path, launcher: str, kind: str, *options: str, supervise: str = "",
+             group: Path | None = None) -> str:
+    """Submit a job of three nodes, two for a training with a fault; return its number.
+
+    A `disk` is full where node1 has one of 64 KB for the checkpoint; a `group` is the cgroup whose memory is used up.
+    """
+    disk = folder / "disk" if kind == "disk" else folder
+    full = f"mkdir {disk} && mount -t tmpfs -o size=64k tmpfs {disk} || exit 1; trap 'umount {disk}' EXIT"
     name, start = LAUNCHERS[launcher]
     mpi = MPIS[name]
     need(mpi.missing())
-    words = " ".join(job(kind, 1, folder, "--group-timeout", 4, "--bind", "none"))  # the nodes share two cores
+    words = " ".join(job("none" if kind == "disk" else kind, 1, folder, "--group-timeout", 4, "--bind", "none",
+                         checkpoint=disk / "c.pt"))  # the nodes share two cores
     (folder / "job.sh").write_text(f"""#!/bin/bash
-export OMP_NUM_THREADS=1 PATH={folder}:$PATH
+export OMP_NUM_THREADS=1 PATH={folder}:$PATH {f"FAULTY_GROUP={group}" if group else ""}
+{full if kind == "disk" else ""}
 {mpi.python} -m mpiddp.supervise --nodes 2 --max-restarts 5 {supervise} --dir {folder} --history {folder}/h.json \
     --suspects {folder}/suspects {start} {mpi.python} {words}
 """)
@@ -546,9 +555,11 @@ def folder(cluster: Cluster) -> Iterator[Path]:
 @pytest.mark.parametrize(("kind", "launcher"), [
     one if one in IN_TESTS_RUN else pytest.param(*one, marks=pytest.mark.thorough) for one in EVERYWHERE])
 def test_faults_on_three_nodes(
-    cluster: Cluster, folder: Path, kind: str, launcher: str, healthy: dict[str, torch.Tensor]
+    cluster: Cluster, folder: Path, kind: str, launcher: str, healthy: dict[str, torch.Tensor],
+    request: pytest.FixtureRequest,
 ) -> None:
-    number = in_batch(cluster, folder, launcher, kind)
+    group = request.getfixturevalue("group") if kind == "memory" else None
+    number = in_batch(cluster, folder, launcher, kind, group=group)
     lost = False
     try:
         deadline = time.monotonic() + 120
@@ -572,7 +583,7 @@ def test_faults_on_three_nodes(
         assert re.fullmatch(r"\S+\tnode2\tn?.*node2 .*\n", (folder / "suspects").read_text())
     else:
         assert not (folder / "suspects").exists()
-    if kind != "always":
+    if kind not in BY_THE_CHECKPOINT:
         assert are_equal(weights(folder / "c.pt"), healthy)
         (fault_s,) = [when for _, what, when in notes(folder / "notes") if what == "fault"]
         (again_s,) = [when for attempt, what, when in notes(folder / "notes") if (attempt, what) == (1, "first step")]

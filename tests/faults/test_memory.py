@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,31 +9,6 @@ import pytest
 from tests import processes
 from tests.faults.matrix import FAULT
 from tests.support import DEADLINE_S, EXAMPLES, PROGRAMS, ROOT, Mpi, check, mpiexec_command, need, single_node_environ
-
-V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-RELEASE_S = 5.0  # for the kernel to let go of processes that have ended
-LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """Return a new cgroup with a limit."""
-    parent, limit = (V1, "memory.limit_in_bytes") if V1.is_dir() else (V2, "memory.max")
-    folder = parent / f"mpiddp-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        need([f"a cgroup of one's own ({error})"])
-    try:
-        if not (folder / limit).exists():
-            need([f"a memory controller that {parent} hands on"])
-        (folder / limit).write_text(str(LIMIT_BYTES))
-        yield folder
-    finally:
-        deadline = time.monotonic() + RELEASE_S
-        while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        folder.rmdir()
 
 
 def test_a_rank_that_runs_out_of_memory(quick: Mpi, group: Path) -> None:

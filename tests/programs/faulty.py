@@ -40,6 +40,8 @@ def fail() -> None:
     if KIND == "SIGSEGV":
         ctypes.string_at(0)
     if KIND == "memory":
+        if "FAULTY_GROUP" in os.environ:  # the cgroup whose memory it takes
+            Path(os.environ["FAULTY_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
         hoard = []
         while True:
             hoard.append(bytearray(os.urandom(1 << 20)) * 16)
