@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pty
 import secrets
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 import psutil
 
 GRACE_S = 5
+TERMINAL_S = 60  # for a command on a terminal
 LEAVING_S = 2  # after a job's end, for its last processes
 MARK = "TESTS_JOB"  # a variable that all processes of a job inherit
 
@@ -35,6 +39,26 @@ def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
                 error.add_note(f"stdout: {out[-4000:]}\nstderr: {err[-4000:]}")
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def run_on_terminal(command: Sequence[str], env: Mapping[str, str]) -> bytes:
+    """Run a command whose stdout and stderr are a terminal, until it has closed that, and return what it wrote."""
+    ours, its = pty.openpty()
+    process = start(command, env, stdout=its, stderr=its)
+    os.close(its)
+    said = b""
+    end = threading.Timer(TERMINAL_S, end_tree, [process.pid])
+    end.start()
+    try:
+        with contextlib.suppress(OSError):  # as Linux tells that the terminal's other side is closed
+            while chunk := os.read(ours, 65536):
+                said += chunk
+    finally:
+        end.cancel()
+        os.close(ours)
+        end_tree(process.pid)
+        process.wait(20)
+    return said
 
 
 def start(command: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None = None,

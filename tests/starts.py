@@ -18,7 +18,8 @@ from tests import processes
 from tests.support import EXAMPLES, HELLO, MPIS, OURS, ROOT, mpiexec_command, single_node_environ
 
 WHOLE = [HELLO, OURS, *map(re.compile, (
-    r"  host +ranks +device +cores +numa +threads +interface", r"  \S+ +[\d-]+ +cpu +\S.* +\S+",
+    r"  host +ranks +device +cores +numa +threads +interface",
+    r"  \S+ +[\d-]+ +cpu +(core \d+|\d+-\d+|\d+ each) +\d+ +\d+ +\w+",
     r"mpiddp: warning: [a-z-]+: \S.*[^\d:]"))]
 EXPECTED = 2 + 1  # the hellos and the start line, besides the map
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import re
 import sys
 from pathlib import Path
@@ -55,18 +52,7 @@ def test_colours_on_a_terminal_alone(quick: Mpi, tmp_path: Path) -> None:
     command = [str(quick.python), "-m", "mpiddp", "--quiet", str(tmp_path / "train.py")]
     environ = {**single_node_environ(quick), "TERM": "xterm"}
     for more, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
-        ours, its = pty.openpty()
-        done = processes.start(command, {**environ, **more}, stdout=its, stderr=its)
-        os.close(its)
-        said = b""
-        try:
-            with contextlib.suppress(OSError):  # as Linux tells that the terminal's other side is closed
-                while chunk := os.read(ours, 65536):
-                    said += chunk
-        finally:
-            os.close(ours)
-            processes.end_tree(done.pid)
-            done.wait(20)
+        said = processes.run_on_terminal(command, {**environ, **more})
         assert b"IndexError" in said
         assert (b"\033[1;31m[rank0]: IndexError" in said) == coloured
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
 import re
 import socket
 import subprocess
@@ -139,6 +137,13 @@ def test_a_slow_terminal_is_waited_for_to_the_end(quick: Mpi) -> None:
     assert done.stdout.splitlines() == [f"[1] only rank 1 says {'x' * (number % 70)}" for number in range(6000)]
 
 
+def test_a_child_that_outlives_the_job_is_no_loss(quick: Mpi) -> None:
+    """It keeps its rank's stdout open, and writes when rank 0's relay is gone."""
+    done = check(run(quick, 2, "leaves"))
+    assert done.stdout.splitlines() == ["[0-1] done", "[1] late"]
+    assert noise(done) == []
+
+
 def test_parts_of_a_job_that_fold_and_that_do_not_are_refused(quick: Mpi) -> None:
     words = ["-n", "1", quick.python, "-m", "mpiddp", FOLDED, "numbers"]
     job = [*mpiexec_command(quick, 1, "-m", "mpiddp", "--show", "fold", FOLDED, "numbers"), ":", *map(str, words)]
@@ -191,18 +196,7 @@ def test_a_line_is_shown_when_all_have_said_it(quick: Mpi, tmp_path: Path) -> No
 
 def test_a_bar_is_drawn_in_its_place_on_a_terminal(quick: Mpi) -> None:
     command = [str(quick.python), "-m", "mpiddp", "--quiet", "--show", "fold", str(FOLDED), "bar", "20"]
-    ours, its = pty.openpty()
-    job = processes.start(command, {**single_node_environ(quick), "TERM": "xterm"}, stdout=its, stderr=its)
-    os.close(its)
-    said = b""
-    try:
-        with contextlib.suppress(OSError):  # as Linux tells that the terminal's other side is closed
-            while chunk := os.read(ours, 65536):
-                said += chunk
-    finally:
-        os.close(ours)
-        processes.end_tree(job.pid)
-        job.wait(20)
+    said = processes.run_on_terminal(command, {**single_node_environ(quick), "TERM": "xterm"})
     drawn = re.findall(rb"\r\x1b\[K\[0\] \d+% of rank 0", said)
     assert 3 <= len(drawn) <= 12
     assert said.endswith(b"\r\x1b[K[0] 100%\r\n")

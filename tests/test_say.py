@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.say import say
-from tests import processes
+from tests import processes, starts
 from tests.cluster import Cluster
 from tests.support import (
     DEADLINE_S,
@@ -140,3 +140,17 @@ def test_a_closed_end_is_no_error() -> None:
     say("nobody hears", sink)
     os.close(sink)
     say("nobody hears", sink)
+
+
+@pytest.mark.thorough
+def test_lines_of_jobs_with_one_pipe_are_whole() -> None:
+    assert list(starts.look(len(MPIS))) == []
+
+
+@pytest.mark.parametrize("line", [
+    "  vm    1      cpu     core 1  0     1        lo[tcp://127.0.0.1:7] hello from [vm:gloo] process 0/2",
+    "mpiddp 0.1.0: 2 ranks on 1 node, gloo on cpu, tcp://127.0.0.1:40375[tcp://127.0.0.1:40375] hello from",
+    "  vm    1      cpu     core 1", "mpiddp 0.1.0: 2 ranks on", "",
+])
+def test_a_line_that_is_not_whole_is_found(line: str) -> None:
+    assert not any(one.fullmatch(line) for one in starts.WHOLE)

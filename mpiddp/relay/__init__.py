@@ -1,1 +1,1 @@
-"""A process that passes a rank's output on: to the terminal, to a log, to both."""
+"""A process that passes a rank's output on: to the terminal, to a log, folded with that of other ranks."""

@@ -216,7 +216,6 @@ class Gathering:
         self._held.discard(source)
         link.close()
         self._awaited.discard(source)
-        self._settle_if_through()
         self._gone(source, link.ranks)
 
     def _gone(self, source: Hashable, ranks: int) -> None:
@@ -228,6 +227,7 @@ class Gathering:
         self._bars.gone(ranks)
         self._show()
         self._way.gone(ranks)
+        self._settle_if_through()
         self._close_if_through()
 
     def _settle_if_through(self) -> None:

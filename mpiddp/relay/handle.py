@@ -14,7 +14,7 @@ from ..beside.wire import Wire
 from ..say import say
 from .process import FOREVER_S, relay
 
-SETTLING_S = 1.5
+SETTLING_S = 1.5  # for all that ranks have written to be shown
 
 
 class Relay:

@@ -115,8 +115,9 @@ class Process:
         return Passing(self._alone, self._who)
 
     def _lose(self) -> Passing:
-        """Go on without the relay that folded this one's output."""
-        say(f"mpiddp: {self._who}: the relay that its output was folded by is gone; some of it may be lost")
+        """Go on without the relay that folded this one's output; what the rank has left running may still write."""
+        if not self._is_gone:
+            say(f"mpiddp: {self._who}: the relay that its output was folded by is gone; some of it may be lost")
         return self._show_alone()
 
     def _listen(self) -> None:

@@ -24,10 +24,6 @@ class Screen:
 
     is_far = False
 
-    def has_room(self) -> bool:
-        """Tell that more may be handed on: who writes waits until it is taken."""
-        return True
-
     def __init__(self, form: str, who: str) -> None:
         """Write to this process's stdout and stderr; `form` is a prefix with fields `rank` and `time`."""
         self._form, self._tells_time = form, "time" in fields(form)
@@ -37,6 +33,10 @@ class Screen:
         self._bars = Bars()
         self._erases = 0  # the stream, a terminal, on which a bar is drawn at the moment
         self._drawn_s = -BAR_S
+
+    def has_room(self) -> bool:
+        """Tell that more may be handed on: who writes waits until it is taken."""
+        return True
 
     @property
     def lost(self) -> bool:

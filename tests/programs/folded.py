@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -63,6 +64,10 @@ elif KIND == "redirects":
     for number in range(300):
         say("line", number, "x" * 200)
         time.sleep(0.01)
+elif KIND == "leaves":
+    if RANK == 1:
+        subprocess.Popen(["sh", "-c", "sleep 4; echo late"], start_new_session=True)
+    say("done")
 elif KIND == "waits":
     say("before")
     while not Path(REST[0]).exists():
