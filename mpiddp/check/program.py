@@ -1,0 +1,50 @@
+"""The program that each rank runs in a check."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from ..config import LaunchConfig
+from ..errors import LonelyLaunchError
+from ..join.refusal import refuse_alone
+from ..plan.verdict import ABSENT, Report
+from ..run.running import RunningJob
+from . import Asked
+from .crew import Crew, serve
+from .works import REDUCING_LIMIT_S, Works
+
+ODD = 1  # exit status
+# Whatever a job script has them say: else a collective that takes too long ends the process, and not only the
+# measurement, and each wait looks once in a millisecond. The third one would switch the first one on.
+PATIENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
+
+
+def check(asked: Asked, job: RunningJob, config: LaunchConfig) -> int:
+    """Measure and compare, and end this rank with the exit status: that of the check on rank 0, 0 on the others."""
+    assert job.ending
+    try:
+        member = job.membership
+        if not asked.nodes_only:
+            os.environ.update(PATIENT)
+            limit = timedelta(seconds=max(REDUCING_LIMIT_S, config.startup_timeout_s))
+            member.create_group(limit, refuse_alone, binds=False)
+        works = Works(member).by_name()
+        if member.environment.rank:
+            serve(member.comm, works)
+        else:
+            from .report import inspect  # the other ranks need not load it
+
+            crew = Crew(member.comm, works, member.roll.name)
+            is_odd = inspect(crew, member.environment, asked, config.startup_timeout_s)
+            job.ending.status = ODD if is_odd else 0
+            for rank, words in sorted(crew.lost.items()):  # the job cannot end in order
+                job.ending.fail(Report(rank, member.seats[rank].host, ABSENT, f"did not answer: {words}", ODD))
+            crew.dismiss()
+        if not config.python_exit:
+            job.ending.finish(job.ending.status)
+    except LonelyLaunchError as error:
+        refuse_alone(error)
+    except BaseException as error:
+        return job.ending.fail_by(error)
+    return job.ending.status

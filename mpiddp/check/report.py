@@ -1,0 +1,87 @@
+"""What rank 0 makes of a check: the verdict, the table, and the files that were asked for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from ..compare.figures import Figures, Finding
+from ..compare.hints import hints
+from ..compare.judge import incomparable, judge
+from ..environment import Environment
+from ..facts import runtime, software
+from ..measure.channels import serving
+from ..measure.storage import within
+from ..plan.words import folded
+from ..say import say, warn
+from ..show.files import note_suspects, write_json
+from . import Asked
+from .crew import Crew
+from .history import OwnPast
+from .inspection import QUICK, Extent, Inspection
+from .progress import Progress
+from .record import as_json
+from .table import lines
+
+STDOUT = 1
+WRITING_S = 20.0  # a file, in a folder that may be slow
+DRAWING_S = 120.0  # with the import of matplotlib, from a file system that may be slow
+
+
+def inspect(crew: Crew, env: Environment, asked: Asked, patience_s: float) -> bool:
+    """Let all ranks measure, show what was found, and tell whether something is odd.
+
+    Raises LonelyLaunchError where a rank has not begun after `patience_s`.
+    """
+    notes = []
+    if not asked.nodes_only and not serving(env.backend, env.device):
+        asked = asked._replace(nodes_only=True)
+        notes.append(f"ways between ranks are measured over gloo and NCCL, not over {env.backend}")
+    extent = (QUICK if asked.quick else Extent())._replace(nodes_only=asked.nodes_only)
+    past = OwnPast(asked.history) if asked.history else None
+    figures = Inspection(crew, env.world_size, extent, Progress(), patience_s).run(past)
+    findings = [*judge(figures), *(past.judge(figures) if past else ())]
+    notes += [*incomparable(figures), *hints(figures, env.backend)]
+    say("\n".join([head(env.backend), *lines(figures, findings, notes)]), STDOUT)
+    warn(past.keep(figures) if past else ())
+    keep(figures, findings, notes, asked)
+    return bool(findings)
+
+
+def head(backend: str) -> str:
+    """Return a line of when and with what a check was made, for whoever reads its table later."""
+    job = runtime.slurm_name(os.environ)
+    return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend, software.stack("")])
+
+
+def keep(figures: Figures, findings: Sequence[Finding], notes: Sequence[str], asked: Asked) -> None:
+    """Write the files that were asked for; warn of those whose folders do not answer."""
+    suspects = [(host, one.words) for one in findings for host in one.hosts]
+    files: tuple[tuple[str, float, Callable[[], None]], ...] = (
+        (asked.suspects, WRITING_S, lambda: note_suspects(asked.suspects, suspects)),
+        (asked.json, WRITING_S, lambda: write_json(asked.json, as_json(figures, findings, notes))),
+        (asked.svg, DRAWING_S, lambda: draw(asked.svg, figures, findings)))
+    for path, limit_s, write in files:
+        try:
+            if path:
+                within(limit_s, write)
+        except TimeoutError:
+            warn([f"{path} is not written: it has not answered within {limit_s:g} s"])
+
+
+def draw(path: str, figures: Figures, findings: Sequence[Finding]) -> None:
+    """Draw the picture, or say why that cannot be done."""
+    from . import drawing
+
+    try:
+        drawing.write(path, figures, findings, f"{len(figures.ranks):,} ranks on {nodes_of(figures)}")
+    except ImportError as error:
+        say(f"mpiddp.check: cannot draw {path}: {error} (pip install matplotlib)")
+    except Exception as error:  # a library that draws may raise anything
+        say(f"mpiddp.check: cannot draw {path}: {getattr(error, 'strerror', error)}")
+
+
+def nodes_of(figures: Figures) -> str:
+    """Return the nodes in words."""
+    return folded(one.host for one in figures.ranks)

@@ -1,0 +1,88 @@
+"""All that a rank measures by itself, within the time that it is given."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+
+from ..compare.figures import OWN
+from ..stages import begun
+from . import compute, devices, memory, storage
+from .machine import Throttling
+
+# The shares of the time, and the least time in seconds that a rank's own figures need on a CPU.
+MATRIX, MEMORY, COPIES, STORAGE = 0.5, 0.15, 0.2, 0.35
+ON_DEVICE = ("device-memory", "to-device", "from-device")
+LEAST_S = compute.WARM_S + compute.WINDOW_S + 0.01
+
+
+class Own(NamedTuple):
+    """What a rank has measured, by the names in OWN, in words what is bad by itself; whether its device computes."""
+
+    values: dict[str, float]
+    told: list[str]
+    computes: bool = True
+
+
+def measure(device: torch.device, leads: bool, budget_s: float, only: Collection[str] | None = None) -> Own:
+    """Return what this rank measures in about `budget_s` seconds; what there is no time for is left out.
+
+    The rank that `leads` its node measures what belongs to it, too, when no rank computes any more. The time that an
+    accelerator takes to start comes on top. `only` names the quantities that are wanted, None all.
+    """
+    found: dict[str, float] = {}
+    told: list[str] = []
+    began, limits, computes = time.perf_counter(), Throttling(), True
+    try:
+        if device.type != "cpu":
+            memory.start(device)
+            began, limits = time.perf_counter(), Throttling()
+        compute_and_copy(device, budget_s, only, found, told)
+        if "matrix" in found and (share := limits.share()) is not None:
+            found["throttled"] = share
+    except RuntimeError as error:  # torch's, of a device that is broken, or full
+        computes = False
+        told.append(f"{device} does not compute: {str(error).strip().partition(chr(10))[0]}")
+    if (took_s := import_s()) is not None:
+        found["import"] = took_s
+    if leads:
+        left_s = max(budget_s / 10, min(budget_s * STORAGE, budget_s - (time.perf_counter() - began)))
+        for folder in storage.folders(os.environ):
+            if is_wanted(only, *(name for name in OWN if name.startswith(f"{folder.name}-"))):
+                speeds, odd = storage.measure(folder, left_s / 3)
+                found |= speeds
+                told += odd
+    return Own(found, told, computes)
+
+
+def is_wanted(only: Collection[str] | None, *names: str) -> bool:
+    """Tell whether one of some quantities is among the wanted ones."""
+    return only is None or any(name in only for name in names)
+
+
+def compute_and_copy(
+    device: torch.device, budget_s: float, only: Collection[str] | None, found: dict[str, float], told: list[str]
+) -> None:
+    """Add what the rank's own cores and its accelerator do; raises RuntimeError where that does not compute."""
+    began = time.perf_counter()
+    known = {"device-free": memory.free(device) if device.type != "cpu" else None}
+    if is_wanted(only, "matrix", "throttled"):
+        known["matrix"] = compute.product(device, max(budget_s * MATRIX, min(budget_s, LEAST_S)))
+    told += devices.told(device)
+    if device.type != "cpu" and is_wanted(only, *ON_DEVICE):
+        found |= memory.device(device, budget_s * COPIES)
+        memory.release(device)
+    if is_wanted(only, "memory"):
+        known["memory"] = memory.host(min(budget_s * MEMORY, budget_s - (time.perf_counter() - began)))
+    found |= {name: value for name, value in known.items() if value is not None}
+
+
+def import_s() -> float | None:
+    """Return how long this process took to import torch, None where mpiddp has not done it."""
+    stages = itertools.pairwise(begun)
+    return next(((end - at) / 1e9 for (name, at), (_, end) in stages if name == "import torch"), None)

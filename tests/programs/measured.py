@@ -1,0 +1,14 @@
+"""Print what a rank measures by itself, as JSON: LEADS BUDGET_S."""
+
+import json
+import sys
+import time
+
+import torch
+
+from mpiddp.measure import own
+
+torch.set_num_threads(1)
+began = time.perf_counter()
+found = own.measure(torch.device("cpu"), sys.argv[1] == "leads", float(sys.argv[2]))
+print(json.dumps({"values": found.values, "told": found.told, "took_s": time.perf_counter() - began}))

@@ -1,0 +1,161 @@
+"""A check of nodes: real jobs, on this machine and on three nodes, one of which is bad or stands still."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+import xml.etree.ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from mpiddp.check import Asked, program
+from mpiddp.config import LaunchConfig
+from mpiddp.run.running import RunningJob
+from tests.benchmarks.checking import FAULTS, TCP, check
+from tests.cluster import Cluster, impair
+from tests.cluster.cluster import RUN
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, alone, mpiexec, srun
+from tests.support import check as ended
+
+README = ROOT / "mpiddp/check/README.md"
+
+
+@pytest.fixture
+def folder(cluster: Cluster) -> Iterator[Path]:
+    """Yield a folder that all nodes share, and that is gone with the cluster."""
+    with tempfile.TemporaryDirectory(dir=RUN) as path:
+        yield Path(path)
+
+
+def check_of_three(cluster: Cluster, *options: object) -> Done:
+    """Run a check with a rank on each node of the cluster."""
+    return srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=1", *options, timeout=100, module="mpiddp.check",
+                env=TCP)
+
+
+@pytest.mark.parametrize("fault", [
+    "a tenth, out", *(pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS)
+])
+@pytest.mark.alone
+def test_a_bad_node_is_named(cluster: Cluster, fault: str) -> None:
+    found = check(cluster, FAULTS[fault], MPIS["openmpi4"])
+    assert found.named, found.said
+    assert not found.others
+    if FAULTS[fault].named:
+        assert "leave out: --exclude=node2\n" in found.said
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+@pytest.mark.parametrize("after_s", [6.0, 11.0])
+def test_a_node_that_stands_still_is_named_and_the_others_are_checked(
+    cluster: Cluster, folder: Path, after_s: float
+) -> None:
+    suspects = folder / "bad.txt"
+    began = time.monotonic()
+    with impair.frozen(cluster, "node3", after_s):
+        done = check_of_three(cluster, "--suspects", suspects)
+    print(done.stdout, done.stderr)
+    assert time.monotonic() - began < 75
+    assert done.returncode  # what srun makes of ranks that are ended with the one that is stopped
+    assert re.search(r"^node3: did not answer: .* took more than \d+ s$", done.stdout, re.MULTILINE)
+    assert "leave out: --exclude=node3\n" in done.stdout
+    assert [line.split("\t")[1] for line in suspects.read_text().splitlines()] == ["node3"]
+    assert done.stderr.count("mpiddp: failed: rank 2 on node3: did not answer") == 1
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_what_is_asked_for_is_written(cluster: Cluster, folder: Path) -> None:
+    done = check_of_three(cluster, "--quick", "--json", folder / "check.json", "--svg", folder / "check.svg",
+                          "--suspects", folder / "bad.txt", "--check-history", folder / "history")
+    found = json.loads((folder / "check.json").read_text())
+    ended(done, 1 if found["findings"] else 0)
+    assert ("nothing odd" in done.stdout) == (not found["findings"])
+    ways = subprocess.run(["jq", "-r", ".ways.large_bytes_per_s[] | [.from, .to, .values[0]] | @tsv", "check.json"],
+                          cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert sorted(line.split("\t")[:2] for line in ways.splitlines()) == [
+        [str(one), str(other)] for one in range(3) for other in range(3) if one != other]
+    assert len(found["all_reduce"]) > 2
+    assert xml.etree.ElementTree.parse(folder / "check.svg").getroot().tag.endswith("svg")
+    assert {json.loads(line)["host"] for line in (folder / "history").read_text().splitlines()} == {
+        "node1", "node2", "node3"}
+    assert (folder / "bad.txt").exists()
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_a_way_has_the_bandwidth_that_mpi_finds(cluster: Cluster, folder: Path) -> None:
+    mpi, file = MPIS["openmpi4"], folder / "check.json"
+    with impair.slow_links(cluster, 125e6):
+        done = check_of_three(cluster, "--json", file)
+        alone_mpi = cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", "--ntasks-per-node=1", str(mpi.python),
+                                str(PROGRAMS / "ring.py"), timeout=100, cwd=ROOT,
+                                env={**mpi.environ(), **TCP, "OMPI_MCA_mpi_yield_when_idle": "1"})
+    own, found = json.loads(ended(alone_mpi).stdout), json.loads(file.read_text())
+    way = next(one for one in found["ways"]["large_bytes_per_s"] if (one["from"], one["to"]) == (0, 1))["values"][0]
+    bus = next(one["size_bytes"] / one["time_s"] * 4 / 3 for one in found["all_reduce"] if one["size_bytes"] == 2**24)
+    print(f"from node to node: {way:.4g} B/s, MPI alone {own['way']:.4g}; ring: {bus:.4g}, MPI alone {own['ring']:.4g}")
+    assert abs(way / own["way"] - 1) < 0.15, done.stdout
+    assert abs(bus / own["ring"] - 1) < 0.3  # three ranks take turns on two cores
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_the_documents_batch_script_trains_without_the_bad_node(cluster: Cluster, folder: Path) -> None:
+    mpi = MPIS["openmpi4"]
+    lines = re.search(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)
+    assert lines
+    script = folder / "job.sh"
+    script.write_text(f"#!/bin/bash\nPATH={mpi.python.parent}:$PATH\n{lines[1]}")
+    (folder / "train.py").write_text((EXAMPLES / "hello_world.py").read_text())
+    with impair.small_shm(cluster, "node2", 16 * 2**20):
+        done = cluster.run("sbatch", "--wait", "-N3", "--ntasks-per-node=1", "--output=out", str(script), timeout=120,
+                           env={**mpi.environ(), **TCP, "PYTHONPATH": str(ROOT)}, cwd=folder)
+    said = (folder / "out").read_text()
+    assert done.returncode == 0, said
+    assert "leave out: --exclude=node2\n" in said
+    assert "2 ranks on 2 nodes" in said
+    assert "node[1,3]" in said
+
+
+def test_a_job_scripts_variables_do_not_end_ranks_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's watchdog ends a process whose collective takes too long, where a variable lets it."""
+    seen: dict[str, str] = {}
+
+    def create_group(*_: object, **__: object) -> None:
+        seen.update({name: os.environ[name] for name in program.PATIENT})
+        raise InterruptedError
+
+    job = SimpleNamespace(membership=SimpleNamespace(create_group=create_group),
+                          ending=SimpleNamespace(fail_by=lambda error: isinstance(error, InterruptedError) and 7))
+    for name in program.PATIENT:
+        monkeypatch.setenv(name, "1")
+    assert program.check(Asked(), cast(RunningJob, job), LaunchConfig()) == 7
+    assert seen == dict.fromkeys(program.PATIENT, "0")
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" in seen
+
+
+def test_a_rank_alone_says_what_it_cannot_be_compared_with(quick: Mpi) -> None:
+    said = ended(alone(quick, "-m", "mpiddp.check", "--quick", "--nodes-only", timeout=60)).stdout
+    assert "one rank: there is no other to compare it with" in said
+    assert "nothing odd" in said
+
+
+@pytest.mark.parametrize(("options", "status", "words"), [
+    (["--quik"], 2, "mpiddp.check: unrecognized arguments: --quik; did you mean --quick? (see python -m mpiddp.check"),
+    (["--backend", "none"], 3, "mpiddp: cannot start: "),
+])
+def test_bad_input_is_told_once(quick: Mpi, options: list[str], status: int, words: str) -> None:
+    done = mpiexec(quick, 2, *options, timeout=60, module="mpiddp.check")
+    assert done.returncode == status
+    assert done.stderr.count(words) == 1, done.stderr
+    assert "Traceback" not in done.stderr

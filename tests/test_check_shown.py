@@ -1,0 +1,238 @@
+"""What people see of a check: the table, the picture and the file, of figures that are made up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpiddp.check import drawing, record
+from mpiddp.check.table import TALLEST, WIDEST, lines, significant
+from mpiddp.compare.figures import Figures, Finding, Who
+from tests import processes
+from tests.fabrics import Faults, fabric, found, many, three
+from tests.processes import run_on_terminal
+from tests.support import PROGRAMS, ROOT, check, need
+
+MATPLOTLIB = [] if importlib.util.find_spec("matplotlib") else ["the package matplotlib"]
+LARGEST_SVG = 1_000_000  # bytes
+
+
+def names(count: int) -> list[str]:
+    return [f"n{node:03}: sends at 0.50 of the median (8 pairs), receives normally" for node in range(count)]
+
+
+def senders(count: int) -> list[Finding]:
+    """Return findings of the first nodes, each of which sends slowly to the last one."""
+    return [Finding("node", words, (f"n{node:03}",), (node,), ((node, 63),), "large", 0.5)
+            for node, words in enumerate(names(count))]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 64, 256, 1024])
+def test_a_table_is_small_at_any_size(nodes: int) -> None:
+    figures = fabric(nodes, 8, seed=nodes)
+    odd = [Finding("node", f"n{node}: sends slowly", (figures.ranks[node * 8].host,), (node,), ((node, 0),), "large")
+           for node in range(1, nodes)]
+    for findings in ([], odd[:1], odd):
+        shown = lines(figures, findings, ["a note " * 40] * 9)
+        assert len(shown) <= TALLEST
+        assert max(map(len, shown)) <= WIDEST
+        assert any("all-reduce" in line for line in shown)
+
+
+def test_odd_nodes_come_first_and_are_marked() -> None:
+    figures = many(64)
+    shown = lines(figures, *found(figures))
+    rows = [line.split() for line in shown[5:11]]
+    assert {row[0] for row in rows[:5]} == {"n014", "n017", "n021", "n042", "n051"}
+    assert rows[5][:2] == ["59", "others"]
+    by_host = {row[0]: row for row in rows[:5]}
+    assert [at for at, cell in enumerate(by_host["n017"]) if "*" in cell] == [10, 11]  # sends and receives
+    assert [at for at, cell in enumerate(by_host["n021"]) if "*" in cell] == [2]  # the matrix product
+    assert float(by_host["n021"][2].rstrip("*")) < 0.8 * float(rows[5][4])  # its worst rank's, not the median
+    assert shown[-1] == "leave out: --exclude=n[017,021,042]"
+
+
+def test_alike_nodes_have_one_row_and_nothing_is_odd() -> None:
+    shown = lines(fabric(64), [], [])
+    assert [line.split()[0] for line in shown if line.startswith("n")] == ["n[000-063]", "nothing"]
+    assert shown[-1] == "nothing odd"
+    assert not any("*" in line for line in shown)
+
+
+def test_what_has_no_row_is_counted() -> None:
+    shown = lines(fabric(64), senders(30), [])
+    assert "and 20 odd nodes more" in shown
+    told = sum(line in names(30) for line in shown)
+    assert f"and {30 - told} findings more" in shown
+    assert shown[-1] == "leave out: --exclude=n[000-029]"
+
+
+def test_more_hosts_than_a_line_takes_are_counted() -> None:
+    scattered = [one._replace(hosts=(f"gpu{7 * at:04}",)) for at, one in enumerate(senders(40))]
+    assert lines(fabric(64), scattered, [])[-1] == (
+        "leave out: 40 hosts, too many for a line; --suspects FILE lists them")
+
+
+def test_nodes_behind_an_odd_switch_share_a_row() -> None:
+    odd = Finding("switch", "switch s1: slow", (), tuple(range(16)), tuple((node, 40) for node in range(16)), "large")
+    rows = [line.split() for line in lines(fabric(64), [odd], []) if line.startswith("n[")]
+    assert [row[0] for row in rows] == ["n[000-015]", "n[016-063]"]
+
+
+def test_a_finding_without_a_column_marks_the_host() -> None:
+    odd = Finding("node", "n002: its clock is 3 s ahead", ("n002",), (2,), (), "clock")
+    assert any(line.startswith("n002* ") for line in lines(fabric(3), [odd], []))
+
+
+def test_kinds_have_letters() -> None:
+    figures = fabric(4, 2)
+    other = tuple(who._replace(kind="NVIDIA A100") if who.node == 3 else who for who in figures.ranks)
+    shown = lines(figures._replace(ranks=other), [], [])
+    assert shown[0] == "4 nodes, 8 ranks: A is NVIDIA H100 80GB HBM3, B is NVIDIA A100"
+    assert [line.split()[:3] for line in shown[5:7]] == [["n[000-002]", "0-5", "A"], ["n003", "6-7", "B"]]
+
+
+def test_nodes_alone_have_neither_ways_nor_an_all_reduce() -> None:
+    figures = fabric(3)._replace(ways={}, inside={}, by_mpi={}, reduced=[])
+    shown = lines(figures, [], [])
+    assert not any(word in line for word in ("sends", "latency", "all-reduce", "inside") for line in shown)
+    assert any("product" in line for line in shown)
+
+
+def test_nothing_measured_is_a_table_all_the_same() -> None:
+    empty = Figures((Who("n0", 0, 0),), {}, {}, {}, {}, {}, {0: "the matrix product"}, [])
+    assert lines(empty, [], [])[0] == "1 node, 1 rank"
+    assert [line.split() for line in lines(empty, [], []) if line.startswith("n0")] == [["n0", "0"]]
+
+
+def test_numbers_have_three_digits() -> None:
+    assert [significant(value) for value in (0.0, 0.00123, 0.0123, 1.2, 13.24, 312.4, 999.6, 1843)] == [
+        "0.000", "0.0012", "0.012", "1.20", "13.2", "312", "1,000", "1,840"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 64, 256])
+def test_a_picture_is_well_formed_small_and_soon_there(nodes: int, tmp_path: Path) -> None:
+    need(MATPLOTLIB)
+    figures = many(nodes) if nodes > 3 else fabric(nodes, 2, Faults(sends={1: 0.4}), seed=3)
+    findings, _ = found(figures)
+    begun = time.monotonic()
+    drawing.write(str(tmp_path / "check.svg"), figures, findings, "a title <&>")
+    assert time.monotonic() - begun < 10
+    text = (tmp_path / "check.svg").read_text()
+    words = "\n".join("".join(one.itertext()) for one in ElementTree.fromstring(text).iter())
+    assert "a title <&>" in words
+    assert len(text) < LARGEST_SVG
+    for host in {figures.ranks[one * len(figures.ranks) // nodes].host for odd in findings for one in odd.nodes}:
+        assert host in words.split("\n"), host  # at the map, besides in a finding
+
+
+def test_a_picture_of_nodes_alone_says_what_it_lacks(tmp_path: Path) -> None:
+    need(MATPLOTLIB)
+    drawing.write(str(tmp_path / "a.svg"), fabric(3)._replace(ways={}, inside={}, reduced=[]), [], "three")
+    assert "no ways between ranks were measured" in (tmp_path / "a.svg").read_text()
+
+
+def test_names_of_neighbours_do_not_overlap() -> None:
+    nodes = [0, 17, 18, 19, 20, 253, 254, 255]
+    places = drawing.apart(nodes, 256, drawing.LETTER)
+    least = drawing.LETTER / (drawing.SIDE * 72)
+    assert all(two - one >= least for one, two in pairwise(places))
+    assert places[0] >= 0
+    assert places[-1] <= 1
+
+
+def test_the_suffix_says_the_format(tmp_path: Path) -> None:
+    need(MATPLOTLIB)
+    for name, begin in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a", b"<?xml")):
+        drawing.write(str(tmp_path / name), three(), [], "three")
+        assert (tmp_path / name).read_bytes().startswith(begin)
+
+
+def test_a_check_without_a_picture_needs_no_matplotlib() -> None:
+    code = ("import sys; import mpiddp.check.drawing, mpiddp.check.table, mpiddp.check.record;"
+            "sys.exit(any(one in sys.modules for one in ('matplotlib', 'numpy')))")
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_a_missing_matplotlib_is_the_callers_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="matplotlib"):
+        drawing.write(str(tmp_path / "a.svg"), three(), [], "three")
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(nodes=st.integers(1, 9), local=st.integers(1, 3), gpus=st.booleans(), seed=st.integers(0, 999),
+       told=st.dictionaries(st.integers(0, 8), st.lists(st.text(), max_size=2)),
+       lost=st.dictionaries(st.integers(0, 8), st.text()),
+       unreduced=st.none() | st.tuples(st.integers(1, 2**28), st.integers(0, 9)))
+def test_what_is_written_is_read(nodes: int, local: int, gpus: bool, seed: int, told: dict[int, list[str]],
+                                 lost: dict[int, str], unreduced: tuple[int, int] | None,
+                                 tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = fabric(nodes, local, gpus=gpus, seed=seed)._replace(told=told, lost=lost, unmet=frozenset({(0, 1)}),
+                                                            unmet_inside=frozenset({(2, 3)}), unreduced=unreduced)
+    figures = made._replace(by_mpi=made.ways)
+    path = tmp_path_factory.mktemp("check") / "check.json"
+    path.write_text(json.dumps(record.as_json(figures, *found(
+        made._replace(told={}, lost={}, unmet=frozenset(), unmet_inside=frozenset())))))
+    assert record.read(str(path)) == figures
+
+
+def test_a_folder_that_hangs_takes_its_files_and_not_the_table(tmp_path: Path) -> None:
+    """FUSE whose server never answers: the table is there, and each file is warned of by its name."""
+    need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
+    program = """
+import sys, torch
+from types import SimpleNamespace
+from mpiddp.check import Asked, history, report
+from tests.fabrics import three
+report.WRITING_S = report.DRAWING_S = history.ANSWER_S = 0.5
+report.Inspection = lambda *_: SimpleNamespace(run=lambda _: three())
+env = SimpleNamespace(backend="gloo", device=torch.device("cpu"), world_size=3)
+report.inspect(None, env, Asked(False, False, *(f"{sys.argv[1]}/{name}" for name in ("svg", "json", "past", "bad"))), 9)
+"""
+    done = processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path), sys.executable,
+                         "-c", program, str(tmp_path), timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    said = check(done).stderr.splitlines()
+    assert "leave out: --exclude=n001" in done.stdout
+    assert said == [
+        f"mpiddp: warning: check-history: cannot keep figures in {tmp_path}/past: it has not answered within 0.5 s",
+        *(f"mpiddp: warning: {tmp_path}/{name} is not written: it has not answered within 0.5 s"
+          for name in ("bad", "json", "svg"))]
+
+
+def test_the_file_has_units_in_its_names() -> None:
+    written = record.as_json(three(), *found(three()))
+    assert written["own"]["matrix_flop_per_s"][0]["rank"] == 0
+    assert written["ways"]["latency_s"][0].keys() == {"from", "to", "values"}
+    assert written["all_reduce"][0].keys() == {"size_bytes", "time_s"}
+    assert written["findings"][0]["hosts"] == ("n001",)
+    assert written["versions"].keys() >= {"mpiddp", "python", "torch"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"own": 3}'])
+def test_another_file_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json is no file of mpiddp\.check --json"):
+        record.read(str(tmp_path / "other.json"))
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_taken_away() -> None:
+    program = ("from mpiddp.check.progress import Progress; one = Progress(); "
+               "[one.show('pairs of nodes', done, 4) for done in range(4)]; one.end()")
+    said = run_on_terminal([sys.executable, "-c", program], dict(os.environ)).decode()
+    assert "\r\x1b[Kpairs of nodes [" + "#" * 22 + "." * 8 + "] 3/4" in said
+    assert said.endswith("\r\x1b[K")
+    piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+    assert piped == "mpiddp.check: measuring pairs of nodes\n"

@@ -1,0 +1,307 @@
+"""What a rank measures by itself: plausible figures, within the time, and what is bad about its node."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from mpiddp.compare.figures import OWN
+from mpiddp.measure import channels, compute, devices, machine, memory, own, storage
+from tests import processes
+from tests.cgroups import inside, quota
+from tests.support import PROGRAMS, ROOT, check, need
+
+CPU = torch.device("cpu")
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SIZED = "mkdir -p {0} && mount -t tmpfs -o size={1} tmpfs {0}"
+
+
+def measured(leads: bool, budget_s: float, command: Callable[..., list[str]] = lambda *line: [*map(str, line)],
+             **variables: str) -> dict[str, Any]:
+    """Return what a rank has measured in a process of its own, which `command` starts."""
+    line = command(sys.executable, PROGRAMS / "measured.py", "leads" if leads else "follows", budget_s)
+    found: dict[str, Any] = json.loads(check(processes.run(*line, timeout=100, env={**ENV, **variables})).stdout)
+    return found
+
+
+def mounted(prepare: str) -> Callable[..., list[str]]:
+    """Return what runs a command in a mount namespace of its own, after a shell's `prepare`; needs root."""
+    need(["root"] if os.geteuid() else [])
+    return lambda *line: ["unshare", "--mount", "sh", "-c", f"{prepare} && exec \"$@\"", "sh", *map(str, line)]
+
+
+@pytest.mark.alone
+def test_figures_are_plausible(tmp_path: Path) -> None:
+    found = measured(True, 3.0, TMPDIR=str(tmp_path))
+    values = found["values"]
+    assert found["told"] == []
+    assert values.keys() == OWN.keys() - {"device-memory", "to-device", "from-device", "device-free", "clock", "import"}
+    assert 1e9 < values["matrix"] < 1e12  # of one core
+    assert 1e9 < values["memory"] < 1e12
+    assert values["throttled"] <= 0.02
+    seen = os.statvfs("/dev/shm")
+    assert values["shm-size"] == seen.f_frsize * seen.f_blocks
+    assert all(1e7 < values[f"{name}-{way}"] < 1e12 for name in ("shm", "tmp", "folder") for way in ("write", "read"))
+    assert all(10 < values[f"{name}-files"] < 1e7 for name in ("tmp", "folder"))
+    assert found["took_s"] < 4.5
+    assert list(tmp_path.iterdir()) == []
+    assert not [one for one in [*Path("/dev/shm").iterdir(), *Path.cwd().iterdir()] if "mpiddp-" in one.name]
+
+
+@pytest.mark.alone
+def test_a_short_time_is_kept_and_what_does_not_fit_left_out() -> None:
+    found = measured(False, 0.1)
+    assert "matrix" not in found["values"]
+    found = measured(True, 0.4)
+    assert {"matrix", "throttled", "shm-write", "tmp-files"} <= found["values"].keys()
+    assert found["took_s"] < 1.0
+
+
+@pytest.mark.alone
+def test_two_measurements_agree() -> None:
+    """The best of one series and of another, on a machine that has other work, too."""
+    for one in (compute.product, lambda _, budget_s: memory.host(budget_s)):
+        values = [one(CPU, 0.5) or 0.0 for _ in range(6)]
+        assert max(values[::2]) / max(values[1::2]) == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.alone
+def test_a_product_is_what_plain_torch_computes() -> None:
+    rows, times = 512, []
+    one, other = torch.randn(rows, rows), torch.randn(rows, rows)
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    ours = compute.product(CPU, 1.0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    end = time.perf_counter() + 1.0
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        for _ in range(20):
+            torch.mm(one, other)
+        times.append((time.perf_counter() - began) / 20)
+    assert ours == pytest.approx(2 * rows**3 / min(times), rel=0.3)
+
+
+@pytest.mark.alone
+def test_a_quota_is_seen() -> None:
+    """A quarter of a CPU's time: a quarter of the products, and the cgroup tells why."""
+    whole = measured(False, 2.0)["values"]
+    with quota(0.25) as group:
+        part = measured(False, 2.0, lambda *line: inside(group, *line))["values"]
+    assert whole["throttled"] < 0.02
+    assert 0.3 < part["throttled"] < 0.9
+    assert 0.15 < part["matrix"] / whole["matrix"] < 0.5
+
+
+@pytest.mark.alone
+@pytest.mark.thorough
+def test_throttling_of_a_parent_counts() -> None:
+    with quota(0.25) as group:
+        (group / "below").mkdir()
+        try:
+            found = measured(False, 1.0, lambda *line: inside(group / "below", *line))["values"]
+        finally:
+            (group / "below").rmdir()
+    assert found["throttled"] > 0.2
+
+
+def test_a_full_and_a_small_folder_are_told(tmp_path: Path) -> None:
+    full, small = f"{tmp_path}/full", "/dev/shm"
+    prepare = " && ".join([SIZED.format(full, "100m"), f"head -c 88m /dev/zero > {full}/filler",
+                           SIZED.format(small, "16m")])
+    found = measured(True, 0.4, mounted(prepare), TMPDIR=full)
+    assert found["told"] == ["/dev/shm is small: 16 MiB", f"{full} is full: 12 MiB free"]
+    assert found["values"]["shm-size"] == 16 * 2**20
+    assert "shm-write" not in found["values"] and "tmp-write" not in found["values"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    found = measured(True, 0.4, mounted(f"{SIZED.format(tmp_path / 'fixed', '1g,ro')} && cd {tmp_path}/fixed"),
+                     TMPDIR=f"{tmp_path}/fixed")
+    assert found["told"] == [f"{tmp_path}/fixed cannot be written: Read-only file system"]
+    assert "folder-write" not in found["values"]  # but nobody has to be able to write to a working directory
+
+
+def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> None:
+    """A file of 16 MiB would not fit into 5 % of 100 MiB; it could fill up what other programs need."""
+    command = mounted(SIZED.format(tmp_path / "disk", "100m"))
+    source = (f"from mpiddp.measure import storage\nstorage.FILE_BYTES = 2**40\n"
+              f"one = storage.Folder('tmp', '{tmp_path}/disk', 'it')\nprint(storage.measure(one, 0.1))")
+    done = check(processes.run(*command(sys.executable, "-c", source), timeout=60, env=ENV))
+    assert "tmp-write" in done.stdout and done.stdout.endswith(", [])\n")
+
+
+def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+    found = storage.measure(storage.Folder("tmp", f"{tmp_path}/none", "/tmp"), 0.1)
+    assert found == ({}, ["/tmp cannot be written: No such file or directory"])
+
+
+def test_a_hung_file_system_is_told(tmp_path: Path) -> None:
+    """FUSE whose server never answers, as a dead NFS server: the check and its end do not wait for it."""
+    need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
+    source = (f"from mpiddp.measure import storage\none = storage.Folder('folder', '{tmp_path}', 'the folder')\n"
+              "print(storage.measure(one, 0.1, 1.0))")
+    began = time.monotonic()
+    done = check(processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path),
+                               sys.executable, "-c", source, timeout=60, env=ENV))
+    assert done.stdout == "({}, ['the folder has not answered within 1 s'])\n"
+    assert time.monotonic() - began < 20
+
+
+def test_the_deadline_passes_answers_and_errors_on() -> None:
+    assert storage.within(5.0, lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        storage.within(5.0, lambda: 1 / 0)
+    with pytest.raises(TimeoutError):
+        storage.within(0.05, lambda: time.sleep(1))
+
+
+def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS: O_TMPFILE is refused there; a file's name is gone while it is written."""
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # what kernels without it make of it: EISDIR
+    with storage.nameless(str(tmp_path)) as file:
+        assert os.write(file, b"some") == 4
+        assert os.fstat(file).st_nlink == 0
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_two_nodes_with_one_name_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers, whose processes have the same PIDs: the file of one is there while the other makes its own."""
+    look = os.stat
+
+    def meanwhile(name: str) -> os.stat_result:
+        monkeypatch.setattr(os, "stat", look)
+        os.close(storage.named(str(tmp_path)))
+        return look(name)
+
+    monkeypatch.setattr(os, "stat", meanwhile)
+    os.close(storage.named(str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+
+
+class Work:
+    """A piece of a backend's work that notes with which timeouts it is waited for."""
+
+    def __init__(self) -> None:
+        self.waits: list[timedelta | None] = []
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Fail, as NCCL does, if a timeout is over."""
+        self.waits.append(timeout)
+        if timeout == channels.OVER:
+            raise RuntimeError("timed out in blocking wait")
+
+
+def test_a_devices_work_is_waited_for_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL would look once in a millisecond. On a CPU, gloo's own timeout is the deadline."""
+    settled: list[torch.device] = []
+    monkeypatch.setattr(channels, "settle", lambda device, _: settled.append(device))
+    works, cuda = [Work(), Work()], torch.device("cuda", 0)
+    channels.complete(lambda: cast(Any, works), cuda, time.monotonic() + 1)
+    assert [one.waits for one in works] == [[None], [None]] and settled == [cuda]
+    one = Work()
+    channels.complete(lambda: cast(Any, [one]), CPU, time.monotonic() + 1)
+    assert one.waits[0] and 0.9 < one.waits[0].total_seconds() <= 1
+
+
+def test_a_devices_work_that_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(*_: object) -> None:
+        raise TimeoutError("cuda:0 has not come to an end")
+
+    monkeypatch.setattr(channels, "settle", settle)
+    works = [Work(), Work()]
+    with pytest.raises(TimeoutError, match="has not come to an end"):
+        channels.complete(lambda: cast(Any, works), torch.device("cuda", 0), time.monotonic())
+    assert [one.waits for one in works] == [[None, channels.OVER]] * 2
+
+
+@pytest.mark.parametrize(("address", "pattern", "switch"), [
+    ("s0.s4.s8.tux1", "switch.switch.switch.node", "s8"),
+    ("leaf1.node.with.dots", "switch.node", "leaf1"),
+    ("tux1", "node", ""),  # a site without a topology
+    ("", "", ""),
+    ("s0", "switch.node", ""),
+])
+def test_the_switch_of_a_node(address: str, pattern: str, switch: str) -> None:
+    environ = {machine.ADDRESS: address, machine.PATTERN: pattern}
+    assert machine.switch({name: value for name, value in environ.items() if value}) == switch
+
+
+def test_what_a_rank_is_compared_by() -> None:
+    assert machine.kind(CPU, 8) == f"8 cores of {machine.processor()}"
+    assert machine.kind(CPU, 1).startswith("1 core of ")
+    assert machine.machine() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def test_the_import_of_torch_is_as_long_as_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own.import_s() is None or own.import_s() > 0
+    monkeypatch.setattr(own, "begun", [("import mpiddp", 0), ("import torch", 10**9), ("devices", 35 * 10**8)])
+    assert own.import_s() == 2.5
+
+
+class Nvml:
+    """NVML whose driver answers what it is told to, and has no function for all else."""
+
+    class NVMLError(Exception):
+        """What NVML raises."""
+
+    def __init__(self, **answers: object) -> None:
+        self._answers = {f"nvmlDeviceGet{name}": value for name, value in answers.items()}
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def ask(*_: object) -> object:
+            if name not in self._answers:
+                raise self.NVMLError("Function Not Found")
+            return self._answers[name]
+
+        return ask
+
+
+@pytest.mark.parametrize(("answers", "words"), [
+    ({}, []),
+    ({"TotalEccErrors": 0, "RetiredPagesPendingStatus": 0, "RemappedRows": (1, 0, 0, 0),
+      "CurrentClocksEventReasons": 0x4 | 0x1}, []),  # its power's limit, and idle: as with any GPU
+    ({"TotalEccErrors": 1200}, ["the GPU's memory has had 1,200 uncorrectable errors since the driver was loaded"]),
+    ({"RetiredPagesPendingStatus": 1}, ["pages of the GPU's memory wait to be retired, by a reset"]),
+    ({"RemappedRows": (0, 2, 1, 1)}, ["rows of the GPU's memory wait to be remapped, by a reset",
+                                      "a row of the GPU's memory could not be remapped"]),
+    ({"CurrentClocksEventReasons": 0x48},  # both bits are set where it is the temperature
+     ["the GPU's clocks are lowered by the hardware, for its temperature"]),
+    ({"CurrentClocksThrottleReasons": 0x80}, ["the GPU's clocks are lowered by the power supply's brake"]),
+])
+def test_what_the_driver_tells(answers: dict[str, object], words: Sequence[str]) -> None:
+    assert list(devices.words(Nvml(**answers), "a GPU")) == list(words)
+
+
+def test_a_gpu_is_found_by_its_address_or_its_uuid() -> None:
+    gpu = devices.Gpu("2bd1", "2bd1", "H100", "0000:0b:00.0")
+    assert devices.handle(Nvml(HandleByPciBusId="by address", HandleByUUID="by UUID"), gpu) == "by address"
+    assert devices.handle(Nvml(HandleByUUID="by UUID"), gpu) == "by UUID"
+    assert devices.handle(Nvml(), gpu) is None
+
+
+def test_one_rate_is_that_of_the_best_window() -> None:
+    """Work that takes long in every other window."""
+    pauses = itertools.cycle([0.002] * 25 + [0.02] * 5)
+    rate = compute.best_rate(lambda: time.sleep(next(pauses)), CPU, 0.6, 0.02)
+    assert rate > 300
+
+
+def test_a_device_that_does_not_compute_is_told() -> None:
+    """An accelerator without kernels."""
+    source = ("import torch\nfrom mpiddp.measure import own\n"
+              "found = own.measure(torch.device('imagined', 0), True, 0.3)\n"
+              "print('matrix' in found.values, 'shm-free' in found.values, found.computes, found.told)")
+    env = {**ENV, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/standins/accelerator"}
+    done = check(processes.run(sys.executable, "-c", source, timeout=60, env=env))
+    assert done.stdout.startswith("False True False [\"imagined:0 does not compute: ")
