@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.beside.messages import ASK_SIGNAL, STACK_SIGNAL
 from mpiddp.version import __version__
 from mpiddp.where import cards, client
 from mpiddp.where.cards import Card, read_all
@@ -221,10 +222,13 @@ def test_a_deep_stack_in_a_folder_with_an_umlaut(quick: Mpi, state: dict[str, st
             assert waiting.place.collective == "barrier"
 
 
-def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [ASK_SIGNAL, pytest.param(STACK_SIGNAL, marks=pytest.mark.thorough)])
+def test_a_signal_that_a_program_uses_itself(
+    number: int, quick: Mpi, state: dict[str, str], tmp_path: Path
+) -> None:
     script = tmp_path / "own_signal.py"
     script.write_text("import os, signal, time\nfrom mpi4py import MPI\nimport mpiddp\nseen = []\n"
-                      "signal.signal(signal.SIGRTMAX - 2, lambda *_: seen.append(1))\nmpiddp.init_process_group()\n"
+                      f"signal.signal({number}, lambda *_: seen.append(1))\nmpiddp.init_process_group()\n"
                       "time.sleep(5)\nprint(seen)\nmpiddp.destroy_process_group()\n")
     with asked(0.2) as answers:
         done = check(processes.run(*mpiexec_command(quick, 2, script), timeout=DEADLINE_S, cwd=ROOT,
@@ -246,7 +250,7 @@ def test_a_job_that_stands_still_says_so(quick: Mpi, state: dict[str, str]) -> N
     assert done.stderr.count("no rank has moved for") == 2
 
 
-@pytest.mark.parametrize("launcher", first_of([SIX[2], SIX[3], SIX[4], replace(SIX[2], mpi=MPIS["impi"])], 2),
+@pytest.mark.parametrize("launcher", first_of([SIX[2], SIX[3], SIX[4], replace(SIX[2], mpi=MPIS["impi"])]),
                          ids=lambda one: one.name)
 def test_a_sigquit_asks_and_ends_nothing(
     launcher: Launcher, state: dict[str, str], request: pytest.FixtureRequest

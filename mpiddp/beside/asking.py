@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+CUT = "  ..."  # at the end of a stack of which the outermost calls are left out
+FIRST = ("_run_module_as_main", "_bootstrap")  # the first calls of `python -m`, and of a thread
+MODULE = "<module>"  # that of a script
+
 # A rank to its sentinel
 
 
 class Stacks(NamedTuple):
-    """Stacks that STACK_SIGNAL asks for come from the pipe whose end comes with this; the rank's is `descriptor`."""
+    """Stacks come from the pipe whose end comes with this; the rank's is `descriptor`."""
 
     descriptor: int
+
+
+class Calls(NamedTuple):
+    """The stack of a process's main thread, told by the interpreter: `text` is as faulthandler prints it."""
+
+    pid: int
+    text: str
 
 
 class Answers(NamedTuple):

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
-from .asking import Answers, Ask, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
+from .asking import Answers, Ask, Calls, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
 from .outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
-STACK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, print its stack to its sentinel
+ASK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, tell the sentinel its `Calls`
+STACK_SIGNAL = signal.SIGRTMAX - 3  # lets one print its stack, in native code too
 KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container: no SIGKILL from inside does
 
 
@@ -225,7 +226,7 @@ Sent = (
     Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
     | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
     | Missing | JobEnds | Over | Forward | AskLost | Lost | Forwarded | SettleOutput | OutputSettled | Stacks | Progress
-    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Outflow
+    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Calls | Outflow
 )
 
 

@@ -6,32 +6,41 @@ import _thread
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Iterable
+from types import FrameType
 
+from .asking import CUT, FIRST, MODULE, Calls, Progress
 from .ends import file_of
-from .messages import STACK_SIGNAL
+from .lines import encode
+from .messages import ASK_SIGNAL, STACK_SIGNAL
 
 ENDING_S = 1.0  # for the thread
 PIPE_BYTES = 2**20  # as much as any user may have
+MOST_CALLS = 100  # the innermost ones
 
 
 class Window:
     """What a sentinel sees its rank through: a pipe and a socket.
 
-    STACK_SIGNAL lets the rank, and each process that it has forked, print the stack of its main thread into the pipe,
-    by a handler in C, whatever holds the interpreter. Other threads' stacks are left out: to read one while its thread
-    runs may crash the process (python/cpython#116008). What comes through the socket asks for a `Progress`, which a
-    thread of the rank answers as soon as the interpreter lets it.
+    What comes through the socket asks a thread of the rank for the stack of the main thread, and a `Progress`, which it
+    tells there as soon as the interpreter lets it. ASK_SIGNAL asks each process that the rank has forked for its stack,
+    and the rank where that thread does not answer, by a handler in Python that tells it through the pipe. So the
+    interpreter reads its stack itself. Where it is held up, in native code, STACK_SIGNAL lets a handler in C print the
+    stack. That may crash a process which runs Python, because a signal comes between any two instructions, also where a
+    call has been half made (python/cpython#116008): who sends it sees to that.
     """
 
     def __init__(self) -> None:
-        """Open it; raise OSError where that can't be, or something else uses the signal."""
-        if signal.getsignal(STACK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN) or caught([STACK_SIGNAL]):
-            raise OSError("the signal is used already")
+        """Open it; raise OSError where that can't be, or something else uses the signals."""
+        numbers = ASK_SIGNAL, STACK_SIGNAL
+        if caught(numbers) or any(signal.getsignal(one) not in (signal.SIG_DFL, signal.SIG_IGN) for one in numbers):
+            raise OSError("a signal is used already")
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)  # what the sentinel does not read is lost: the rank never waits for it
         with contextlib.suppress(OSError):
@@ -39,7 +48,12 @@ class Window:
         self._ours, self.its = (one.detach() for one in socket.socketpair())
         os.set_blocking(self._ours, False)
         self._files = {one: file_of(one) for one in (self.reading, self.writing, self._ours, self.its)}
+        self._watched = _thread.get_ident()
+        self._asked, self._is_telling = 0, False
+        self._handler = self._on_signal  # one object, by which it is known again
         with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(ASK_SIGNAL, self._handler)
+            signal.siginterrupt(ASK_SIGNAL, False)
             signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # as it is again when faulthandler lets go of it
         faulthandler.register(STACK_SIGNAL, file=self.writing, all_threads=False)
         self._answers = _thread.allocate_lock()  # held as long as the thread runs
@@ -51,6 +65,9 @@ class Window:
     def end(self) -> None:
         """Close it; a signal that is on its way is no harm, until forget()."""
         faulthandler.unregister(STACK_SIGNAL)
+        with contextlib.suppress(ValueError):  # not in the main thread
+            if signal.getsignal(ASK_SIGNAL) == self._handler:
+                signal.signal(ASK_SIGNAL, signal.SIG_IGN)
         if self._is_ours(self.its):
             with socket.socket(fileno=os.dup(self.its)) as other, contextlib.suppress(OSError):
                 other.shutdown(socket.SHUT_RDWR)  # which ends the thread
@@ -59,10 +76,11 @@ class Window:
             os.close(descriptor)
 
     def forget(self) -> None:
-        """Let the signal do what it did, because nobody is left to send it."""
+        """Let the signals do what they did, because nobody is left to send them."""
         with contextlib.suppress(ValueError):  # not in the main thread
-            if signal.getsignal(STACK_SIGNAL) == signal.SIG_IGN:
-                signal.signal(STACK_SIGNAL, signal.SIG_DFL)
+            for number in (ASK_SIGNAL, STACK_SIGNAL):
+                if signal.getsignal(number) == signal.SIG_IGN:
+                    signal.signal(number, signal.SIG_DFL)
 
     def _is_ours(self, descriptor: int) -> bool:
         """Tell whether a descriptor is still that file: a program may have closed it, and opened another."""
@@ -73,15 +91,70 @@ class Window:
 
     def _answer(self) -> None:
         """Answer the sentinel until the window is closed."""
-        from .lines import encode
         from .progress import progress
 
         asked = select.poll()
         asked.register(self._ours, select.POLLIN)
         with self._answers, contextlib.suppress(Exception):  # a thread of ours shows no traceback
             while asked.poll() and self._is_ours(self._ours) and os.read(self._ours, 100):
-                with contextlib.suppress(BlockingIOError):
-                    os.write(self._ours, encode(progress()) + b"\n")
+                self._tell(self._ours, Calls(os.getpid(), as_printed(frame_of(self._watched))))
+                self._tell(self._ours, progress())
+
+    def _on_signal(self, _: int, frame: FrameType | None) -> None:
+        """Be the handler of ASK_SIGNAL; where it comes while that is at work, it tells the same once more."""
+        self._asked += 1
+        while (asked := self._asked) and not self._is_telling:
+            self._is_telling = True
+            try:
+                with contextlib.suppress(RecursionError):  # the script is near its limit; all else is the script's own
+                    self._tell(self.writing, calls_within(select.PIPE_BUF - 2, frame))
+            finally:
+                self._is_telling = False
+                self._asked -= asked
+
+    def _tell(self, descriptor: int, message: Calls | Progress) -> None:
+        """Tell the sentinel, in a line of its own, unless it does not read."""
+        with contextlib.suppress(OSError):
+            if self._is_ours(descriptor):
+                os.write(descriptor, b"\n" + encode(message) + b"\n")
+
+
+def frame_of(thread: int) -> FrameType | None:
+    """Return the frame in which a thread is; from CPython 3.11 a garbage collection may never return meanwhile.
+
+    That is python/cpython#106883.
+    """
+    collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def as_printed(frame: FrameType | None, most: int = MOST_CALLS) -> str:
+    """Return a frame and those that have called it, as faulthandler prints them: a line each, the innermost first.
+
+    A thread that runs again meanwhile may have left some: then the outermost ones lack, too.
+    """
+    lines: list[str] = []
+    outermost = ""
+    while frame is not None and len(lines) < most:
+        outermost = frame.f_code.co_name
+        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno or "???"} in {outermost}')
+        frame = frame.f_back
+    is_whole = frame is None and outermost in (*FIRST, MODULE)
+    return "\n".join(lines if is_whole else [*lines, CUT]) + "\n"
+
+
+def calls_within(most_bytes: int, frame: FrameType | None) -> Calls:
+    """Return the innermost calls of this process that a message of so many bytes has room for."""
+    most = MOST_CALLS
+    while len(encode(calls := Calls(os.getpid(), as_printed(frame, most)))) > most_bytes and most > 1:
+        most = most * 2 // 3
+    return calls
 
 
 # What the thread leaves to the others: all signals but those that a fault of its own brings.

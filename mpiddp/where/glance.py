@@ -9,20 +9,23 @@ from typing import NamedTuple
 
 STATE, USER, CHILDREN_SYSTEM, STARTED = 0, 11, 14, 19  # fields of /proc/PID/stat after the name (man 5 proc)
 MANY = 1000  # descendants
+ANSWERING_S = 0.1  # for which a main thread runs; an interpreter that is asked answers sooner
 
 
 class Glance(NamedTuple):
     """A process as the kernel sees it.
 
     `state` is a letter (man 5 proc), `kernel` the function of the kernel that its main thread sleeps in, empty if that
-    is not told. `main_s` is for how many seconds its main thread has run, or has waited for a processor. `busy_s` is
-    the processor time of all its threads, and of its children that have ended; `moved_bytes` is what it has read and
-    written.
+    is not told. `main_s` is for how many seconds its main thread has run, or has waited for a processor; it has `ran_s`
+    of these, in so many `turns`. `busy_s` is the processor time of all its threads, and of its children that have
+    ended; `moved_bytes` is what it has read and written.
     """
 
     state: str
     kernel: str
     main_s: float
+    ran_s: float
+    turns: int
     busy_s: float
     moved_bytes: int
 
@@ -31,6 +34,14 @@ class Glance(NamedTuple):
         """Whether the process is stopped, or the kernel does not let it go."""
         return self.state in "TtD"
 
+    def has_slept(self, before: Glance) -> bool:
+        """Tell whether the main thread has slept since `before`; it has not where the kernel does not count turns."""
+        return self.state == before.state == "S" and 0 < self.turns == before.turns
+
+    def could_answer(self, before: Glance) -> bool:
+        """Tell whether the main thread has run long enough since `before` for its interpreter to answer."""
+        return self.ran_s - before.ran_s > ANSWERING_S
+
 
 def glance(pid: int) -> Glance | None:
     """Look at a process; None if there is none."""
@@ -38,15 +49,16 @@ def glance(pid: int) -> Glance | None:
         fields = stat_of(pid)
     except OSError:
         return None
-    kernel, main_ns, moved = "", 0, 0
+    kernel, ran_ns, waited_ns, turns, moved = "", 0, 0, 0, 0
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
         kernel = file.read()
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # sched-stats.rst
-        main_ns = sum(map(int, file.read().split()[:2]))
+        ran_ns, waited_ns, turns = map(int, file.read().split())
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io") as file:
         moved = sum(int(file.readline().split()[1]) for _ in ("rchar", "wchar"))
     busy = sum(map(int, fields[USER:CHILDREN_SYSTEM + 1])) / os.sysconf("SC_CLK_TCK")
-    return Glance(fields[STATE], kernel if kernel != "0" else "", main_ns / 1e9 or busy, busy, moved)
+    main_s = (ran_ns + waited_ns) / 1e9 or busy
+    return Glance(fields[STATE], kernel if kernel != "0" else "", main_s, ran_ns / 1e9, turns, busy, moved)
 
 
 def stat_of(pid: int) -> list[str]:

@@ -11,16 +11,16 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..beside.asking import CUT, FIRST, MODULE
+
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
 LIBRARIES = ("/site-packages/", "/dist-packages/")
 PYTHON = os.path.dirname(os.__file__) + "/"
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 LAUNCHING = ("cli.py", "launch.py", "__main__.py", "run/script.py", "run/running.py", "run/guard.py", "run/caller.py")
 HEAD = "Stack (most recent call first):"
-CUT = "  ..."  # after a hundred frames
 OUTERMOST, INNERMOST = 8, 32  # frames that are told
 LONGEST = 300  # characters of a file, and of a function
-FIRST = ("_run_module_as_main", "_bootstrap")  # the first calls of `python -m`, and of a thread
 COLLECTIVES = (  # files of torch whose functions wait for other ranks
     "torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py",
     "torch/distributed/utils.py", "torch/nn/parallel/distributed.py",
@@ -73,7 +73,7 @@ def is_whole(text: str, is_quiet: bool = False) -> bool:
     *_, last = text.splitlines() or [""]
     found = FRAME.fullmatch(last)
     return text.endswith("\n") and (last == CUT or (found is not None and (
-        found["function"] in FIRST or (is_quiet and found["function"] == "<module>"))))
+        found["function"] in FIRST or (is_quiet and found["function"] == MODULE))))
 
 
 def read(text: str) -> list[Frame]:

@@ -1,0 +1,106 @@
+"""Processes are asked for their stacks, whatever they do, and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from mpiddp.beside.asking import Sight
+from mpiddp.beside.loop import Loop
+from mpiddp.sentinel.hearing import YOUNG_S, Hearing
+from mpiddp.where.glance import Glance
+from tests.support import PROGRAMS, ROOT
+
+DEADLINE_S = 20
+ANSWERING_S = 30  # for all answers of a test, on a machine that is busy
+
+
+class Asked:
+    """A process with a window, its child, and who asks them."""
+
+    def __init__(self, pid: int, child: int, sight: Sight) -> None:
+        self.pid, self.child = pid, child
+        self.errors: list[Exception] = []
+        self._loop = Loop(self.errors.append)
+        self._hearing = Hearing(self._loop, pid, sight)
+
+    def ask(self) -> list[str]:
+        """Return the functions in which both are, as soon as all is heard that comes in time."""
+        began_s = time.monotonic()
+
+        def look() -> None:
+            left_s = began_s + self._hearing.wait_s - time.monotonic()
+            self._loop.set_timer("over", max(0.0, left_s), end)
+
+        def end() -> None:
+            self._loop.over = True
+
+        self._loop.over = False
+        self._hearing.ask([self.child], look)
+        look()
+        self._loop.run()
+        assert self.errors == []
+        found = [self._hearing.stacks.get(one, []) for one in (self.pid, self.child)]
+        return [" ".join(frame.function for frame in frames) for frames in found]
+
+
+@contextmanager
+def windowed(what: str) -> Iterator[Asked]:
+    ours, its = socket.socketpair()
+    command = [sys.executable, PROGRAMS / "windowed.py", str(its.fileno()), what]
+    with ours, its, subprocess.Popen(command, pass_fds=[its.fileno()], cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
+                                     start_new_session=True) as process:
+        ours.settimeout(DEADLINE_S)
+        try:
+            words, ends, _, _ = socket.recv_fds(ours, 100, 2)
+            descriptor, child = map(int, words.split())
+            time.sleep(YOUNG_S + 0.2)
+            yield Asked(process.pid, child, Sight(ends[0], descriptor, ends[1]))
+            for end in ends:
+                os.close(end)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("what", "most"), [("calls", 100), ("raises", 10), ("keeps", 2)])
+def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int) -> None:
+    """A signal whose handler in C read the stack ended such a process after some hundred questions.
+
+    One whose handlers raise exceptions gets each of them.
+    """
+    with windowed(what) as both:
+        end, heard = time.monotonic() + ANSWERING_S, 0
+        while heard < most:
+            heard += all(what in one for one in both.ask())
+            assert time.monotonic() < end, heard
+        assert {psutil.Process(pid).status() for pid in (both.pid, both.child)} <= {"running", "sleeping"}
+
+
+@pytest.mark.parametrize("what", ["sleeps", "spins", "naps"])
+def test_a_process_tells_where_it_is(what: str) -> None:
+    with windowed(what) as both:
+        end = time.monotonic() + ANSWERING_S
+        for _ in range(3):
+            while not all(found := both.ask()):  # one that has had no processor is not asked in native code
+                assert time.monotonic() < end
+            assert [one.split()[-1] for one in found] == [what, what]
+
+
+def test_who_runs_no_python() -> None:
+    """Only one who could have answered, or has slept all the time."""
+    before = Glance("S", "", 1.0, 1.0, 5, 1.0, 0)
+    assert before.has_slept(before)
+    assert not before._replace(turns=6).has_slept(before)
+    assert not before._replace(state="R").has_slept(before)
+    assert not before._replace(turns=0).has_slept(before._replace(turns=0))
+    assert not before._replace(ran_s=1.01, turns=50).could_answer(before)
+    assert before._replace(ran_s=1.2).could_answer(before)
