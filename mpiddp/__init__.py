@@ -4,8 +4,16 @@ Importing this package starts nothing: neither MPI nor torch is loaded before it
 """
 
 import os
+import sys
 
 from . import stages as _stages  # noqa: F401 (it notes when this process comes to us)
+
+if (sys.argv[:1] == ["-m"] and f"{' '.join(sys.orig_argv)} ".partition(" -m ")[2].startswith(f"{__name__} ")
+        and "_MPIDDP_STAGED_BY" not in os.environ):  # python -m mpiddp, of which a start needs other modules
+    from .staging import ahead as _ahead
+
+    _ahead.begin()
+
 from .api import destroy_process_group, init_process_group, process_group, should_stop, stop_for_requeue
 from .errors import EXIT_REQUEUE as REQUEUE
 from .errors import LaunchError

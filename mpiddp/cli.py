@@ -132,36 +132,32 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
         startup_timeout_s=options.startup_timeout,
         exit_timeout_s=options.exit_timeout,
         stall_s=options.stall,
-        stall_abort=options.stall_abort,
         group_timeout=timedelta_of(options.group_timeout),
-        quiet=options.quiet,
-        explain=options.explain,
         abort_grace_s=options.abort_grace,
         error_file=absolute(options.error_file or environ.get("TORCHELASTIC_ERROR_FILE", "")),
         full_traceback=options.traceback == "full",
         log_dir=absolute(options.log_dir),
-        log_compress=options.log_compress,
-        log_max_bytes=options.log_max_bytes,
         shown=options.show,
         fold_window_s=options.fold_window,
         drops_lines=options.overflow == "drop",
-        prefix=options.prefix,
         python_exit=options.exit,
         binding=options.bind,
-        threads=options.threads,
         map_file=options.map,
         trace_file=options.trace,
         stop_before_s=options.stop_before,
         idle_gpus=options.allow_idle_gpus,
         share_gpus=options.share_gpus,
-        virtual_local_rank=options.virtual_local_rank,
-        interface=options.interface,
         master_addr=options.master_addr or None,
-        port=options.port,
         local_rank_option=options.pass_local_rank,
         facts_file=options.facts,
         unknown_variables=tuple(unknown(environ)),
+        **{name: getattr(options, name) for name in SAME},
     )
+
+
+# Options that are in the configuration what they are on the command line.
+SAME = ("quiet", "explain", "stall_abort", "log_compress", "log_max_bytes", "prefix", "threads", "virtual_local_rank",
+        "interface", "port", "check", "check_history", "stage", "stage_keep")
 
 
 def fits_folded(prefix: str) -> bool:
@@ -181,6 +177,10 @@ def conflict(options: argparse.Namespace) -> str:
         return "--stall-abort needs --stall SECONDS"
     if (options.log_compress or options.log_max_bytes) and not options.log_dir:
         return f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR"
+    if options.check_history and not options.check:
+        return "--check-history needs --check"
+    if options.stage_keep and not options.stage:
+        return "--stage-keep needs --stage"
     if not options.show.folded and (options.fold_window != DEFAULT_FOLD_WINDOW_S or options.overflow != "wait"):
         return f"--{'fold-window' if options.overflow == 'wait' else 'overflow'} needs --show fold"
     if options.show.folded and options.port > 65533:

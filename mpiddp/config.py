@@ -13,6 +13,7 @@ RUNNING = ".running"  # ends the name of a file beside the report of a job that 
 DEFAULT_ABORT_GRACE_S = 5.0
 DEFAULT_FOLD_WINDOW_S = 1.0
 PREFIX = "[{rank} {host}] "
+AUTO = "auto"  # for --stage
 
 
 class Script(NamedTuple):
@@ -81,7 +82,10 @@ class LaunchConfig(NamedTuple):
     `master_addr` name the network on which nodes meet; None takes the best one. `port` of rank 0's node is where
     they do, and the next one is its sentinel's; 0 takes free ones. `local_rank_option` is the
     option by which the script is told its local rank, empty for none. Rank 0 writes what each rank sees of its
-    node to `facts_file`; empty writes nothing. `unknown_variables` are those that look like options' and are none.
+    node to `facts_file`; empty writes nothing. `check` is warn or strict where nodes are measured before the script,
+    empty where they are not; rank 0 keeps the figures in `check_history`, unless that is empty. `stage` is the folder
+    into which the environment is staged, AUTO for the best one, empty for none; `stage_keep` leaves it there at the
+    end. `unknown_variables` are those that look like options' and are none.
     """
 
     script: Script | None = None
@@ -119,6 +123,10 @@ class LaunchConfig(NamedTuple):
     port: int = 0
     local_rank_option: str = ""
     facts_file: str = ""
+    check: str = ""
+    check_history: str = ""
+    stage: str = ""
+    stage_keep: bool = False
     unknown_variables: tuple[str, ...] = ()
 
     def common(self) -> dict[str, str]:
@@ -130,4 +138,4 @@ class LaunchConfig(NamedTuple):
 
 # What each rank acts on, so that some would wait for others in vain; the rest is for rank 0 to know, or for one rank.
 COMMON = ("backend", "device", "init", "startup_timeout_s", "exit_timeout_s", "group_timeout", "explain",
-          "virtual_local_rank")
+          "virtual_local_rank", "check", "stage")

@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from .join.membership import Membership
     from .run.stop import Stop
 
+Program = Callable[[RunningJob, LaunchConfig], int]  # returns the exit status of a rank
 job: RunningJob | None = None  # which `launch` started in this process
 
 
-def launch(config: LaunchConfig) -> int:
-    """Start this rank, run the script in it, and return the exit status.
+def launch(config: LaunchConfig, program: Program = run_script) -> int:
+    """Start this rank, run the script in it, or another program, and return the exit status.
 
     The rank leaves the job after the script's threads and atexit functions. A script that fails ends
     the job on all ranks. If another program runs ours, such as a profiler, it has work to do when we return:
@@ -53,14 +54,14 @@ def launch(config: LaunchConfig) -> int:
     """
     frame = sys._getframe()
     if caller.is_python(frame):
-        return start_and_run(config)
+        return start_and_run(config, program)
     status = caller.Status(frame)
-    status.number = start_and_run(config._replace(python_exit=True))
+    status.number = start_and_run(config._replace(python_exit=True), program)
     return status.number
 
 
-def start_and_run(config: LaunchConfig) -> int:
-    """Start this rank and run the script in it; end the process as `config` says."""
+def start_and_run(config: LaunchConfig, program: Program) -> int:
+    """Start this rank and run a program in it; end the process as `config` says."""
     global job
     try:
         job = start(config)
@@ -75,7 +76,7 @@ def start_and_run(config: LaunchConfig) -> int:
         file = config.script.target if config.script and config.script.is_file else ""
         return explain(functools.partial(job.membership.explain, file), job.membership.environment, config.explain)
     job.ending.watch_script(leaving, outlet_of(job.membership, config))
-    return run_script(job, config)
+    return program(job, config)
 
 
 def start(config: LaunchConfig) -> RunningJob:
@@ -102,6 +103,10 @@ def start(config: LaunchConfig) -> RunningJob:
     if config.init:
         create_group(started, config)  # 9
     stages.begin("ready")
+    if config.stage:
+        from .staging.start import remember
+
+        remember()
     if membership.environment.rank == 0:
         from .show.start import announce  # the other ranks need not load it
 
@@ -125,9 +130,17 @@ def meet(comm: MPI.Comm, config: LaunchConfig, sentinel: SentinelHandle | None =
     warn(host.warnings)
     former = set_variables(host, config)
     cpus = bind_cores(host)  # 4
+    if config.stage:
+        from .staging.start import stage
+
+        stage(roll, host.place, config)
     devices = import_torch(config, cpus)  # 5
     plan = roll.agree("importing torch", ready_facts(host, cpus, devices, probe), hosting.plan_devices)  # 6
     warn(plan.warnings)
+    if config.check:
+        from .check.start import check_nodes
+
+        check_nodes(roll, host.place, plan.device, config)
     stages.begin("store")
     from .join.membership import enter
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cgroups import limited
 from tests.cluster import Cluster, missing_components
 from tests.support import MPIS, ROOT, Mpi, need, scratch
 
@@ -21,8 +21,6 @@ MARKERS = (
     "alone: measures time, so that nothing else may run beside it",
 )
 
-V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-RELEASE_S = 5.0  # for the kernel to let go of processes that have ended
 LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
 
 
@@ -77,19 +75,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def group() -> Iterator[Path]:
     """Return a new cgroup with a limit of memory."""
-    parent, limit = (V1, "memory.limit_in_bytes") if V1.is_dir() else (V2, "memory.max")
-    folder = parent / f"mpiddp-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        need([f"a cgroup of one's own ({error})"])
-    try:
-        if not (folder / limit).exists():
-            need([f"a memory controller that {parent} hands on"])
-        (folder / limit).write_text(str(LIMIT_BYTES))
+    with limited("memory", "memory.limit_in_bytes", str(LIMIT_BYTES), "memory.max", str(LIMIT_BYTES)) as folder:
         yield folder
-    finally:
-        deadline = time.monotonic() + RELEASE_S
-        while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        folder.rmdir()

@@ -125,7 +125,7 @@ def single_node_environ(mpi: Mpi) -> dict[str, str]:
 def scratch() -> str:
     """Return a folder for temporary files of the tests' jobs: tests/run's, or one that goes with this process.
 
-    With it go the files that Hydra leaves of jobs that were aborted, which have no other place.
+    With it go the files that Hydra and MPICH leave of jobs that were aborted, which have no other place.
     """
     if SCRATCH in os.environ:
         return os.environ[SCRATCH]
@@ -134,7 +134,7 @@ def scratch() -> str:
 
     def remove() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        for left in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
+        for left in [*Path("/tmp").glob("hydra_hwloc_xmlfile_*"), *Path("/dev/shm").glob("mpich_shm_*")]:
             with contextlib.suppress(FileNotFoundError):
                 if left.stat().st_uid == os.getuid() and left.stat().st_mtime > start:
                     left.unlink()

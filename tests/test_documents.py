@@ -16,7 +16,7 @@ from tests.cluster.cluster import RUN
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, need, single_node_environ
 from tests.test_readme import FIRST
 
-FOLDERS = ("", "batch", "examples", "mpiddp", "tests", "tests/*")
+FOLDERS = ("", "batch", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
     "LLsub", "accelerate", "bsub", "ch-run", "conda", "grep", "jq", "jsrun", "kill", "mpiexec", "mpirun", "nohup",
@@ -51,6 +51,11 @@ RUN_BY = {
         "tests/hangs/test_hangs.py::test_a_training_is_not_said_to_stand_still", "training.py"),
     "python -m mpiddp.supervise --nodes 2 --max-restarts 10 srun --mpi=pmix python -m mpiddp train.py --checkpoint c": (
         "tests/test_supervise.py::test_faults_on_three_nodes", "mpiddp.supervise --nodes 2"),
+    "python -m tests.benchmarks.staging_model": (
+        "tests/test_staging.py::test_a_model_of_many_nodes", "tests.benchmarks.staging_model"),
+    **{command: ("tests/test_stage.py::test_three_nodes_read_once", word) for command, word in (
+        ("srun --mpi=pmix python -m mpiddp --stage train.py", '"--stage"'),
+        ("python -m tests.benchmarks.staging", "tests.benchmarks.staging"))},
     "srun -n1 --pty bash": ("tests/test_steps.py::test_mpirun_in_a_step", "-n1"),
     **{command: ("tests/test_log_files.py::test_the_documents_commands_find_the_odd_rank", f'"{command.split()[0]} ')
        for command in (
@@ -62,7 +67,20 @@ RUN_BY = {
         "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
     **{f"python -m tests.benchmarks.{name}": (
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
-       for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts", "output")},
+       for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts", "output",
+                    "accusing")},
+    "python -m tests.benchmarks.checking": (
+        "tests/test_check.py::test_a_bad_node_is_named", "tests.benchmarks.checking"),
+    "srun --mpi=pmix python -m mpiddp.check": ("tests/test_check.py::test_a_bad_node_is_named", "mpiddp.check"),
+    **dict.fromkeys(
+        ("srun --mpi=pmix python -m mpiddp.check --quick --suspects bad-$SLURM_JOB_ID.txt || [ $? = 1 ]",
+         ("python -m mpiddp.supervise --nodes 2 --exclude bad-$SLURM_JOB_ID.txt "
+         "srun --mpi=pmix python -m mpiddp train.py")),
+        ("tests/test_check.py::test_the_documents_batch_script_trains_without_the_bad_node", "README")),
+    "srun --mpi=pmix python -m mpiddp.check --suspects bad.txt": (
+        "tests/test_check.py::test_the_documents_batch_script_trains_without_the_bad_node", "README"),
+    "jq -r '.ways.large_bytes_per_s[] | [.from, .to, .values[0]] | @tsv' check.json": (
+        "tests/test_check.py::test_what_is_asked_for_is_written", '"jq", "-r"'),
     "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
     **{f"tests/simulation/run {option}": (
@@ -84,6 +102,7 @@ SET_UP = {
     "tests/run": (".ci/run", "tests/run"),
     "tests/run --all": ("tests/run", "--all"),
     "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
+    "pip install matplotlib": ("tests/constraints.txt", "matplotlib=="),
     "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
     "pip install zstandard": ("tests/constraints.txt", "zstandard=="),
 }
@@ -120,7 +139,8 @@ def test_commands_are_found_wherever_they_stand() -> None:
 def test_the_documents_are_read() -> None:
     named = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
     assert named >= {"README.md", "batch/README.md", "batch/interactive.md", "examples/README.md", "mpiddp/PROBLEMS.md",
-                     "mpiddp/README.md", "tests/benchmarks/README.md", "tests/faults/README.md"}
+                     "mpiddp/README.md", "mpiddp/check/README.md", "tests/benchmarks/README.md",
+                     "tests/faults/README.md"}
     assert len(AS_THEY_STAND) >= 15
 
 

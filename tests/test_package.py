@@ -103,11 +103,12 @@ def test_files_and_functions_are_short(path: Path) -> None:
             assert node.end_lineno - node.lineno < MOST_LINES_OF_A_FUNCTION, node.name
 
 
-def test_the_plan_is_pure() -> None:
+@pytest.mark.parametrize("room", ["plan", "compare"])
+def test_the_plan_is_pure(room: str) -> None:
     """No MPI, no torch, no environment: nothing but the facts, Python's own modules and a library that is pure."""
-    for path in (PACKAGE / "plan").glob("*.py"):
+    for path in (PACKAGE / room).glob("*.py"):
         assert outside(path) <= {"__future__", "collections", "collections.abc", "functools", "ipaddress", "itertools",
-                                 "math", "string", "typing", "ClusterShell.NodeSet"}, path
+                                 "math", "statistics", "string", "typing", "ClusterShell.NodeSet"}, path
 
 
 def test_importing_the_package_imports_neither_torch_nor_mpi(quick: Mpi) -> None:

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, ENDED, OUT_OF_MEMORY, OWN
-from mpiddp.supervise.allocation import allocation
+from mpiddp.show.files import note_suspects
+from mpiddp.supervise.allocation import allocation, without
 from mpiddp.supervise.command import CommandError, Launcher, on_nodes, own_options, read
 from mpiddp.supervise.decision import (
     Action,
@@ -250,6 +251,18 @@ def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
         read(command, OPEN_MPI, PROGRAMS_THERE.__contains__)
 
 
+def test_nodes_that_are_excluded(tmp_path: Path) -> None:
+    nodes, file = ("n016", "n017", "n018.site.org"), tmp_path / "bad.txt"
+    note_suspects(str(file), [("n018", "sends at 0.48 of the median"), ("n099", "silent")])
+    assert without(nodes, str(file)) == ("n016", "n017")
+    file.write_text("n016\n")
+    assert without(nodes, str(file)) == ("n017", "n018.site.org")
+    assert without(nodes, "n[016-017]") == ("n018.site.org",)
+    for wrong in ("n[016", "n500", str(tmp_path / "none")):
+        with pytest.raises(ValueError, match="file"):
+            without(nodes, wrong)
+
+
 def test_the_nodes_of_an_allocation(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"}
     assert allocation(slurm, "") == (("n1", "n2", "n3"), 2, "7")
@@ -348,7 +361,8 @@ def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
     assert "mpiddp.supervise: stops: two attempts ended alike, " in done.stderr
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [
+    (signal.SIGUSR1, 75), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)])
 def test_nothing_is_started_after_a_signal(quick: Mpi, tmp_path: Path, number: int, status: int) -> None:
     """MPICH's mpiexec hands both on: at the first the training stops, the second one ends a script that never asks."""
     script = job("none", 1, tmp_path)
@@ -475,6 +489,7 @@ def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
     (["--hostfile", "/nowhere", "true"], "/nowhere"), (["/nowhere/program"], "/nowhere/program"),
     (["srun", "python", "a.py"], "start it in an allocation"), (["--nodes", "0", "true"], "greater than 0"),
     (["--dir", "/nowhere", "true"], "--dir: there is no /nowhere"), (["--history", "/nowhere/h", "true"], "-history: "),
+    (["--exclude", "n500", "true"], "--exclude n500: no file, and none"),
     (["--max-restarts", "-1", "true"], "--max-restarts: must be a number"), (["t.py"], "a launcher, or python, comes"),
 ])
 def test_bad_input(quick: Mpi, tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -28,7 +28,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse.ArgumentTypeError."""
-        raise argparse.ArgumentTypeError(f"mpiddp: {message}{self._instead(message)} (see python -m mpiddp --help)")
+        raise argparse.ArgumentTypeError(
+            f"{self.prog}: {message}{self._instead(message)} (see python -m {self.prog} --help)")
 
     def _instead(self, message: str) -> str:
         """Return in words what to take in the place of options that are unknown, empty where that is unknown, too."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import DEFAULT_ABORT_GRACE_S, DEFAULT_FOLD_WINDOW_S, DEFAULT_STARTUP_TIMEOUT_S, PREFIX, RESTARTS
+from ..config import AUTO, DEFAULT_ABORT_GRACE_S, DEFAULT_FOLD_WINDOW_S, DEFAULT_STARTUP_TIMEOUT_S, PREFIX, RESTARTS
 from .values import (
+    CHECKS,
     FALSE,
     TRUE,
     absolute,
+    check,
     interface,
     map_file,
     option_name,
@@ -20,6 +23,7 @@ from .values import (
     ranks,
     seconds,
     size,
+    stage,
     way_out,
     whole,
 )
@@ -127,6 +131,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "write what each rank sees of its node to FILE, before anything is planned; with --dry-run, plan from "
                 "such a file, on any machine",
     },
+    "check": {
+        "default": "", "type": check, "nargs": "?", "const": "warn", "metavar": "strict",
+        "help": "measure the nodes before the script, in about a second, and warn of one that is slower than the "
+                "others or has no room; strict does not start on it",
+    },
+    "check-history": {
+        "default": "", "type": absolute, "metavar": "FILE",
+        "help": "with --check, keep each node's figures in FILE, and compare it with its own of former jobs, too",
+    },
+    "stage": {
+        "default": "", "type": stage, "nargs": "?", "const": AUTO, "metavar": "DIR",
+        "help": "read what a start opens of Python's environment once for the whole job, from shared file systems, and "
+                "keep it in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or /dev/shm)",
+    },
     "trace": {
         "default": "", "type": absolute, "metavar": "FILE",
         "help": "write when each rank began which stage to FILE, for ui.perfetto.dev; adds a collective to the start",
@@ -156,6 +174,7 @@ FLAGS = {
     "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get, or the map of one "
                "on the nodes of --facts; start nothing",
     "no-init": "leave init_process_group() to the script; the environment is set all the same",
+    "stage-keep": "with --stage, leave it on the nodes for the next job",
     "stall-abort": "end the job when no rank has moved for --stall seconds; --error-file has status 124",
     "quiet": "print no start line and no map",
     "allow-idle-gpus": "let the only rank of a node have several GPUs: the script uses more than its own",
@@ -184,6 +203,10 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def is_meant(details: Mapping[str, Any], word: str) -> bool:
     """Tell whether a word is the value of the option before it, which may have one, and not the script."""
+    if details["type"] is check:
+        return word in CHECKS
+    if details["type"] is stage:
+        return word == AUTO or (word.startswith("/") and not word.endswith(".py") and not os.path.isfile(word))
     return word.isdigit() if details["type"] is whole else details["type"] is prefix and "{" in word
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 
-from ..config import PREFIX, Shown
+from ..config import AUTO, PREFIX, Shown
 from ..plan.words import filled
 
 LONGEST_S = 10**9  # of 31 years
 UNITS, LEAST_BYTES = {"K": 2**10, "M": 2**20, "G": 2**30}, 4096
+CHECKS = ("warn", "strict")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
@@ -44,6 +45,13 @@ def size(text: str) -> int:
     if not number.isdecimal() or (found := int(number) * UNITS.get(text[-1], 1)) < LEAST_BYTES:
         raise argparse.ArgumentTypeError(f"must be a number of bytes from {LEAST_BYTES} on, as in 100M, got {text!r}")
     return found
+
+
+def stage(text: str) -> str:
+    """Return a folder as an absolute path, AUTO as it is; as for a flag, 1 means that, and 0 none."""
+    if text.lower() in FALSE:
+        return ""
+    return AUTO if text == AUTO or text.lower() in TRUE else os.path.abspath(text)
 
 
 def port(text: str) -> int:
@@ -104,6 +112,13 @@ def map_file(text: str) -> str:
     if text and not text.endswith((".json", ".svg")):
         raise argparse.ArgumentTypeError(f"must end in .json or .svg, got {text!r}")
     return absolute(text)
+
+
+def check(text: str) -> str:
+    """Return how nodes are checked, empty for not; truths, as flags' variables have them, stand for warnings."""
+    if text not in CHECKS and text.lower() not in (*TRUE, *FALSE):
+        raise argparse.ArgumentTypeError(f"must be warn, strict or 0, got {text!r}")
+    return text if text in CHECKS else CHECKS[0] if text.lower() in TRUE else ""
 
 
 def option_name(text: str) -> str:

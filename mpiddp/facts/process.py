@@ -9,6 +9,8 @@ import select
 import struct
 import time
 
+from .files import text
+
 REAPING_S = 1.0  # for a launcher to take the status of a process that has ended
 EXITING = 0x4  # PF_EXITING (linux/sched.h)
 STATE, FLAGS, EXIT_CODE = 0, 6, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
@@ -106,6 +108,30 @@ def exit_code(pidfd: int) -> int:
     if not struct.unpack_from("Q", info)[0] & PIDFD_INFO_EXIT:
         raise ProcessLookupError
     return int(struct.unpack_from("i", info, PIDFD_EXIT_CODE_AT)[0])
+
+
+def boot() -> str:
+    """Return what tells one running kernel from another (man 5 proc_sys_kernel), empty where it is hidden."""
+    return text("/proc/sys/kernel/random/boot_id")
+
+
+def cgroups(controller: str) -> list[str]:
+    """Return the folders of this process's cgroup of a controller and of all above it, from the inside.
+
+    In a container, those that are mounted there.
+    """
+    found: dict[str, None] = {}
+    for line in text("/proc/self/cgroup").splitlines():
+        number, kinds, path = line.split(":", 2)
+        if number == "0":
+            roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        else:
+            roots = [f"/sys/fs/cgroup/{controller}", f"/sys/fs/cgroup/{kinds}"] * (controller in kinds.split(","))
+        parts = [part for part in path.split("/") if part]
+        for folder in ("/".join([root, *parts[:depth]]) for root in roots for depth in range(len(parts), -1, -1)):
+            if os.path.isdir(folder):
+                found[os.path.realpath(folder)] = None  # cpu and cpuacct may be one, by two names
+    return list(found)
 
 
 def memory_events(pid: int) -> str:

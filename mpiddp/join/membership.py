@@ -101,14 +101,18 @@ class Membership:
                       self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
                       f"{env.node_rank} {runtime.pid_namespace()}")
 
-    def create_group(self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object]) -> None:
+    def create_group(
+        self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object], binds: bool = True
+    ) -> None:
         """Create the job's process group; call `give_up` if that takes longer than the start may take.
+
+        `binds` is GroupMaker.create()'s.
 
         Return when all ranks have the group: a rank that ended earlier would close its gloo connections
         while another rank still makes its own.
         """
         with self.roll.watch("process group", give_up):
-            self.groups.create(timeout)
+            self.groups.create(timeout, binds)
             self.roll.await_all()
 
     def destroy_group(self) -> None:

@@ -35,16 +35,17 @@ class GroupMaker:
         self._create: Callable[..., None] = dist.init_process_group
         self._signature = inspect.signature(self._create)
 
-    def create(self, timeout: timedelta | None = None) -> None:
+    def create(self, timeout: timedelta | None = None, binds: bool = True) -> None:
         """Initialise the default process group with the job's ranks; `timeout` None is torch's own.
 
-        With NCCL and its like the group is bound to its device: it then connects at once, and a broken fabric
-        shows now and not at the first step (torch.distributed.init_process_group, `device_id`).
+        With NCCL and its like the group is bound to its device, if it `binds`: it then connects at once, and a broken
+        fabric shows now and not at the first step (torch.distributed.init_process_group, `device_id`). All ranks
+        take part then, also where only some of them make a further group.
         """
         env = self.environment
         self._timeout = timeout
         self._hook = sys.excepthook
-        device = None if serves_cpu(env.backend) else env.device
+        device = None if serves_cpu(env.backend) or not binds else env.device
         self._create_over_our_store(env.rank, env.world_size,
                                     {"backend": env.backend, "timeout": timeout, "device_id": device})
 

@@ -55,6 +55,7 @@ class RollCall:
 
     That is when their sentinels begin to count, on time.monotonic()'s clock; rank 0 goes by the rank that began first
     of those that wait for it. `hosts` are the ranks' hostnames: on rank 0, as soon as it knows them; empty elsewhere.
+    `numbers` are what the ranks are called, if the communicator has some of a job's alone.
     """
 
     def __init__(self, comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
@@ -62,6 +63,7 @@ class RollCall:
         self.rank, self.size = comm.rank, comm.size
         self.timeout_s = timeout_s
         self.hosts: Sequence[str] = ()
+        self.numbers: Sequence[int] = ()
         self._began_s = began_s
         self._deadline = began_s + timeout_s
         self._sent: list[MPI.Request] = []
@@ -74,7 +76,8 @@ class RollCall:
 
     def name(self, rank: int) -> str:
         """Return what to call a rank in a message."""
-        return f"rank {rank} on {self.hosts[rank]}" if self.hosts else f"rank {rank}"
+        number = self.numbers[rank] if self.numbers else rank
+        return f"rank {number} on {self.hosts[rank]}" if self.hosts else f"rank {number}"
 
     def agree(self, stage: str, facts: Facts, plan: Callable[[Sequence[Facts]], Sequence[Plan]]) -> Plan:
         """Send this rank's facts to rank 0, where `plan` makes a plan for each rank, and return this rank's.
@@ -153,7 +156,7 @@ class RollCall:
 
     def _await_answer(self) -> Any:
         late = self._deadline + min(self.rank, TURNS)
-        return wait_for(lambda: self._receive(0), late, lambda: self._late("rank 0 has not answered"),
+        return wait_for(lambda: receive(self.comm, TAG, 0), late, lambda: self._late("rank 0 has not answered"),
                         lambda _: None, math.inf)[1]
 
     def _decide(
@@ -173,7 +176,7 @@ class RollCall:
 
         def everyone() -> dict[int, Facts] | None:
             while len(found) < self.size:
-                if (message := self._receive()) is None:
+                if (message := receive(self.comm, TAG)) is None:
                     return None
                 rank, (found[rank], waited_s) = message
                 self._deadline = min(self._deadline, time.monotonic() + self.timeout_s - waited_s)
@@ -190,14 +193,6 @@ class RollCall:
     def _send(self, what: object, rank: int) -> None:
         self._sent.append(self.comm.isend(what, dest=rank, tag=TAG))
 
-    def _receive(self, source: int | None = None) -> tuple[int, Any] | None:
-        """Return the sender and content of a message that has come, None if none has."""
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        message = self.comm.improbe(MPI.ANY_SOURCE if source is None else source, TAG, status)
-        return None if message is None else (status.source, message.recv())
-
     def _late(self, found: str) -> LonelyLaunchError:
         return LonelyLaunchError(
             "startup-timeout",
@@ -205,3 +200,12 @@ class RollCall:
             needed="every rank at the start in time",
             do="look at those hosts (a slow file system, a broken node); more time: --startup-timeout SECONDS",
         )
+
+
+def receive(comm: MPI.Comm, tag: int, source: int | None = None) -> tuple[int, Any] | None:
+    """Return the sender and content of a message that has come from a rank, or from any; None if none has."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    message = comm.improbe(MPI.ANY_SOURCE if source is None else source, tag, status)
+    return None if message is None else (status.source, message.recv())

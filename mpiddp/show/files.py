@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterable
 
 from ..facts.files import open_for_writing
 from ..say import say
@@ -18,5 +20,16 @@ def write(path: str, content: str) -> None:
     try:
         with open(open_for_writing(path), "w") as file:
             file.write(content)
+    except OSError as error:
+        say(f"mpiddp: cannot write {path}: {error.strerror}")
+
+
+def note_suspects(path: str, found: Iterable[tuple[str, str]]) -> None:
+    """Append a line for each node that should be left out: time, host and what speaks against it, with tabs between."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    lines = [f"{now}\t{host}\t{evidence}\n" for host, evidence in found]
+    try:
+        with open(open_for_writing(path, append=True), "a", errors="replace") as file:
+            file.write("".join(lines))
     except OSError as error:
         say(f"mpiddp: cannot write {path}: {error.strerror}")

@@ -16,7 +16,7 @@ from ..command.values import positive, seconds
 from ..errors import EXIT_USAGE
 from ..say import say
 from ..version import __version__
-from .allocation import Allocation, allocation
+from .allocation import Allocation, allocation, without
 from .command import Command, CommandError, Launcher, launcher_of, read
 from .supervisor import Plan, Supervisor
 
@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         allowed = allocation(os.environ, given.hostfile or "")
         if command.launcher is Launcher.NONE:  # it runs on this machine
             allowed = allowed._replace(nodes=())
+        allowed = usable(allowed, given.exclude)
         plan = plan_of(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
     except (CommandError, OSError) as error:
         words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
@@ -85,6 +86,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--history", type=folder_of, default="", metavar="FILE", help="write the attempts as JSON")
     parser.add_argument("--suspects", type=folder_of, default="", metavar="FILE",
                         help="append the nodes that were left out, and why")
+    parser.add_argument("--exclude", default="", metavar="NODES", help="nodes not to use, as in n[017,023], or a file "
+                        "of these: that of --suspects, mpiddp.check's too")
     parser.add_argument("--hostfile", type=existing, metavar="FILE",
                         help="the nodes, where no batch system tells them")
     parser.add_argument("--dir", type=existing, default=".", metavar="DIR", help="a folder that all nodes share, for "
@@ -97,11 +100,26 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return found
 
 
+def usable(allowed: Allocation, excluded: str) -> Allocation:
+    """Return an allocation without nodes that the user excludes; raise CommandError if none is left."""
+    if not excluded:
+        return allowed
+    try:
+        nodes = without(allowed.nodes, excluded)
+    except ValueError as error:
+        raise CommandError(f"--exclude {excluded}: {error}") from None
+    if allowed.nodes and not nodes:
+        raise CommandError(f"--exclude {excluded}: leaves none of the {len(allowed.nodes)} nodes")
+    return allowed._replace(nodes=nodes)
+
+
 def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, folder: Path) -> Plan:
     """Return what is to be done; raise CommandError if it cannot be."""
     nodes = given.nodes or max(1, len(allowed.nodes))
     here = len(allowed.nodes) or 1
     lowest = given.min_nodes or nodes
+    if given.min_nodes and given.min_nodes <= here < nodes:  # as when some are excluded
+        nodes = here
     try:
         grace_s = seconds(command.abort_grace or str(default_of("abort-grace", os.environ)))
         if command.launcher is Launcher.SRUN and not allowed.slurm_job:

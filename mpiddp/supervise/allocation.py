@@ -63,6 +63,28 @@ def counted(hosts: Sequence[str]) -> Allocation:
     return Allocation(tuple(counts), min(counts.values(), default=0))
 
 
+def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
+    """Return the nodes that are not excluded: by a list as in n[017,023], or by a file of suspects or of nodes.
+
+    Raises OSError if the file cannot be read, ValueError if it is no list.
+    """
+    if os.path.isfile(excluded):
+        with open(excluded) as file:
+            lines = [line.split("\t") for line in file if line.strip()]
+        hosts = {(parts[1] if len(parts) > 2 else parts[0]).strip() for parts in lines}
+    else:
+        from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+        try:
+            hosts = set(NodeSet(excluded))
+        except NodeSetException as error:
+            raise ValueError(f"neither a file nor a list of nodes ({error})") from None
+        if hosts.isdisjoint(nodes):
+            raise ValueError("no file, and none of the job's nodes")
+    named = {host.partition(".")[0] for host in hosts}
+    return tuple(node for node in nodes if node.partition(".")[0] not in named)
+
+
 def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return those of `nodes` that do not answer: where Slurm's daemon, or the host, takes no connection, twice.
 

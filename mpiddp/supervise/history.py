@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..facts.files import open_for_writing
 from ..plan.words import duration, folded, shortened
-from ..say import say
 from ..show.files import write_json
-from .decision import Attempt, Decision, suspects
+from .decision import Attempt, Decision
 
 WIDEST = 80  # characters of a reason
 HEAD = ("attempt", "nodes", "time", "steps", "ended by", "then")
@@ -47,14 +44,3 @@ def write(path: str, records: Sequence[Record]) -> None:
     write_json(path, {"attempts": [
         {"began": round(one.began, 3), **one.attempt._asdict(), "action": one.decision.action.value,
          "why": one.decision.why, "without": one.decision.without} for one in records]})
-
-
-def note_suspects(path: str, attempts: Sequence[Attempt], pool: Sequence[str], new: Sequence[str]) -> None:
-    """Append a line for each of the `new` nodes that are left out: time, host, evidence, with tabs between."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    lines = [f"{now}\t{one.host}\t{one.evidence}\n" for one in suspects(attempts, pool) if one.host in new]
-    try:
-        with open(open_for_writing(path, append=True), "a", errors="replace") as file:
-            file.write("".join(lines))
-    except OSError as error:
-        say(f"mpiddp.supervise: cannot write {path}: {error.strerror}")

@@ -21,8 +21,8 @@ from ..say import say
 from ..show import files
 from .allocation import Allocation, cancel, is_running, left_s, silent
 from .command import Command, Launcher, on_nodes
-from .decision import Action, Attempt, Decision, Limits, after_signal, decide
-from .history import Record, note_suspects, table, write
+from .decision import Action, Attempt, Decision, Limits, after_signal, decide, suspects
+from .history import Record, table, write
 from .running import Running
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # after which nothing is started
@@ -80,7 +80,8 @@ class Supervisor:
             if plan.history:
                 write(plan.history, self._records)
             if plan.suspects and decision.without:
-                note_suspects(plan.suspects, self._attempts, plan.given.nodes, decision.without)
+                files.note_suspects(plan.suspects, [(one.host, one.evidence) for one in suspects(
+                    self._attempts, plan.given.nodes) if one.host in decision.without])
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
             on = f" on {folded(decision.nodes)}" if decision.nodes else ""

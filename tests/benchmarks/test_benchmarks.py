@@ -18,6 +18,11 @@ def test_planning(quick: Mpi) -> None:
     assert re.search(r"checks before torch: \d+\.\d ms", table)
 
 
+def test_accusing(quick: Mpi) -> None:
+    table = check(alone(quick, "-m", "tests.benchmarks.accusing", "20")).stdout
+    assert re.search(r"^mpiddp.check +4-1,024 +20 +\d+ +0 +0 +0 ", table, re.MULTILINE), table
+
+
 @pytest.mark.alone
 @pytest.mark.thorough
 def test_failure(quick: Mpi) -> None:
