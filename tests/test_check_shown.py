@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.check import drawing, record
+from mpiddp.check import command, drawing, record
 from mpiddp.check.table import TALLEST, WIDEST, lines, significant
 from mpiddp.compare.figures import Figures, Finding, Who
 from tests import processes
@@ -157,6 +157,14 @@ def test_the_suffix_says_the_format(tmp_path: Path) -> None:
     for name, begin in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a", b"<?xml")):
         drawing.write(str(tmp_path / name), three(), [], "three")
         assert (tmp_path / name).read_bytes().startswith(begin)
+
+
+def test_variables_are_a_checks_defaults() -> None:
+    environ = {"MPIDDP_CHECK_HISTORY": "/tmp/history", "MPIDDP_SHARE_GPUS": "1"}
+    given = command.parsed([], environ)
+    assert given.check_history == "/tmp/history"
+    assert command.configuration(given, environ).share_gpus
+    assert command.parsed(["--check-history", "mine"], environ).check_history == "mine"
 
 
 def test_a_check_without_a_picture_needs_no_matplotlib() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +16,11 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from mpiddp.beside import window
 from mpiddp.beside.asking import Sight
 from mpiddp.beside.loop import Loop
+from mpiddp.beside.messages import ASK_SIGNAL, STACK_SIGNAL
+from mpiddp.sentinel import hearing
 from mpiddp.sentinel.hearing import YOUNG_S, Hearing
 from mpiddp.where.glance import Glance
 from tests.support import PROGRAMS, ROOT
@@ -33,7 +38,7 @@ class Asked:
         self._loop = Loop(self.errors.append)
         self._hearing = Hearing(self._loop, pid, sight)
 
-    def ask(self) -> list[str]:
+    def ask(self, closely: bool = True) -> list[str]:
         """Return the functions in which both are, as soon as all is heard that comes in time."""
         began_s = time.monotonic()
 
@@ -45,7 +50,7 @@ class Asked:
             self._loop.over = True
 
         self._loop.over = False
-        self._hearing.ask([self.child], look)
+        self._hearing.ask([self.child], look, closely)
         look()
         self._loop.run()
         assert self.errors == []
@@ -72,17 +77,76 @@ def windowed(what: str) -> Iterator[Asked]:
 
 
 @pytest.mark.parametrize(("what", "most"), [("calls", 100), ("raises", 10), ("keeps", 2)])
-def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int) -> None:
+def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal whose handler in C read the stack ended such a process after some hundred questions.
 
     One whose handlers raise exceptions gets each of them.
     """
+    sent: set[int] = set()
+    monkeypatch.setattr(hearing.os, "kill", lambda pid, number, kill=os.kill: (sent.add(number), kill(pid, number)))
     with windowed(what) as both:
         end, heard = time.monotonic() + ANSWERING_S, 0
         while heard < most:
             heard += all(what in one for one in both.ask())
             assert time.monotonic() < end, heard
+        time.sleep(1.0)  # in which one ends that has lost an exception
         assert {psutil.Process(pid).status() for pid in (both.pid, both.child)} <= {"running", "sleeping"}
+    assert ASK_SIGNAL in sent
+    assert STACK_SIGNAL not in sent
+
+
+@pytest.mark.parametrize("name", ["encode", "file_of"])
+def test_an_exception_of_the_scripts_own_handler_reaches_the_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come in the middle of ours."""
+    def interrupted(*_: object) -> None:
+        raise TimeoutError
+
+    own = window.Window()
+    try:
+        with monkeypatch.context() as patched, pytest.raises(TimeoutError):
+            patched.setattr(window, name, interrupted)
+            os.kill(os.getpid(), ASK_SIGNAL)
+        os.close(own.reading)
+        os.kill(os.getpid(), ASK_SIGNAL)  # which nobody reads
+    finally:
+        own.end()
+        own.forget()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_garbage_collector_stays_as_it_was(collects: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        frame = window.frame_of(threading.get_ident())
+        assert gc.isenabled() == collects
+        assert frame is not None
+        assert frame.f_code.co_name == "frame_of"
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_a_rank_that_is_gone_with_a_question_unread_is_no_error() -> None:
+    errors: list[Exception] = []
+    loop = Loop(errors.append)
+    ours, its = socket.socketpair()
+    with ours, its:
+        Hearing(loop, os.getpid(), Sight(-1, -1, os.dup(ours.fileno())))
+        ours.send(b"?")
+        its.close()
+        loop.set_timer("over", 0.1, lambda: setattr(loop, "over", True))
+        loop.run()
+    assert errors == []
+
+
+def test_who_is_asked_all_the_time_is_not_asked_in_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: set[int] = set()
+    monkeypatch.setattr(hearing.os, "kill", lambda pid, number, kill=os.kill: (sent.add(number), kill(pid, number)))
+    with windowed("spins") as both:
+        for _ in range(3):
+            both.ask(closely=False)
+        assert ASK_SIGNAL in sent
+        assert STACK_SIGNAL not in sent
 
 
 @pytest.mark.parametrize("what", ["sleeps", "spins", "naps"])

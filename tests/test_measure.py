@@ -271,13 +271,13 @@ class Nvml:
     ({}, []),
     ({"TotalEccErrors": 0, "RetiredPagesPendingStatus": 0, "RemappedRows": (1, 0, 0, 0),
       "CurrentClocksEventReasons": 0x4 | 0x1}, []),  # its power's limit, and idle: as with any GPU
-    ({"TotalEccErrors": 1200}, ["the GPU's memory has had 1,200 uncorrectable errors since the driver was loaded"]),
-    ({"RetiredPagesPendingStatus": 1}, ["pages of the GPU's memory wait to be retired, by a reset"]),
-    ({"RemappedRows": (0, 2, 1, 1)}, ["rows of the GPU's memory wait to be remapped, by a reset",
-                                      "a row of the GPU's memory could not be remapped"]),
+    ({"TotalEccErrors": 1200}, ["its memory has had 1,200 uncorrectable errors since the driver was loaded"]),
+    ({"RetiredPagesPendingStatus": 1}, ["pages of its memory wait to be retired, by a reset"]),
+    ({"RemappedRows": (0, 2, 1, 1)}, ["rows of its memory wait to be remapped, by a reset",
+                                      "a row of its memory could not be remapped"]),
     ({"CurrentClocksEventReasons": 0x48},  # both bits are set where it is the temperature
-     ["the GPU's clocks are lowered by the hardware, for its temperature"]),
-    ({"CurrentClocksThrottleReasons": 0x80}, ["the GPU's clocks are lowered by the power supply's brake"]),
+     ["its clocks are lowered by the hardware, for its temperature"]),
+    ({"CurrentClocksThrottleReasons": 0x80}, ["its clocks are lowered by the power supply's brake"]),
 ])
 def test_what_the_driver_tells(answers: dict[str, object], words: Sequence[str]) -> None:
     assert list(devices.words(Nvml(**answers), "a GPU")) == list(words)

@@ -213,6 +213,15 @@ def test_a_look_that_shows_nothing_of_a_rank_is_no_movement() -> None:
     assert [line for line in said if line] == ["no rank has moved for 10 s", "no rank has moved for 20 s"]
 
 
+def test_a_rank_that_is_never_seen_moves_if_it_works() -> None:
+    """It has no window, or keeps silent: the kernel tells what it uses."""
+    stall = Stall(10.0)
+    said = [stall.see([rank(0, (), state="R", busy_s=float(now)), rank(1, ())], float(now)) for now in range(0, 40, 2)]
+    assert [line for line in said if line] == []
+    said = [stall.see([rank(0, (), state="R", busy_s=40.0), rank(1, ())], float(now)) for now in range(40, 56, 2)]
+    assert [line for line in said if line] == ["no rank has moved for 10 s"]
+
+
 def test_what_a_rank_uses_while_it_waits_at_its_end_is_no_movement() -> None:
     stall = Stall(10.0)
     said = [stall.see([rank(0, ended=True, busy_s=float(now)), rank(1)], float(now)) for now in range(0, 14, 2)]

@@ -95,9 +95,10 @@ class Inspected(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Tell where the rank is."""
+    """Tell where the rank is; who asks all the time does not do so `closely`."""
 
     number: int
+    closely: bool = True
 
 
 class Whereabouts(NamedTuple):

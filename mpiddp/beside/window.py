@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import faulthandler
-import fcntl
 import gc
+import operator
 import os
 import select
 import signal
@@ -21,7 +22,7 @@ from .lines import encode
 from .messages import ASK_SIGNAL, STACK_SIGNAL
 
 ENDING_S = 1.0  # for the thread
-PIPE_BYTES = 2**20  # as much as any user may have
+UNHEARD = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the sentinel does not read, or is gone
 MOST_CALLS = 100  # the innermost ones
 
 
@@ -43,13 +44,11 @@ class Window:
             raise OSError("a signal is used already")
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)  # what the sentinel does not read is lost: the rank never waits for it
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._ours, self.its = (one.detach() for one in socket.socketpair())
         os.set_blocking(self._ours, False)
         self._files = {one: file_of(one) for one in (self.reading, self.writing, self._ours, self.its)}
         self._watched = _thread.get_ident()
-        self._asked, self._is_telling = 0, False
+        self._asked, self._telling = 0, 0  # how often it was asked, and the process that tells
         self._handler = self._on_signal  # one object, by which it is known again
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(ASK_SIGNAL, self._handler)
@@ -57,10 +56,13 @@ class Window:
             signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # as it is again when faulthandler lets go of it
         faulthandler.register(STACK_SIGNAL, file=self.writing, all_threads=False)
         self._answers = _thread.allocate_lock()  # held as long as the thread runs
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_OTHERS)
-        with contextlib.suppress(RuntimeError):  # no thread can be started
-            _thread.start_new_thread(self._answer, ())  # which a script does not find in threading.enumerate()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, FOR_OTHERS)  # handlers that are due run here
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                _thread.start_new_thread(self._answer, ())  # which a script does not find in threading.enumerate()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def end(self) -> None:
         """Close it; a signal that is on its way is no harm, until forget()."""
@@ -86,7 +88,9 @@ class Window:
         """Tell whether a descriptor is still that file: a program may have closed it, and opened another."""
         try:
             return file_of(descriptor) == self._files[descriptor]
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EBADF:  # a handler of the script's has raised it, which interrupts this
+                raise
             return False
 
     def _answer(self) -> None:
@@ -103,20 +107,23 @@ class Window:
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         """Be the handler of ASK_SIGNAL; where it comes while that is at work, it tells the same once more."""
         self._asked += 1
-        while (asked := self._asked) and not self._is_telling:
-            self._is_telling = True
+        while (asked := self._asked) and self._telling != os.getpid():  # a fork may have come while another one told
+            self._telling = os.getpid()
             try:
                 with contextlib.suppress(RecursionError):  # the script is near its limit; all else is the script's own
                     self._tell(self.writing, calls_within(select.PIPE_BUF - 2, frame))
             finally:
-                self._is_telling = False
+                self._telling = 0
                 self._asked -= asked
 
     def _tell(self, descriptor: int, message: Calls | Progress) -> None:
         """Tell the sentinel, in a line of its own, unless it does not read."""
-        with contextlib.suppress(OSError):
+        try:
             if self._is_ours(descriptor):
                 os.write(descriptor, b"\n" + encode(message) + b"\n")
+        except OSError as error:
+            if error.errno not in UNHEARD:
+                raise
 
 
 def frame_of(thread: int) -> FrameType | None:
@@ -124,14 +131,14 @@ def frame_of(thread: int) -> FrameType | None:
 
     That is python/cpython#106883.
     """
-    collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
-    if collects:
-        gc.disable()
-    try:
+    if sys.version_info[:2] != (3, 11):
         return sys._current_frames().get(thread)
-    finally:
-        if collects:
-            gc.enable()
+    # One instruction makes all three calls, so that no other thread, which may set the same, comes between them.
+    collects, _, frames = map(operator.methodcaller("__call__"), (gc.isenabled, gc.disable, sys._current_frames))
+    if collects:
+        gc.enable()
+    found: FrameType | None = frames.get(thread)
+    return found
 
 
 def as_printed(frame: FrameType | None, most: int = MOST_CALLS) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..cli import read_settings
 from ..command.help import Parser
-from ..command.options import OPTIONS, default_of
+from ..command.options import OPTIONS, default_of, variable
 from ..command.values import absolute
 from ..config import LaunchConfig
 from ..errors import EXIT_USAGE
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Measure each rank, and the ways between nodes in pairs, and say what is odd: which node to leave out.
-It takes half a minute, and starts like a training: mpirun python -m mpiddp.check"""
+It takes half a minute on a few nodes, and starts like a training: mpirun python -m mpiddp.check"""
 EPILOG = """\
 Exit status: 0 all are alike; 1 something is odd; 2 wrong usage; 3 the job could not be started."""
 LAUNCHERS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # options of mpiddp, as there
@@ -61,10 +61,11 @@ def parsed(arguments: list[str] | None, environ: Mapping[str, str]) -> argparse.
     parser.add_argument("--svg", default="", metavar="FILE", help="draw the ways between nodes, and the all-reduce "
                         "(needs matplotlib)")
     parser.add_argument("--json", default="", metavar="FILE", help="write all that was measured")
-    parser.add_argument("--check-history", default="", metavar="FILE", help="keep the figures of each node in FILE, "
-                        "and compare it with its own former ones there")
-    parser.add_argument("--suspects", default="", metavar="FILE", help="append the nodes that should be left out, and "
-                        "why, as mpiddp.supervise does")
+    history = default_of("check-history", environ)
+    parser.add_argument("--check-history", default=history, metavar="FILE", help="keep the figures of each node in "
+                        "FILE, and compare it with its own former ones there")
+    parser.add_argument("--suspects", default="", metavar="FILE", help="append a line for each node that should be "
+                        "left out: time, host, why; for mpiddp.supervise --exclude FILE")
     for name in LAUNCHERS:
         parser.add_argument(f"--{name}", **{**OPTIONS[name], "default": default_of(name, environ)})
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
@@ -73,7 +74,7 @@ def parsed(arguments: list[str] | None, environ: Mapping[str, str]) -> argparse.
 
 def configuration(given: argparse.Namespace, environ: Mapping[str, str]) -> LaunchConfig:
     """Return what the launcher needs, from the command line and, for what has no option here, from variables."""
-    settings = read_settings(environ)
+    settings = read_settings({name: value for name, value in environ.items() if name != variable("check-history")})
     return LaunchConfig(
         backend=given.backend or None, device=None if given.device in ("", "auto") else given.device,
         interface=given.interface, master_addr=given.master_addr, port=given.port,

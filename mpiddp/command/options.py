@@ -143,7 +143,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stage": {
         "default": "", "type": stage, "nargs": "?", "const": AUTO, "metavar": "DIR",
         "help": "read what a start opens of Python's environment once for the whole job, from shared file systems, and "
-                "keep it in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or /dev/shm)",
+                "keep it in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or /dev/shm); the first "
+                "start with it only records what that is",
     },
     "trace": {
         "default": "", "type": absolute, "metavar": "FILE",

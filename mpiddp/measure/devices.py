@@ -36,8 +36,9 @@ def told(where: torch.device) -> list[str]:
     except nvml.NVMLError:
         return []
     try:
-        one = handle(nvml, described(torch.cuda, torch.cuda.current_device() if where.index is None else where.index))
-        return [] if one is None else list(words(nvml, one))
+        gpu = described(torch.cuda, torch.cuda.current_device() if where.index is None else where.index)
+        one = handle(nvml, gpu)
+        return [] if one is None else [f"{f'GPU {gpu.pci}' if gpu.pci else where}: {line}" for line in words(nvml, one)]
     finally:
         nvml.nvmlShutdown()
 
@@ -64,17 +65,17 @@ def words(nvml: Any, one: Any) -> Iterator[str]:
     """Yield what is bad about a GPU."""
     kinds = (0x1, 0x0)  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
     if errors := answer(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(one, *kinds)):
-        yield f"the GPU's memory has had {errors:,} uncorrectable errors since the driver was loaded"
+        yield f"its memory has had {errors:,} uncorrectable errors since the driver was loaded"
     if answer(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(one)):
-        yield "pages of the GPU's memory wait to be retired, by a reset"
+        yield "pages of its memory wait to be retired, by a reset"
     _, _, waits, failed = answer(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(one)) or (0, 0, 0, 0)
     if waits:
-        yield "rows of the GPU's memory wait to be remapped, by a reset"
+        yield "rows of its memory wait to be remapped, by a reset"
     if failed:
-        yield "a row of the GPU's memory could not be remapped"
+        yield "a row of its memory could not be remapped"
     reasons = answer(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(one))
     if reasons is None:  # a driver before 535, or a package as old
         reasons = answer(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(one)) or 0
     by = next((text for bit, text in SLOWED if reasons & bit), "")
     if by:
-        yield f"the GPU's clocks are lowered {by}"
+        yield f"its clocks are lowered {by}"

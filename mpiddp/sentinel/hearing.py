@@ -18,7 +18,7 @@ ANSWER_S = 0.2  # for the interpreters
 AGAIN_S = 0.1  # between one look for processes that may be asked in native code and the next
 LONGEST_S = 0.9  # for all
 RANK_S = 0.6  # of these, for the rank
-QUIET_S = 0.05  # after which a stack is whole that may be so
+QUIET_S = 0.05  # after which a stack is whole that may be so, and that a process needs to print one
 YOUNG_S = 1.0  # a child of less may be about to become another program, which the signal would end
 MOST_BYTES = 2**20  # of which are kept of what is printed
 
@@ -28,7 +28,9 @@ class Hearing:
 
     Each interpreter is asked first: the rank's by its thread, and where that does not answer by a handler in Python, as
     those of the processes that it has forked. A process which has slept all the time, or has run long enough to answer
-    that handler, runs no Python: it is asked by the signal that it heeds in native code, one after the other.
+    that handler, runs no Python: it is asked by the signal that it heeds in native code, one after the other. It may
+    come back to Python before the signal comes, though that takes some microseconds: where a job is asked all the time
+    those that have run are left alone.
     """
 
     def __init__(self, loop: Loop, pid: int, sight: Sight) -> None:
@@ -43,6 +45,7 @@ class Hearing:
         self._last: dict[int, Glance] = {}  # as they were seen last
         self._printing = 0  # the process that prints its stack, 0 for none
         self._printed = ""
+        self._closely = self._prints = True  # whether one that has run is asked in native code, and any other one still
         self._rests = dict.fromkeys((sight.pipe, sight.socket), b"")  # of what was read, what is no whole line
         self._began_s = 0.0
         self._heard: Callable[[], object] = int
@@ -51,13 +54,15 @@ class Hearing:
                 os.set_blocking(end, False)
                 loop.listen(end, read)
 
-    def ask(self, family: Sequence[int], heard: Callable[[], None]) -> None:
+    def ask(self, family: Sequence[int], heard: Callable[[], None], closely: bool = True) -> None:
         """Ask the rank and its `family`; call `heard` whenever `wait_s` may have changed."""
+        self._loop.drop_timers("quiet")
         self.stacks, self.progress, self._heard = {}, None, heard
         self._printing, self._began_s = 0, time.monotonic()
+        self._closely, self._prints = closely, True
         self._awaited, self._asked, self._last = set(), {}, {}
         rank = glance(self._pid)
-        if rank is not None and not rank.is_held and self._sight.pipe >= 0:
+        if rank is not None and not rank.is_stopped and self._sight.pipe >= 0:
             self._awaited.add(self._pid)
             self._last[self._pid] = rank
             if self._sight.socket >= 0 and not self._owes:
@@ -94,16 +99,18 @@ class Hearing:
     def _ask_next(self) -> None:
         """Let the next process print its stack in native code, if that may be, and come to an end after the last."""
         self._printing, self._printed = 0, ""
-        for pid in list(self._awaited):
-            if self._is_native(pid):
-                if self._can_be_sent(pid, STACK_SIGNAL):
-                    with contextlib.suppress(OSError):
+        for pid in sorted(self._awaited, key=lambda one: one != self._pid):
+            left_s = self._left_s(RANK_S if pid == self._pid else LONGEST_S)
+            may_print = self._prints and left_s > QUIET_S and self._can_be_sent(pid, STACK_SIGNAL)
+            self._read_pipe()
+            if pid in self._awaited and self._is_native(pid):  # the last thing that is looked at
+                with contextlib.suppress(OSError):
+                    if may_print:
                         os.kill(pid, STACK_SIGNAL)
                         self._printing = pid
-                        of_s = RANK_S if pid == self._pid else LONGEST_S
-                        self._loop.set_timer("stack", self._left_s(of_s), self._take)
+                        self._loop.set_timer("stack", left_s, self._take)
                         return
-            elif pid == self._pid and pid not in self._asked:
+            elif pid in self._awaited and pid == self._pid and pid not in self._asked:
                 self._ask_handler(pid)
         if self._awaited and self._left_s(RANK_S):
             self._loop.set_timer("stack", AGAIN_S, self._ask_next)
@@ -118,7 +125,8 @@ class Hearing:
             return False
         asked, last = self._asked.get(pid), self._last.get(pid)
         self._last[pid] = now
-        return (asked is not None and now.could_answer(asked)) or (last is not None and now.has_slept(last))
+        could = self._closely and asked is not None and now.could_answer(asked)
+        return could or (last is not None and now.has_slept(last))
 
     def _read(self, end: int) -> bytes:
         """Return what can be read; nothing more comes from an end that others have left."""
@@ -126,6 +134,8 @@ class Hearing:
             data = os.read(end, 65536)
         except BlockingIOError:
             return b""
+        except ConnectionError:  # the rank is gone, and had not read a question
+            data = b""
         self.heard_bytes += len(data)
         if not data:
             self._loop.forget(end)
@@ -141,6 +151,8 @@ class Hearing:
 
     def _read_pipe(self) -> None:
         """Take what a handler has told, or one in C has printed."""
+        if self._sight.pipe < 0:
+            return
         for line in self._lines(self._sight.pipe):
             told = decode(line)
             if isinstance(told, Calls):
@@ -160,7 +172,8 @@ class Hearing:
         self._loop.drop_timers("stack", "quiet")
         pid, text = self._printing, self._printed
         self._awaited.discard(pid)
-        if stack.is_whole(text, is_quiet=True) and (frames := stack.read(text)):
+        self._prints = stack.is_whole(text, is_quiet=True)  # else what comes late would be taken for another's
+        if self._prints and (frames := stack.read(text)):
             self.stacks[pid] = frames
         self._ask_next()
 

@@ -39,7 +39,7 @@ class Looking:
             return
         self._began, self._began_s = glance(self._pid), time.monotonic()
         self._family = descendants(self._pid)
-        self._hearing.ask(self._family[:MOST], self._go_on)
+        self._hearing.ask(self._family[:MOST], self._go_on, request.closely)
         self._go_on()
 
     def _go_on(self) -> None:

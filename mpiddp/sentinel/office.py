@@ -177,7 +177,7 @@ class Office:
         peers = self._coordinator.peers
         survey = self._inquiry().survey
         questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
-                               {rank: peers.hosts[rank] for rank in peers.by_rank})
+                               {rank: peers.hosts[rank] for rank in peers.by_rank}, asker != STALL_LINK)
         if questions:  # none is on its way
             self._loop.set_timer("survey", LONGEST_S, lambda: self._send(survey.answer()))
             self._send(questions)

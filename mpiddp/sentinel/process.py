@@ -209,7 +209,8 @@ class Sentinel:
             if self._looking is None:
                 from .looking import Looking  # not while the rank starts
 
-                self._looking = Looking(self.loop, self._process.pid, self._sight,
+                sight = self._sight if self._sight.socket >= 0 else Sight()  # the window's second end is on its way
+                self._looking = Looking(self.loop, self._process.pid, sight,
                                         lambda found: self.post(events.Noticed(found)))
             self._looking.look(request, ended)
         else:

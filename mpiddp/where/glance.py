@@ -30,6 +30,11 @@ class Glance(NamedTuple):
     moved_bytes: int
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped by a signal or a debugger."""
+        return self.state in "Tt"
+
+    @property
     def is_held(self) -> bool:
         """Whether the process is stopped, or the kernel does not let it go."""
         return self.state in "TtD"
@@ -52,10 +57,10 @@ def glance(pid: int) -> Glance | None:
     kernel, ran_ns, waited_ns, turns, moved = "", 0, 0, 0, 0
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
         kernel = file.read()
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # sched-stats.rst
-        ran_ns, waited_ns, turns = map(int, file.read().split())
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io") as file:
         moved = sum(int(file.readline().split()[1]) for _ in ("rchar", "wchar"))
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # last, sched-stats.rst
+        ran_ns, waited_ns, turns = map(int, file.read().split())
     busy = sum(map(int, fields[USER:CHILDREN_SYSTEM + 1])) / os.sysconf("SC_CLK_TCK")
     main_s = (ran_ns + waited_ns) / 1e9 or busy
     return Glance(fields[STATE], kernel if kernel != "0" else "", main_s, ran_ns / 1e9, turns, busy, moved)

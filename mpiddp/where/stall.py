@@ -48,9 +48,10 @@ class Stall:
 
 def known(before: Rank, now: Rank) -> Rank:
     """Return what is known of a rank: where a look has not shown it, that is as before."""
-    if not now.heard or (not now.frames and now.state == before.state):
+    if not now.heard:
         return before
-    return now if now.entered or now.steps else now._replace(entered=before.entered, steps=before.steps)
+    told = now if now.entered or now.steps else before
+    return now._replace(frames=now.frames or before.frames, entered=told.entered, steps=told.steps)
 
 
 def has_moved(before: Rank, now: Rank, passed_s: float) -> bool:

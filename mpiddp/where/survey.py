@@ -29,7 +29,7 @@ class Survey:
         self._found: dict[int, Whereabouts] = {}
         self.ranks: list[Rank] = []  # as they were seen last
 
-    def ask(self, asker: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Letters:
+    def ask(self, asker: int, links: Mapping[int, int], hosts: Mapping[int, str], closely: bool = True) -> Letters:
         """Begin, if none is on its way, and return the questions: to the `links` of all ranks, which are on `hosts`.
 
         An `asker` below 0 has no link: it reads `ranks`.
@@ -40,7 +40,7 @@ class Survey:
             return []
         self._number += 1
         self._found, self._hosts = {}, dict(hosts)
-        return [(link, Where(self._number)) for link in links.values()]
+        return [(link, Where(self._number, closely)) for link in links.values()]
 
     def hear(self, rank: int, found: Whereabouts) -> Letters:
         """Take a rank's answer, unless it comes too late; return the picture, if it is the last one."""

@@ -41,7 +41,7 @@ def raises() -> None:
     while not lost:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.001)
-            time.sleep(1)
+            time.sleep(0.5)
             lost = 1
         except TimeoutError:
             pass
