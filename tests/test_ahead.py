@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.staging import ahead
-from mpiddp.staging.ahead import EARLY, MODULES, STAGING, Finder
+from mpiddp.staging.ahead import COORDINATOR, EARLY, MODULES, SENTINEL, STAGING, Finder
 from tests.support import ROOT, Mpi, alone, check, mpiexec
 
 FIRST = {"stages", "staging", "staging.ahead"}
@@ -33,6 +33,14 @@ def test_the_modules_of_a_start_are_read(quick: Mpi, tmp_path: Path) -> None:
     assert set(ast.literal_eval(line)) - FIRST == set(MODULES.split())
     code = "import sys, mpiddp.staging.early; print(*(name[7:] for name in sys.modules if name.startswith('mpiddp.')))"
     assert set(check(alone(quick, "-c", code)).stdout.split()) - FIRST == set(EARLY.split())
+    code = ("import sys, mpiddp.join.watched; before = {*sys.modules}; import mpiddp.sentinel.process; "
+            "its = {*sys.modules}; import mpiddp.sentinel.office; "
+            "print([[name[7:] for name in some if name.startswith('mpiddp.')] for some in "
+            "(its - before, {*sys.modules} - its)])")
+    sentinel, coordinator = ast.literal_eval(check(alone(quick, "-c", code)).stdout)
+    assert set(sentinel) >= set(SENTINEL.split())
+    assert {name for name in sentinel if name.startswith("sentinel")} <= set(SENTINEL.split())
+    assert set(coordinator) == set(COORDINATOR.split())
     files = (ROOT / "mpiddp/staging").glob("[a-z]*.py")
     assert {f"staging.{one.stem}" for one in files} - FIRST == set(STAGING.split())
 

@@ -44,7 +44,12 @@ class Window:
             raise OSError("a signal is used already")
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)  # what the sentinel does not read is lost: the rank never waits for it
-        self._ours, self.its = (one.detach() for one in socket.socketpair())
+        try:
+            self._ours, self.its = (one.detach() for one in socket.socketpair())
+        except OSError:
+            os.close(self.reading)
+            os.close(self.writing)
+            raise
         os.set_blocking(self._ours, False)
         self._files = {one: file_of(one) for one in (self.reading, self.writing, self._ours, self.its)}
         self._watched = _thread.get_ident()

@@ -20,7 +20,7 @@ from .progress import Progress
 
 LIMIT_S = 18.0  # for a piece of work, besides the time that it is meant to take: three folders that hang have 5 s each
 LEAST_OWN_S = 0.35
-LONGEST_MEETING_S, SHORTEST_MEETING_S = 1.2, 0.2
+LONGEST_MEETING_S, SHORTEST_MEETING_S = 1.0, 0.2
 BACKENDS_AND_WAYS = 4  # of a meeting: over MPI and over the backend, there and back
 
 
@@ -34,7 +34,7 @@ class Extent(NamedTuple):
     inside: bool = True
     own_s: float = 1.5
     meetings_s: float = 20.0
-    reducing_s: float = 3.0
+    reducing_s: float = 2.0
     again_s: float = 10.0
     own_again_s: float = 10.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -26,7 +27,7 @@ def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> S
         step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
-        stall_abort=config.stall_abort), watch)
+        stall_abort=config.stall_abort), functools.partial(watch, rank == 0))
 
 
 def let_be_killed() -> None:
@@ -40,8 +41,11 @@ def let_be_killed() -> None:
     library.signal(KILL_SIGNAL, ctypes.cast(library._exit, ctypes.c_void_p))
 
 
-def watch(*arguments: Any) -> None:
+def watch(coordinates: bool, *arguments: Any) -> None:
     """Be the sentinel, as process.watch() says; the rank itself does not wait for what that needs."""
+    from ..staging import ahead
+
+    ahead.read(f"{ahead.SENTINEL} {ahead.COORDINATOR if coordinates else ''}")
     from ..sentinel import process
 
     process.watch(*arguments)

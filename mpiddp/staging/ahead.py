@@ -21,10 +21,16 @@ PACKAGE = __name__.partition(".")[0]
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SLOW_S = 0.0003  # to open a file
 THREADS = 16
-MODULES = """
+SENTINEL = """
+beside.entrance
+sentinel sentinel.calls sentinel.connections sentinel.events sentinel.leftovers sentinel.machine sentinel.postmortem
+sentinel.process sentinel.start sentinel.watcher
+"""  # of a rank's sentinel alone
+COORDINATOR = "sentinel.coordinator sentinel.office sentinel.peers where where.cards"  # of rank 0's, more
+MODULES = f"""
 api cli config environment errors exits launch say version waiting
-beside beside.asking beside.detached beside.ends beside.entrance beside.handle beside.index beside.lines beside.loop
-beside.messages beside.outflow beside.progress beside.succession beside.wakeup beside.window beside.wire
+beside beside.asking beside.detached beside.ends beside.handle beside.index beside.lines beside.loop beside.messages
+beside.outflow beside.progress beside.succession beside.wakeup beside.window beside.wire
 command command.help command.options command.values
 facts facts.cpus facts.devices facts.fabric facts.files facts.gpus facts.host facts.library facts.look facts.mpi
 facts.process facts.runtime facts.script facts.software
@@ -34,10 +40,8 @@ plan plan.cores plan.devices plan.environment plan.fit plan.gpus plan.job plan.m
 plan.seat plan.topology plan.transports plan.verdict plan.words
 relay relay.handle relay.lines relay.log relay.process relay.sink
 run run.caller run.ending run.failure run.handlers run.output run.running run.script run.signals run.walltime
-sentinel sentinel.calls sentinel.connections sentinel.events sentinel.leftovers sentinel.machine sentinel.postmortem
-sentinel.process sentinel.start sentinel.watcher
 show show.files show.report
-"""  # of any rank and of its sentinel, up to the script
+{SENTINEL}"""  # of any rank and of its sentinel, up to the script
 STAGING = """
 staging.closure staging.copies staging.early staging.exchange staging.leader staging.manifest staging.mirror
 staging.mounts staging.reading staging.room staging.start staging.trees staging.use
@@ -49,6 +53,7 @@ staging.room staging.trees staging.use version
 """  # of all these, what finds a mirror on this node, from which the others come
 
 is_slow = False  # to open a file of this package
+tried: set[str] = set()  # the modules that were read, or could not be
 
 
 class Module(SourceFileLoader):
@@ -133,5 +138,6 @@ def go_on() -> None:
 def read(names: str) -> None:
     """Read modules that are not loaded, if opening a file is slow."""
     if is_slow:
-        missing = [name for name in names.split() if f"{PACKAGE}.{name}" not in sys.modules]
+        missing = [name for name in names.split() if name not in tried and f"{PACKAGE}.{name}" not in sys.modules]
+        tried.update(missing)
         sys.meta_path.insert(0, Finder(PACKAGE, FOLDER, missing))

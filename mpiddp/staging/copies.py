@@ -15,7 +15,7 @@ import stat
 from typing import NamedTuple
 
 from ..facts.process import boot
-from .manifest import Ahead, File, Folder, Manifest
+from .manifest import File, Folder, Manifest
 
 MARK, KEPT, ROOT, START, NEW = "mirror", "kept", "root", "start", ".new"
 MANIFEST, BY = "manifest", "_MPIDDP_STAGED_BY"  # a variable: the host and the process that use a mirror
@@ -89,9 +89,8 @@ def manifest_of(path: str) -> Manifest | None:
     """Return the manifest of a mirror, None if it cannot be read."""
     try:
         with open(os.path.join(path, MANIFEST), "rb") as file:
-            trees, files, folders, others, ahead = marshal.load(file)  # noqa: S302 (nobody else can write there)
-            return Manifest(trees, tuple(File(*one) for one in files), tuple(Folder(*one) for one in folders), others,
-                            tuple(Ahead(*one) for one in ahead))
+            trees, files, folders, others = marshal.load(file)  # noqa: S302 (nobody else can write there)
+            return Manifest(trees, tuple(File(*one) for one in files), tuple(Folder(*one) for one in folders), others)
     except (OSError, ValueError, EOFError, TypeError):
         return None
 
@@ -99,8 +98,8 @@ def manifest_of(path: str) -> Manifest | None:
 def write_marks(path: str, manifest: Manifest, changed: tuple[tuple[str, int], ...]) -> None:
     """Write what a mirror says of itself, the last files of it; raise OSError."""
     with open(os.path.join(path, MANIFEST), "wb") as file:
-        files, folders, ahead = (tuple(map(tuple, some)) for some in (manifest.files, manifest.folders, manifest.ahead))
-        marshal.dump((manifest.trees, files, folders, manifest.others, ahead), file)
+        files, folders = (tuple(map(tuple, some)) for some in (manifest.files, manifest.folders))
+        marshal.dump((manifest.trees, files, folders, manifest.others), file)
     with open(os.path.join(path, MARK), "wb") as file:
         marshal.dump((boot(), changed), file)
 

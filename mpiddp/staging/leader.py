@@ -17,9 +17,9 @@ from . import copies, room
 from .closure import Closure
 from .copies import Copy
 from .exchange import Exchange
-from .manifest import Ahead, Chunk, Manifest, chunks, folders_of, home_of, reader_of, readers_of, rooted, worth_copying
+from .manifest import Chunk, Manifest, Range, chunks, folders_of, home_of, reader_of, readers_of, rooted, worth_copying
 from .mirror import Writer
-from .reading import Read, Seen, Source, look, reading_ahead, unchanged
+from .reading import Read, Seen, Source, look, reading_ahead, sizes, unchanged
 from .trees import name_of
 
 STAGING = "staging"
@@ -53,8 +53,8 @@ class Leader:
         if not wanted.paths:
             return None, Outcome()
         former = self._former()
-        manifest = self._still_right(wanted, former) or self._manifest(wanted)
-        with reading_ahead(manifest.ahead):
+        with reading_ahead(self._ahead(wanted, former)):
+            manifest = self._still_right(wanted, former) or self._manifest(wanted)
             return self._mirror(manifest, former)
 
     def _mirror(self, manifest: Manifest, former: Copy | None) -> tuple[Copy | None, Outcome]:
@@ -86,6 +86,15 @@ class Leader:
         paths = [path for folder in room.asked(self._config.stage, os.environ) if room.is_ours(room.ours(folder))
                  for path in copies.find(room.ours(folder), name)]
         return next((copy for path in paths if (copy := copies.share(path))), None)
+
+    def _ahead(self, wanted: Closure, former: Copy | None) -> dict[str, tuple[Range, ...]]:
+        """Return which parts of files this node reads itself: large ones that are no copies, and will be none."""
+        paths = [path for path in sorted(wanted.touched) if former is None or os.path.islink(former.root + path)]
+        return {path: wanted.touched[path] for path, size in zip(paths, sizes(paths), strict=True)
+                if size and not self._is_worth_copying(path, size, wanted)}
+
+    def _is_worth_copying(self, path: str, size: int, wanted: Closure) -> bool:
+        return worth_copying(size, wanted.touched.get(path), self._roll.size, self._config.stage_keep)
 
     def _still_right(self, wanted: Closure, former: Copy | None) -> Manifest | None:
         """Return the manifest of rank 0's former mirror if it has what is wanted, and all of that is as it was."""
@@ -123,11 +132,9 @@ class Leader:
         listed = tuple(rooted((folder for part in parts for folder in part.folders), self._trees))
         known = {folder.path for folder in listed}
         hot = tuple(file for file in sorted(file for part in parts for file in part.files)
-                    if home_of(file.path) in known and worth_copying(
-                        file.size, wanted.touched.get(file.path), self._roll.size, self._config.stage_keep))
+                    if home_of(file.path) in known and self._is_worth_copying(file.path, file.size, wanted))
         others = tuple(sorted(wanted.paths - {file.path for file in hot}))
-        ahead = tuple(Ahead(path, ranges) for path, ranges in sorted(wanted.touched.items()) if path in others)
-        found: Manifest = self._roll.comm.bcast(Manifest(self._trees, hot, listed, others, ahead))
+        found: Manifest = self._roll.comm.bcast(Manifest(self._trees, hot, listed, others))
         return found
 
     def _fits(self, former: Copy, name: str, manifest: Manifest) -> bool:

@@ -43,13 +43,6 @@ class Folder(NamedTuple):
     names: tuple[tuple[str, str], ...]
 
 
-class Ahead(NamedTuple):
-    """A file that is no copy, and the parts of it that a start touches: each node reads these ahead."""
-
-    path: str
-    ranges: tuple[Range, ...]
-
-
 class Manifest(NamedTuple):
     """What a mirror of `trees` holds; all sorted by path.
 
@@ -61,7 +54,6 @@ class Manifest(NamedTuple):
     files: tuple[File, ...]
     folders: tuple[Folder, ...]
     others: tuple[str, ...] = ()
-    ahead: tuple[Ahead, ...] = ()
 
     @property
     def size(self) -> int:

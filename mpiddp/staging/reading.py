@@ -8,12 +8,12 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from .manifest import Ahead, Chunk, File, Folder, Piece, Range
+from .manifest import Chunk, File, Folder, Piece, Range
 from .trees import within
 
 PAGE = mmap.PAGESIZE
@@ -88,6 +88,17 @@ def unchanged(files: Sequence[File], folders: Sequence[Folder]) -> bool:
     return all(in_parallel(same, apart(both, lambda one: one.path)))
 
 
+def sizes(paths: Sequence[str]) -> list[int]:
+    """Return the sizes of files in bytes, 0 for what is not there."""
+    def size_of(path: str) -> int:
+        try:
+            return os.stat(path).st_size
+        except OSError:
+            return 0
+
+    return in_parallel(size_of, paths)
+
+
 def look_at_file(path: str, trees: Sequence[str]) -> File | None:
     """Return a file, or what a link to a file outside of the trees leads to; None for anything else."""
     try:
@@ -115,12 +126,12 @@ def list_folder(path: str) -> Folder | None:
 
 
 @contextlib.contextmanager
-def reading_ahead(files: Sequence[Ahead]) -> Iterator[None]:
+def reading_ahead(files: Mapping[str, Sequence[Range]]) -> Iterator[None]:
     """Read parts of files into the page cache while this block runs; what cannot be read is left to who needs it."""
     with threads(AHEAD) as pool:
-        for file in files:
+        for path, ranges in files.items():
             for number in range(AHEAD):
-                pool.submit(warm, file.path, part_of(file.ranges, number))
+                pool.submit(warm, path, part_of(ranges, number))
         yield
 
 

@@ -3,7 +3,8 @@
 Three nodes with one rank each; a FUSE file system on each shows the environments, and one server does 20,000 operations
 and 500 MB per second for all of them, each operation after a latency of 0.1, 1 and 4 ms, or of those that are given.
 Nothing is in any cache before a run; --kept tells for how many seconds names and attributes are kept then. The peers
-run in turn; seconds are medians, from srun's start to its end.
+run in turn; seconds are medians, from srun's start to its end. A rank has one of the machine's two cores, as Slurm gives
+it, which is the same for all nodes; with --cores 2 it has both.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ UNPACK = """\
 set -e
 sbcast {archive} /dev/shm/environment.tar
 srun sh -c 'mkdir /dev/shm/copied && tar -C /dev/shm/copied -xf /dev/shm/environment.tar'
-srun --mpi=pmix /dev/shm/copied/{name}/bin/python -m mpiddp --quiet {script}
+srun --mpi=pmix --cpus-per-task={cores} /dev/shm/copied/{name}/bin/python -m mpiddp --quiet {script}
 """
 
 
@@ -47,8 +48,8 @@ class Took(NamedTuple):
 class Bench:
     """Runs jobs in an environment that a server shows to the nodes."""
 
-    def __init__(self, cluster: Cluster, server: Server, python: Path) -> None:
-        self._cluster, self._server, self._python = cluster, server, python
+    def __init__(self, cluster: Cluster, server: Server, python: Path, cores: int = 1) -> None:
+        self._cluster, self._server, self._python, self._cores = cluster, server, python, cores
         self._environ = {**MPIS["openmpi4"].environ(), "XDG_CACHE_HOME": str(python.parents[1] / "cache")}
         self.speed = Speed()
         self.said = ""  # by the last job
@@ -89,10 +90,10 @@ class Bench:
             subprocess.run(["tar", "-C", str(folder.parent), "-cf", str(archive), "base/lib", f"{folder.name}/bin",
                             f"{folder.name}/lib", f"{folder.name}/pyvenv.cfg"], check=True, timeout=CUT_OFF_S)
         self._server.mount()
-        script = UNPACK.format(archive=archive, name=folder.name, script=SCRIPT)
+        script = UNPACK.format(archive=archive, name=folder.name, script=SCRIPT, cores=self._cores)
         try:
-            return self._run(["sbatch", f"-N{len(NODES)}", "--ntasks-per-node=1", f"--output={RUN}/unpack.out",
-                              f"--wrap={script}"])
+            return self._run(["sbatch", f"-N{len(NODES)}", "--ntasks-per-node=1", f"--cpus-per-task={self._cores}",
+                              f"--output={RUN}/unpack.out", f"--wrap={script}"])
         finally:
             self.clear()
 
@@ -103,7 +104,8 @@ class Bench:
                            check=True, timeout=CUT_OFF_S)
 
     def _srun(self, *arguments: object, nodes: int = len(NODES)) -> list[str]:
-        return ["srun", "--mpi=pmix", f"-N{nodes}", "--ntasks-per-node=1", str(self._python), *map(str, arguments)]
+        return ["srun", "--mpi=pmix", f"-N{nodes}", "--ntasks-per-node=1", f"--cpus-per-task={self._cores}",
+                str(self._python), *map(str, arguments)]
 
     def _run(self, command: list[str]) -> Took:
         self._server.serve(self.speed)
@@ -142,10 +144,11 @@ def main() -> None:
     parser.add_argument("runs", nargs="?", type=int, default=3)
     parser.add_argument("latencies", nargs="*", type=float, default=LATENCIES_MS)
     parser.add_argument("--kept", type=float, default=KEPT_S)
+    parser.add_argument("--cores", type=int, default=1)
     options = parser.parse_args()
     with environment(MPIS["openmpi4"]) as python, Cluster(visible=[ROOT]) as cluster, \
             shared(cluster, VENVS.resolve(), Speed(), kept_s=options.kept) as server:
-        bench = Bench(cluster, server, python)
+        bench = Bench(cluster, server, python, options.cores)
         for _ in range(2):  # what the first one records, the second one stages, and records what that opens
             bench.there("-m", "mpiddp", "--quiet", "--stage", SCRIPT)
         titles = ("latency", "job", "s", "of mpiddp", "of torchrun", "of local", "operations", "MB read")
