@@ -104,24 +104,13 @@ class Leader:
         found = self._shared(own)
         if found is None:
             return None
-        sources = found.sources()
-        files = self._own(sources, [file.path for file in sources])
-        folders = [folder for folder in found.folders if self._lists(folder.path)]
-        return found if self._all(unchanged(files, folders)) else None
-
-    def _lists(self, folder: str) -> bool:
-        """Tell whether this node looks at a folder."""
-        return reader_of(folder, self._roll.size) == self._roll.rank
-
-    def _own(self, files: Sequence[Value], paths: Sequence[str]) -> list[Value]:
-        """Return those of some files, which have these paths, at which this node looks."""
-        readers = readers_of(paths, self._roll.size)
-        return [file for file, reader in zip(files, readers, strict=True) if reader == self._roll.rank]
+        return found if self._all(unchanged(*found.share(self._roll.rank, self._roll.size))) else None
 
     def _manifest(self, wanted: Closure) -> Manifest:
         """Return what is to be staged, as it is now: each node looks at a part of it."""
-        paths = sorted(wanted.paths)
-        files, folders = self._own(paths, paths), list(filter(self._lists, folders_of(wanted.paths, self._trees)))
+        own, nodes, paths = self._roll.rank, self._roll.size, sorted(wanted.paths)
+        files = [path for path, reader in zip(paths, readers_of(paths, nodes), strict=True) if reader == own]
+        folders = [folder for folder in folders_of(wanted.paths, self._trees) if reader_of(folder, nodes) == own]
         parts: list[Seen] = []
 
         def merge(found: Sequence[Seen]) -> list[None]:

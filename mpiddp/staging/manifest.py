@@ -15,7 +15,7 @@ from .trees import tree_of
 COMPILED = "__pycache__"
 CHUNK = 2**20  # bytes that travel together
 SEVERAL = 8  # chunks of a file that one node reads after another
-CROWD = 32  # files of a folder
+CROWD = 16  # files of a folder
 PIECES = 16  # in a chunk: they are read one after the other
 SELDOM = 2**24  # bytes: only larger files are left where they are when little of them is touched
 PER_START = 16  # so many times what is touched of a file may be copied for the starts to come
@@ -63,6 +63,13 @@ class Manifest(NamedTuple):
     def sources(self) -> list[File]:
         """Return the files but for those that Python has compiled, which it does again where a source has changed."""
         return [file for file in self.files if os.path.basename(os.path.dirname(file.path)) != COMPILED]
+
+    def share(self, node: int, nodes: int) -> tuple[list[File], list[Folder]]:
+        """Return the sources and the folders at which a node looks, to see whether they are as they were."""
+        sources = self.sources()
+        readers = readers_of([file.path for file in sources], nodes)
+        return ([file for file, reader in zip(sources, readers, strict=True) if reader == node],
+                [folder for folder in self.folders if reader_of(folder.path, nodes) == node])
 
     def lacks(self, paths: Iterable[str]) -> int:
         """Return how many of these paths were not wanted when this was made."""

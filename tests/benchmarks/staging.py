@@ -3,8 +3,8 @@
 Three nodes with one rank each; a FUSE file system on each shows the environments, and one server does 20,000 operations
 and 500 MB per second for all of them, each operation after a latency of 0.1, 1 and 4 ms, or of those that are given.
 Nothing is in any cache before a run; --kept tells for how many seconds names and attributes are kept then. The peers
-run in turn; seconds are medians, from srun's start to its end. A rank has one of the machine's two cores, as Slurm gives
-it, which is the same for all nodes; with --cores 2 it has both.
+run in turn; seconds are medians, from srun's start to its end. A rank has one of the machine's two cores, which is the
+same on all nodes, as Slurm gives it; with --cores 2 it has both.
 """
 
 from __future__ import annotations
