@@ -149,12 +149,14 @@ def test_who_is_asked_all_the_time_is_not_asked_in_native_code(monkeypatch: pyte
         assert STACK_SIGNAL not in sent
 
 
-@pytest.mark.parametrize("what", ["sleeps", "spins", "naps"])
+@pytest.mark.parametrize("what", ["sleeps", pytest.param("spins", marks=pytest.mark.alone), "naps"])  # it needs a core
 def test_a_process_tells_where_it_is(what: str) -> None:
     with windowed(what) as both:
-        end = time.monotonic() + ANSWERING_S
-        for _ in range(3):
-            while not all(found := both.ask()):  # one that has had no processor is not asked in native code
+        end = time.monotonic() + 2 * ANSWERING_S
+        for _ in range(2):
+            found = ["", ""]
+            while not all(found):  # one that has had no processor, or prints late, is not heard at each question
+                found = [one or new for one, new in zip(found, both.ask(), strict=True)]
                 assert time.monotonic() < end
             assert [one.split()[-1] for one in found] == [what, what]
 
