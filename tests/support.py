@@ -30,6 +30,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 SLURM_PMI2_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libpmi2.so.0")
 DEADLINE_S = 100  # for one job; many times what it needs on an idle machine
 SCRATCH = "TESTS_SCRATCH"  # a variable, which processes that are started here inherit
+SHARED = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")  # what MPI leaves of jobs that were killed
 STRICT = os.environ.get("MPIDDP_TEST_STRICT") == "1"
 
 Done = subprocess.CompletedProcess[str]
@@ -134,7 +135,8 @@ def scratch() -> str:
 
     def remove() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        for left in [*Path("/tmp").glob("hydra_hwloc_xmlfile_*"), *Path("/dev/shm").glob("mpich_shm_*")]:
+        shared = [left for name in SHARED for left in Path("/dev/shm").glob(name)]
+        for left in [*Path("/tmp").glob("hydra_hwloc_xmlfile_*"), *shared]:
             with contextlib.suppress(FileNotFoundError):
                 if left.stat().st_uid == os.getuid() and left.stat().st_mtime > start:
                     left.unlink()

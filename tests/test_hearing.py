@@ -12,17 +12,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
 
 from mpiddp.beside import window
-from mpiddp.beside.asking import Sight
+from mpiddp.beside.asking import Sight, Where
 from mpiddp.beside.loop import Loop
 from mpiddp.beside.messages import ASK_SIGNAL, STACK_SIGNAL
-from mpiddp.sentinel import hearing
+from mpiddp.sentinel import hearing, looking
 from mpiddp.sentinel.hearing import YOUNG_S, Hearing
+from mpiddp.sentinel.office import STALL_LINK, Office
+from mpiddp.sentinel.process import Sentinel
 from mpiddp.where.glance import Glance
+from mpiddp.where.survey import Survey
 from tests.support import PROGRAMS, ROOT
 
 DEADLINE_S = 20
@@ -159,6 +164,32 @@ def test_a_process_tells_where_it_is(what: str) -> None:
                 found = [one or new for one, new in zip(found, both.ask(), strict=True)]
                 assert time.monotonic() < end
             assert [one.split()[-1] for one in found] == [what, what]
+
+
+def test_who_asks_all_the_time_does_not_do_so_closely() -> None:
+    sent: list[tuple[int, Where]] = []
+    peers = SimpleNamespace(by_rank={0: SimpleNamespace(link=7)}, hosts={0: "n1"})
+    for asker in (STALL_LINK, 5):
+        survey = SimpleNamespace(survey=Survey())
+        office = SimpleNamespace(_coordinator=SimpleNamespace(peers=peers), _inquiry=lambda survey=survey: survey,
+                                 _loop=SimpleNamespace(set_timer=lambda *_: None), _send=sent.extend)
+        Office._ask(cast(Office, office), asker)
+    assert [message.closely for _, message in sent] == [False, True]
+
+
+@pytest.mark.parametrize(("sight", "used"), [(Sight(3, 4, -1), Sight()), (Sight(3, 4, 5), Sight(3, 4, 5))])
+def test_half_a_window_is_not_looked_through(sight: Sight, used: Sight, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other end is on its way, and then both are used."""
+    seen: list[Sight] = []
+
+    def look(loop: object, pid: int, sight: Sight, tell: object) -> object:
+        seen.append(sight)
+        return SimpleNamespace(look=lambda *_: None)
+
+    monkeypatch.setattr(looking, "Looking", look)
+    sentinel = SimpleNamespace(_looking=None, _sight=sight, loop=None, _process=SimpleNamespace(pid=1))
+    Sentinel._look(cast(Sentinel, sentinel), Where(1), ended=False)
+    assert seen == [used]
 
 
 def test_who_runs_no_python() -> None:
