@@ -84,13 +84,15 @@ def start(config: LaunchConfig) -> RunningJob:
 
     Raises LaunchError, which has been told, where the job cannot start.
     """
+    from .staging.ahead import prepare_sentinel
+
     stages.begin("sentinel")
     if config.script is not None:
         script.set_path(config.script)
     started_by = runtime.detect(os.environ)
     note_preloaded()
     output = Output(is_relayed(config))
-    sentinel = fork_sentinel(config, started_by)  # 1
+    sentinel = fork_sentinel(config, started_by, prepare_sentinel)  # 1
     stop = prepare_stop(config, started_by)
     with refusing_early(sentinel), signals.held() if stop else contextlib.nullcontext():
         MPI = initialise_mpi(config, started_by, sentinel)  # 2

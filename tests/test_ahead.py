@@ -66,6 +66,19 @@ def test_where_opening_a_file_takes_long_modules_are_read_ahead(
     assert (done.stdout == f"{ahead.__name__}\n") == read
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_sentinel_reads_ahead_what_it_needs_itself(first: bool, quick: Mpi) -> None:
+    """With --stage the rank has read what finds a mirror; of the others' sentinels none needs the coordinator."""
+    code = SLOW.format(words='"mpiddp", "--stage", "train.py"').replace("import mpiddp.launch", "import mpiddp").replace(
+        "print(type(mpiddp.launch.__loader__).__module__)",
+        f"from mpiddp.staging import ahead\nahead.prepare_sentinel({first})\n"
+        "import mpiddp.sentinel.process, mpiddp.sentinel.office\n"
+        "print(*(type(one.__loader__).__module__ for one in (mpiddp.sentinel.process, mpiddp.sentinel.office)))")
+    process, office = check(alone(quick, "-c", code)).stdout.split()
+    assert process == ahead.__name__
+    assert (office == ahead.__name__) == first
+
+
 @pytest.fixture
 def finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Finder]:
     """Return one that has read three modules, one of them out of date, and not a fourth, which is not compiled."""

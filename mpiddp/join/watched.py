@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ..beside.handle import SentinelHandle
@@ -12,8 +13,13 @@ from ..config import LaunchConfig
 from ..facts import runtime
 
 
-def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> SentinelHandle:
-    """Fork the process that watches this one; rank 0's can ask other hosts whether they answer."""
+def fork_sentinel(
+    config: LaunchConfig, started_by: runtime.Runtime | None, prepare: Callable[[bool], object] = bool
+) -> SentinelHandle:
+    """Fork the process that watches this one; rank 0's can ask other hosts whether they answer.
+
+    It calls `prepare` before anything else, with whether it is rank 0's.
+    """
     rank = started_by.rank if started_by else 0
     by_srun = started_by is not None and started_by.launcher is runtime.SRUN
     if os.getpid() == 1:
@@ -27,7 +33,7 @@ def fork_sentinel(config: LaunchConfig, started_by: runtime.Runtime | None) -> S
         step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
-        stall_abort=config.stall_abort), functools.partial(watch, rank == 0))
+        stall_abort=config.stall_abort), functools.partial(watch, functools.partial(prepare, rank == 0)))
 
 
 def let_be_killed() -> None:
@@ -41,11 +47,9 @@ def let_be_killed() -> None:
     library.signal(KILL_SIGNAL, ctypes.cast(library._exit, ctypes.c_void_p))
 
 
-def watch(coordinates: bool, *arguments: Any) -> None:
+def watch(prepare: Callable[[], object], *arguments: Any) -> None:
     """Be the sentinel, as process.watch() says; the rank itself does not wait for what that needs."""
-    from ..staging import ahead
-
-    ahead.read(f"{ahead.SENTINEL} {ahead.COORDINATOR if coordinates else ''}")
+    prepare()
     from ..sentinel import process
 
     process.watch(*arguments)

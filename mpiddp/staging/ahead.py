@@ -135,6 +135,11 @@ def go_on() -> None:
     read(MODULES + STAGING)
 
 
+def prepare_sentinel(coordinates: bool) -> None:
+    """Read what a sentinel needs, and rank 0's, which coordinates them, more."""
+    read(f"{SENTINEL} {COORDINATOR if coordinates else ''}")
+
+
 def read(names: str) -> None:
     """Read modules that are not loaded, if opening a file is slow."""
     if is_slow:
