@@ -69,7 +69,7 @@ def test_where_opening_a_file_takes_long_modules_are_read_ahead(
 @pytest.mark.parametrize("first", [True, False])
 def test_a_sentinel_reads_ahead_what_it_needs_itself(first: bool, quick: Mpi) -> None:
     """With --stage the rank has read what finds a mirror; of the others' sentinels none needs the coordinator."""
-    code = SLOW.format(words='"mpiddp", "--stage", "train.py"').replace("import mpiddp.launch", "import mpiddp").replace(
+    code = SLOW.format(words='"mpiddp", "--stage", "train.py"').replace("mpiddp.launch\n", "mpiddp\n").replace(
         "print(type(mpiddp.launch.__loader__).__module__)",
         f"from mpiddp.staging import ahead\nahead.prepare_sentinel({first})\n"
         "import mpiddp.sentinel.process, mpiddp.sentinel.office\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,9 +14,10 @@ import torch
 
 from mpiddp.check import crew, fabric, inspection, works
 from mpiddp.check.crew import Crew, Trouble
-from mpiddp.check.inspection import Extent, Inspection
+from mpiddp.check.inspection import QUICK, Extent, Inspection
 from mpiddp.check.progress import Progress
 from mpiddp.check.works import Met
+from mpiddp.compare.doubt import LOOKS
 from mpiddp.compare.figures import Figures, Who
 from mpiddp.compare.judge import judge
 from mpiddp.errors import LonelyLaunchError
@@ -116,6 +118,20 @@ def checked(nodes: int, **others: Part) -> tuple[Ranks, Figures, dict[str, tuple
 def met(ranks: Ranks, work: str, one: int) -> int:
     """Return in how many of these orders a rank has a part."""
     return sum(one in (rank, arguments[0]) for name, rank, arguments in ranks.ordered if name == work)
+
+
+@pytest.mark.parametrize(("extent", "stays", "looks"), [
+    (QUICK, False, 1), (QUICK, True, LOOKS), (Extent(), False, LOOKS), (Extent(), True, LOOKS)])
+def test_a_quick_check_looks_again_as_long_as_something_is_odd(extent: Extent, stays: bool, looks: int) -> None:
+    own: Counter[int] = Counter()
+
+    def measure(rank: int, *_: object) -> Own:
+        own[rank] += 1
+        return Own({"matrix": 5e11 if rank == LOCAL and (own[rank] == 1 or stays) else 1e12}, [])
+
+    figures = Inspection(Ranks(4 * LOCAL, usual(own=measure)), 4 * LOCAL, extent, Progress(), 0.1).run(None)
+    assert own[LOCAL] == 1 + looks
+    assert bool(judge(figures)) == stays
 
 
 def test_where_nothing_is_odd_all_meet() -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..compare.doubt import LOOKS, doubt
 from ..compare.figures import Figures
+from ..compare.judge import judge
 from ..compare.rounds import mixed, rounds, schedule
 from ..errors import LonelyLaunchError
 from ..measure.meeting import Pace
@@ -27,7 +28,8 @@ BACKENDS_AND_WAYS = 4  # of a meeting: over MPI and over the backend, there and 
 class Extent(NamedTuple):
     """How much is measured: pairs within nodes; seconds for a rank itself, all meetings, all-reduces, later looks.
 
-    What ranks measure by themselves may be looked at for `own_again_s` more.
+    What ranks measure by themselves may be looked at for `own_again_s` more. Where it is to be over `soon`, a later
+    look is the last one if nothing is odd any more.
     """
 
     nodes_only: bool = False
@@ -37,6 +39,7 @@ class Extent(NamedTuple):
     reducing_s: float = 2.0
     again_s: float = 10.0
     own_again_s: float = 10.0
+    soon: bool = False
 
     def pace(self, meetings: int) -> Pace:
         """Return how thorough each of so many meetings in a row is."""
@@ -45,7 +48,7 @@ class Extent(NamedTuple):
         return Pace(times, seconds / BACKENDS_AND_WAYS / (times + 1), seconds / 12)
 
 
-QUICK = Extent(inside=False, own_s=0.35, meetings_s=1.0, reducing_s=0.3, again_s=2.0, own_again_s=0.0)
+QUICK = Extent(inside=False, own_s=0.35, meetings_s=1.0, reducing_s=0.3, again_s=5.0, own_again_s=0.0, soon=True)
 
 
 class Inspection:
@@ -100,6 +103,8 @@ class Inspection:
             began = time.monotonic()
             is_late = number > 0 and began + took_s > end
             if is_late and (not own or began + own_s > end + self._extent.own_again_s):
+                return
+            if number and self._extent.soon and not judge(self.figures):
                 return
             self._progress.show("suspects again", number, LOOKS)
             self._own(own, names)
