@@ -21,6 +21,7 @@ from mpiddp.compare.doubt import LOOKS
 from mpiddp.compare.figures import Figures, Who
 from mpiddp.compare.judge import judge
 from mpiddp.errors import LonelyLaunchError
+from mpiddp.measure import deadlines
 from mpiddp.measure.meeting import Pace, Trial, Ways
 from mpiddp.measure.own import Own
 
@@ -246,7 +247,7 @@ def test_a_device_whose_backend_waits_holds_no_rank(monkeypatch: pytest.MonkeyPa
     """As NCCL waits for another rank when the two first meet, without a deadline."""
     used: list[tuple[str, int]] = []
     monkeypatch.setattr(works, "GIVING_UP_S", 0.05)
-    monkeypatch.setattr(works, "use_device", lambda name: used.append((name, threading.get_ident())))
+    monkeypatch.setattr(deadlines, "use_device", lambda name: used.append((name, threading.get_ident())))
     one, ident = works_on("cuda:3"), threading.get_ident
     here = one._within(time.monotonic() + 5, ident)
     assert used == [("cuda:3", here)] and here != ident()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +18,14 @@ import torch
 
 from mpiddp.compare.figures import OWN
 from mpiddp.measure import channels, compute, devices, machine, memory, own, storage
+from mpiddp.measure.deadlines import within
 from tests import processes
 from tests.cgroups import inside, quota
-from tests.support import PROGRAMS, ROOT, check, need
+from tests.support import PROGRAMS, ROOT, Mpi, check, mpiexec, need
 
 CPU = torch.device("cpu")
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+IMAGINED = {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/standins/accelerator"}
 SIZED = "mkdir -p {0} && mount -t tmpfs -o size={1} tmpfs {0}"
 
 
@@ -159,11 +162,11 @@ def test_a_hung_file_system_is_told(tmp_path: Path) -> None:
 
 
 def test_the_deadline_passes_answers_and_errors_on() -> None:
-    assert storage.within(5.0, lambda: 7) == 7
+    assert within(5.0, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        storage.within(5.0, lambda: 1 / 0)
+        within(5.0, lambda: 1 / 0)
     with pytest.raises(TimeoutError):
-        storage.within(0.05, lambda: time.sleep(1))
+        within(0.05, lambda: time.sleep(1))
 
 
 def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,11 +300,23 @@ def test_one_rate_is_that_of_the_best_window() -> None:
     assert rate > 300
 
 
-def test_a_device_that_does_not_compute_is_told() -> None:
-    """An accelerator without kernels."""
-    source = ("import torch\nfrom mpiddp.measure import own\n"
+@pytest.mark.parametrize(("hangs", "words"), [
+    ("", "does not compute: "),
+    ("own.ANSWER_S, own.memory.start = 0.3, lambda _: time.sleep(600)\n", "has not answered"),
+])
+def test_a_device_that_does_not_compute_or_answer_is_told(hangs: str, words: str) -> None:
+    """An accelerator without kernels, or one that hangs."""
+    source = ("import time, torch\nfrom mpiddp.measure import own\n" + hangs +
               "found = own.measure(torch.device('imagined', 0), True, 0.3)\n"
               "print('matrix' in found.values, 'shm-free' in found.values, found.computes, found.told)")
-    env = {**ENV, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/standins/accelerator"}
-    done = check(processes.run(sys.executable, "-c", source, timeout=60, env=env))
-    assert done.stdout.startswith("False True False [\"imagined:0 does not compute: ")
+    done = check(processes.run(sys.executable, "-c", source, timeout=60, env={**ENV, **IMAGINED}))
+    assert done.stdout.startswith(f"False True False [\"imagined:0 {words}".replace('"', "'" if hangs else '"'))
+
+
+def test_a_check_waits_for_no_device(quick: Mpi) -> None:
+    """Rank 0's own one hangs, and the others go on without it."""
+    done = mpiexec(quick, 2, "--quick", env=IMAGINED, module="tests.programs.hanging_device")
+    told = check(done, 1).stdout
+    assert re.search(r"^\S+: imagined:0 has not answered within 1 s$", told, re.MULTILINE)
+    assert re.search(r"^\S+: imagined:1 does not compute: ", told, re.MULTILINE)
+    assert "leave out: --exclude=" in told

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from ..compare.figures import OWN, Figures, Finding
 from ..compare.past import aged, present
 from ..facts.files import open_for_writing
-from ..measure.storage import ANSWER_S, within
+from ..measure.deadlines import within
+from ..measure.storage import ANSWER_S
 from ..say import write_all
 
 KEPT = 50  # lines of a host

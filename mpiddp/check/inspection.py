@@ -12,7 +12,7 @@ from ..compare.judge import judge
 from ..compare.rounds import mixed, rounds, schedule
 from ..errors import LonelyLaunchError
 from ..measure.meeting import Pace
-from ..measure.own import Own
+from ..measure.own import ANSWER_S, Own
 from ..plan.words import listed
 from .crew import Crew, Turns
 from .fabric import Fabric
@@ -64,6 +64,7 @@ class Inspection:
         self._nodes: dict[int, list[int]] = {}  # the ranks of each, in the order of local ranks
         for rank, who in enumerate(self.figures.ranks):
             self._nodes.setdefault(who.node, []).append(rank)
+        self._on_cpus = all(who.device == "cpu" for who in self.figures.ranks)  # which have memory between them
         self._rounds = mixed(rounds(len(self._nodes)))
         self._turns = Turns(self.figures.ranks, {rank: machine for rank, (_, machine) in told.items()})
         self._fabric = Fabric(crew, self.figures, self._nodes, self._turns, extent.pace(len(self._rounds)), progress)
@@ -73,8 +74,7 @@ class Inspection:
         self._own(range(len(self.figures.ranks)), None)
         self._clocks()
         if not self._extent.nodes_only:
-            on_cpus = all(who.device == "cpu" for who in self.figures.ranks)  # which have memory between them
-            if self._extent.inside and not (on_cpus and len(self._nodes) > 1):
+            if self._extent.inside and not (self._on_cpus and len(self._nodes) > 1):
                 self._fabric.inside((ranks[a], ranks[b]) for ranks in self._nodes.values()
                                     for one in rounds(len(ranks)) for a, b in one)
             for number, one in enumerate(self._rounds):
@@ -119,11 +119,12 @@ class Inspection:
     def _own(self, ranks: Iterable[int], only: frozenset[str] | None) -> None:
         """Let ranks measure themselves, all or `only` some quantities."""
         budget_s = self._extent.own_s if only is None else max(self._extent.own_s / 2, LEAST_OWN_S)
+        limit_s = budget_s + LIMIT_S + (0.0 if self._on_cpus else ANSWER_S)
         turns = self._turns.of(ranks)
         for number, turn in enumerate(turns):
             self._progress.show("nodes", number, len(turns))
             orders = dict.fromkeys(turn, (budget_s, only))
-            told = self._crew.do("own", orders, budget_s + LIMIT_S, "what it measures itself")
+            told = self._crew.do("own", orders, limit_s, "what it measures itself")
             for rank, one in told.items():
                 self._keep(rank, one, only)
 

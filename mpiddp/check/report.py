@@ -12,7 +12,7 @@ from ..compare.judge import incomparable, judge
 from ..environment import Environment
 from ..facts import runtime, software
 from ..measure.channels import serving
-from ..measure.storage import within
+from ..measure.deadlines import within
 from ..plan.words import folded
 from ..say import say, warn
 from ..show.files import note_suspects, write_json

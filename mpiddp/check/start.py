@@ -17,8 +17,8 @@ from ..compare.judge import judge
 from ..config import LaunchConfig
 from ..environment import Place
 from ..errors import LaunchError
+from ..facts.devices import use_device
 from ..facts.runtime import hostname
-from ..join.membership import use_device
 from ..join.rollcall import RollCall
 from ..measure.machine import kind, machine, switch
 from ..measure.own import Own, measure

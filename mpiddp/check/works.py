@@ -12,12 +12,12 @@ import torch
 from ..compare.figures import Who
 from ..environment import Environment
 from ..facts.runtime import hostname
-from ..join.membership import Membership, use_device
+from ..join.membership import Membership
 from ..measure import clock, machine, reduction
 from ..measure.channels import CLOCK_TAG, OverMpi, Pairs, serving
+from ..measure.deadlines import on_device
 from ..measure.meeting import Pace, Parts, Ways, greet, meet
 from ..measure.own import Own, measure
-from ..measure.storage import within
 from .crew import Work
 
 REDUCING_LIMIT_S = 20.0  # for an all-reduce
@@ -52,15 +52,16 @@ class Works:
         return {"who": self.who, "own": self.own, "clock": self.clock, "meet": self.meet, "stream": self.stream,
                 "connect": self.connect, "reduce": self.reduce}
 
-    def who(self, _deadline: float) -> tuple[Who, str]:
+    def who(self, deadline: float) -> tuple[Who, str]:
         """Tell who this rank is, and on which machine its node is, which may be one of several there."""
         env = self._env
-        kind = machine.kind(env.device, torch.get_num_threads())
+        kind = on_device(env.device, max(0.0, deadline - time.monotonic()),
+                         lambda: machine.kind(env.device, torch.get_num_threads()))
         return (Who(hostname(), env.node_rank, env.local_rank, str(env.device), kind, machine.switch(os.environ)),
                 machine.machine() or str(env.node_rank))
 
     def own(self, _deadline: float, budget_s: float, only: frozenset[str] | None) -> Own:
-        """Measure this rank's devices, memory and disks, or only some; its wait for disks has a deadline of its own."""
+        """Measure this rank's device, memory and disks, or only some; waits for these have deadlines of their own."""
         return measure(self._env.device, self._env.local_rank == 0, budget_s, only)
 
     def clock(self, deadline: float, ranks: tuple[int, ...]) -> dict[int, float]:
@@ -117,15 +118,8 @@ class Works:
         return self._within(deadline, lambda: reduction.all_reduce(size, times, self._device, deadline))
 
     def _within(self, deadline: float, work: Callable[[], Answer]) -> Answer:
-        """Do what takes the backend; on a device in a thread, so that it cannot hold this rank: NCCL's own start waits.
+        """Do what takes the backend, so that a device cannot hold this rank: NCCL's own start waits.
 
         It waits in C++ for the other rank when the two first meet, as long as that takes (ncclCommInitRank).
         """
-        if self._device.type == "cpu":
-            return work()
-
-        def on_device() -> Answer:
-            use_device(str(self._device))  # a thread begins with the first one
-            return work()
-
-        return within(max(0.0, deadline - time.monotonic()) + GIVING_UP_S, on_device)
+        return on_device(self._device, max(0.0, deadline - time.monotonic()) + GIVING_UP_S, work)

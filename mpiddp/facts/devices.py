@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .gpus import Gpu, address, numa_node
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DeviceFacts(NamedTuple):
@@ -88,3 +91,17 @@ def accelerator(torch: Any) -> tuple[str, int]:
         if module.is_available():
             return module.__name__.rpartition(".")[2], module.device_count()
     return "cpu", 0
+
+
+def use_device(name: str) -> torch.device:
+    """Make a device the current one of this process, and return it."""
+    import torch
+
+    device = torch.device(name)
+    if device.type != "cpu":
+        module: Any = getattr(torch, device.type, None)
+        if hasattr(module, "set_device"):
+            module.set_device(device)
+        else:
+            torch.accelerator.set_device_index(device.index)
+    return device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -41,23 +41,11 @@ def enter(
     former = former | variables.set_missing(ways(plan.interface, plan.sockets)) | variables.set_all(
         exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
     environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
-                              device=use_device(plan.device))
+                              device=devices.use_device(plan.device))
     log = open_log(roll, place, config, endpoint.run_id) if config.log_dir else LogPlan()
     part = share(roll, place, endpoint, config) if config.shown.folded else None
     groups = GroupMaker(environment, rendezvous.KeySpaces(connect(roll, endpoint), endpoint.token))
     return Membership(environment, roll, groups, server, former, endpoint, log, plan.seats, part)
-
-
-def use_device(name: str) -> torch.device:
-    """Make a device the current one of this process, and return it."""
-    device = torch.device(name)
-    if device.type != "cpu":
-        module: Any = getattr(torch, device.type, None)
-        if hasattr(module, "set_device"):
-            module.set_device(device)
-        else:
-            torch.accelerator.set_device_index(device.index)
-    return device
 
 
 def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:

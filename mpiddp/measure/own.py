@@ -13,11 +13,13 @@ import torch
 from ..compare.figures import OWN
 from ..stages import begun
 from . import compute, devices, memory, storage
+from .deadlines import on_device
 from .machine import Throttling
 
 # The shares of the time, and the least time in seconds that a rank's own figures need on a CPU.
 MATRIX, MEMORY, COPIES, STORAGE = 0.5, 0.15, 0.2, 0.35
 ON_DEVICE = ("device-memory", "to-device", "from-device")
+ANSWER_S = 10.0  # for an accelerator, over the time that measuring takes; it may have to start
 LEAST_S = compute.WARM_S + compute.WINDOW_S + 0.01
 
 
@@ -37,21 +39,18 @@ def measure(device: torch.device, leads: bool, budget_s: float, only: Collection
     """
     found: dict[str, float] = {}
     told: list[str] = []
-    began, limits, computes = time.perf_counter(), Throttling(), True
+    used_s, computes = 0.0, False
     try:
-        if device.type != "cpu":
-            memory.start(device)
-            began, limits = time.perf_counter(), Throttling()
-        compute_and_copy(device, budget_s, only, found, told)
-        if "matrix" in found and (share := limits.share()) is not None:
-            found["throttled"] = share
+        used_s = on_device(device, ANSWER_S + budget_s, lambda: compute_and_copy(device, budget_s, only, found, told))
+        computes = True
     except RuntimeError as error:  # torch's, of a device that is broken, or full
-        computes = False
         told.append(f"{device} does not compute: {str(error).strip().partition(chr(10))[0]}")
+    except TimeoutError:
+        found, told = dict(found), [*told, f"{device} has not answered within {ANSWER_S:g} s"]  # it may still go on
     if (took_s := import_s()) is not None:
         found["import"] = took_s
     if leads:
-        left_s = max(budget_s / 10, min(budget_s * STORAGE, budget_s - (time.perf_counter() - began)))
+        left_s = max(budget_s / 10, min(budget_s * STORAGE, budget_s - used_s))
         for folder in storage.folders(os.environ):
             if is_wanted(only, *(name for name in OWN if name.startswith(f"{folder.name}-"))):
                 speeds, odd = storage.measure(folder, left_s / 3)
@@ -67,9 +66,14 @@ def is_wanted(only: Collection[str] | None, *names: str) -> bool:
 
 def compute_and_copy(
     device: torch.device, budget_s: float, only: Collection[str] | None, found: dict[str, float], told: list[str]
-) -> None:
-    """Add what the rank's own cores and its accelerator do; raises RuntimeError where that does not compute."""
-    began = time.perf_counter()
+) -> float:
+    """Add what the rank's own cores and its accelerator do, and return the seconds that took once it had started.
+
+    Raises RuntimeError where it does not compute.
+    """
+    if device.type != "cpu":
+        memory.start(device)
+    began, limits = time.perf_counter(), Throttling()
     known = {"device-free": memory.free(device) if device.type != "cpu" else None}
     if is_wanted(only, "matrix", "throttled"):
         known["matrix"] = compute.product(device, max(budget_s * MATRIX, min(budget_s, LEAST_S)))
@@ -79,7 +83,9 @@ def compute_and_copy(
         memory.release(device)
     if is_wanted(only, "memory"):
         known["memory"] = memory.host(min(budget_s * MEMORY, budget_s - (time.perf_counter() - began)))
+    known["throttled"] = limits.share() if known.get("matrix") is not None else None
     found |= {name: value for name, value in known.items() if value is not None}
+    return time.perf_counter() - began
 
 
 def import_s() -> float | None:

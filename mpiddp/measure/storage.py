@@ -10,19 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
+
+from .deadlines import within
 
 SHM = "/dev/shm"  # noqa: S108 (it is what is measured)
 ANSWER_S = 5.0  # for a folder, over the time that measuring takes
 CHUNK = bytes(2**20)
 FILE_BYTES, LEAST_FREE_BYTES, MOST_OF_FREE = 2**24, 2**26, 0.05
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-Answer = TypeVar("Answer")
 
 
 class Folder(NamedTuple):
@@ -59,30 +58,6 @@ def measure(folder: Folder, budget_s: float, limit_s: float = ANSWER_S) -> tuple
         return {}, [f"{folder.words} has not answered within {limit_s:g} s"]
     except OSError as error:
         return {}, refused(folder, error)
-
-
-def within(limit_s: float, work: Callable[[], Answer]) -> Answer:
-    """Return what `work` returns or raise what it raises; raise TimeoutError where it takes longer.
-
-    It runs in a daemon thread, which goes on then and is waited for by nobody.
-    """
-    done: list[Any] = []
-
-    def run() -> None:
-        try:
-            done[:] = (True, work())
-        except BaseException as error:
-            done[:] = (False, error)
-
-    thread = threading.Thread(target=run, daemon=True, name="mpiddp-deadline")
-    thread.start()
-    thread.join(limit_s)
-    if not done:
-        raise TimeoutError
-    well, answer = done
-    if not well:
-        raise answer
-    return answer  # type: ignore[no-any-return]
 
 
 def refused(folder: Folder, error: OSError) -> list[str]:

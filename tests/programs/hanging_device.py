@@ -1,0 +1,13 @@
+"""The check, in which rank 0's accelerator never answers, and those of the others break."""
+
+import os
+import sys
+import time
+
+from mpiddp.check import command
+from mpiddp.measure import memory, own
+
+own.ANSWER_S = 1.0
+if os.environ["PMI_RANK"] == "0":
+    memory.start = lambda _: time.sleep(600)
+sys.exit(command.main())
