@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import fcntl
 import json
 import mmap
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -24,7 +26,7 @@ from mpiddp.staging.trees import environment, topmost
 from tests import processes
 from tests.cgroups import inside
 from tests.conftest import LIMIT_BYTES
-from tests.support import ROOT, Mpi, mpiexec_command, need, single_node_environ
+from tests.support import ROOT, Mpi, check, mpiexec_command, need, single_node_environ
 
 
 def some_files(seed: int) -> list[File]:
@@ -144,6 +146,31 @@ def test_the_record_grows_and_is_read_back(tmp_path: Path) -> None:
     Path(file).write_text("{")
     assert closure.read(file) == Closure()
     assert names(tmp_path / "mpiddp") == [Path(file).name]
+
+
+RECORDED = """
+import sys
+from mpiddp.staging.closure import Recorder
+env = sys.argv[1]
+recorder = Recorder((env,))
+recorder.listen()
+sys.path.insert(0, env + "/lib/site-packages")
+import pack.replaced
+print(*sorted(path.rpartition("/pack/")[2].replace(sys.implementation.cache_tag, "tag")
+              for path in recorder.found().paths), sep="\\n")
+"""
+
+
+def test_the_sources_of_modules_that_replace_themselves_are_recorded(tmp_path: Path) -> None:
+    """Python asks for them, though it opens what is compiled alone, as of torch.backends."""
+    package = tree(tmp_path) / "lib/site-packages/pack"
+    shutil.rmtree(package / "__pycache__")
+    (package / "replaced.py").write_text("import sys\nsys.modules[__name__] = object()\n")
+    compileall.compile_dir(package, quiet=1)
+    done = check(processes.run(sys.executable, "-c", RECORDED, str(tmp_path / "env"), timeout=60,
+                               env={**os.environ, "PYTHONPATH": str(ROOT)}))
+    assert done.stdout.split() == ["__init__.py", "__pycache__/__init__.tag.pyc", "__pycache__/replaced.tag.pyc",
+                                   "replaced.py"]
 
 
 def names(folder: Path) -> list[str]:

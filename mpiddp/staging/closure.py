@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.util import source_from_cache
 from typing import Any, NamedTuple
 
 from .manifest import SELDOM, Range
@@ -102,7 +103,8 @@ class Recorder:
     def found(self) -> Closure:
         """Return what was opened so far: modules, mapped files, and what was heard of."""
         maps = mapped()
-        named = {path: own for path in {*modules(), *maps, *tuple(self._opened)} if (own := self._own(path))}
+        opened = {*modules(), *maps, *tuple(self._opened)}
+        named = {path: own for path in {*opened, *sources(opened)} if (own := self._own(path))}
         large = {path: parts for path, parts in maps.items() if sum(end - begin for begin, end, _ in parts) > SELDOM}
         parts = {named[path]: touched(parts) for path, parts in large.items() if path in named}
         return Closure(frozenset(named.values()), {path: some for path, some in parts.items() if some})
@@ -133,6 +135,17 @@ def modules() -> Iterable[str]:
             path = getattr(spec, name, None)
             if isinstance(path, str) and os.path.isabs(path):
                 yield path
+
+
+def sources(paths: Iterable[str]) -> Iterable[str]:
+    """Return what compiled modules are made of: Python asks for its time of change, but does not open it.
+
+    Some modules put another object in their place (torch.backends), which does not tell.
+    """
+    for path in paths:
+        if path.endswith(".pyc"):
+            with contextlib.suppress(ValueError):  # not in a folder of compiled modules
+                yield source_from_cache(path)
 
 
 def mapped() -> dict[str, list[Part]]:
