@@ -367,6 +367,18 @@ def test_a_suspect_is_measured_again_before_it_is_accused() -> None:
     assert look(judge, values) == [Answer()] * 6
 
 
+def test_a_device_that_has_not_answered_is_not_asked_again() -> None:
+    """Its node's disk seems slow as well; another look would wait for the device as long as the first one."""
+    judge = judgement("abcdef", check="warn")
+    told = ["cuda:0 has not answered within 10 s"]
+    some = [Own({"matrix": rate, "tmp-write": 1e9}, []) for rate in (100.0, 100.0, 100.0, 100.0, 40.0)]
+    answers = judge.take([*some, Own({"tmp-write": 1e8}, told, False)])
+    assert [one.measures for one in answers] == [True] * 5 + [False]
+    while (answers := look(judge, [100.0 if one.measures else None for one in answers]))[0].again:
+        assert not answers[5].measures
+    assert answers[0].warnings == (f"bad-node: n5: {told[0]}",)
+
+
 def test_one_that_stays_slow_is_accused() -> None:
     judge = judgement("abcdef", check="warn")
     values: list[float | None] = [100, 101, 99, 40, 100, 100]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 
 from mpiddp.check import crew, fabric, inspection, works
 from mpiddp.check.crew import Crew, Trouble
+from mpiddp.check.history import OwnPast
 from mpiddp.check.inspection import QUICK, Extent, Inspection
 from mpiddp.check.progress import Progress
 from mpiddp.check.works import Met
@@ -29,6 +31,7 @@ Part = Callable[..., Any]
 LOCAL = 4  # ranks of a node
 FULL = (Trial(10**9, 0.0, 1.0),)
 WAYS = Ways(1e-4, FULL, FULL, -1.0)
+SLOW = Ways(1e-4, FULL, (Trial(10**9, 0.0, 2.0),), -1.0)
 
 
 class Ranks(Crew):
@@ -133,6 +136,49 @@ def test_a_quick_check_looks_again_as_long_as_something_is_odd(extent: Extent, s
     figures = Inspection(Ranks(4 * LOCAL, usual(own=measure)), 4 * LOCAL, extent, Progress(), 0.1).run(None)
     assert own[LOCAL] == 1 + looks
     assert bool(judge(figures)) == stays
+
+
+@pytest.mark.parametrize("extent", [QUICK, Extent()])
+def test_one_bad_way_is_told(extent: Extent) -> None:
+    """It takes two later looks to accuse it, also where a check is to be over soon."""
+    def stream(rank: int, partner: int, *_: object) -> Ways:
+        return SLOW if (rank // LOCAL, partner // LOCAL) == (0, 1) else WAYS
+
+    figures = Inspection(Ranks(8 * LOCAL, usual(stream=stream)), 8 * LOCAL, extent, Progress(), 0.1).run(None)
+    assert [one.words for one in judge(figures)] == ["n0 to n1: at 0.50 of the median of 55 ways"]
+
+
+def test_a_quick_check_looks_again_as_long_as_a_node_is_worse_than_it_was(tmp_path: Path) -> None:
+    """All are slow for two looks: nothing is odd beside the others, but would be beside the nodes' own past."""
+    looks: Counter[int] = Counter()
+    slow = 0
+
+    def own(rank: int, *_: object) -> Own:
+        looks[rank] += 1
+        return Own({"matrix": 0.85e12 if looks[rank] <= slow else 1e12}, [])
+
+    for slow, accused in ((0, False), (0, False), (0, False), (0, False), (2, False), (9, True)):  # noqa: B007
+        looks.clear()
+        past = OwnPast(str(tmp_path / "past"))
+        figures = Inspection(Ranks(2 * LOCAL, usual(own=own)), 2 * LOCAL, QUICK, Progress(), 0.1).run(past)
+        assert judge(figures) == []
+        assert any("of its own median" in one.words for one in past.judge(figures)) == accused
+        past.keep(figures)
+    assert looks[LOCAL] == 1 + LOOKS
+
+
+def test_a_device_that_does_not_compute_is_not_asked_again() -> None:
+    """It would wait for it, and others' figures are in doubt meanwhile."""
+    looks: Counter[int] = Counter()
+
+    def own(rank: int, *_: object) -> Own:
+        looks[rank] += 1
+        shm = {"shm-write": 1e8 if rank in (LOCAL, 2 * LOCAL) else 1e9} if rank % LOCAL == 0 else {}
+        return Own(shm, ["cuda:0 has not answered within 10 s"] * (rank == LOCAL), rank != LOCAL)
+
+    _, _, found = checked(6, own=own)
+    assert looks[LOCAL] == 1 and looks[2 * LOCAL] == 1 + LOOKS
+    assert [words.partition(":")[0] for words in found] == ["n1", "n2"]
 
 
 def test_where_nothing_is_odd_all_meet() -> None:

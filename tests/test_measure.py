@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import json
 import os
 import re
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -169,6 +172,27 @@ def test_the_deadline_passes_answers_and_errors_on() -> None:
         within(0.05, lambda: time.sleep(1))
 
 
+def test_the_deadline_keeps_nothing_of_work_that_failed() -> None:
+    """A device's memory must be free when its error has been told, and not when Python looks for cycles next."""
+    class Buffer:
+        pass
+
+    held: list[weakref.ref[Buffer]] = []
+
+    def work() -> None:
+        buffer = Buffer()
+        held.append(weakref.ref(buffer))
+        raise RuntimeError("out of memory")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(RuntimeError):
+            within(5.0, work)
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
 def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NFS: O_TMPFILE is refused there; a file's name is gone while it is written."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # what kernels without it make of it: EISDIR
@@ -302,7 +326,9 @@ def test_one_rate_is_that_of_the_best_window() -> None:
 
 @pytest.mark.parametrize(("hangs", "words"), [
     ("", "does not compute: "),
-    ("own.ANSWER_S, own.memory.start = 0.3, lambda _: time.sleep(600)\n", "has not answered"),
+    ("own.START_S, own.memory.start = 0.3, lambda _: time.sleep(600)\n", "has not answered within 0.3 s"),
+    ("own.ANSWER_S, own.memory.start, own.memory.free = 0.3, str, lambda _: time.sleep(600)\n",
+     "has not answered within 0.3 s"),
 ])
 def test_a_device_that_does_not_compute_or_answer_is_told(hangs: str, words: str) -> None:
     """An accelerator without kernels, or one that hangs."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..compare.doubt import LOOKS, doubt
 from ..compare.figures import Figures
 from ..compare.judge import judge
 from ..compare.rounds import mixed, rounds, schedule
+from ..compare.ways import LOOKS_AT_A_WAY
 from ..errors import LonelyLaunchError
 from ..measure.meeting import Pace
-from ..measure.own import ANSWER_S, Own
+from ..measure.own import ANSWER_S, START_S, Own
 from ..plan.words import listed
 from .crew import Crew, Turns
 from .fabric import Fabric
@@ -28,8 +29,8 @@ BACKENDS_AND_WAYS = 4  # of a meeting: over MPI and over the backend, there and 
 class Extent(NamedTuple):
     """How much is measured: pairs within nodes; seconds for a rank itself, all meetings, all-reduces, later looks.
 
-    What ranks measure by themselves may be looked at for `own_again_s` more. Where it is to be over `soon`, a later
-    look is the last one if nothing is odd any more.
+    What ranks measure by themselves may be looked at for `own_again_s` more. Where it is to be over `soon`, there are
+    no more later looks than it takes to tell whether something is odd, if nothing is.
     """
 
     nodes_only: bool = False
@@ -81,22 +82,23 @@ class Inspection:
                 self._progress.show("pairs of nodes", number, len(self._rounds))
                 self._fabric.between(one)
             self._fabric.reduce(self._extent.reducing_s)
-        self._look_again(past.doubt(self.figures) if past else {})
+        self._look_again(past)
         self._progress.end()
         for rank, words in self._crew.troubles.items():
             self.figures.told.setdefault(rank, []).extend(words)
         return self._fabric.completed()
 
-    def _look_again(self, aged: Mapping[str, frozenset[int]]) -> None:
+    def _look_again(self, past: OwnPast | None) -> None:
         """Measure again what is in doubt: nobody must be accused of a moment in which all was slow.
 
         A first such look is always made, further ones as long as there is time, for what ranks measure by themselves
         longer: that takes a second, and meetings over a bad link take far more.
         """
-        found = doubt(self.figures)
-        own = {rank for some in (found.own, aged) for ranks in some.values() for rank in ranks}
+        found, aged = doubt(self.figures), past.doubt(self.figures) if past else {}
+        own = {rank for some in (found.own, aged) for ranks in some.values() for rank in ranks} - self._crew.unfit
         names = frozenset({*found.own, *aged})
         plan = schedule(found.ways)
+        enough = LOOKS_AT_A_WAY if plan or found.inside else 1
         end = time.monotonic() + self._extent.again_s
         own_s = took_s = 0.0
         for number in range(LOOKS if own or plan or found.inside else 0):
@@ -104,7 +106,7 @@ class Inspection:
             is_late = number > 0 and began + took_s > end
             if is_late and (not own or began + own_s > end + self._extent.own_again_s):
                 return
-            if number and self._extent.soon and not judge(self.figures):
+            if self._extent.soon and number >= enough and not self._is_odd(past):
                 return
             self._progress.show("suspects again", number, LOOKS)
             self._own(own, names)
@@ -116,10 +118,14 @@ class Inspection:
                 self._fabric.between(one)
             took_s = time.monotonic() - began
 
+    def _is_odd(self, past: OwnPast | None) -> bool:
+        """Tell whether something is odd so far."""
+        return bool(judge(self.figures) or (past and past.judge(self.figures)))
+
     def _own(self, ranks: Iterable[int], only: frozenset[str] | None) -> None:
         """Let ranks measure themselves, all or `only` some quantities."""
         budget_s = self._extent.own_s if only is None else max(self._extent.own_s / 2, LEAST_OWN_S)
-        limit_s = budget_s + LIMIT_S + (0.0 if self._on_cpus else ANSWER_S)
+        limit_s = budget_s + LIMIT_S + (0.0 if self._on_cpus else START_S + ANSWER_S)
         turns = self._turns.of(ranks)
         for number, turn in enumerate(turns):
             self._progress.show("nodes", number, len(turns))

@@ -74,6 +74,7 @@ class Judgement:
         self._wanted: dict[str, frozenset[int]] | None = None  # by quantity; None for all
         self._ranks, self._config = ranks, config
         self._turns = self._turn = self._look = 0
+        self._unfit: set[int] = set()  # ranks whose device does not compute, or not answer
         self._own_past: OwnPast | None = None
 
     def give_turns(self, facts: Sequence[tuple[Who, str]]) -> list[Turn]:
@@ -106,6 +107,8 @@ class Judgement:
 
     def _note(self, rank: int, own: Own) -> None:
         """Take a rank's figures, of a later look those that were asked for."""
+        if not own.computes:
+            self._unfit.add(rank)
         if self._wanted is None and own.told:
             self._figures.told[rank] = own.told
         for name, value in own.values.items():
@@ -114,10 +117,10 @@ class Judgement:
 
     def _doubt(self) -> dict[str, frozenset[int]]:
         """Return which ranks measure again, by quantity."""
-        wanted = {name: ranks for name, ranks in doubt(self._figures).own.items() if ranks}
+        wanted = dict(doubt(self._figures).own)
         for name, ranks in (self._own_past.doubt(self._figures) if self._own_past else {}).items():
             wanted[name] = wanted.get(name, frozenset()) | ranks
-        return wanted
+        return {name: some for name, ranks in wanted.items() if (some := ranks - self._unfit)}
 
     def _judge(self) -> tuple[str, ...]:
         """Return the warnings of a check; raise LaunchError instead if it is strict."""

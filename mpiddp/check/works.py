@@ -52,11 +52,10 @@ class Works:
         return {"who": self.who, "own": self.own, "clock": self.clock, "meet": self.meet, "stream": self.stream,
                 "connect": self.connect, "reduce": self.reduce}
 
-    def who(self, deadline: float) -> tuple[Who, str]:
+    def who(self, _deadline: float) -> tuple[Who, str]:
         """Tell who this rank is, and on which machine its node is, which may be one of several there."""
         env = self._env
-        kind = on_device(env.device, max(0.0, deadline - time.monotonic()),
-                         lambda: machine.kind(env.device, torch.get_num_threads()))
+        kind = machine.kind(env.device, torch.get_num_threads())
         return (Who(hostname(), env.node_rank, env.local_rank, str(env.device), kind, machine.switch(os.environ)),
                 machine.machine() or str(env.node_rank))
 

@@ -29,9 +29,13 @@ def within(limit_s: float, work: Callable[[], Answer]) -> Answer:
     if not done:
         raise TimeoutError
     well, answer = done
-    if not well:
-        raise answer
-    return answer  # type: ignore[no-any-return]
+    try:
+        if not well:
+            raise answer
+        return answer  # type: ignore[no-any-return]
+    finally:
+        done.clear()  # an error holds this frame, and what was done in the thread: no cycle keeps that
+        del answer
 
 
 def on_device(device: torch.device, limit_s: float, work: Callable[[], Answer]) -> Answer:

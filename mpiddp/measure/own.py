@@ -19,7 +19,7 @@ from .machine import Throttling
 # The shares of the time, and the least time in seconds that a rank's own figures need on a CPU.
 MATRIX, MEMORY, COPIES, STORAGE = 0.5, 0.15, 0.2, 0.35
 ON_DEVICE = ("device-memory", "to-device", "from-device")
-ANSWER_S = 10.0  # for an accelerator, over the time that measuring takes; it may have to start
+START_S, ANSWER_S = 60.0, 10.0  # for an accelerator to start, and over the time that measuring takes
 LEAST_S = compute.WARM_S + compute.WINDOW_S + 0.01
 
 
@@ -39,14 +39,17 @@ def measure(device: torch.device, leads: bool, budget_s: float, only: Collection
     """
     found: dict[str, float] = {}
     told: list[str] = []
-    used_s, computes = 0.0, False
+    used_s, computes, limit_s = 0.0, False, START_S
     try:
+        if device.type != "cpu":
+            on_device(device, START_S, lambda: memory.start(device))
+        limit_s = ANSWER_S
         used_s = on_device(device, ANSWER_S + budget_s, lambda: compute_and_copy(device, budget_s, only, found, told))
         computes = True
     except RuntimeError as error:  # torch's, of a device that is broken, or full
         told.append(f"{device} does not compute: {str(error).strip().partition(chr(10))[0]}")
     except TimeoutError:
-        found, told = dict(found), [*told, f"{device} has not answered within {ANSWER_S:g} s"]  # it may still go on
+        found, told = dict(found), [*told, f"{device} has not answered within {limit_s:g} s"]  # it may still go on
     if (took_s := import_s()) is not None:
         found["import"] = took_s
     if leads:
@@ -67,20 +70,25 @@ def is_wanted(only: Collection[str] | None, *names: str) -> bool:
 def compute_and_copy(
     device: torch.device, budget_s: float, only: Collection[str] | None, found: dict[str, float], told: list[str]
 ) -> float:
-    """Add what the rank's own cores and its accelerator do, and return the seconds that took once it had started.
+    """Add what the rank's own cores and its accelerator do, which has started, and return the seconds that took.
 
-    Raises RuntimeError where it does not compute.
+    Raises RuntimeError where it does not compute, TimeoutError where that took so long that nobody waits any more.
     """
-    if device.type != "cpu":
-        memory.start(device)
     began, limits = time.perf_counter(), Throttling()
+
+    def go_on() -> None:
+        if device.type != "cpu" and time.perf_counter() - began > ANSWER_S + budget_s:
+            raise TimeoutError
+
     known = {"device-free": memory.free(device) if device.type != "cpu" else None}
     if is_wanted(only, "matrix", "throttled"):
         known["matrix"] = compute.product(device, max(budget_s * MATRIX, min(budget_s, LEAST_S)))
+    go_on()
     told += devices.told(device)
     if device.type != "cpu" and is_wanted(only, *ON_DEVICE):
         found |= memory.device(device, budget_s * COPIES)
         memory.release(device)
+    go_on()
     if is_wanted(only, "memory"):
         known["memory"] = memory.host(min(budget_s * MEMORY, budget_s - (time.perf_counter() - began)))
     known["throttled"] = limits.share() if known.get("matrix") is not None else None

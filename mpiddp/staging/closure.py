@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .manifest import SELDOM, Range
 from .trees import holds_installed, name_of, tree_of, within
 
-FORM = 1  # of the file
+FORM = 2  # of the file
 PAGE = mmap.PAGESIZE
 PRESENT = bytes(ord("1") if byte & 0x80 else ord("0") for byte in range(256))
 BETWEEN = 2**16  # bytes that are read rather than left out

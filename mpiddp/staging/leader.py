@@ -53,9 +53,12 @@ class Leader:
         if not wanted.paths:
             return None, Outcome()
         former = self._former()
-        with reading_ahead(self._ahead(wanted, former)):
+        ahead = self._ahead(wanted, former)
+        with reading_ahead(ahead):
             manifest = self._still_right(wanted, former) or self._manifest(wanted)
-            return self._mirror(manifest, former)
+            left = ({*manifest.others} & wanted.touched.keys()) - ahead.keys()  # by a job of another number of nodes
+            with reading_ahead({path: wanted.touched[path] for path in left}):
+                return self._mirror(manifest, former)
 
     def _mirror(self, manifest: Manifest, former: Copy | None) -> tuple[Copy | None, Outcome]:
         """Return the mirror of a manifest, and what came of it: the former one, or one that is made now. Collective."""
