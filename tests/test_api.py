@@ -76,7 +76,8 @@ def test_under_the_launcher_too(quick: Mpi, how: str) -> None:
     assert len(done.stdout.splitlines()) == 4
 
 
-@pytest.mark.parametrize("name", ["mpich", pytest.param("openmpi4", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["mpich", "openmpi4"])
 def test_simulation_and_training_share_an_mpirun(name: str) -> None:
     check_coupled(own_main(MPIS[name], 4, EXAMPLES / "coupled.py"))
 
@@ -108,7 +109,7 @@ def own_end(mpi: Mpi, ranks: int, how: str, **env: str) -> Done:
 
 CAUSES = {"with": "ValueError: seven", "with-through": "ValueError: seven", "raise": "ValueError: seven",
           "exit": r"sys\.exit\(7\)", "with-exit": r"sys\.exit\(7\)"}
-QUICK = [("mpich", "with"), ("mpich", "with-through"), ("mpich", "exit"), ("openmpi5", "with-exit")]
+QUICK = [("mpich", "with"), ("mpich", "with-through"), ("mpich", "exit")]
 
 
 @pytest.mark.parametrize(("mpi", "how"), [

@@ -282,6 +282,7 @@ def test_a_sigint_to_a_job_that_stands_still(quick: Mpi, state: dict[str, str]) 
     assert lines[begin + 3] == "  rank 1 is not in all_reduce, where others wait"
 
 
+@pytest.mark.thorough
 def test_a_sigint_to_a_job_whose_ranks_are_all_in_a_collective(quick: Mpi, state: dict[str, str]) -> None:
     """No rank can obey it, and the launcher waits for a second one."""
     with started(SIX[2], None, ZOO, "network", env=state) as job:
@@ -304,6 +305,7 @@ def table_after(job: Job, head: str) -> list[str]:
     raise AssertionError(f"the job has ended without {head}")
 
 
+@pytest.mark.thorough
 def test_a_timeout_names_the_rank_that_was_waited_for(quick: Mpi, state: dict[str, str]) -> None:
     done = mpiexec(quick, 3, "--group-timeout=4", ZOO, "python", env=state)
     report = done.stderr[done.stderr.index("mpiddp: failed: "):].splitlines()

@@ -17,7 +17,7 @@ import torch
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, single_node_environ, srun
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, first_of, single_node_environ, srun
 
 BATCH = ROOT / "batch"
 PYTHON, STANDINS = MPIS["openmpi4"].python.parent, ROOT / "tests/standins"
@@ -340,7 +340,7 @@ def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path
     assert len(set(stopped)) == 1
 
 
-@pytest.mark.parametrize(("tasks", "gpus", "reason"), [(1, 4, "idle-gpus"), (4, 2, "too-few-gpus")])
+@pytest.mark.parametrize(("tasks", "gpus", "reason"), first_of([(1, 4, "idle-gpus"), (4, 2, "too-few-gpus")]))
 def test_tasks_and_gpus_that_do_not_fit(cluster: Cluster, folder: Path, tasks: int, gpus: int, reason: str) -> None:
     script = edited(folder, "srun_pmix.sh", MODULES="pytorch", COMMAND=HELLO, ntasks_per_node=tasks,
                     gpus_per_node=gpus, cpus_per_task=1)

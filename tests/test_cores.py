@@ -334,7 +334,7 @@ def test_what_slurm_has_given_is_not_exceeded(cluster: Cluster) -> None:
     assert re.search(rf"^  node1 +0 +cpu +core {one['cpus'][0]} +0 +1 ", done.stderr, re.MULTILINE), done.stderr
 
 
-@pytest.mark.parametrize("threads", [(), ("--threads",)])
+@pytest.mark.parametrize("threads", [(), pytest.param(("--threads",), marks=pytest.mark.thorough)])
 def test_four_of_eight_cpus_that_slurm_has_given(cluster: Cluster, threads: tuple[str, ...]) -> None:
     """Two jobs at a time on one node: each rank has its part of its job's four, and the jobs keep apart."""
     mpi = MPIS["openmpi4"]

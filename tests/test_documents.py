@@ -183,6 +183,7 @@ LIKE_OTHERS = {  # test_matrix.py, test_api.py or another command here is their 
     "mpiexec -n 2 python -m mpiddp examples/hello_world.py", "mpiexec -n 2 python -m mpiddp train.py",
     "mpirun -n 2 python -m mpiddp train.py", "mpirun -n 2 python -m mpiddp --show 0 examples/hello_world.py",
     "mpiexec -n 4 python examples/coupled.py", "srun --mpi=pmi2 python -m mpiddp train.py",
+    "mpirun -n 2 python -m mpiddp --explain=1 examples/hello_world.py", "python -m venv --system-site-packages VENV",
 }
 SAID = re.compile(r"\] hello from \[|^epoch 9: loss 0\.0|^trainer \d/2: loss ", re.MULTILINE)  # once by a rank
 

@@ -113,6 +113,7 @@ def test_the_exit_functions_of_a_scripts_libraries_run(mpi: Mpi, script: Script)
     assert noise(done) == []
 
 
+@pytest.mark.thorough
 def test_the_exit_functions_of_a_profiler_run(tmp_path: Path) -> None:
     """It is in the process before torch, by LD_PRELOAD; this one is C's own library of mathematics."""
     path = tmp_path / "script.py"

@@ -124,6 +124,7 @@ def test_a_prefix_that_is_none(quick: Mpi, tmp_path: Path, form: str) -> None:
     assert done.stderr.count("may have the fields rank, local_rank, host and time, as in '[{rank} {host}] ', got ") == 1
 
 
+@pytest.mark.thorough
 def test_logs_of_three_nodes(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", "--log-dir", "/tmp/logs", "--show",
                       "local-0", "--prefix", "-m", "this"))
@@ -286,7 +287,7 @@ def test_a_sink_that_nobody_reads_is_silent(capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("options", first_of([["--prefix"], [], ["--log-dir"]]), ids=" ".join)
-@pytest.mark.parametrize("closed", [1, 2])
+@pytest.mark.parametrize("closed", first_of([1, 2]))
 def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], closed: int, tmp_path: Path) -> None:
     """A pipe to the relay and a socket to the sentinel would get the first numbers that are free."""
     script = tmp_path / "talks.py"

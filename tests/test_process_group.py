@@ -29,7 +29,7 @@ from tests.support import (
 
 
 @pytest.mark.parametrize("how", first_of([
-    "plain", "address", "ours", "twice", "same", "timeout", "backend", "mesh"], 2))
+    "plain", "address", "ours", "twice", "same", "timeout", "backend", "mesh"]))
 def test_init_process_group_called_so(quick: Mpi, how: str) -> None:
     done = check(mpiexec(quick, 2, PROGRAMS / "groups.py", how))
     assert done.stdout == f"{how} 2 of 2\n" * 2
@@ -56,6 +56,7 @@ def test_two_worlds_with_a_port_each(quick: Mpi) -> None:
     assert done.stdout == "halves 2 of 2\n" * 4
 
 
+@pytest.mark.thorough
 def test_a_world_without_the_last_rank(quick: Mpi) -> None:
     assert check(mpiexec(quick, 3, PROGRAMS / "groups.py", "first")).stdout == "first 2 of 2\n" * 2
 

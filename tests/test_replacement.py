@@ -48,6 +48,7 @@ def test_the_next_sentinel_reports_as_the_first(who: str, how: str, status: int,
     assert done.stderr.count("mpiddp: failed:") == 1
 
 
+@pytest.mark.thorough
 def test_the_next_sentinel_prints_where_the_launcher_reads(quick: Mpi, tmp_path: Path) -> None:
     """The rank's own output goes to a log, and its folder has modules that are none of ours."""
     need(quick.missing())
@@ -65,7 +66,8 @@ def test_a_rank_that_is_killed_with_its_sentinel(quick: Mpi) -> None:
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == done.stderr.count("mpiddp: failed:") == 1
 
 
-@pytest.mark.parametrize("who", ["1", pytest.param("0", marks=THOROUGH)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("who", ["1", "0"])
 def test_a_rank_in_native_code_is_not_taken_for_dead(who: str, quick: Mpi) -> None:
     need(quick.missing())
     done = check(mpiexec(quick, RANKS, PROGRAM, who, "in native code"))
@@ -81,7 +83,8 @@ def test_a_rank_that_goes_on_unwatched(who: str, quick: Mpi) -> None:
     assert missed(done, UNWATCHED) == who
 
 
-@pytest.mark.parametrize("how", [pytest.param("end", marks=THOROUGH), "raise"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["end", "raise"])
 def test_on_three_nodes(how: str, cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]
     done = srun(cluster, mpi, "-N3 -n3", PROGRAM, "0,1,2", how)

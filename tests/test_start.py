@@ -93,6 +93,7 @@ def test_another_torch_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
     check_refused(done, "version-skew", "torch is 2.13.0", "but 2.12.0 on node3")
 
 
+@pytest.mark.thorough
 def test_another_python_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
     """Open MPI 5's environment on node1, with Debian's library in it: another prefix, and all else the same."""
     other = MPIS["openmpi5"].python

@@ -155,8 +155,7 @@ CELLS = [
     for number, to, cells in re.findall(r"^\| (SIG\w+) \| (launcher|steps) \| (.*) \|$", TABLE, re.MULTILINE)
     for launcher, word in zip(COLUMNS, cells.split(" | "), strict=True) if word != "-"
 ]
-QUICK = {("SIGUSR1", "launcher", "Open MPI 4.1 mpirun"), ("SIGTERM", "launcher", "MPICH mpiexec"),
-         ("SIGTERM", "steps", "srun pmix")}
+QUICK = {("SIGTERM", "launcher", "MPICH mpiexec"), ("SIGTERM", "steps", "srun pmix")}
 
 
 @pytest.mark.parametrize(("number", "to", "launcher", "word"), [

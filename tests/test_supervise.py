@@ -396,9 +396,9 @@ status=$?
 """
 
 
-@pytest.mark.parametrize(("number", "status", "then"), [
+@pytest.mark.parametrize(("number", "status", "then"), first_of([
     (signal.SIGUSR1, 75, "exit $status"), (signal.SIGTERM, 75, "exit $status"), (signal.SIGTERM, 143, "sleep 600"),
-])
+]))
 def test_a_signal_to_a_launcher_that_is_a_script(
     quick: Mpi, tmp_path: Path, number: int, status: int, then: str
 ) -> None:

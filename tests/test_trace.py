@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
@@ -48,6 +50,7 @@ def test_a_trace(quick: Mpi, tmp_path: Path) -> None:
                      r"mpiddp's own part was \d+ ms \(at most \d+ ms\)$", done.stderr, re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_a_trace_of_three_nodes(cluster: Cluster) -> None:
     file = RUN / "trace.json"
     check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", "--trace", file, HELLO))
