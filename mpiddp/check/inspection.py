@@ -10,7 +10,6 @@ from ..compare.doubt import LOOKS, doubt
 from ..compare.figures import Figures
 from ..compare.judge import judge
 from ..compare.rounds import mixed, rounds, schedule
-from ..compare.ways import LOOKS_AT_A_WAY
 from ..errors import LonelyLaunchError
 from ..measure.meeting import Pace
 from ..measure.own import ANSWER_S, START_S, Own
@@ -29,8 +28,8 @@ BACKENDS_AND_WAYS = 4  # of a meeting: over MPI and over the backend, there and 
 class Extent(NamedTuple):
     """How much is measured: pairs within nodes; seconds for a rank itself, all meetings, all-reduces, later looks.
 
-    What ranks measure by themselves may be looked at for `own_again_s` more. Where it is to be over `soon`, there are
-    no more later looks than it takes to tell whether something is odd, if nothing is.
+    What ranks measure by themselves may be looked at for `own_again_s` more. Where it is to be over `soon`, a later
+    look is the last one if nothing seems odd any more.
     """
 
     nodes_only: bool = False
@@ -98,7 +97,6 @@ class Inspection:
         own = {rank for some in (found.own, aged) for ranks in some.values() for rank in ranks} - self._crew.unfit
         names = frozenset({*found.own, *aged})
         plan = schedule(found.ways)
-        enough = LOOKS_AT_A_WAY if plan or found.inside else 1
         end = time.monotonic() + self._extent.again_s
         own_s = took_s = 0.0
         for number in range(LOOKS if own or plan or found.inside else 0):
@@ -106,7 +104,7 @@ class Inspection:
             is_late = number > 0 and began + took_s > end
             if is_late and (not own or began + own_s > end + self._extent.own_again_s):
                 return
-            if self._extent.soon and number >= enough and not self._is_odd(past):
+            if number and self._extent.soon and not self._may_be_odd(past):
                 return
             self._progress.show("suspects again", number, LOOKS)
             self._own(own, names)
@@ -118,9 +116,10 @@ class Inspection:
                 self._fabric.between(one)
             took_s = time.monotonic() - began
 
-    def _is_odd(self, past: OwnPast | None) -> bool:
-        """Tell whether something is odd so far."""
-        return bool(judge(self.figures) or (past and past.judge(self.figures)))
+    def _may_be_odd(self, past: OwnPast | None) -> bool:
+        """Tell whether something would be odd if one more look told the same: of one alone no way is accused."""
+        figures = self.figures.looked_again()
+        return bool(judge(figures) or (past and past.judge(figures)))
 
     def _own(self, ranks: Iterable[int], only: frozenset[str] | None) -> None:
         """Let ranks measure themselves, all or `only` some quantities."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 MEETING_SMALL, MEETING_LARGE = 2**20, 2**26  # bytes of a message between two ranks
+
+One = TypeVar("One")
 
 
 class Quantity(NamedTuple):
@@ -96,6 +99,15 @@ class Figures(NamedTuple):
     unmet: frozenset[tuple[int, int]] = frozenset()
     unmet_inside: frozenset[tuple[int, int]] = frozenset()
     unreduced: tuple[int, int] | None = None
+
+    def looked_again(self) -> Figures:
+        """Return what these would be if one more look told the same as the last one; first looks are not repeated."""
+        def more(kept: Mapping[str, Mapping[One, list[float]]]) -> dict[str, dict[One, list[float]]]:
+            return {name: {one: [*values, *values[1:][-1:]] for one, values in some.items()}
+                    for name, some in kept.items()}
+
+        return self._replace(own=more(self.own), ways=more(self.ways), inside=more(self.inside),
+                             by_mpi=more(self.by_mpi))
 
 
 class Doubt(NamedTuple):
