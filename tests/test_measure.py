@@ -14,13 +14,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from mpiddp.compare.figures import OWN
-from mpiddp.measure import channels, compute, devices, machine, memory, own, storage
+from mpiddp.check.inspection import QUICK, Extent
+from mpiddp.compare.figures import MEETING_LARGE, MEETING_SMALL, OWN
+from mpiddp.measure import channels, compute, devices, machine, meeting, memory, own, storage
 from mpiddp.measure.deadlines import within
 from tests import processes
 from tests.cgroups import inside, quota
@@ -170,6 +172,43 @@ def test_the_deadline_passes_answers_and_errors_on() -> None:
         within(5.0, lambda: 1 / 0)
     with pytest.raises(TimeoutError):
         within(0.05, lambda: time.sleep(1))
+
+
+class Line:
+    """A channel with a clock of its own: messages that go together wait once, and take what their size does."""
+
+    def __init__(self, wait_s: float, rate: float) -> None:
+        self._wait_s, self._rate = wait_s, rate
+        self.now = 0.0
+        self._room = bytearray(MEETING_LARGE)
+
+    def buffer(self, size: int) -> Any:
+        return [0] * size
+
+    def room(self) -> Any:
+        return memoryview(self._room)
+
+    def send(self, messages: Sequence[Any]) -> None:
+        if len(messages[0]) > meeting.PING:
+            self.now += self._wait_s + sum(map(len, messages)) / self._rate
+
+    def receive(self, _: Sequence[Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("extent", [QUICK, Extent()])
+@pytest.mark.parametrize(("wait_s", "rate", "least"), [
+    (0.004, 1.5e9, 0.55), (0.0001, 1.5e9, 0.9), (0.001, 1.2e8, 0.85), (0.0, 1.2e7, 1.0)])
+def test_what_a_message_waits_alone_hides_no_bandwidth(
+    extent: Extent, wait_s: float, rate: float, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Line(wait_s, rate)
+    monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: line.now))
+    pace = extent.pace(3)
+    small, large = meeting.send(cast(Any, line), pace, meeting.Parts())
+    assert least * rate <= meeting.together([small]) <= rate * 1.001
+    assert len(large) == pace.times
+    assert line.now < (pace.times + 2) * max(pace.large_s, meeting.WINDOW * MEETING_SMALL / rate)
 
 
 def test_the_deadline_keeps_nothing_of_work_that_failed() -> None:

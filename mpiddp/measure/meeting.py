@@ -15,6 +15,7 @@ PING = 8  # bytes
 MOST_PINGS = 300
 WINDOW = 8  # messages of 1 MiB that are on their way together, as in osu_bw
 MOST_WINDOWS = 20
+LEAST_OF_ALONE = 0.25  # the share of its time that a message takes among others: alone it may wait for the most part
 FEWEST_SEGMENTS = 500
 STREAM_S = 0.4  # long beside the time in which ranks begin
 
@@ -87,12 +88,17 @@ def meet(channel: Channel, speaks_first: bool, pace: Pace, parts: Parts) -> Ways
 
 
 def send(channel: Channel, pace: Pace, parts: Parts) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
-    """Send messages of 1 MiB and of up to 64 MiB, as many and as large as go in the pace's time, and time them."""
-    first = trial(channel, 1, 1)
+    """Send messages of 1 MiB and of up to 64 MiB, as many and as large as go in the pace's time, and time them.
+
+    The very first one does not count: it may take several times as long, as buffers grow and threads wake up.
+    """
+    trial(channel, 1, 1)
     end = time.monotonic() + pace.large_s
-    small = [first]
-    while parts.small and time.monotonic() + first.seconds * WINDOW < end and len(small) < MOST_WINDOWS:
+    small = [trial(channel, 1, 1)]
+    window_s = small[0].seconds * WINDOW * LEAST_OF_ALONE
+    while parts.small and time.monotonic() + window_s < end and len(small) < MOST_WINDOWS:
         small.append(trial(channel, WINDOW, 1))
+        window_s = small[-1].seconds
     best = max(one.size / one.seconds for one in small)
     mebibytes = max(1, min(MEETING_LARGE, int(best * pace.large_s)) // MEETING_SMALL)
     large: list[Trial] = []
