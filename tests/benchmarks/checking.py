@@ -1,7 +1,8 @@
 """A check of three nodes, one bad in eight ways, or none: python -m tests.benchmarks.checking [RUNS] [FAULT].
 
 For each fault, of how many runs the node was named with it, how many accused anybody else, and the median of seconds.
-The cluster is that of the tests: three nodes that share a machine's cores, with links of 1 Gbit/s.
+The cluster is that of the tests: three nodes that share a machine's cores, with links of 1 Gbit/s. The first row is a
+job of hello_world.py with as many ranks, as often: a check has such a start in its time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from tests.cluster import Cluster, impair
 from tests.cluster.cluster import RUN
-from tests.support import MPIS, ROOT, Mpi, srun
+from tests.support import EXAMPLES, MPIS, ROOT, Mpi, srun
 
 BAD = "node2"
 LINK, SLOW = 125e6, 12.5e6  # bytes per second
@@ -101,6 +102,14 @@ def check(cluster: Cluster, fault: Fault, mpi: Mpi, *options: str, ranks: int = 
     return Outcome(named, [one for one in words if one not in mine or not fault.named], seconds, done.stdout)
 
 
+def start_s(cluster: Cluster, mpi: Mpi, ranks: int = 2) -> float:
+    """Return the seconds of a job that says hello, and nothing else."""
+    began = time.monotonic()
+    done = srun(cluster, mpi, f"-N3 --ntasks-per-node={ranks}", EXAMPLES / "hello_world.py", timeout=LIMIT_S, env=TCP)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return time.monotonic() - began
+
+
 def main() -> None:
     """Print a table of what was named."""
     parser = argparse.ArgumentParser("python -m tests.benchmarks.checking", description=__doc__)
@@ -112,6 +121,8 @@ def main() -> None:
     options = ["--quick"] if given.quick else []
     print("| fault | named | accused others | median s | longest |\n| --- | --- | --- | --- | --- |")
     with Cluster(visible=[ROOT]) as cluster:
+        seconds = [start_s(cluster, MPIS[given.mpi]) for _ in range(given.runs)]
+        print(f"| a start alone | | | {statistics.median(seconds):.1f} | {max(seconds):.1f} |", flush=True)
         for name in given.faults:
             found = [check(cluster, FAULTS[name], MPIS[given.mpi], *options) for _ in range(given.runs)]
             seconds = [one.seconds for one in found]
