@@ -15,9 +15,10 @@ CELLS = [
     *((launcher, "SIGKILL", "loop", -1) for launcher in (OMPI4, PMI2)),
     (OMPI5, "SIGSEGV", "loop", -1), (HYDRA, "_exit", "loop", 0),
     (HYDRA, "SIGSTOP", "end", 0), (HYDRA, "raise", "import", 0),
-    (HYDRA, "exit", "import", -1), (HYDRA, "message", "end", -1), (HYDRA, "interrupt", "loop", -1),
-    (HYDRA, "loader", "loop", 0), (HYDRA, "native-exit", "loop", 0),
-    (HYDRA, "SIGUSR1", "before", -1), (HYDRA, "SIGFPE", "end", -1),
+    (HYDRA, "exit", "import", -1), (HYDRA, "message", "end", -1), (HYDRA, "thread", "before", 0),
+    (HYDRA, "interrupt", "loop", -1), (HYDRA, "loader", "loop", 0), (HYDRA, "atexit", "end", 0),
+    (HYDRA, "native-exit", "loop", 0), (OMPI5, "SIGTERM", "loop", -1),
+    (HYDRA, "SIGUSR1", "before", -1), (HYDRA, "SIGFPE", "end", -1), (HYDRA, "SIGHUP", "loop", 0),
 ]
 MATRIX = [
     *((launcher, kind, moment, rank) for kind, moment, rank, launcher in itertools.product(
