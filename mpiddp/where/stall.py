@@ -11,6 +11,7 @@ from .stack import essential
 MOST_S = 10.0  # between two looks
 LOOKS = 5  # within the time after which a job is said to stand still
 IDLE = 0.02  # of a processor: a rank that uses more, with its descendants, has moved
+GRAIN_S = 0.02  # of what the kernel tells: a process's own time and the kernel's in hundredths of a second, each
 IDLE_BYTES = 4096  # in a second: so has one that reads and writes more
 
 
@@ -60,5 +61,5 @@ def has_moved(before: Rank, now: Rank, passed_s: float) -> bool:
         return False
     return (now.ended != before.ended or essential(now.frames) != essential(before.frames)
             or now.steps != before.steps or now.entered != before.entered
-            or now.busy_s - before.busy_s > IDLE * passed_s
+            or now.busy_s - before.busy_s > IDLE * passed_s + GRAIN_S
             or now.moved_bytes - before.moved_bytes > IDLE_BYTES * passed_s)
