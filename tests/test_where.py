@@ -222,6 +222,14 @@ def test_a_rank_that_is_never_seen_moves_if_it_works() -> None:
     assert [line for line in said if line] == ["no rank has moved for 10 s"]
 
 
+@pytest.mark.parametrize(("ticks", "moves"), [(2, False), (5, True)])
+def test_two_ticks_of_the_kernels_clock_are_no_movement(ticks: int, moves: bool) -> None:
+    """Who uses almost nothing crosses a hundredth of a second now and then, in its own time and the kernel's."""
+    stall = Stall(4.0)
+    said = [stall.see([rank(0, busy_s=0.01 * ticks * (look % 3)), rank(1)], look * 0.8) for look in range(12)]
+    assert any(said) != moves
+
+
 def test_what_a_rank_uses_while_it_waits_at_its_end_is_no_movement() -> None:
     stall = Stall(10.0)
     said = [stall.see([rank(0, ended=True, busy_s=float(now)), rank(1)], float(now)) for now in range(0, 14, 2)]
