@@ -177,8 +177,10 @@ def test_the_deadline_passes_answers_and_errors_on() -> None:
 class Line:
     """A channel with a clock of its own: messages that go together wait once, and take what their size does."""
 
-    def __init__(self, wait_s: float, rate: float) -> None:
-        self._wait_s, self._rate = wait_s, rate
+    def __init__(self, wait_s: float, rate: float, busy: Sequence[int] = (), moment_s: float = 0.0) -> None:
+        """Messages with the numbers in `busy` take a moment longer."""
+        self._wait_s, self._rate, self._busy, self._moment_s = wait_s, rate, busy, moment_s
+        self._sent = 0
         self.now = 0.0
         self._room = bytearray(MEETING_LARGE)
 
@@ -191,6 +193,8 @@ class Line:
     def send(self, messages: Sequence[Any]) -> None:
         if len(messages[0]) > meeting.PING:
             self.now += self._wait_s + sum(map(len, messages)) / self._rate
+            self.now += self._moment_s * (self._sent in self._busy)
+            self._sent += 1
 
     def receive(self, _: Sequence[Any]) -> None:
         pass
@@ -209,6 +213,16 @@ def test_what_a_message_waits_alone_hides_no_bandwidth(
     assert least * rate <= meeting.together([small]) <= rate * 1.001
     assert len(large) == pace.times
     assert line.now < (pace.times + 2) * max(pace.large_s, meeting.WINDOW * MEETING_SMALL / rate)
+
+
+@pytest.mark.parametrize("busy", [(0,), (1,), (2,), (3,), (4,), (0, 1, 3)])
+def test_moments_in_which_a_machine_is_busy_hide_no_bandwidth(
+    busy: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Line(0.0005, 1.5e9, busy, moment_s=0.01)
+    monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: line.now))
+    small, _ = meeting.send(cast(Any, line), QUICK.pace(10), meeting.Parts())
+    assert meeting.together([small]) >= 0.9 * 1.5e9
 
 
 def test_the_deadline_keeps_nothing_of_work_that_failed() -> None:

@@ -17,6 +17,7 @@ WINDOW = 8  # messages of 1 MiB that are on their way together, as in osu_bw
 MOST_WINDOWS = 20
 LEAST_OF_ALONE = 0.25  # the share of its time that a message takes among others: alone it may wait for the most part
 FEWEST_SEGMENTS = 500
+LEAST_SMALL_S = 0.03  # for messages of 1 MiB, so that a moment of a busy machine is not all that is seen of them
 STREAM_S = 0.4  # long beside the time in which ranks begin
 
 
@@ -93,12 +94,14 @@ def send(channel: Channel, pace: Pace, parts: Parts) -> tuple[tuple[Trial, ...],
     The very first one does not count: it may take several times as long, as buffers grow and threads wake up.
     """
     trial(channel, 1, 1)
-    end = time.monotonic() + pace.large_s
-    small = [trial(channel, 1, 1)]
-    window_s = small[0].seconds * WINDOW * LEAST_OF_ALONE
+    end = time.monotonic() + max(LEAST_SMALL_S, pace.large_s)
+    alone = [trial(channel, 1, 1) for _ in range(2)]
+    small: list[Trial] = []
+    window_s = min(one.seconds for one in alone) * WINDOW * LEAST_OF_ALONE
     while parts.small and time.monotonic() + window_s < end and len(small) < MOST_WINDOWS:
         small.append(trial(channel, WINDOW, 1))
-        window_s = small[-1].seconds
+        window_s = min(one.seconds for one in small)
+    small = small or alone
     best = max(one.size / one.seconds for one in small)
     mebibytes = max(1, min(MEETING_LARGE, int(best * pace.large_s)) // MEETING_SMALL)
     large: list[Trial] = []
@@ -106,7 +109,7 @@ def send(channel: Channel, pace: Pace, parts: Parts) -> tuple[tuple[Trial, ...],
     while parts.large and (len(large) < pace.times or (parts.streams and time.monotonic() < end)):
         large.append(trial(channel, 1, mebibytes))
     announce(channel, 0, 0)
-    return tuple(small[1:] or small) if parts.small else (), tuple(large)
+    return tuple(small) if parts.small else (), tuple(large)
 
 
 def trial(channel: Channel, messages: int, mebibytes: int) -> Trial:
