@@ -100,7 +100,6 @@ def send(channel: Channel, pace: Pace, parts: Parts) -> tuple[tuple[Trial, ...],
     window_s = min(one.seconds for one in alone) * WINDOW * LEAST_OF_ALONE
     while parts.small and time.monotonic() + window_s < end and len(small) < MOST_WINDOWS:
         small.append(trial(channel, WINDOW, 1))
-        window_s = min(one.seconds for one in small)
     small = small or alone
     best = max(one.size / one.seconds for one in small)
     mebibytes = max(1, min(MEETING_LARGE, int(best * pace.large_s)) // MEETING_SMALL)
