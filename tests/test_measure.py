@@ -387,11 +387,17 @@ def test_a_gpu_is_found_by_its_address_or_its_uuid() -> None:
     assert devices.handle(Nvml(), gpu) is None
 
 
-def test_one_rate_is_that_of_the_best_window() -> None:
-    """Work that takes long in every other window."""
+def test_one_rate_is_that_of_the_best_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that takes long in every other window, by a clock of its own."""
     pauses = itertools.cycle([0.002] * 25 + [0.02] * 5)
-    rate = compute.best_rate(lambda: time.sleep(next(pauses)), CPU, 0.6, 0.02)
-    assert rate > 300
+    now = [0.0]
+
+    def work() -> None:
+        now[0] += next(pauses)
+
+    monkeypatch.setattr(compute, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert compute.best_rate(work, CPU, 0.6, 0.02) == pytest.approx(500)  # 200 of all
+    assert 0.5 < now[0] < 0.7
 
 
 @pytest.mark.parametrize(("hangs", "words"), [
