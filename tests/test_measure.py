@@ -232,7 +232,7 @@ def test_what_a_message_waits_alone_hides_no_bandwidth(
     assert line.now < (pace.times + 2) * max(pace.large_s, meeting.WINDOW * MEETING_SMALL / rate)
 
 
-@pytest.mark.parametrize("busy", [(0,), (1,), (2,), (3,), (4,), (0, 1), (0, 3)])
+@pytest.mark.parametrize("busy", [(0,), (1,), (2,), (3,), (4,), (0, 1), (0, 3), (1, 2)])
 def test_moments_in_which_a_machine_is_busy_hide_no_bandwidth(
     busy: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

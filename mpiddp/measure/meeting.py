@@ -18,6 +18,7 @@ MOST_WINDOWS = 20
 LEAST_OF_ALONE = 0.25  # the share of its time that a message takes among others: alone it may wait for the most part
 FEWEST_SEGMENTS = 500
 LEAST_SMALL_S = 0.03  # for messages of 1 MiB, so that a moment of a busy machine is not all that is seen of them
+MOMENT_S = 0.1  # for which a machine may be busy; a message that takes longer is slow, and there is no time for more
 STREAM_S = 0.4  # long beside the time in which ranks begin
 
 
@@ -94,8 +95,10 @@ def send(channel: Channel, pace: Pace, parts: Parts) -> tuple[tuple[Trial, ...],
     The very first one does not count: it may take several times as long, as buffers grow and threads wake up.
     """
     trial(channel, 1, 1)
+    alone = [trial(channel, 1, 1)]
+    if parts.small and alone[0].seconds < MOMENT_S:
+        alone.append(trial(channel, 1, 1))
     end = time.monotonic() + max(LEAST_SMALL_S, pace.large_s)
-    alone = [trial(channel, 1, 1) for _ in range(2)]
     small: list[Trial] = []
     window_s = min(one.seconds for one in alone) * WINDOW * LEAST_OF_ALONE
     while parts.small and time.monotonic() + window_s < end and len(small) < MOST_WINDOWS:

@@ -20,7 +20,7 @@ from .deadlines import within
 SHM = "/dev/shm"  # noqa: S108 (it is what is measured)
 ANSWER_S = 5.0  # for a folder, over the time that measuring takes
 CHUNK = bytes(2**20)
-FIRST_S = 1.0  # after a file that takes so long it shows nothing that the first one may have waited for memory
+FIRST_S = 0.2  # after a file that takes so long it shows nothing that the first one may have waited for memory
 FILE_BYTES, LEAST_FREE_BYTES, MOST_OF_FREE = 2**24, 2**26, 0.05
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
