@@ -229,7 +229,8 @@ def test_what_a_message_waits_alone_hides_no_bandwidth(
     small, large = meeting.send(cast(Any, line), pace, meeting.Parts())
     assert least * rate <= meeting.together([small]) <= rate * 1.001
     assert len(large) == pace.times
-    assert line.now < (pace.times + 2) * max(pace.large_s, meeting.WINDOW * MEETING_SMALL / rate)
+    piece_s = max(pace.large_s, meeting.WINDOW * MEETING_SMALL / rate)
+    assert line.now < (pace.times + 1) * piece_s + max(meeting.LEAST_SMALL_S, piece_s)
 
 
 @pytest.mark.parametrize("busy", [(0,), (1,), (2,), (3,), (4,), (0, 1), (0, 3), (1, 2)])
