@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
-READY_S = 1.0  # until the process is named, and ready to look: not while the rank starts
+READY_S = 5.0  # until the process is named, and ready to look: not while the rank starts, or a quick check measures
 SETTLING_S = 0.35  # for output to be shown: the coordinator waits half a second for the report
 LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
 
