@@ -149,12 +149,12 @@ def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> 
     assert "tmp-write" in done.stdout and done.stdout.endswith(", [])\n")
 
 
-@pytest.mark.parametrize(("waits_s", "is_slow"), [(0.05, False), (storage.FIRST_S, True)])
-def test_what_the_first_file_waits_for_memory_does_not_count(
+@pytest.mark.parametrize(("waits_s", "is_slow"), [(0.03, False), (storage.ENOUGH_S / 2, True)])
+def test_what_the_first_files_wait_for_memory_does_not_count(
     waits_s: float, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In as little time as a quick check has; a folder that is slow itself is not asked twice."""
-    waits, write = [waits_s], os.write
+    """In as little time as a quick check has; a folder that is slow itself is not asked again and again."""
+    waits, write = [waits_s] * (storage.FEWEST - 1), os.write
 
     def late(file: int, data: bytes) -> int:
         time.sleep(waits.pop() if waits else 0.0)
