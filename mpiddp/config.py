@@ -12,6 +12,7 @@ RESTARTS = "MPIDDP_RESTART_COUNT"  # a variable that mpiddp.supervise sets
 RUNNING = ".running"  # ends the name of a file beside the report of a job that it started, until the job ends in order
 DEFAULT_ABORT_GRACE_S = 5.0
 DEFAULT_FOLD_WINDOW_S = 1.0
+DEFAULT_READY_S = 1.0  # not while ranks start
 PREFIX = "[{rank} {host}] "
 AUTO = "auto"  # for --stage
 
@@ -85,7 +86,8 @@ class LaunchConfig(NamedTuple):
     node to `facts_file`; empty writes nothing. `check` is warn or strict where nodes are measured before the script,
     empty where they are not; rank 0 keeps the figures in `check_history`, unless that is empty. `stage` is the folder
     into which the environment is staged, AUTO for the best one, empty for none; `stage_keep` leaves it there at the
-    end. `unknown_variables` are those that look like options' and are none.
+    end. `ready_s` after its start the job can be asked where it is. `unknown_variables` are those that look like
+    options' and are none.
     """
 
     script: Script | None = None
@@ -127,6 +129,7 @@ class LaunchConfig(NamedTuple):
     check_history: str = ""
     stage: str = ""
     stage_keep: bool = False
+    ready_s: float = DEFAULT_READY_S
     unknown_variables: tuple[str, ...] = ()
 
     def common(self) -> dict[str, str]:

@@ -289,7 +289,7 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
 
 
 def port_of_sentinels(mark: dict[str, str]) -> tuple[str, int]:
-    """Return where the sentinel of rank 0 of a job listens; it has a title some seconds after it has joined."""
+    """Return where the sentinel of rank 0 of a job listens; it has a title as soon as it has listened for a second."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for sentinel, title in beside(mark).items():

@@ -26,6 +26,7 @@ Measure each rank, and the ways between nodes in pairs, and say what is odd: whi
 It takes half a minute on a few nodes, and starts like a training: mpirun python -m mpiddp.check"""
 EPILOG = """\
 Exit status: 0 all are alike; 1 something is odd; 2 wrong usage; 3 the job could not be started."""
+READY_S = 10.0  # until it can be asked where it is: what sentinels need for that would disturb what is measured
 LAUNCHERS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # options of mpiddp, as there
 
 
@@ -80,4 +81,4 @@ def configuration(given: argparse.Namespace, environ: Mapping[str, str]) -> Laun
         interface=given.interface, master_addr=given.master_addr, port=given.port,
         startup_timeout_s=given.startup_timeout, binding=settings.binding, threads=settings.threads,
         share_gpus=settings.share_gpus, virtual_local_rank=settings.virtual_local_rank,
-        unknown_variables=settings.unknown_variables, init=False, quiet=True)
+        unknown_variables=settings.unknown_variables, ready_s=READY_S, init=False, quiet=True)

@@ -33,7 +33,8 @@ def fork_sentinel(
         step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
-        stall_abort=config.stall_abort), functools.partial(watch, functools.partial(prepare, rank == 0)))
+        stall_abort=config.stall_abort,
+        ready_s=config.ready_s), functools.partial(watch, functools.partial(prepare, rank == 0)))
 
 
 def let_be_killed() -> None:

@@ -40,7 +40,6 @@ JUDGE_LINK = -2  # to nobody: the coordinator asks
 SHOW_LINK = -3  # to nobody: a SIGQUIT asks
 LONGEST_S = 2.0  # for all ranks to tell where they are
 SHOWN_S = 1.0  # in which a SIGQUIT comes to all ranks
-CARD_S = 1.0  # until the job can be found by those who ask where it is: not while it starts
 FLUSHING_S = 2.0  # for all others to take what they are sent last
 
 
@@ -80,7 +79,7 @@ class Office:
         if RESTARTS in os.environ and member.error_file:
             self._mark = f"{member.error_file}{RUNNING}"
             aside(partial(Path(self._mark).touch))
-        self._loop.set_timer("card", CARD_S, partial(self._be_ready, card))
+        self._loop.set_timer("card", self._watched.ready_s, partial(self._be_ready, card))
         if self._watched.stall_s:
             self._look_for_stall()
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
-READY_S = 5.0  # until the process is named, and ready to look: not while the rank starts, or a quick check measures
 SETTLING_S = 0.35  # for output to be shown: the coordinator waits half a second for the report
 LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
 
@@ -145,7 +144,7 @@ class Sentinel:
                 self._connections.coordinate(request)
             case events.MeetCoordinator(request):
                 self._connections.meet(request)
-                self.loop.set_timer("ready", READY_S, self._be_ready)
+                self.loop.set_timer("ready", self._watched.ready_s, self._be_ready)
             case events.LookAtRank(request, ended):
                 self._look(request, ended)
             case events.TakeWindow(Outflow()):
@@ -233,7 +232,7 @@ class Sentinel:
             self.loop.set_timer("look", LOOKING_S, self._look_at_rank)
 
     def _note_end(self, status: int | None) -> None:
-        self.loop.drop_timers("look")
+        self.loop.drop_timers("look", "ready")
         if self._process.ended >= 0:
             self.loop.forget(self._process.ended)
         self._wait_status = status
