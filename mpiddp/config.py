@@ -86,8 +86,8 @@ class LaunchConfig(NamedTuple):
     node to `facts_file`; empty writes nothing. `check` is warn or strict where nodes are measured before the script,
     empty where they are not; rank 0 keeps the figures in `check_history`, unless that is empty. `stage` is the folder
     into which the environment is staged, AUTO for the best one, empty for none; `stage_keep` leaves it there at the
-    end. `ready_s` after its start the job can be asked where it is. `unknown_variables` are those that look like
-    options' and are none.
+    end. `ready_s` after the ranks have joined, the job can be asked where it is. `unknown_variables` are those that
+    look like options' and are none.
     """
 
     script: Script | None = None

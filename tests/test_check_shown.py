@@ -16,9 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpiddp.beside.messages import Watched
 from mpiddp.check import command, drawing, record
 from mpiddp.check.table import TALLEST, WIDEST, lines, significant
 from mpiddp.compare.figures import Figures, Finding, Who
+from mpiddp.config import DEFAULT_READY_S
+from mpiddp.join import watched
 from tests import processes
 from tests.fabrics import Faults, fabric, found, many, three
 from tests.processes import run_on_terminal
@@ -165,6 +168,16 @@ def test_variables_are_a_checks_defaults() -> None:
     assert given.check_history == "/tmp/history"
     assert command.configuration(given, environ).share_gpus
     assert command.parsed(["--check-history", "mine"], environ).check_history == "mine"
+
+
+@pytest.mark.parametrize(("options", "ready_s"), [(["--quick"], command.QUICK_READY_S), ([], DEFAULT_READY_S)])
+def test_what_sentinels_load_does_not_disturb_a_quick_check(
+    options: list[str], ready_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = command.configuration(command.parsed(options, {}), {})
+    monkeypatch.setattr(watched, "SentinelHandle", lambda told, _watch: told)
+    told: object = watched.fork_sentinel(config, None)
+    assert isinstance(told, Watched) and told.ready_s == ready_s
 
 
 def test_a_check_without_a_picture_needs_no_matplotlib() -> None:

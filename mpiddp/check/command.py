@@ -12,7 +12,7 @@ from ..cli import read_settings
 from ..command.help import Parser
 from ..command.options import OPTIONS, default_of, variable
 from ..command.values import absolute
-from ..config import LaunchConfig
+from ..config import DEFAULT_READY_S, LaunchConfig
 from ..errors import EXIT_USAGE
 from ..join.refusal import refuse_early
 from ..version import __version__
@@ -26,7 +26,7 @@ Measure each rank, and the ways between nodes in pairs, and say what is odd: whi
 It takes half a minute on a few nodes, and starts like a training: mpirun python -m mpiddp.check"""
 EPILOG = """\
 Exit status: 0 all are alike; 1 something is odd; 2 wrong usage; 3 the job could not be started."""
-READY_S = 10.0  # until it can be asked where it is: what sentinels need for that would disturb what is measured
+QUICK_READY_S = 10.0  # until it can be asked where it is: what sentinels load for that disturbs a short measurement
 LAUNCHERS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # options of mpiddp, as there
 
 
@@ -81,4 +81,5 @@ def configuration(given: argparse.Namespace, environ: Mapping[str, str]) -> Laun
         interface=given.interface, master_addr=given.master_addr, port=given.port,
         startup_timeout_s=given.startup_timeout, binding=settings.binding, threads=settings.threads,
         share_gpus=settings.share_gpus, virtual_local_rank=settings.virtual_local_rank,
-        unknown_variables=settings.unknown_variables, ready_s=READY_S, init=False, quiet=True)
+        unknown_variables=settings.unknown_variables, ready_s=QUICK_READY_S if given.quick else DEFAULT_READY_S,
+        init=False, quiet=True)
