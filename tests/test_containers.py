@@ -69,8 +69,8 @@ PLAIN = {"OMPI_MCA_pml": "ob1"}  # with what it takes by itself, no message of D
 def test_hello_from_containers_on_two_nodes(cluster: Cluster, image: Path, name: str, env: dict[str, str]) -> None:
     mpi = MPIS[name]
     binds = [f"--bind={path}:{path}" for path in mounts()]
-    done = cluster.run("srun", "--mpi=pmix", "-N2", "--ntasks-per-node=2", "ch-run", *binds, f"--cd={ROOT}", str(image),
-                       "--", str(mpi.python), "-m", "mpiddp", str(EXAMPLES / "hello_world.py"),
+    done = cluster.run("srun", "--mpi=pmix", "-wnode[1-2]", "--ntasks-per-node=2", "ch-run", *binds, f"--cd={ROOT}",
+                       str(image), "--", str(mpi.python), "-m", "mpiddp", str(EXAMPLES / "hello_world.py"),
                        timeout=DEADLINE_S, env={**mpi.environ(), **env, "USER": "root"}, cwd=ROOT)
     assert {one["host"] for one in check_hello(done, 4)} == {"node1", "node2"}
 

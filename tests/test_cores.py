@@ -328,7 +328,7 @@ def test_what_slurm_binds(cluster: Cluster, options: str, threads: int | None) -
 
 def test_what_slurm_has_given_is_not_exceeded(cluster: Cluster) -> None:
     need([] if CORES > 1 else ["a second core"])
-    done = check(srun(cluster, MPIS["openmpi4"], "-N1 -n1 --cpu-bind=none", PROGRAMS / "cores.py"))
+    done = check(srun(cluster, MPIS["openmpi4"], "-wnode1 -n1 --cpu-bind=none", PROGRAMS / "cores.py"))
     one = json.loads(done.stdout)
     assert (len(one["cpus"]), one["threads"]) == (1, 1)
     assert re.search(rf"^  node1 +0 +cpu +core {one['cpus'][0]} +0 +1 ", done.stderr, re.MULTILINE), done.stderr

@@ -275,8 +275,8 @@ def test_several_gpus_of_a_nodes_only_task_are_idle() -> None:
 
 def test_slurm_gives_its_only_task_all_gpus(cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]
-    done = cluster.run("salloc", "--quiet", "-N2", "--ntasks-per-node=1", "--gpus-per-task=4", "srun", "--mpi=pmix",
-                       str(mpi.python), "-m", "mpiddp", str(PROGRAMS / "cores.py"), timeout=DEADLINE_S,
+    done = cluster.run("salloc", "--quiet", "-wnode[1-2]", "--ntasks-per-node=1", "--gpus-per-task=4", "srun",
+                       "--mpi=pmix", str(mpi.python), "-m", "mpiddp", str(PROGRAMS / "cores.py"), timeout=DEADLINE_S,
                        env=mpi.environ(), cwd=ROOT)
     assert done.returncode == 3, done.stdout
     assert "mpiddp: cannot start: idle-gpus\n  found    1 rank, but 4 GPUs on node[1-2]\n" in done.stderr
@@ -535,9 +535,9 @@ def test_what_slurm_shows_each_task(
 ) -> None:
     """The devices are files of no use, so torch's part is written down in the program; Slurm's part is real."""
     mpi = MPIS["openmpi4"]
-    done = check(cluster.run("srun", "--mpi=pmix", "-N2", "--ntasks-per-node=2", *options.split(), str(mpi.python),
-                             str(PROGRAMS / "gpus.py"), *["--cgroup"] * cgroup, timeout=DEADLINE_S, env=mpi.environ(),
-                             cwd=ROOT))
+    done = check(cluster.run("srun", "--mpi=pmix", "-wnode[1-2]", "--ntasks-per-node=2", *options.split(),
+                             str(mpi.python), str(PROGRAMS / "gpus.py"), *["--cgroup"] * cgroup, timeout=DEADLINE_S,
+                             env=mpi.environ(), cwd=ROOT))
     table = done.stdout.splitlines()
     row = next(line.split() for line in table if line.startswith("  node[1-2]"))
     assert row[:4] == ["node[1-2]", "0-3", devices, "H100"], done.stdout
