@@ -16,7 +16,7 @@ import pytest
 from mpiddp.beside.loop import Loop
 from mpiddp.facts.host import Interface
 from mpiddp.join import probe as probing
-from mpiddp.join.probe import PATIENCE_S, Door, Probe
+from mpiddp.join.probe import ALONE_S, PATIENCE_S, Door, Probe
 from mpiddp.plan.network import Trial
 from mpiddp.sentinel.calls import Answering
 from tests.cluster import Cluster
@@ -95,6 +95,34 @@ def test_answers_that_came_in_the_meantime_are_heard(door: Door) -> None:
     start = time.monotonic()
     assert probe.trials() == (Trial("lo"),)
     assert time.monotonic() - start < PATIENCE_S / 2
+
+
+@pytest.mark.parametrize("silent_s", [PATIENCE_S + 0.2, 60.0])
+def test_a_lone_address_has_as_long_as_three_packets_take(silent_s: float) -> None:
+    """The kernel drops what would connect to a server with a full queue, as a bad link does."""
+    with contextlib.ExitStack() as ends, socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        for _ in range(4):
+            one = ends.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        start = time.monotonic()
+        probe = Probe(Door(("127.0.0.1",), full.getsockname()[1], "token"), [LO])
+        answering = threading.Timer(silent_s, answer_all, [full])
+        answering.start()
+        found, waited_s = probe.trials(), time.monotonic() - start
+        answering.cancel()
+        full.shutdown(socket.SHUT_RDWR)
+        answering.join()
+    assert found == ((Trial("lo"),) if silent_s < ALONE_S else (Trial(error="no answer"),))
+    assert PATIENCE_S < waited_s < ALONE_S + 1
+
+
+def answer_all(server: socket.socket) -> None:
+    """Answer as rank 0 until the server is shut down."""
+    with contextlib.suppress(OSError):
+        while True:
+            with server.accept()[0] as connection:
+                connection.sendall(b"token")
 
 
 @pytest.mark.parametrize("busy_s", [PATIENCE_S + 0.5, 60.0])

@@ -20,7 +20,8 @@ from ..beside.wire import listen
 from ..facts.host import Interface
 from ..plan.network import Trial
 
-PATIENCE_S = 2.0  # for a connection, and for its answer once another address has answered
+PATIENCE_S = 2.0  # for a connection, and for its answer, once another address has answered
+ALONE_S = 3.5  # for a connection where none has answered: packets get lost, and Linux sends a third SYN within 3.1 s
 BUSY_S = 20.0  # for the first answer, where there are connections: rank 0's node may be busy
 RUNNERS_UP_S = 0.1  # for the other addresses, once the best one has answered
 LOOK_S = 0.1  # between two looks whether there are connections
@@ -101,9 +102,10 @@ class Probe:
 
     def _left_s(self) -> float:
         answered = [at for at, trial in self._trials.items() if not trial.error]
-        patience_s = RUNNERS_UP_S if 0 in answered else PATIENCE_S
-        if not answered and any(map(is_connected, self._pending.values())):
-            patience_s = BUSY_S
+        if answered:
+            patience_s = RUNNERS_UP_S if 0 in answered else PATIENCE_S
+        else:
+            patience_s = BUSY_S if any(map(is_connected, self._pending.values())) else ALONE_S
         return self._start + patience_s - time.monotonic()
 
     def _read(self, one: socket.socket) -> Trial:
