@@ -97,22 +97,34 @@ def test_answers_that_came_in_the_meantime_are_heard(door: Door) -> None:
     assert time.monotonic() - start < PATIENCE_S / 2
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_who_has_waited_for_one_address_waits_for_others_that_answer_with_it(
+    first: int, doors: tuple[socket.socket, ...]
+) -> None:
+    """Rank 0's node was busy, and answers one after the other: nodes would not agree if each took its first one."""
+    probe = Probe(Door(("127.0.0.1", "127.0.0.2"), doors[0].getsockname()[1], "token"), [LO])
+    with doors[0].accept()[0] as one, doors[1].accept()[0] as other:
+        for number, connection in enumerate((one, other)[::1 - 2 * first]):
+            late = threading.Timer(PATIENCE_S + 0.4 + 0.03 * number, connection.sendall, [b"token"])
+            late.daemon = True
+            late.start()
+        assert [trial.error for trial in probe.trials()] == ["", ""]
+
+
 @pytest.mark.parametrize("silent_s", [PATIENCE_S + 0.2, 60.0])
 def test_a_lone_address_has_as_long_as_three_packets_take(silent_s: float) -> None:
     """The kernel drops what would connect to a server with a full queue, as a bad link does."""
-    with contextlib.ExitStack() as ends, socket.create_server(("127.0.0.1", 0), backlog=0) as full:
-        for _ in range(4):
-            one = ends.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as full, contextlib.ExitStack() as ends:
+        for _ in range(2):
+            ends.enter_context(socket.create_connection(full.getsockname(), timeout=10))
         start = time.monotonic()
         probe = Probe(Door(("127.0.0.1",), full.getsockname()[1], "token"), [LO])
         answering = threading.Timer(silent_s, answer_all, [full])
         answering.start()
+        ends.callback(answering.join)
+        ends.callback(full.shutdown, socket.SHUT_RDWR)
+        ends.callback(answering.cancel)
         found, waited_s = probe.trials(), time.monotonic() - start
-        answering.cancel()
-        full.shutdown(socket.SHUT_RDWR)
-        answering.join()
     assert found == ((Trial("lo"),) if silent_s < ALONE_S else (Trial(error="no answer"),))
     assert PATIENCE_S < waited_s < ALONE_S + 1
 

@@ -23,7 +23,7 @@ from ..plan.network import Trial
 PATIENCE_S = 2.0  # for a connection, and for its answer, once another address has answered
 ALONE_S = 3.5  # for a connection where none has answered: packets get lost, and Linux sends a third SYN within 3.1 s
 BUSY_S = 20.0  # for the first answer, where there are connections: rank 0's node may be busy
-RUNNERS_UP_S = 0.1  # for the other addresses, once the best one has answered
+RUNNERS_UP_S = 0.1  # for the other addresses, once the best one has answered, or a late one of any
 LOOK_S = 0.1  # between two looks whether there are connections
 
 
@@ -69,7 +69,7 @@ class Probe:
     def __init__(self, door: Door, interfaces: Sequence[Interface]) -> None:
         self._door = door
         self._names = {one.address: one.name for one in interfaces}
-        self._start = time.monotonic()
+        self._start = self._heard = time.monotonic()
         self._trials: dict[int, Trial] = {}
         self._pending: dict[int, socket.socket] = {}
         for at, address in enumerate(door.addresses):
@@ -87,12 +87,15 @@ class Probe:
         with selectors.DefaultSelector() as selector:
             for at, one in self._pending.items():
                 selector.register(one, selectors.EVENT_READ, at)
+            left_s = 0.0  # at first for what has come in the meantime
             while self._pending:
-                left_s = self._left_s()
                 ready = selector.select(max(0.0, min(left_s, LOOK_S)))
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
                     self._trials[key.data] = self._read(self._pending.pop(key.data))
+                if ready and (left_s > 0 or 0 in self._pending):
+                    self._heard = time.monotonic()
+                left_s = self._left_s()
                 if not ready and left_s <= 0:
                     break
         for at, one in self._pending.items():
@@ -106,7 +109,7 @@ class Probe:
             patience_s = RUNNERS_UP_S if 0 in answered else PATIENCE_S
         else:
             patience_s = BUSY_S if any(map(is_connected, self._pending.values())) else ALONE_S
-        return self._start + patience_s - time.monotonic()
+        return max(self._start + patience_s, self._heard + RUNNERS_UP_S) - time.monotonic()
 
     def _read(self, one: socket.socket) -> Trial:
         with one:
