@@ -366,6 +366,9 @@ def test_a_host_beside_its_own_past() -> None:
     assert (found.words, found.hosts) == ("n0: matrix product at 0.80 of its own median of 12 checks", ("n0",))
     assert aged(figures, {"n0": {"matrix": [1e12, 1e12]}}) == []
     assert present(figures)["n0"] == {"matrix": 0.8e12}
+    figures.own["matrix"][0] = [0.8e12, 1e12, 0.8e12]
+    assert aged(figures, past) == []
+    assert present(figures)["n0"] == {"matrix": 0.8e12}
     lab = Lab(who(3), lambda *_: 1.0)
     assert present(lab.figures)["n1"].keys() == {
         "matrix", "latency", "small sends", "small receives", "large sends", "large receives", "resent sends",

@@ -61,7 +61,7 @@ class OwnPast:
                 for name in {one.quantity for one in found} if name in OWN and OWN[name].repeats}
 
     def judge(self, figures: Figures) -> list[Finding]:
-        """Return which hosts are worse than they were, by their first look and by their last one."""
+        """Return which hosts are worse than they were, by their first look and by the best of all."""
         return [one for one in self._aged(figures) if (one.quantity, one.nodes) in self._suspects
                 and (one.quantity in OWN or self._has_met_again(figures, one.nodes))]
 

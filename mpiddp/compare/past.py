@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .alike import Nodes
 from .figures import OWN, WAYS, Figures, Finding, Quantity
 from .groups import BOTH, CLOCK
-from .outliers import allowed, median, peers, worse
+from .outliers import allowed, best, median, peers, worse
 from .units import in_words, is_rate, share
 
 FORMER = 3  # checks that a host needs to have had
@@ -16,36 +16,46 @@ KEPT = 20  # that count, the newest
 Past = Mapping[str, Mapping[str, Sequence[float]]]
 
 
-def present(figures: Figures) -> dict[str, dict[str, float]]:
+def typical(values: Sequence[float], _: Quantity) -> float:
+    """Return the median of all looks, which is what is kept and what the table shows."""
+    return median(values)
+
+
+def present(
+    figures: Figures, of_looks: Callable[[Sequence[float], Quantity], float] = typical
+) -> dict[str, dict[str, float]]:
     """Return what is kept of this check, by host and quantity: the median of its ranks, or of its ways to others.
 
-    A way's quantity is kept as it sends and as it receives, such as `large sends`. The last look counts. Hosts whose
-    name others have too are left out.
+    A way's quantity is kept as it sends and as it receives, such as `large sends`. Of the looks at one counts what
+    `of_looks` returns. Hosts whose name others have too are left out.
     """
     nodes = Nodes(figures.ranks)
     found: dict[str, dict[str, list[float]]] = {}
 
-    def keep(node: int, name: str, values: Sequence[float]) -> None:
+    def keep(node: int, name: str, values: Sequence[float], quantity: Quantity) -> None:
         if values and nodes.alone[node]:
-            found.setdefault(nodes.host[node], {}).setdefault(name, []).append(values[-1])
+            found.setdefault(nodes.host[node], {}).setdefault(name, []).append(of_looks(values, quantity))
 
     for name, of_ranks in figures.own.items():
         for rank, values in of_ranks.items() if name != CLOCK else ():
-            keep(figures.ranks[rank].node, name, values)
+            keep(figures.ranks[rank].node, name, values, OWN[name])
     for name, of_ways in figures.ways.items():
         for (one, other), values in of_ways.items():
-            keep(one, name if name in BOTH else f"{name} sends", values)
+            keep(one, name if name in BOTH else f"{name} sends", values, WAYS[name])
             if name not in BOTH:
-                keep(other, f"{name} receives", values)
+                keep(other, f"{name} receives", values, WAYS[name])
     return {host: {name: median(values) for name, values in by_name.items()} for host, by_name in found.items()}
 
 
 def aged(figures: Figures, past: Past) -> list[Finding]:
-    """Return the hosts that are worse than in their former checks, of which `past` has the values, newest last."""
+    """Return the hosts that are worse than in their former checks, of which `past` has the values, newest last.
+
+    They are so by the best of all looks.
+    """
     nodes = Nodes(figures.ranks)
     number = {host: node for node, host in nodes.host.items()}
     found = []
-    for host, values in present(figures).items():
+    for host, values in present(figures, best).items():
         for name, value in values.items():
             former = list(past.get(host, {}).get(name, ()))[-KEPT:]
             quantity = quantity_of(name)
