@@ -29,6 +29,7 @@ from mpiddp.measure.own import Own
 
 Part = Callable[..., Any]
 LOCAL = 4  # ranks of a node
+WHOLE = Extent()
 FULL = (Trial(10**9, 0.0, 1.0),)
 WAYS = Ways(1e-4, FULL, FULL, -1.0)
 SLOW = Ways(1e-4, FULL, (Trial(10**9, 0.0, 2.0),), -1.0)
@@ -112,10 +113,12 @@ def usual(**others: Part) -> dict[str, Part]:
         "connect": lambda *_: True, "stream": lambda *_: WAYS, "reduce": lambda *_: 0.01, **others}
 
 
-def checked(nodes: int, **others: Part) -> tuple[Ranks, Figures, dict[str, tuple[str, ...]]]:
+def checked(
+    nodes: int, extent: Extent = WHOLE, /, **others: Part
+) -> tuple[Ranks, Figures, dict[str, tuple[str, ...]]]:
     """Return the ranks after a check, its figures, and the hosts to leave out for each finding."""
     ranks = Ranks(nodes * LOCAL, usual(**others))
-    figures = Inspection(ranks, nodes * LOCAL, Extent(), Progress(), 0.1).run(None)
+    figures = Inspection(ranks, nodes * LOCAL, extent, Progress(), 0.1).run(None)
     return ranks, figures, {one.words: one.hosts for one in judge(figures)}
 
 
@@ -196,9 +199,10 @@ def test_where_nothing_is_odd_all_meet() -> None:
     assert met(ranks, "meet", 8) == 2 * 3
 
 
+@pytest.mark.parametrize("extent", [WHOLE, QUICK])
 @pytest.mark.parametrize(("slow_looks", "accused"), [(3, False), (4, True)])
 def test_what_ranks_measure_is_looked_at_three_times_more_also_where_meetings_take_long(
-    slow_looks: int, accused: bool, monkeypatch: pytest.MonkeyPatch
+    slow_looks: int, accused: bool, extent: Extent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second for each rank of a meeting: after the first look at pairs there is no time for another one."""
     now, looks, meetings = [0.0], [0] * 4 * LOCAL, [0]
@@ -207,6 +211,7 @@ def test_what_ranks_measure_is_looked_at_three_times_more_also_where_meetings_ta
 
     def own(rank: int, *_: object) -> Own:
         looks[rank] += 1
+        now[0] += 0.1
         return Own({"matrix": 0.8 if rank == 5 and looks[rank] <= slow_looks else 1.0}, [])
 
     def meet(rank: int, partner: int, *_: object) -> Met:
@@ -214,7 +219,7 @@ def test_what_ranks_measure_is_looked_at_three_times_more_also_where_meetings_ta
         meetings[0] += 1
         return Met(None, slow if 3 * LOCAL in (rank, partner) else WAYS)
 
-    found = checked(4, own=own, meet=meet)[2]
+    found = checked(4, extent, own=own, meet=meet)[2]
     assert looks[5] == 4
     assert meetings[0] == 2 * 2 * 6
     assert any("rank 5" in words for words in found) == accused, found

@@ -26,7 +26,7 @@ Measure each rank, and the ways between nodes in pairs, and say what is odd: whi
 It takes half a minute on a few nodes, and starts like a training: mpirun python -m mpiddp.check"""
 EPILOG = """\
 Exit status: 0 all are alike; 1 something is odd; 2 wrong usage; 3 the job could not be started."""
-QUICK_READY_S = 10.0  # until it can be asked where it is: what sentinels load for that disturbs a short measurement
+QUICK_READY_S = 30.0  # until it can be asked where it is: what sentinels load for that disturbs a short measurement
 LAUNCHERS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # options of mpiddp, as there
 
 

@@ -28,8 +28,8 @@ BACKENDS_AND_WAYS = 4  # of a meeting: over MPI and over the backend, there and 
 class Extent(NamedTuple):
     """How much is measured: pairs within nodes; seconds for a rank itself, all meetings, all-reduces, later looks.
 
-    What ranks measure by themselves may be looked at for `own_again_s` more. Where it is to be over `soon`, a later
-    look is the last one if nothing seems odd any more.
+    What ranks measure by themselves may be looked at for `own_again_s` after the last meeting. Where it is to be over
+    `soon`, a later look is the last one if nothing seems odd any more.
     """
 
     nodes_only: bool = False
@@ -48,7 +48,7 @@ class Extent(NamedTuple):
         return Pace(times, seconds / BACKENDS_AND_WAYS / (times + 1), seconds / 12)
 
 
-QUICK = Extent(inside=False, own_s=0.35, meetings_s=0.6, reducing_s=0.3, again_s=5.0, own_again_s=3.0, soon=True)
+QUICK = Extent(inside=False, own_s=0.35, meetings_s=0.6, reducing_s=0.3, again_s=5.0, own_again_s=4.0, soon=True)
 
 
 class Inspection:
@@ -97,12 +97,12 @@ class Inspection:
         own = {rank for some in (found.own, aged) for ranks in some.values() for rank in ranks} - self._crew.unfit
         names = frozenset({*found.own, *aged})
         plan = schedule(found.ways)
-        end = time.monotonic() + self._extent.again_s
+        end = own_end = time.monotonic() + self._extent.again_s
         own_s = took_s = 0.0
         for number in range(LOOKS if own or plan or found.inside else 0):
             began = time.monotonic()
             is_late = number > 0 and began + took_s > end
-            if is_late and (not own or began + own_s > end + self._extent.own_again_s):
+            if is_late and (not own or began + own_s > own_end + self._extent.own_again_s):
                 return
             if number and self._extent.soon and not self._may_be_odd(past):
                 return
@@ -114,6 +114,7 @@ class Inspection:
             self._fabric.inside(found.inside)
             for one in plan:
                 self._fabric.between(one)
+            own_end = max(end, time.monotonic())
             took_s = time.monotonic() - began
 
     def _may_be_odd(self, past: OwnPast | None) -> bool:
