@@ -149,7 +149,7 @@ def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> 
     assert "tmp-write" in done.stdout and done.stdout.endswith(", [])\n")
 
 
-@pytest.mark.parametrize(("waits_s", "is_slow"), [(0.045, False), (storage.ENOUGH_S / 2, True)])
+@pytest.mark.parametrize(("waits_s", "is_slow"), [(0.045, False), (0.5, True)])
 def test_what_the_first_files_wait_for_memory_does_not_count(
     waits_s: float, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +161,7 @@ def test_what_the_first_files_wait_for_memory_does_not_count(
         return write(file, data)
 
     monkeypatch.setattr(os, "write", late)
+    monkeypatch.setattr(storage, "ENOUGH_S", 1.0)  # for a busy machine
     size = 2**20
     found = storage.transfers(str(tmp_path), size, budget_s=0.02)
     assert (found["write"] < 1.1 * size / waits_s) == is_slow

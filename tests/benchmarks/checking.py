@@ -94,7 +94,7 @@ def check(cluster: Cluster, fault: Fault, mpi: Mpi, *options: str, ranks: int = 
         done = srun(cluster, mpi, f"-N3 --ntasks-per-node={ranks}", *options, "--json", file, timeout=LIMIT_S,
                     env={**TCP, **variables}, module="mpiddp.check")
         seconds = time.monotonic() - began
-        assert done.returncode in (0, 1), done.stdout + done.stderr
+        assert done.returncode in (0, 1) and file.exists(), done.stdout + done.stderr
         findings = json.loads(file.read_text())["findings"]
     assert done.returncode == bool(findings), done.stdout + done.stderr
     words = [one["words"] for one in findings]
