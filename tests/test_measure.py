@@ -149,7 +149,7 @@ def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> 
     assert "tmp-write" in done.stdout and done.stdout.endswith(", [])\n")
 
 
-@pytest.mark.parametrize(("waits_s", "is_slow"), [(0.045, False), (0.5, True)])
+@pytest.mark.parametrize(("waits_s", "is_slow"), [(0.2, False), (0.5, True)])
 def test_what_the_first_files_wait_for_memory_does_not_count(
     waits_s: float, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,18 +100,34 @@ def test_answers_that_came_in_the_meantime_are_heard(door: Door) -> None:
     assert time.monotonic() - start < PATIENCE_S / 2
 
 
+@pytest.mark.parametrize("import_s", [0.0, PATIENCE_S + 0.5])
 @pytest.mark.parametrize("first", [0, 1])
 def test_who_has_waited_for_one_address_waits_for_others_that_answer_with_it(
-    first: int, doors: tuple[socket.socket, ...]
+    first: int, import_s: float, doors: tuple[socket.socket, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0's node was busy, and answers one after the other: nodes would not agree if each took its first one."""
+    monkeypatch.setattr(probing, "RUNNERS_UP_S", 1.0)
     probe = Probe(Door(("127.0.0.1", "127.0.0.2"), doors[0].getsockname()[1], "token"), [LO])
     with doors[0].accept()[0] as one, doors[1].accept()[0] as other:
         for number, connection in enumerate((one, other)[::1 - 2 * first]):
-            late = threading.Timer(PATIENCE_S + 0.4 + 0.03 * number, connection.sendall, [b"token"])
+            late = threading.Timer(PATIENCE_S + 0.4 + 0.2 * number, connection.sendall, [b"token"])
             late.daemon = True
             late.start()
+        time.sleep(import_s)
         assert [trial.error for trial in probe.trials()] == ["", ""]
+
+
+def test_a_node_without_ipv6_tries_the_other_addresses(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel's `ipv6.disable=1` leaves it."""
+    def make(family: socket.AddressFamily) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return socket.socket(family)
+
+    kernels = SimpleNamespace(socket=make, AF_INET=socket.AF_INET, AF_INET6=socket.AF_INET6)
+    monkeypatch.setattr(probing, "socket", kernels)
+    both = door._replace(addresses=("fd77::1", *door.addresses))
+    assert Probe(both, [LO]).trials() == (Trial(error=os.strerror(errno.EAFNOSUPPORT)), Trial("lo"))
 
 
 @pytest.mark.parametrize("silent_s", [PATIENCE_S + 0.2, 60.0])

@@ -104,7 +104,7 @@ class Inspection:
             is_late = number > 0 and began + took_s > end
             if is_late and (not own or began + own_s > own_end + self._extent.own_again_s):
                 return
-            if number and self._extent.soon and not self._may_be_odd(past):
+            if number and self._extent.soon and not self._may_be_odd(past, names if is_late else None):
                 return
             self._progress.show("suspects again", number, LOOKS)
             self._own(own, names)
@@ -117,10 +117,14 @@ class Inspection:
             own_end = max(end, time.monotonic())
             took_s = time.monotonic() - began
 
-    def _may_be_odd(self, past: OwnPast | None) -> bool:
-        """Tell whether something would be odd if one more look told the same: of one alone no way is accused."""
+    def _may_be_odd(self, past: OwnPast | None, only: frozenset[str] | None) -> bool:
+        """Tell whether something would be odd if one more look told the same: of one alone no way is accused.
+
+        `only` are the quantities that are still measured, None for all.
+        """
         figures = self.figures.looked_again()
-        return bool(judge(figures) or (past and past.judge(figures)))
+        found = [*judge(figures), *(past.judge(figures) if past else ())]
+        return any(only is None or one.quantity in only for one in found)
 
     def _own(self, ranks: Iterable[int], only: frozenset[str] | None) -> None:
         """Let ranks measure themselves, all or `only` some quantities."""

@@ -16,13 +16,13 @@ KEPT = 20  # that count, the newest
 Past = Mapping[str, Mapping[str, Sequence[float]]]
 
 
-def typical(values: Sequence[float], _: Quantity) -> float:
-    """Return the median of all looks, which is what is kept and what the table shows."""
-    return median(values)
+def last(values: Sequence[float], _: Quantity) -> float:
+    """Return the last look's value, which is what is kept."""
+    return values[-1]
 
 
 def present(
-    figures: Figures, of_looks: Callable[[Sequence[float], Quantity], float] = typical
+    figures: Figures, of_looks: Callable[[Sequence[float], Quantity], float] = last
 ) -> dict[str, dict[str, float]]:
     """Return what is kept of this check, by host and quantity: the median of its ranks, or of its ways to others.
 

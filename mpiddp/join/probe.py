@@ -73,13 +73,17 @@ class Probe:
         self._trials: dict[int, Trial] = {}
         self._pending: dict[int, socket.socket] = {}
         for at, address in enumerate(door.addresses):
-            one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            try:
+                one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            except OSError as error:  # this node has no IPv6
+                self._trials[at] = Trial(error=error.strerror or str(error))
+                continue
             one.setblocking(False)
-            error = one.connect_ex((address, door.port))
-            if error in (0, errno.EINPROGRESS):
+            code = one.connect_ex((address, door.port))
+            if code in (0, errno.EINPROGRESS):
                 self._pending[at] = one
             else:
-                self._trials[at] = Trial(error=os.strerror(error))
+                self._trials[at] = Trial(error=os.strerror(code))
                 one.close()
 
     def trials(self) -> tuple[Trial, ...]:
@@ -89,14 +93,14 @@ class Probe:
                 selector.register(one, selectors.EVENT_READ, at)
             left_s = 0.0  # at first for what has come in the meantime
             while self._pending:
-                ready = selector.select(max(0.0, min(left_s, LOOK_S)))
+                ready, had_s = selector.select(max(0.0, min(left_s, LOOK_S))), left_s
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
                     self._trials[key.data] = self._read(self._pending.pop(key.data))
-                if ready and (left_s > 0 or 0 in self._pending):
+                if ready and (had_s > 0 or self._has_connections()):
                     self._heard = time.monotonic()
                 left_s = self._left_s()
-                if not ready and left_s <= 0:
+                if not ready and max(had_s, left_s) <= 0:
                     break
         for at, one in self._pending.items():
             self._trials[at] = Trial(error="no answer")
@@ -108,8 +112,11 @@ class Probe:
         if answered:
             patience_s = RUNNERS_UP_S if 0 in answered else PATIENCE_S
         else:
-            patience_s = BUSY_S if any(map(is_connected, self._pending.values())) else ALONE_S
+            patience_s = BUSY_S if self._has_connections() else ALONE_S
         return max(self._start + patience_s, self._heard + RUNNERS_UP_S) - time.monotonic()
+
+    def _has_connections(self) -> bool:
+        return any(map(is_connected, self._pending.values()))
 
     def _read(self, one: socket.socket) -> Trial:
         with one:
