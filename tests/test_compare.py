@@ -6,14 +6,14 @@ import itertools
 import random
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import networkx
 import pytest
 
 from mpiddp.compare.doubt import LOOKS, doubt
 from mpiddp.compare.expected import bandwidth, bus, duration
-from mpiddp.compare.figures import Figures, Who
+from mpiddp.compare.figures import WAYS, Figures, Who
 from mpiddp.compare.hints import hints
 from mpiddp.compare.judge import incomparable, judge
 from mpiddp.compare.past import aged, present
@@ -44,12 +44,12 @@ class Lab:
         self.look(both, range(len(ranks)))
         again = doubt(self.figures)
         for _ in range(LOOKS):
-            self.look(again.ways, again.own.get("matrix", ()))
+            self.look(again.ways, again.own.get("matrix", ()), again.of_ways)
 
-    def look(self, ways: Iterable[Way], ranks: Iterable[int]) -> None:
-        """Measure ways and ranks, once more if they are measured already."""
+    def look(self, ways: Iterable[Way], ranks: Iterable[int], names: Collection[str] = tuple(WAYS)) -> None:
+        """Measure ways, in some quantities, and ranks, once more if they are measured already."""
         for name, usual in (("latency", 2e-4), ("small", 5 * GB), ("large", 10 * GB), ("resent", 0.0)):
-            for way in ways:
+            for way in ways if name in names else ():
                 value = self.noisy(usual) * self.share(name, way)
                 if name == "resent":
                     value = max(0.0, self.share(name, way) - 1)

@@ -24,7 +24,7 @@ from mpiddp.compare.figures import Figures, Who
 from mpiddp.compare.judge import judge
 from mpiddp.errors import LonelyLaunchError
 from mpiddp.measure import deadlines
-from mpiddp.measure.meeting import Pace, Trial, Ways
+from mpiddp.measure.meeting import Pace, Parts, Trial, Ways
 from mpiddp.measure.own import Own
 
 Part = Callable[..., Any]
@@ -225,6 +225,37 @@ def test_what_ranks_measure_is_looked_at_three_times_more_also_where_meetings_ta
     assert any("rank 5" in words for words in found) == accused, found
 
 
+SLOWER = (Trial(10**9, 0.0, 2.0),)
+
+
+@pytest.mark.parametrize(("worse", "parts"), [
+    ({"small": SLOWER}, Parts(pings=False, large=False)), ({"large": SLOWER}, Parts(pings=False)),
+    ({"resent": 0.1}, Parts(pings=False)), ({"latency_s": 1.0}, Parts(large=False)),
+    ({"latency_s": 1.0, "large": SLOWER}, Parts())])
+@pytest.mark.parametrize("aged", [False, True])
+def test_what_is_in_doubt_of_a_meeting_is_measured_again(
+    worse: dict[str, Any], parts: Parts, aged: bool, tmp_path: Path
+) -> None:
+    """All of it where nodes are put beside their past, which knows no doubt of its own about meetings."""
+    usually = WAYS._replace(resent=0.0)
+    ranks = Ranks(8 * LOCAL, usual(
+        who=lambda rank: (Who(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL), f"machine {rank // LOCAL}"),
+        meet=lambda rank, *_: Met(None, usually._replace(**worse) if rank == 2 * LOCAL else usually)))
+    past = OwnPast(str(tmp_path / "past")) if aged else None
+    figures = Inspection(ranks, 8 * LOCAL, WHOLE, Progress(), 0.1).run(past)
+    orders = [arguments[3] for name, _, arguments in ranks.ordered if name == "meet"]
+    first, later = orders[:8 * 7], orders[8 * 7:]
+    assert {*first} == {Parts()}
+    assert {*later} == {Parts() if aged else parts}
+    assert [one.hosts for one in judge(figures)] == [("n2",)] * len(worse)
+
+
+def test_large_messages_of_all_ranks_go_again_where_these_are_in_doubt() -> None:
+    ranks = checked(8, meet=lambda rank, *_: Met(None, WAYS._replace(small=SLOWER) if rank == 2 * LOCAL else WAYS))[0]
+    assert met(ranks, "meet", 2 * LOCAL) > 2 * 7
+    assert met(ranks, "stream", 2 * LOCAL) == 2 * (7 + LOCAL - 1)
+
+
 def test_a_card_that_is_not_the_first_ranks_is_seen() -> None:
     """Rank 9, the second one of n2, reaches no other node: its first rank does."""
     ranks, figures, found = checked(8, stream=lambda rank, partner, _, whole: (
@@ -323,5 +354,5 @@ def test_an_error_of_mpi_does_not_say_whose_it_is(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(works, "meet", meet)
     one = works_on("cpu")
-    assert one._over_mpi(time.monotonic() + 1, 1, Pace()) is None
+    assert one._over_mpi(time.monotonic() + 1, 1, Pace(), Parts()) is None
     assert one._silent == {1}

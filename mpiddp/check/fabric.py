@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..compare.figures import Figures
 from ..compare.rounds import Meetings, schedule
-from ..measure.meeting import Pace, Ways, together
+from ..measure.meeting import Pace, Parts, Ways, together
 from .crew import Crew, Turns
 from .progress import Progress
 from .works import REDUCING_LIMIT_S, Met
@@ -17,6 +17,7 @@ SIZES = tuple(2**power for power in range(10, 29, 2))  # of an all-reduce: 1 KiB
 MOST_TIMES = 20
 
 Pair = tuple[int, int]
+WHOLE = Parts()
 
 
 class Fabric:
@@ -66,26 +67,27 @@ class Fabric:
         elif self._crew.can_meet(pair):
             self._at(pair).note([], [pair])
 
-    def between(self, pairs: Sequence[Pair]) -> None:
-        """Let pairs of nodes meet, no node two others at a time.
+    def between(self, pairs: Sequence[Pair], parts: Parts = WHOLE) -> None:
+        """Let pairs of nodes meet, no node two others at a time, in whole or in `parts`.
 
         Their first ranks meet alone. Where ranks compute on accelerators, which may have a network card each, all ranks
         of both nodes meet at the same time, too.
         """
         able = (pair for pair in pairs if self._meetings.can_meet(pair) and self._crew.can_meet(self._ends(pair, 1)))
         for some in self._turns.of_pairs(able):
-            self._between(some)
+            self._between(some, parts)
 
     def _ends(self, pair: Pair, most: int) -> list[int]:
         """Return the ranks of two nodes that meet, `most` of each."""
         return [rank for node in pair for rank in self._nodes[node][:most]]
 
-    def _between(self, pairs: Sequence[Pair]) -> None:
-        met: dict[Pair, list[Met]] = self._meet("meet", pairs, 1, lambda pair: self._flows(pair) > 1)
-        several = [pair for pair in pairs if both(pair, met) and self._flows(pair) > 1]
-        connected = self._meet("connect", several, 0, None)
+    def _between(self, pairs: Sequence[Pair], parts: Parts) -> None:
+        pace = self._pace
+        met: dict[Pair, list[Met]] = self._meet("meet", pairs, 1, lambda pair: (pace, self._flows(pair) > 1, parts))
+        several = [pair for pair in pairs if parts.large and both(pair, met) and self._flows(pair) > 1]
+        connected = self._meet("connect", several, 0, lambda _: ())
         streams: dict[Pair, list[Ways]] = self._meet(
-            "stream", [pair for pair in several if both(pair, connected)], 0, lambda _: False)
+            "stream", [pair for pair in several if both(pair, connected)], 0, lambda _: (pace, False))
         through = [pair for pair in pairs if both(pair, met) and (pair not in several or both(pair, streams))]
         self._meetings.note(through, [pair for pair in pairs if pair not in through and self._crew.can_meet(
             self._ends(pair, self._flows(pair) if pair in several else 1))])
@@ -101,7 +103,7 @@ class Fabric:
                 keep(self._figures.by_mpi, way, [told.by_mpi], first.by_mpi.latency_s)
                 latency_s = min(latency_s, first.by_mpi.latency_s)  # gloo's threads sleep, and may be slow to wake up
             ways = [told.by_backend]
-            if self._flows(way) > 1:
+            if way in streams:
                 ways = [one._replace(small=told.by_backend.small) for one in streams[way]]
             keep(self._figures.ways, way, ways, latency_s)
 
@@ -132,10 +134,12 @@ class Fabric:
             return 1
         return min(len(self._nodes[node]) for node in pair)
 
-    def _meet(self, work: str, pairs: Sequence[Pair], most: int, last: Any) -> dict[Pair, list[Any]]:
+    def _meet(
+        self, work: str, pairs: Sequence[Pair], most: int, rest: Callable[[Pair], tuple[Any, ...]]
+    ) -> dict[Pair, list[Any]]:
         """Let ranks of nodes meet, `most` of each or all; return for each way what the ranks of its first node tell.
 
-        Ways of which not all ranks tell anything are left out.
+        `rest` returns what they are told besides their partner. Ways of which not all ranks tell anything are left out.
         """
         orders, names = {}, {}
         for pair in pairs:
@@ -143,7 +147,7 @@ class Fabric:
                 for local in range(most or self._flows(pair)):
                     rank, partner = self._nodes[way[0]][local], self._nodes[way[1]][local]
                     if self._crew.can_meet((rank, partner)):
-                        orders[rank] = (partner, self._pace, last(pair)) if last else (partner,)
+                        orders[rank] = (partner, *rest(pair))
                         names[rank] = way
         told = self._crew.do(work, orders, MEETING_LIMIT_S, "a meeting with another node")
         found: dict[Pair, list[Any]] = {}
@@ -164,6 +168,5 @@ def keep(kept: dict[str, dict[Pair, list[float]]], way: Pair, told: Sequence[Way
     if resent >= 0:
         values["resent"] = resent
     for quantity, value in values.items():
-        if quantity in ("small", "large") and not value:
-            continue
-        kept.setdefault(quantity, {}).setdefault(way, []).append(value)
+        if value or quantity == "resent":
+            kept.setdefault(quantity, {}).setdefault(way, []).append(value)

@@ -28,7 +28,9 @@ def doubt(figures: Figures) -> Doubt:
     schedule() packs into some twelve rounds.
     """
     nodes = Nodes(figures.ranks)
-    return Doubt(own_again(figures, nodes), ways_again(figures, nodes), inside_again(figures, nodes))
+    ways = ways_again(figures, nodes)
+    both = frozenset(way for some in ways.values() for one, other in some for way in ((one, other), (other, one)))
+    return Doubt(own_again(figures, nodes), both, inside_again(figures, nodes), frozenset(ways))
 
 
 def worst(found: Iterable[tuple[One, Seen]], most: int = MOST) -> list[One]:
@@ -64,26 +66,25 @@ def own_again(figures: Figures, nodes: Nodes) -> dict[str, frozenset[int]]:
     return found
 
 
-def ways_again(figures: Figures, nodes: Nodes) -> frozenset[Way]:
-    """Return the ways between nodes that are measured again, in both directions, as a meeting does it."""
-    found: set[Way] = set()
-    for board in boards(figures, nodes).values():
+def ways_again(figures: Figures, nodes: Nodes) -> dict[str, set[Way]]:
+    """Return the ways between nodes that are measured again, by the quantity that is in doubt."""
+    found: dict[str, set[Way]] = {}
+    for name, board in boards(figures, nodes).items():
         doubtful = {(node, role): seen for role in board.roles for node in board.of[role]
                     if (seen := board.node(node, role)) and seen.suspect}
         suspects = worst(doubtful.items())
         explained = {(node, role) for node, role in doubtful if node in board.bad[role]}
         odd = worst((way, seen) for way in board.ways() if (seen := board.way(way))
                     and not explained & {(way[0], SENDS), (way[1], board.roles[-1])})
-        if len(nodes.ranks) == 2 and unlike(board):
-            return frozenset(board.first)
-        if (suspects or odd) and len(nodes.ranks) <= FEW_NODES:
-            return frozenset(board.first)
-        for node, role in suspects:
-            found.update(partners(board, node, role))
-        found.update(odd)
-        if suspects or odd:
-            found.update(controls(board, {node for node, _ in suspects} | {node for way in odd for node in way}))
-    return frozenset(way for one, other in found for way in ((one, other), (other, one)))
+        if len(nodes.ranks) == 2:
+            if unlike(board) or suspects or odd:
+                found[name] = {*board.first}
+        elif (suspects or odd) and len(nodes.ranks) <= FEW_NODES:
+            found[name] = {*board.first}
+        elif suspects or odd:
+            some = controls(board, {node for node, _ in suspects} | {node for way in odd for node in way})
+            found[name] = {*some, *odd, *(way for node, role in suspects for way in partners(board, node, role))}
+    return found
 
 
 def unlike(board: Board) -> bool:
