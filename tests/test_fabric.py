@@ -228,15 +228,14 @@ def test_what_ranks_measure_is_looked_at_three_times_more_also_where_meetings_ta
 SLOWER = (Trial(10**9, 0.0, 2.0),)
 
 
-@pytest.mark.parametrize(("worse", "parts"), [
-    ({"small": SLOWER}, Parts(pings=False, large=False)), ({"large": SLOWER}, Parts(pings=False)),
-    ({"resent": 0.1}, Parts(pings=False)), ({"latency_s": 1.0}, Parts(large=False)),
-    ({"latency_s": 1.0, "large": SLOWER}, Parts())])
+@pytest.mark.parametrize(("worse", "over_mpi"), [
+    ({"small": SLOWER, "large": SLOWER}, False), ({"large": SLOWER}, False), ({"resent": 0.1}, False),
+    ({"latency_s": 1.0}, True), ({"latency_s": 1.0, "large": SLOWER}, True)])
 @pytest.mark.parametrize("aged", [False, True])
-def test_what_is_in_doubt_of_a_meeting_is_measured_again(
-    worse: dict[str, Any], parts: Parts, aged: bool, tmp_path: Path
+def test_mpi_is_met_again_where_latency_is_in_doubt(
+    worse: dict[str, Any], over_mpi: bool, aged: bool, tmp_path: Path
 ) -> None:
-    """All of it where nodes are put beside their past, which knows no doubt of its own about meetings."""
+    """Or where nodes are put beside their past, which knows no doubt of its own about ways."""
     usually = WAYS._replace(resent=0.0)
     ranks = Ranks(8 * LOCAL, usual(
         who=lambda rank: (Who(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL), f"machine {rank // LOCAL}"),
@@ -245,15 +244,24 @@ def test_what_is_in_doubt_of_a_meeting_is_measured_again(
     figures = Inspection(ranks, 8 * LOCAL, WHOLE, Progress(), 0.1).run(past)
     orders = [arguments[3] for name, _, arguments in ranks.ordered if name == "meet"]
     first, later = orders[:8 * 7], orders[8 * 7:]
-    assert {*first} == {Parts()}
-    assert {*later} == {Parts() if aged else parts}
-    assert [one.hosts for one in judge(figures)] == [("n2",)] * len(worse)
+    assert {*first} == {True} and {*later} == {over_mpi or aged}
+    looks = {name: len(figures.ways[name][2, 3]) for name in figures.ways}
+    assert looks == dict.fromkeys(("latency", "small", "large", "resent"), 1 + LOOKS) | (
+        {} if over_mpi or aged else {"latency": 1})
+    assert [one.hosts for one in judge(figures)] == [("n2",)] * len({*worse} - {"small"})
 
 
-def test_large_messages_of_all_ranks_go_again_where_these_are_in_doubt() -> None:
-    ranks = checked(8, meet=lambda rank, *_: Met(None, WAYS._replace(small=SLOWER) if rank == 2 * LOCAL else WAYS))[0]
-    assert met(ranks, "meet", 2 * LOCAL) > 2 * 7
-    assert met(ranks, "stream", 2 * LOCAL) == 2 * (7 + LOCAL - 1)
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("over_mpi", [False, True])
+def test_what_two_ranks_do_when_they_meet(streams: bool, over_mpi: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[object, Parts]] = []
+    monkeypatch.setattr(works, "meet", lambda channel, *rest: done.append((channel, rest[-1])) or WAYS)
+    monkeypatch.setattr(works, "OverMpi", lambda *_: "MPI")
+    one = works_on("cpu")
+    one._pairs = cast(Any, SimpleNamespace(channel=lambda *_: "backend"))
+    found = one.meet(time.monotonic() + 1, 1, Pace(), streams, over_mpi)
+    assert found == Met(WAYS if over_mpi else None, WAYS)
+    assert done == [("MPI", Parts())] * over_mpi + [("backend", Parts(large=not streams))]
 
 
 def test_a_card_that_is_not_the_first_ranks_is_seen() -> None:
@@ -354,5 +362,5 @@ def test_an_error_of_mpi_does_not_say_whose_it_is(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(works, "meet", meet)
     one = works_on("cpu")
-    assert one._over_mpi(time.monotonic() + 1, 1, Pace(), Parts()) is None
+    assert one._over_mpi(time.monotonic() + 1, 1, Pace()) is None
     assert one._silent == {1}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..compare.figures import Figures
 from ..compare.rounds import Meetings, schedule
-from ..measure.meeting import Pace, Parts, Ways, together
+from ..measure.meeting import Pace, Ways, together
 from .crew import Crew, Turns
 from .progress import Progress
 from .works import REDUCING_LIMIT_S, Met
@@ -17,7 +17,6 @@ SIZES = tuple(2**power for power in range(10, 29, 2))  # of an all-reduce: 1 KiB
 MOST_TIMES = 20
 
 Pair = tuple[int, int]
-WHOLE = Parts()
 
 
 class Fabric:
@@ -67,43 +66,45 @@ class Fabric:
         elif self._crew.can_meet(pair):
             self._at(pair).note([], [pair])
 
-    def between(self, pairs: Sequence[Pair], parts: Parts = WHOLE) -> None:
-        """Let pairs of nodes meet, no node two others at a time, in whole or in `parts`.
+    def between(self, pairs: Sequence[Pair], over_mpi: bool = True) -> None:
+        """Let pairs of nodes meet, no node two others at a time; `over_mpi` too, without which no latency is kept.
 
         Their first ranks meet alone. Where ranks compute on accelerators, which may have a network card each, all ranks
         of both nodes meet at the same time, too.
         """
         able = (pair for pair in pairs if self._meetings.can_meet(pair) and self._crew.can_meet(self._ends(pair, 1)))
         for some in self._turns.of_pairs(able):
-            self._between(some, parts)
+            self._between(some, over_mpi)
 
     def _ends(self, pair: Pair, most: int) -> list[int]:
         """Return the ranks of two nodes that meet, `most` of each."""
         return [rank for node in pair for rank in self._nodes[node][:most]]
 
-    def _between(self, pairs: Sequence[Pair], parts: Parts) -> None:
+    def _between(self, pairs: Sequence[Pair], over_mpi: bool) -> None:
         pace = self._pace
-        met: dict[Pair, list[Met]] = self._meet("meet", pairs, 1, lambda pair: (pace, self._flows(pair) > 1, parts))
-        several = [pair for pair in pairs if parts.large and both(pair, met) and self._flows(pair) > 1]
+        met: dict[Pair, list[Met]] = self._meet("meet", pairs, 1, lambda pair: (pace, self._flows(pair) > 1, over_mpi))
+        several = [pair for pair in pairs if both(pair, met) and self._flows(pair) > 1]
         connected = self._meet("connect", several, 0, lambda _: ())
         streams: dict[Pair, list[Ways]] = self._meet(
             "stream", [pair for pair in several if both(pair, connected)], 0, lambda _: (pace, False))
         through = [pair for pair in pairs if both(pair, met) and (pair not in several or both(pair, streams))]
         self._meetings.note(through, [pair for pair in pairs if pair not in through and self._crew.can_meet(
             self._ends(pair, self._flows(pair) if pair in several else 1))])
-        self._keep(through, met, streams)
+        self._keep(through, met, streams, over_mpi)
 
-    def _keep(self, pairs: Sequence[Pair], met: Mapping[Pair, list[Met]], streams: Mapping[Pair, list[Ways]]) -> None:
+    def _keep(
+        self, pairs: Sequence[Pair], met: Mapping[Pair, list[Met]], streams: Mapping[Pair, list[Ways]], over_mpi: bool
+    ) -> None:
         """Keep what the ranks of pairs of nodes tell of their meetings."""
         for way in (way for pair in pairs for way in (pair, pair[::-1])):
             told = met[way][0]
             first = met[min(way), max(way)][0]  # both see the same latency
-            latency_s = first.by_backend.latency_s
+            latency_s = first.by_backend.latency_s if over_mpi else 0.0
             if told.by_mpi and first.by_mpi:
                 keep(self._figures.by_mpi, way, [told.by_mpi], first.by_mpi.latency_s)
                 latency_s = min(latency_s, first.by_mpi.latency_s)  # gloo's threads sleep, and may be slow to wake up
             ways = [told.by_backend]
-            if way in streams:
+            if self._flows(way) > 1:
                 ways = [one._replace(small=told.by_backend.small) for one in streams[way]]
             keep(self._figures.ways, way, ways, latency_s)
 

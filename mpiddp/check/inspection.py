@@ -11,7 +11,7 @@ from ..compare.figures import Figures
 from ..compare.judge import judge
 from ..compare.rounds import mixed, rounds, schedule
 from ..errors import LonelyLaunchError
-from ..measure.meeting import Pace, Parts
+from ..measure.meeting import Pace
 from ..measure.own import ANSWER_S, START_S, Own
 from ..plan.words import listed
 from .crew import Crew, Turns
@@ -96,7 +96,8 @@ class Inspection:
         found, aged = doubt(self.figures), past.doubt(self.figures) if past else {}
         own = {rank for some in (found.own, aged) for ranks in some.values() for rank in ranks} - self._crew.unfit
         names = frozenset({*found.own, *aged})
-        plan, parts = schedule(found.ways), again(found.of_ways, past)
+        plan = schedule(found.ways)
+        over_mpi = found.latency or past is not None  # which knows no doubt of its own about ways
         end = own_end = time.monotonic() + self._extent.again_s
         own_s = took_s = 0.0
         for number in range(LOOKS if own or plan or found.inside else 0):
@@ -113,7 +114,7 @@ class Inspection:
                 continue
             self._fabric.inside(found.inside)
             for one in plan:
-                self._fabric.between(one, parts)
+                self._fabric.between(one, over_mpi)
             own_end = max(end, time.monotonic())
             took_s = time.monotonic() - began
 
@@ -154,14 +155,6 @@ class Inspection:
         orders = dict.fromkeys(others, ((0,),))
         told = self._crew.do("clock", {0: (others,), **orders}, LIMIT_S, "a comparison of its clock with rank 0's")
         self.figures.own["clock"] = {0: [0.0], **{rank: [offset] for rank, offset in told.get(0, {}).items()}}
-
-
-def again(doubtful: frozenset[str], past: OwnPast | None) -> Parts:
-    """Return what of a meeting is measured again: where nodes are not put beside their past, what is in doubt.
-
-    Messages of 1 MiB go always, by which the size of the large ones is found.
-    """
-    return Parts() if past else Parts(pings="latency" in doubtful, large=bool(doubtful & {"large", "resent"}))
 
 
 def unknown(crew: Crew, ranks: Sequence[int], patience_s: float) -> LonelyLaunchError:

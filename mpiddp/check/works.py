@@ -76,17 +76,15 @@ class Works:
                     raise
         return found
 
-    def meet(self, deadline: float, partner: int, pace: Pace, streams: bool, parts: Parts) -> Met:
-        """Meet another rank while no other rank of the two nodes does: over MPI, then over the job's backend.
+    def meet(self, deadline: float, partner: int, pace: Pace, streams: bool, over_mpi: bool) -> Met:
+        """Meet another rank while no other rank of the two nodes does: maybe `over_mpi`, then over the backend.
 
-        Over the backend no large messages go where `streams` tells that all ranks of both nodes meet next. MPI, beside
-        which the backend's latency is put, has no part in a meeting without pings.
+        Over the backend no large messages go where `streams` tells that all ranks of both nodes meet next.
         """
         by_mpi = None
-        if parts.pings:
-            by_mpi = self._over_mpi(deadline - MPI_SHARE * (deadline - time.monotonic()), partner, pace, parts)
-        return Met(by_mpi, self._over_backend(deadline, partner, pace, parts._replace(
-            large=parts.large and not streams)))
+        if over_mpi:
+            by_mpi = self._over_mpi(deadline - MPI_SHARE * (deadline - time.monotonic()), partner, pace)
+        return Met(by_mpi, self._over_backend(deadline, partner, pace, Parts(large=not streams)))
 
     def connect(self, deadline: float, partner: int) -> bool:
         """Connect to another rank over the job's backend, which may take long, before all ranks begin at once."""
@@ -106,12 +104,12 @@ class Works:
         return self._within(deadline, lambda: meet(
             self._pairs.channel(partner, deadline), self._env.rank < partner, pace, parts))
 
-    def _over_mpi(self, deadline: float, partner: int, pace: Pace, parts: Parts) -> Ways | None:
+    def _over_mpi(self, deadline: float, partner: int, pace: Pace) -> Ways | None:
         """Meet another rank over MPI, if it has not been silent there before."""
         if partner in self._silent:
             return None
         try:
-            return meet(OverMpi(self._comm, partner, deadline), self._env.rank < partner, pace, parts)
+            return meet(OverMpi(self._comm, partner, deadline), self._env.rank < partner, pace, Parts())
         except (TimeoutError, RuntimeError):  # MPI's own errors are such, and may be of the other rank
             self._silent.add(partner)
             return None

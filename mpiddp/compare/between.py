@@ -92,7 +92,8 @@ def behind_in_both(small: Odd, large: Board) -> Odd:
 
     A short message waits where a kernel or a switch lets it wait for once; of a bad link, large ones are slow as well.
     """
-    ways = {way: seen for way, seen in small.ways.items() if is_behind(large.way(way))}
+    ways = {way: seen for way, seen in small.ways.items()
+            if way not in large.first or is_behind(large.way(way))}
     nodes = {node: {role: one for role, one in seen.items()
                     if len(small.board.of[role][node]) > FEW_PAIRS or is_behind(large.node(node, role))}
              for node, seen in small.nodes.items()}

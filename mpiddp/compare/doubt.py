@@ -30,7 +30,7 @@ def doubt(figures: Figures) -> Doubt:
     nodes = Nodes(figures.ranks)
     ways = ways_again(figures, nodes)
     both = frozenset(way for some in ways.values() for one, other in some for way in ((one, other), (other, one)))
-    return Doubt(own_again(figures, nodes), both, inside_again(figures, nodes), frozenset(ways))
+    return Doubt(own_again(figures, nodes), both, inside_again(figures, nodes), "latency" in ways)
 
 
 def worst(found: Iterable[tuple[One, Seen]], most: int = MOST) -> list[One]:

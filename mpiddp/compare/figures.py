@@ -113,14 +113,14 @@ class Figures(NamedTuple):
 class Doubt(NamedTuple):
     """What is to be measured again: quantities of OWN of ranks, ways from node to node, ways from rank to rank.
 
-    Suspects are among them, and some others, so that a slow moment of all is not taken for theirs. `of_ways` are the
-    quantities in which ways from node to node are suspects.
+    Suspects are among them, and some others, so that a slow moment of all is not taken for theirs. `latency`
+    tells whether ways from node to node are in doubt for their latency.
     """
 
     own: dict[str, frozenset[int]]
     ways: frozenset[tuple[int, int]]
     inside: frozenset[tuple[int, int]]
-    of_ways: frozenset[str]
+    latency: bool
 
 
 class Finding(NamedTuple):
