@@ -73,6 +73,7 @@ class Ranks(Crew):
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for nobody for long, and receive what stands in line."""
     monkeypatch.setattr(crew, "GRACE_S", 0.0)
+    monkeypatch.setattr(inspection, "APART_S", 0.0)
     monkeypatch.setattr(fabric, "MEETING_LIMIT_S", 0.1)
     monkeypatch.setattr(crew, "receive", lambda comm, _: comm.answers.pop(0) if comm.answers else None)
 
@@ -141,6 +142,27 @@ def test_a_quick_check_looks_again_as_long_as_something_is_odd(extent: Extent, s
     assert bool(judge(figures)) == stays
 
 
+@pytest.mark.parametrize(("slow_looks", "begun"), [(1, [0.0]), (2, [0.0, 1.0]), (9, [0.0, 1.0, 2.0])])
+def test_later_looks_do_not_follow_each_other_at_once(
+    slow_looks: int, begun: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a busy moment does not show in all of them; where the first one clears all, nothing is waited for."""
+    now = [0.0]
+    looks: list[float] = []
+
+    def own(rank: int, _: float, only: frozenset[str] | None) -> Own:
+        looks.extend([now[0]] * (rank == LOCAL and only is not None))
+        return Own({"matrix": 0.5 if rank == LOCAL and len(looks) < slow_looks else 1.0}, [])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(inspection, "APART_S", 1.0)
+    monkeypatch.setattr(inspection, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    checked(4, QUICK, own=own)
+    assert looks == begun
+
+
 @pytest.mark.parametrize(("extent", "slow_looks", "looks"), [
     (QUICK, 9, LOOKS), (QUICK, 2, 2), (QUICK, 1, 1), (Extent(), 9, LOOKS), (Extent(), 1, LOOKS)])
 def test_one_bad_way_is_told(extent: Extent, slow_looks: int, looks: int) -> None:
@@ -206,7 +228,7 @@ def test_what_ranks_measure_is_looked_at_three_times_more_also_where_meetings_ta
 ) -> None:
     """A second for each rank of a meeting: after the first look at pairs there is no time for another one."""
     now, looks, meetings = [0.0], [0] * 4 * LOCAL, [0]
-    monkeypatch.setattr(inspection, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(inspection, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
     slow = Ways(1e-4, (Trial(10**9, 0.0, 2.0),), (Trial(10**9, 0.0, 2.0),), -1.0)
 
     def own(rank: int, *_: object) -> Own:

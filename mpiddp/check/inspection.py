@@ -21,6 +21,7 @@ from .progress import Progress
 
 LIMIT_S = 18.0  # for a piece of work, besides the time that it is meant to take: three folders that hang have 5 s each
 LEAST_OWN_S = 0.35
+APART_S = 1.0  # the beginnings of later looks, so that a busy moment of a machine does not show in all
 LONGEST_MEETING_S, SHORTEST_MEETING_S = 1.0, 0.2
 BACKENDS_AND_WAYS = 4  # of a meeting: over MPI and over the backend, there and back
 
@@ -99,14 +100,16 @@ class Inspection:
         plan = schedule(found.ways)
         over_mpi = found.latency or past is not None  # which knows no doubt of its own about ways
         end = own_end = time.monotonic() + self._extent.again_s
-        own_s = took_s = 0.0
+        began, own_s, took_s = -APART_S, 0.0, 0.0
         for number in range(LOOKS if own or plan or found.inside else 0):
-            began = time.monotonic()
-            is_late = number > 0 and began + took_s > end
-            if is_late and (not own or began + own_s > own_end + self._extent.own_again_s):
+            due = max(time.monotonic(), began + APART_S)
+            is_late = number > 0 and due + took_s > end
+            if is_late and (not own or due + own_s > own_end + self._extent.own_again_s):
                 return
             if number and self._extent.soon and not self._may_be_odd(past, names if is_late else None):
                 return
+            time.sleep(max(0.0, due - time.monotonic()))
+            began = time.monotonic()
             self._progress.show("suspects again", number, LOOKS)
             self._own(own, names)
             own_s = time.monotonic() - began
