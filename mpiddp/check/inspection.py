@@ -49,7 +49,7 @@ class Extent(NamedTuple):
         return Pace(times, seconds / BACKENDS_AND_WAYS / (times + 1), seconds / 12)
 
 
-QUICK = Extent(inside=False, own_s=0.35, meetings_s=0.6, reducing_s=0.3, again_s=5.0, own_again_s=4.0, soon=True)
+QUICK = Extent(inside=False, own_s=0.35, meetings_s=1.1, reducing_s=0.3, again_s=5.0, own_again_s=4.0, soon=True)
 
 
 class Inspection:
