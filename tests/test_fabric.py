@@ -163,6 +163,29 @@ def test_later_looks_do_not_follow_each_other_at_once(
     assert looks == begun
 
 
+@pytest.mark.parametrize(("second_s", "looks"), [(2.2, 3), (2.4, 2)])
+def test_what_is_waited_between_later_looks_takes_nothing_of_their_time(
+    second_s: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five seconds the first later look takes 0.4, the second more; then there is time for one like that, or not."""
+    now, orders = [0.0], 2 * 6  # of a look
+    lasts, met = (0.0, 0.4, second_s, second_s), [0]
+
+    def meet(rank: int, *_: object) -> Met:
+        now[0] += lasts[met[0] // orders] / orders
+        met[0] += 1
+        return Met(None, WAYS._replace(latency_s=0.1) if rank in (2 * LOCAL, 3 * LOCAL) else WAYS)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(inspection, "APART_S", 1.0)
+    monkeypatch.setattr(inspection, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    assert checked(4, QUICK, meet=meet)[2]
+    assert met[0] == (1 + looks) * orders
+    assert now[0] == pytest.approx(1.0 + second_s * (looks - 1))
+
+
 @pytest.mark.parametrize(("extent", "slow_looks", "looks"), [
     (QUICK, 9, LOOKS), (QUICK, 2, 2), (QUICK, 1, 1), (Extent(), 9, LOOKS), (Extent(), 1, LOOKS)])
 def test_one_bad_way_is_told(extent: Extent, slow_looks: int, looks: int) -> None:

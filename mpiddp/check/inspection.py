@@ -102,13 +102,15 @@ class Inspection:
         end = own_end = time.monotonic() + self._extent.again_s
         began, own_s, took_s = -APART_S, 0.0, 0.0
         for number in range(LOOKS if own or plan or found.inside else 0):
-            due = max(time.monotonic(), began + APART_S)
-            is_late = number > 0 and due + took_s > end
-            if is_late and (not own or due + own_s > own_end + self._extent.own_again_s):
+            now = time.monotonic()
+            is_late = number > 0 and now + took_s > end
+            if is_late and (not own or now + own_s > own_end + self._extent.own_again_s):
                 return
             if number and self._extent.soon and not self._may_be_odd(past, names if is_late else None):
                 return
-            time.sleep(max(0.0, due - time.monotonic()))
+            pause_s = max(0.0, began + APART_S - now)
+            end, own_end = end + pause_s, own_end + pause_s
+            time.sleep(pause_s)
             began = time.monotonic()
             self._progress.show("suspects again", number, LOOKS)
             self._own(own, names)
