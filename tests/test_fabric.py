@@ -32,7 +32,8 @@ LOCAL = 4  # ranks of a node
 WHOLE = Extent()
 FULL = (Trial(10**9, 0.0, 1.0),)
 WAYS = Ways(1e-4, FULL, FULL, -1.0)
-SLOW = Ways(1e-4, FULL, (Trial(10**9, 0.0, 2.0),), -1.0)
+SLOWER = (Trial(10**9, 0.0, 2.0),)
+SLOW = Ways(1e-4, FULL, SLOWER, -1.0)
 
 
 class Ranks(Crew):
@@ -268,9 +269,6 @@ def test_what_ranks_measure_is_looked_at_three_times_more_also_where_meetings_ta
     assert looks[5] == 4
     assert meetings[0] == 2 * 2 * 6
     assert any("rank 5" in words for words in found) == accused, found
-
-
-SLOWER = (Trial(10**9, 0.0, 2.0),)
 
 
 @pytest.mark.parametrize(("worse", "over_mpi"), [

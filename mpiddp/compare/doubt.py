@@ -76,12 +76,11 @@ def ways_again(figures: Figures, nodes: Nodes) -> dict[str, set[Way]]:
         explained = {(node, role) for node, role in doubtful if node in board.bad[role]}
         odd = worst((way, seen) for way in board.ways() if (seen := board.way(way))
                     and not explained & {(way[0], SENDS), (way[1], board.roles[-1])})
-        if len(nodes.ranks) == 2:
-            if unlike(board) or suspects or odd:
-                found[name] = {*board.first}
-        elif (suspects or odd) and len(nodes.ranks) <= FEW_NODES:
+        if not (suspects or odd or (len(nodes.ranks) == 2 and unlike(board))):
+            continue
+        if len(nodes.ranks) <= FEW_NODES:
             found[name] = {*board.first}
-        elif suspects or odd:
+        else:
             some = controls(board, {node for node, _ in suspects} | {node for way in odd for node in way})
             found[name] = {*some, *odd, *(way for node, role in suspects for way in partners(board, node, role))}
     return found
