@@ -1,0 +1,35 @@
+"""Why a script does something else than under plain Python: what is not explained here is a fault."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .ways import ONE_RANK, TORCHRUN, TWO_RANKS
+
+
+class Reason(NamedTuple):
+    """Explains differences, of which a pattern matches all, in some ways; of the named scripts, or of all."""
+
+    ways: tuple[str, ...]
+    difference: str
+    why: str
+    scripts: tuple[str, ...] = ()
+
+
+OURS = (ONE_RANK, TWO_RANKS)
+
+REASONS = [
+    Reason((TORCHRUN,), r"status 1, not \d+", "torchrun's status is 1 for any failure"),
+    Reason((TWO_RANKS,), r"status (6, not 134|9, not 137|11, not 139|14, not 142|15, not 143)$",
+           "MPICH's mpiexec ends with the signal's number"),
+    Reason((TORCHRUN,), r"stderr has .*(torch.distributed.elastic)", "torchrun's own report"),
+]
+
+
+def explain(name: str, way: str, difference: str) -> str:
+    """Return why a script does something else in a way, empty if nobody knows."""
+    for reason in REASONS:
+        if way in reason.ways and name in (reason.scripts or (name,)) and re.match(reason.difference, difference):
+            return reason.why
+    return ""

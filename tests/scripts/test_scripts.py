@@ -1,0 +1,29 @@
+"""Odd scripts do under mpiddp what they do under plain Python, or the table says why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from .__main__ import BEGIN, DOCUMENT
+from .catalogue import SCRIPTS, Script
+from .reasons import explain
+from .ways import ONE_RANK, PLAIN, TWO_RANKS, differences, run
+
+# For tests/run, with two ranks: each of another kind.
+QUICK = ("exit-huge", "hook-writes", "exec-itself", "open-global", "open-error-local", "zip", "tee", "fork-open-file")
+
+
+@pytest.mark.parametrize(("script", "way"), [
+    pytest.param(script, way, id=f"{script.name}-{len(way.split()[-1])}",
+                 marks=() if script.name in QUICK and way == TWO_RANKS else pytest.mark.thorough)
+    for script in SCRIPTS for way in (ONE_RANK, TWO_RANKS)
+])
+def test_a_script_does_the_same(script: Script, way: str) -> None:
+    found = differences(run(script, PLAIN), run(script, way))
+    assert not [difference for difference in found if not explain(script.name, way, difference)]
+
+
+def test_the_table_has_all_scripts() -> None:
+    rows = DOCUMENT.read_text().split(BEGIN)[1].splitlines()[2:]
+    assert [row.split(" | ")[:2] for row in rows] == [[f"| `{script.name}`", script.does] for script in SCRIPTS]
+    assert "not explained" not in "".join(rows)
