@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .beside import progress
 from .errors import EXIT_REQUEUE, LaunchError
+from .exits import exit_status
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -135,7 +136,7 @@ def process_group(
         destroy_process_group()
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and (error.code in (None, 0) or _all_stop(error)):
+        if isinstance(error, SystemExit) and (not exit_status(error.code) or _all_stop(error)):
             destroy_process_group()
         else:
             _fail(error)

@@ -8,6 +8,8 @@ CUT = "  ..."  # at the end of a stack of which the outermost calls are left out
 FIRST = ("_run_module_as_main", "_bootstrap")  # the first calls of `python -m`, and of a thread
 MODULE = "<module>"  # that of a script
 
+WHERE, FLUSH = b"?", b"!"  # what a sentinel sends through the socket of `Answers`: tell where you are; flush all files
+
 # A rank to its sentinel
 
 
@@ -25,7 +27,7 @@ class Calls(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """A thread of the rank answers whatever comes through the socket whose other end comes with this."""
+    """A thread of the rank does what is asked for through the socket whose other end comes with this."""
 
 
 class Sight(NamedTuple):

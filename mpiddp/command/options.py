@@ -152,7 +152,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "exit": {
         "default": "quick", "type": way_out, "metavar": "quick|python",
-        "help": "python tears the interpreter down at the end, for module-level destructors (default: %(default)s)",
+        "help": "python tears down the modules of libraries at the end, too, which is slow (default: %(default)s)",
     },
     "traceback": {
         "default": "short", "choices": ("short", "full"),

@@ -24,6 +24,11 @@ RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"acceler
 LOCAL_RANK_OPTION = re.compile(rb"""["'](--local[_-]rank)["']""")
 
 
+INSTALLED = ("/site-packages/", "/dist-packages/")
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OTHERS = tuple(f"{folder}/" for folder in (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), OURS))
+
+
 class ScriptFacts(NamedTuple):
     """The script on this rank; `error` says why it cannot be run, None if it can.
 
@@ -120,16 +125,15 @@ def knows_of_ranks(script: Script) -> bool:
 
 
 def own_modules() -> list[str]:
-    """Return the files of the loaded modules that belong neither to an installed package nor to Python, nor to us.
-
-    Some modules of torch name files that are none.
-    """
+    """Return the files of the loaded modules that are not installed; some modules of torch name files that are none."""
     named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     files = [file for file in named if isinstance(file, str)]
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    others = (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), ours)
-    return [file for file in files if file.endswith(".py") and "site-packages" not in file
-            and not file.startswith(tuple(f"{one}/" for one in others)) and os.path.isfile(file)]
+    return [file for file in files if file.endswith(".py") and not is_installed(file) and os.path.isfile(file)]
+
+
+def is_installed(file: str) -> bool:
+    """Tell whether a module's file belongs to an installed package, to Python, or to us."""
+    return any(folder in file for folder in INSTALLED) or file.startswith(OTHERS)
 
 
 def names(code: types.CodeType) -> set[str]:

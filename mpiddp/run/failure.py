@@ -7,6 +7,7 @@ import os
 import sys
 from types import FrameType, TracebackType
 
+from ..exits import exit_status
 from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, is_consequence
 from ..plan.words import words_of
 from ..say import say
@@ -17,7 +18,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 def status_of(error: BaseException) -> int:
     """Return the exit status that Python gives a script that raised this."""
     if isinstance(error, SystemExit):
-        return (error.code or 0) & 0xFF if error.code is None or isinstance(error.code, int) else 1
+        return exit_status(error.code)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
@@ -91,13 +92,31 @@ def print_whole(text: str) -> None:
         sys.stderr.flush()
 
 
-def strip(error: BaseException | None) -> None:
+def forget(error: BaseException) -> None:
+    """Let go of what the frames of an error hold, and of those of its causes and contexts."""
+    for one in chain(error):
+        traceback, one.__traceback__ = one.__traceback__, None
+        while traceback is not None:
+            with contextlib.suppress(RuntimeError):  # this frame still runs
+                traceback.tb_frame.clear()
+            traceback = traceback.tb_next
+
+
+def strip(error: BaseException) -> None:
     """Remove our own frames from the traceback of an error, and from those of its causes and contexts."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        error.__traceback__ = without_our_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for one in chain(error):
+        one.__traceback__ = without_our_frames(one.__traceback__)
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """Return an error with its causes and contexts, and those in a group."""
+    found: dict[int, BaseException] = {}
+    rest: list[BaseException | None] = [error]
+    while rest:
+        if (one := rest.pop()) is not None and id(one) not in found:
+            found[id(one)] = one
+            rest += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+    return list(found.values())
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:

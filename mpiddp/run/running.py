@@ -59,17 +59,18 @@ class RunningJob:
         """Tell whether all ranks have agreed to stop."""
         return self._stop is not None and self._stop.reason != 0
 
-    def leave(self, exit_timeout_s: float | None) -> None:
+    def leave(self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool) -> None:
         """Leave the job when every rank wants to; after `exit_timeout_s` raise TimeoutError with the missing ranks.
 
         Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
-        others.
+        others. `at_end` is called when every rank has come to its end, and the group is still there.
         """
         member = self.membership
         lost = self.ending is not None and self.ending.has_lost_log()
         most_calls, some_lost = self._await_all(lost, exit_timeout_s)
         if some_lost:
             self._incomplete = member.roll.those(lost)
+        at_end()
         member.destroy_group()
         if most_calls:
             self.stop().complete(most_calls)
@@ -108,7 +109,7 @@ class RunningJob:
             try:
                 return self.membership.roll.await_end([calls, lost], timeout_s, self._missing, self._remind)
             except SystemExit as error:
-                if error.code not in (None, 0):
+                if failure.status_of(error):
                     raise
 
     def _remind(self, waited_s: float) -> None:
@@ -130,7 +131,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     assert job.ending
     job.membership.groups.adopt_calls()
     signals.protect_workers()
-    status = 0
+    status, failed = 0, None
     try:
         try:
             stages.begin("script")
@@ -143,8 +144,8 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
         if not config.python_exit:
             job.ending.finish(status)
     except BaseException as error:
-        status = job.ending.fail_by(error)
-    return status
+        failed = error  # nothing but this holds it when this block has ended
+    return status if failed is None else job.ending.fail_by(failed)
 
 
 def warn_of_independent(member: Membership, script: Script | None) -> None:
@@ -179,7 +180,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
                 warn_of_independent(job.membership, config.script)
             ending.left()
             stages.begin("exit")
-            job.leave(config.exit_timeout_s)
+            job.leave(config.exit_timeout_s, bool if config.python_exit else ending.drop_script)
             MPI.Finalize()
         job.left = True
         lost = ending.close()

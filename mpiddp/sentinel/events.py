@@ -246,6 +246,10 @@ class Alert(Record):
     """Let the rank read the `End` that it was sent, also if it is stopped."""
 
 
+class AskToFlush(Record):
+    """Let a thread of the rank flush the files that the script has open: the launcher may kill it at any moment."""
+
+
 class AskToEnd(Record):
     """Send the rank SIGTERM if it handles that; any other would be cut off."""
 
@@ -293,6 +297,6 @@ class Survey(Record):
 WatcherAction = (
     SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | AnswerTrials | BeCoordinator
     | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert
-    | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
+    | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
 CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop | Survey

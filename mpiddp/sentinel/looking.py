@@ -32,6 +32,11 @@ class Looking:
         self._began: Glance | None = None
         self._began_s = 0.0
 
+    @property
+    def socket(self) -> int:
+        """The end of the socket by which the rank is asked, -1 where that is closed."""
+        return self._hearing.socket
+
     def look(self, request: Where, ended: bool) -> None:
         """Look, and tell what is seen; one who asks meanwhile gets the same answer."""
         busy, self._request, self._ended = self._request is not None, request, ended

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..beside import index
-from ..beside.asking import Answers, Inspect, Sight, Stacks, Where
+from ..beside.asking import FLUSH, Answers, Inspect, Sight, Stacks, Where
 from ..beside.detached import silence, take_title
 from ..beside.loop import Loop
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
@@ -168,6 +168,9 @@ class Sentinel:
                 self._send_signal(END_SIGNAL)
                 if self._process.is_stopped():
                     self._send_signal(signal.SIGCONT)
+            case events.AskToFlush():
+                with contextlib.suppress(OSError):
+                    os.write(self._looking.socket if self._looking else self._sight.socket, FLUSH)
             case events.AskToEnd():
                 if self._process.handles(signal.SIGTERM):
                     self._send_signal(signal.SIGTERM)

@@ -218,7 +218,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         if end.abort and (end.waits or self._parked or not self._rank_reported):
             self._do(events.ToRank(messages.End(end.status)), events.Alert())
         if not self._rank_reported:
-            self._do(events.SetTimer("ask", min(ASKING_S, self._grace_s())))
+            self._do(events.AskToFlush(), events.SetTimer("ask", min(ASKING_S, self._grace_s())))
         self._kill_in_time()
 
     def _on_coordinator_gone(self, closed: bool) -> None:
