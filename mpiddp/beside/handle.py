@@ -154,7 +154,8 @@ class SentinelHandle:
             self._window.end()
         self._hear_no_signals()
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(END_SIGNAL, signal.SIG_DFL)
+            if signal.getsignal(END_SIGNAL) == self._on_end_signal:
+                signal.signal(END_SIGNAL, signal.SIG_DFL)
             if signal.getsignal(signal.SIGQUIT) == leave_to_sentinel:
                 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 

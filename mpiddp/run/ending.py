@@ -59,6 +59,7 @@ class Ending:
         self.status = 0  # that this process will exit with, as far as is known
         self._noted: int | None = None  # in the index of the logs
         self._leave: Callable[[], object] = bool
+        self._replaced_exit = hard_exit
         self._loaded: frozenset[str] = frozenset()  # the modules that were there before the script
         self._has_script = False  # whose modules are to be dropped
         self._unwritten = ""  # why its stdout or stderr could not be flushed
@@ -101,7 +102,7 @@ class Ending:
                 c_exit(self._output.status(0))
             hard_exit(status)
 
-        os._exit = _exit
+        os._exit = self._replaced_exit = _exit
 
     def finish(self, status: int = 0) -> NoReturn:
         """End this process in order, without the interpreter's slow tear-down; the script's forked children, too.
@@ -160,7 +161,8 @@ class Ending:
 
     def release(self) -> None:
         """Let this process go on without a job."""
-        os._exit = hard_exit
+        if os._exit is self._replaced_exit:
+            os._exit = hard_exit
         self._sentinel.release()
         if self.close():
             let_flush_fail()
@@ -173,8 +175,8 @@ class Ending:
     def fail_by(self, error: BaseException) -> int:
         """End the job because the script raised, with the status that Python gives that; a child ends only itself.
 
-        Before that, threads and atexit functions have --abort-grace to end. With `python_exit` the interpreter
-        runs them: then return the status, and call end_failed() as the last of them.
+        Before that, the script's sys.excepthook, threads and atexit functions have --abort-grace to end. With
+        `python_exit` the interpreter runs them: then return the status, and call end_failed() as the last of them.
         """
         if not self.is_ours():
             failure.show(error, self._full)
@@ -183,6 +185,9 @@ class Ending:
         error = self.report(error)
         assert self._ruling
         self._speak(self._ruling, error)
+        if not self._shown:
+            with contextlib.suppress(BaseException):  # of the hook
+                failure.run_own_hook(error)
         if not self._python_exit:
             with contextlib.suppress(BaseException):  # the reason is told already
                 run_exit_functions()

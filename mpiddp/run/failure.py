@@ -84,6 +84,20 @@ def show(error: BaseException, full: bool = True) -> None:
         say(callstack(other) + callstack(error))
 
 
+def run_own_hook(error: BaseException) -> None:
+    """Call the script's own sys.excepthook, if it has one, on a rank whose error is not shown, as Python would.
+
+    What it prints on sys.stderr is shown unless that is a traceback: there may be one from each rank.
+    """
+    from .excerpt import is_plain, printed
+    from .origin import HEAD
+
+    if not isinstance(error, SystemExit) and not is_plain(sys.excepthook):
+        strip(error)
+        text = printed(error)
+        print_whole(text if HEAD not in text else "")
+
+
 def print_whole(text: str) -> None:
     """Print on Python's stderr, which may be an object of the script's, by one write; nothing if there is none."""
     if sys.stderr is not None and text:

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..beside.ends import file_of
 from ..beside.outflow import Forward
 from ..config import PREFIX, LaunchConfig
 from ..errors import EXIT_OUTPUT_LOST
@@ -57,6 +58,7 @@ class Output:
         occupy_closed()
         self._relay = Relay() if relayed else None
         self._terminal: tuple[int, int] | None = None
+        self._files: list[tuple[int, int]] = []  # where ours lead instead, as file_of() has it
         self._shown = True
         self._lost = self._is_folded = self._has_log = False
 
@@ -73,12 +75,14 @@ class Output:
         self._terminal = os.dup(1), os.dup(2)
         if self._relay is not None:
             self._is_folded, self._has_log = way.folding is not None, bool(way.log.path)
-            return self._relay.begin(way, listener)
-        file = open_for_writing(os.devnull, append=True)
-        for descriptor in (1, 2):
-            os.dup2(file, descriptor)
-        os.close(file)
-        return -1
+            outflow = self._relay.begin(way, listener)
+        else:
+            outflow, file = -1, open_for_writing(os.devnull, append=True)
+            for descriptor in (1, 2):
+                os.dup2(file, descriptor)
+            os.close(file)
+        self._files = [file_of(descriptor) for descriptor in (1, 2)]
+        return outflow
 
     def reveal(self, text: str) -> None:
         """Print a text on the terminal too, if this rank's output is not shown there."""
@@ -106,12 +110,16 @@ class Output:
         return self._relay.log_lost(timeout_s)
 
     def end(self) -> bool:
-        """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost."""
+        """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost.
+
+        A descriptor by which the script writes somewhere else by now is left alone.
+        """
         if self._terminal is None:
             return False
         flush_python()
-        for descriptor, former in enumerate(self._terminal, start=1):
-            os.dup2(former, descriptor)
+        for descriptor, former, ours in zip((1, 2), self._terminal, self._files, strict=True):
+            if not is_open(descriptor) or file_of(descriptor) == ours:
+                os.dup2(former, descriptor)
             os.close(former)
         self._terminal = None
         self._lost = self._relay is not None and self._relay.end()
@@ -132,6 +140,15 @@ def occupy_closed() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+
+
+def is_open(descriptor: int) -> bool:
+    """Tell whether a descriptor is open."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def let_flush_fail() -> None:
