@@ -28,6 +28,7 @@ from .join.rollcall import RollCall, await_all
 from .join.watched import fork_sentinel
 from .run import caller, failure, script, signals
 from .run.ending import Ending
+from .run.execution import refuse_again
 from .run.handlers import give_signals_back, note_preloaded
 from .run.output import Output, is_relayed, outlet_of
 from .run.running import RunningJob, leave_job, run_script
@@ -95,6 +96,7 @@ def start(config: LaunchConfig) -> RunningJob:
     sentinel = fork_sentinel(config, started_by, prepare_sentinel)  # 1
     stop = prepare_stop(config, started_by)
     with refusing_early(sentinel), signals.held() if stop else contextlib.nullcontext():
+        refuse_again()
         MPI = initialise_mpi(config, started_by, sentinel)  # 2
         give_signals_back()
     with refusing(MPI, sentinel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
 from ..say import say, warn
 from . import failure, script, signals
+from .execution import note_exec
 from .output import let_flush_fail
 
 if TYPE_CHECKING:
@@ -59,11 +61,14 @@ class RunningJob:
         """Tell whether all ranks have agreed to stop."""
         return self._stop is not None and self._stop.reason != 0
 
-    def leave(self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool) -> None:
+    def leave(
+        self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool, frees_port: bool = False
+    ) -> None:
         """Leave the job when every rank wants to; after `exit_timeout_s` raise TimeoutError with the missing ranks.
 
         Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
-        others. `at_end` is called when every rank has come to its end, and the group is still there.
+        others. `at_end` is called when every rank has come to its end, and the group is still there. With `frees_port`
+        all wait until rank 0's store is gone: another one may listen at its port.
         """
         member = self.membership
         lost = self.ending is not None and self.ending.has_lost_log()
@@ -77,6 +82,8 @@ class RunningJob:
         if self._write_trace is not None:
             self._write_trace(member.comm, hostname())
         member.drop_store()
+        if frees_port:
+            member.roll.await_all()
         member.roll.close()
 
     def tell_incomplete(self) -> None:
@@ -130,6 +137,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     assert config.script is not None
     assert job.ending
     job.membership.groups.adopt_calls()
+    note_exec(functools.partial(give_way, job, config))
     signals.protect_workers()
     status, failed = 0, None
     try:
@@ -189,3 +197,32 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         ending.fail_leaving(error)
     if lost and config.python_exit:
         let_flush_fail()
+
+
+def give_way(job: RunningJob, config: LaunchConfig, call: str) -> None:
+    """Leave the job before a `call` replaces this rank's program, when all ranks do so or have come to their end.
+
+    The program finds the rank's variables, and the port of MASTER_PORT free, as under torchrun. Nobody watches it.
+    """
+    ending = job.ending
+    assert ending
+    if not ending.is_ours() or job.left:
+        return
+    from mpi4py import MPI
+
+    limit_s = config.startup_timeout_s if config.exit_timeout_s is None else config.exit_timeout_s
+    try:
+        if not MPI.Is_finalized():
+            ending.left()
+            job.leave(limit_s, frees_port=True)
+            MPI.Finalize()
+        job.left = True
+        ending.close()
+        job.tell_incomplete()
+    except TimeoutError as error:
+        ending.fail_leaving(TimeoutError(f"{error}, before {call}()"))
+    except BaseException as error:
+        ending.fail_leaving(error)
+    if job.membership.environment.rank == 0:
+        say(f"mpiddp: {call}() replaces the script: the new program has to call init_process_group(), and mpiddp "
+            "neither watches it nor keeps its output")
