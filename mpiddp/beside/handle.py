@@ -46,6 +46,7 @@ from .messages import (
     Watched,
 )
 from .outflow import Outflow
+from .programs import tell_of_programs
 from .succession import Succession
 from .wakeup import Wakeup
 from .window import Window, caught
@@ -76,6 +77,7 @@ class SentinelHandle:
         self._hears_crashes = False
         self._wakeup: Wakeup | None = None
         self._window: Window | None = None
+        self._stop_telling: Callable[[], object] = bool  # of programs that the script starts
         self._end: Callable[[int], object] = sys.exit
 
     def stage(self, name: str) -> None:
@@ -144,10 +146,12 @@ class SentinelHandle:
         if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not caught([signal.SIGQUIT]):
             signal.signal(signal.SIGQUIT, leave_to_sentinel)
         os.register_at_fork(after_in_child=self._in_child)
+        self._stop_telling = tell_of_programs(lambda pid: self._wire.send(Forked(pid)))
 
     def release(self) -> None:
         """Let the sentinel know of nothing any more; the process goes on."""
         self._succession.stop()
+        self._stop_telling()
         if self._hears_crashes:
             faulthandler.disable()
         if self._window is not None:
