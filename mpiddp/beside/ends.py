@@ -1,8 +1,9 @@
-"""What joins a rank and its sentinel, and how another sentinel is started where the first was killed."""
+"""What joins a rank and a process beside it, and how another sentinel is started where the first was killed."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -10,9 +11,10 @@ import sys
 import time
 from typing import NamedTuple
 
-from .messages import Watched
+from .messages import END_SIGNAL, Watched
 
 PROGRAM = "import sys; sys.path += sys.argv[2:]; from mpiddp.sentinel.again import main; main(sys.argv[1])"
+F_SETSIG = 10  # (asm-generic/fcntl.h): which signal tells of a descriptor
 STARTING_S = 10.0  # for a sentinel's process to begin
 
 
@@ -29,10 +31,22 @@ class Ends(NamedTuple):
 
 
 def open_ends() -> tuple[Ends, Ends]:
-    """Return the ends of a rank, and those of its sentinel."""
+    """Return the ends of a rank, and those of a process beside it."""
     wire, its_wire = socket.socketpair()
     life, its_life = os.pipe()
     return Ends(wire, life), Ends(its_wire, its_life)
+
+
+def miss(life: int) -> None:
+    """Let END_SIGNAL come when the other side is gone: the kernel closes its end of `life` then."""
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, F_SETSIG, END_SIGNAL)
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+
+
+def miss_no_more(life: int) -> None:
+    """Let no END_SIGNAL come, also where a child that was forked past Python has `life` still."""
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_NONBLOCK)
 
 
 def has_ended(life: int) -> bool:

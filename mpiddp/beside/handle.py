@@ -55,6 +55,7 @@ from .wire import Wire
 Awaited = TypeVar("Awaited", Port, Ruling, Missing, End)
 
 END_S = 1.0  # for an `End`, which comes before its signal; another thread may be reading it
+LATE_END_S = 0.01  # for one beside another reason for the signal
 LISTENING_S = 30.0  # for the sentinel to listen: from a cold file system it may have to be loaded yet
 ANSWER_S = 4.0  # for the sentinel to answer; its coordinator may take SEARCHING_S to rule
 
@@ -79,6 +80,7 @@ class SentinelHandle:
         self._window: Window | None = None
         self._stop_telling: Callable[[], object] = bool  # of programs that the script starts
         self._end: Callable[[int], object] = sys.exit
+        self._replace_relay: Callable[[], bool] = bool
 
     def stage(self, name: str) -> None:
         """Tell the stage that begins."""
@@ -123,11 +125,14 @@ class SentinelHandle:
         self._wire.send(joined)
         self._succession.begin()
 
-    def watch_script(self, outflow: int = -1) -> None:
+    def watch_script(self, outflow: int = -1, replace_relay: Callable[[], bool] = bool) -> None:
         """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs.
 
-        By the socket `outflow`, unless it is -1, it can ask for output that is folded.
+        By the socket `outflow`, unless it is -1, it can ask for output that is folded. `replace_relay` is called when
+        the sentinel or the relay of the rank's output may be gone, and tells whether it was the relay.
         """
+        self._replace_relay = replace_relay
+        self._replace_relay()  # no signal has told of one that has been gone since the start
         self._wire.send(Stage(""))
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError):
@@ -232,8 +237,9 @@ class SentinelHandle:
         return found if isinstance(found, kind) else None
 
     def _on_end_signal(self, *_: object) -> None:
-        """End as the sentinel has told before; if it is gone instead, let another take its place."""
-        if (message := self._await(End, END_S)) is not None:
+        """End as the sentinel has told before; if it is gone instead, or the relay is, let something take its place."""
+        patience_s = LATE_END_S if self._replace_relay() else END_S
+        if (message := self._await(End, patience_s)) is not None:
             self._end(message.status)
         self._succession.replace_if_gone()
 

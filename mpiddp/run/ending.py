@@ -68,7 +68,7 @@ class Ending:
 
     def watch(self, leave: Callable[[], None], outlet: Outlet) -> None:
         """Direct this process's output from now on, and notice whatever ends it, as watch_script() says."""
-        self._sentinel.watch_script(self._output.begin(outlet))
+        self._sentinel.watch_script(self._output.begin(outlet), self._output.replace_relay)
 
         @functools.wraps(hard_exit)
         def _exit(status: int) -> NoReturn:
@@ -118,6 +118,7 @@ class Ending:
     def release(self) -> None:
         """Let this process go on without a job."""
         os._exit = hard_exit
+        self._output.end()
         self._sentinel.release()
         if self.close():
             let_flush_fail()
