@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from posix import posix_spawn  # os.posix_spawn may be a debugger's own
 from typing import NamedTuple
 
 from .messages import END_SIGNAL, Watched
@@ -77,7 +78,7 @@ def spawn_sentinel(its: Ends, signals: int, stderr: int, watched: Watched, began
     known = {name: value for name, value in watched._asdict().items() if name != "hosts"}
     given = json.dumps([first, os.getpid(), known, began_s])
     command = [sys.executable, "-I", "-c", PROGRAM, given, *packages, root]
-    child = os.posix_spawn(sys.executable, command, environ, file_actions=moved, setsigmask=())
+    child = posix_spawn(sys.executable, command, environ, file_actions=moved, setsigmask=())
     deadline = time.monotonic() + STARTING_S
     ended = status = 0
     with contextlib.suppress(ChildProcessError):  # the script ignores SIGCHLD

@@ -70,7 +70,8 @@ class SentinelHandle:
         self._signals, self._its_signals = socket.socketpair()  # open without a sentinel, too: a signal is no error
         pid = os.getpid()
         self._forking = fork_detached(lambda: watch(Wire(its.wire), self._its_signals, pid, watched, self.start),
-                                      kept=(its.wire.fileno(), its.life, self._its_signals.fileno()))
+                                      kept=(its.wire.fileno(), its.life, self._its_signals.fileno()),
+                                      name=f"the sentinel of {watched.who}")
         its.close()
         self._wire = Wire(ours.wire)
         self._succession = Succession(self._wire, ours.life, self._its_signals.fileno(), watched, self.start)

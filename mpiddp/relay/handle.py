@@ -30,10 +30,12 @@ class Relay:
     """
 
     def __init__(self) -> None:
+        """Fork it; where that fails it is gone from the beginning."""
         ours, its = open_ends()
         self._reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
         forking = fork_detached(lambda: relay(Wire(its.wire), *self._reading),
-                                kept=(its.wire.fileno(), its.life, *self._reading))
+                                kept=(its.wire.fileno(), its.life, *self._reading),
+                                name=f"the process that passes the output of process {os.getpid()} on")
         reap(forking)
         its.close()
         self._socket, self._life = ours

@@ -1,4 +1,4 @@
-"""What a rank leaves behind when it fails: the processes that it started, and the other ranks' Slurm step."""
+"""What a rank leaves behind when it fails: processes that it started, MPI's shared memory, the others' Slurm step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ..plan.member import Member
+from .segments import Segment, mapped, remove
 
 if TYPE_CHECKING:
     import psutil
@@ -33,6 +34,7 @@ class Leftovers:
             self._group = os.getpgid(rank)
         self._groups = {rank, self._group}  # process groups and sessions, by the number of who made them
         self._seen: set[psutil.Process] = set()
+        self._segments: set[Segment] = set()
 
     def note(self, child: int) -> None:
         """Note a process that the rank has started, before it may lose its parent, and the group that it may make."""
@@ -50,15 +52,21 @@ class Leftovers:
         found = children(self._rank)
         self._seen |= found
         self._groups |= {one.pid for one in found}
+        self.note_segments()
+
+    def note_segments(self) -> None:
+        """Note the shared memory that the rank has from MPI."""
+        self._segments |= mapped(self._rank)
 
     def end(self, member: Member | None) -> None:
         """End the processes that were seen, and those of their groups that have the variables of `member`.
 
-        Other ranks may be in the rank's own group.
+        Other ranks may be in the rank's own group. Then remove the shared memory that nobody has any more.
         """
         if member is not None:
             self._seen |= in_groups(self._groups, f"TORCHELASTIC_RUN_ID={member.run_id}", f"RANK={member.rank}")
         end(self._seen, CLEANING_S)
+        remove(self._segments)
 
 
 def cancel(step: str | None) -> None:
