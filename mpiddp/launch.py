@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import stages
-from .config import LaunchConfig
+from .config import RESTARTS, LaunchConfig
 from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from .exits import abort, let_through, skip_exit_functions
 from .facts import runtime
@@ -90,6 +90,9 @@ def start(config: LaunchConfig) -> RunningJob:
     stages.begin("sentinel")
     if config.script is not None:
         script.set_path(config.script)
+    runtime.disown(os.environ)
+    if RESTARTS in os.environ:  # the supervisor awaits a report on this job, not on those that its script submits
+        os.environ.pop("MPIDDP_ERROR_FILE", None)
     started_by = runtime.detect(os.environ)
     note_preloaded()
     output = Output(is_relayed(config))
@@ -216,6 +219,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
 
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join(comm, config)
+    runtime.disown(os.environ)
     started_by = runtime.detect(os.environ)
     sentinel = fork_sentinel(config, started_by)
     sentinel.stage("the start after MPI_Init")

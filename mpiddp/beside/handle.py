@@ -46,6 +46,7 @@ from .messages import (
     Watched,
 )
 from .outflow import Outflow
+from .programs import tell_of_programs
 from .succession import Succession
 from .wakeup import Wakeup
 from .window import Window, caught
@@ -54,6 +55,7 @@ from .wire import Wire
 Awaited = TypeVar("Awaited", Port, Ruling, Missing, End)
 
 END_S = 1.0  # for an `End`, which comes before its signal; another thread may be reading it
+LATE_END_S = 0.01  # for one beside another reason for the signal
 LISTENING_S = 30.0  # for the sentinel to listen: from a cold file system it may have to be loaded yet
 ANSWER_S = 4.0  # for the sentinel to answer; its coordinator may take SEARCHING_S to rule
 
@@ -68,7 +70,8 @@ class SentinelHandle:
         self._signals, self._its_signals = socket.socketpair()  # open without a sentinel, too: a signal is no error
         pid = os.getpid()
         self._forking = fork_detached(lambda: watch(Wire(its.wire), self._its_signals, pid, watched, self.start),
-                                      kept=(its.wire.fileno(), its.life, self._its_signals.fileno()))
+                                      kept=(its.wire.fileno(), its.life, self._its_signals.fileno()),
+                                      name=f"the sentinel of {watched.who}")
         its.close()
         self._wire = Wire(ours.wire)
         self._succession = Succession(self._wire, ours.life, self._its_signals.fileno(), watched, self.start)
@@ -76,7 +79,9 @@ class SentinelHandle:
         self._hears_crashes = False
         self._wakeup: Wakeup | None = None
         self._window: Window | None = None
+        self._stop_telling: Callable[[], object] = bool  # of programs that the script starts
         self._end: Callable[[int], object] = sys.exit
+        self._replace_relay: Callable[[], bool] = bool
 
     def stage(self, name: str) -> None:
         """Tell the stage that begins."""
@@ -121,11 +126,14 @@ class SentinelHandle:
         self._wire.send(joined)
         self._succession.begin()
 
-    def watch_script(self, outflow: int = -1) -> None:
+    def watch_script(self, outflow: int = -1, replace_relay: Callable[[], bool] = bool) -> None:
         """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs.
 
-        By the socket `outflow`, unless it is -1, it can ask for output that is folded.
+        By the socket `outflow`, unless it is -1, it can ask for output that is folded. `replace_relay` is called when
+        the sentinel or the relay of the rank's output may be gone, and tells whether it was the relay.
         """
+        self._replace_relay = replace_relay
+        self._replace_relay()  # no signal has told of one that has been gone since the start
         self._wire.send(Stage(""))
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError):
@@ -144,10 +152,12 @@ class SentinelHandle:
         if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not caught([signal.SIGQUIT]):
             signal.signal(signal.SIGQUIT, leave_to_sentinel)
         os.register_at_fork(after_in_child=self._in_child)
+        self._stop_telling = tell_of_programs(lambda pid: self._wire.send(Forked(pid)))
 
     def release(self) -> None:
         """Let the sentinel know of nothing any more; the process goes on."""
         self._succession.stop()
+        self._stop_telling()
         if self._hears_crashes:
             faulthandler.disable()
         if self._window is not None:
@@ -229,8 +239,9 @@ class SentinelHandle:
         return found if isinstance(found, kind) else None
 
     def _on_end_signal(self, *_: object) -> None:
-        """End as the sentinel has told before; if it is gone instead, let another take its place."""
-        if (message := self._await(End, END_S)) is not None:
+        """End as the sentinel has told before; if it is gone instead, or the relay is, let something take its place."""
+        patience_s = LATE_END_S if self._replace_relay() else END_S
+        if (message := self._await(End, patience_s)) is not None:
             self._end(message.status)
         self._succession.replace_if_gone()
 

@@ -84,7 +84,7 @@ class Join(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """The script has forked the process `pid`."""
+    """The script has started the process `pid`, by a fork or as a program."""
 
     pid: int
 

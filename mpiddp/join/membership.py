@@ -24,6 +24,7 @@ from .gathering import Share, share
 from .logs import open_log
 from .process_group import GroupMaker
 from .rollcall import RollCall
+from .workers import keep_from_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -74,6 +75,7 @@ class Membership:
         self.roll, self.groups = roll, groups
         self._server = server
         self._former = former
+        self._let_workers_start_mpi = keep_from_mpi()
         self.log, self.share = log, share
 
     @property
@@ -116,6 +118,7 @@ class Membership:
     def restore_environment(self) -> None:
         """Give the variables that the job set their former values."""
         variables.restore(self._former)
+        self._let_workers_start_mpi()
 
     def explain(self, script: str) -> str:
         """Return what this rank runs with, a script file among it, and where each variable that it finds comes from."""

@@ -87,7 +87,7 @@ class Ending:
 
     def watch(self, leave: Callable[[], object], outlet: Outlet) -> None:
         """Direct this process's output from now on, and notice whatever ends it, as watch_script() says."""
-        self._sentinel.watch_script(self._output.begin(outlet))
+        self._sentinel.watch_script(self._output.begin(outlet), self._output.replace_relay)
         self._leave, self._has_script = leave, True
 
         @functools.wraps(hard_exit)
@@ -163,6 +163,7 @@ class Ending:
         """Let this process go on without a job."""
         if os._exit is self._replaced_exit:
             os._exit = hard_exit
+        self._output.end()
         self._sentinel.release()
         if self.close():
             let_flush_fail()

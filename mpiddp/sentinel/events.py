@@ -233,7 +233,7 @@ class WatchNeighbour(Record):
 
 
 class NoteChild(Record):
-    """Remember a process that the rank has forked."""
+    """Remember a process that the rank has started."""
 
     pid: int
 

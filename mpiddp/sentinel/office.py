@@ -264,7 +264,7 @@ def aside(act: Callable[[], None]) -> None:
         act()
 
     with contextlib.suppress(OSError):
-        reap(fork_detached(do, kept=()))
+        reap(fork_detached(do, kept=(), name="a process that writes for rank 0"))
 
 
 def is_for_own(action: events.CoordinatorAction) -> bool:

@@ -143,6 +143,7 @@ class Sentinel:
             case events.BeCoordinator(request):
                 self._connections.coordinate(request)
             case events.MeetCoordinator(request):
+                self._leftovers.note_segments()
                 self._connections.meet(request)
                 self.loop.set_timer("ready", self._watched.ready_s, self._be_ready)
             case events.LookAtRank(request, ended):
@@ -175,8 +176,10 @@ class Sentinel:
                 if self._process.handles(signal.SIGTERM):
                     self._send_signal(signal.SIGTERM)
             case events.Terminate():
+                self._leftovers.note_segments()
                 self._send_signal(signal.SIGTERM)
             case events.Kill():
+                self._leftovers.note_segments()
                 self._send_signal(signal.SIGKILL if self._process.pid != 1 else KILL_SIGNAL)
             case events.LeaveInOrder():
                 self._connections.take_leave()
@@ -198,6 +201,7 @@ class Sentinel:
 
     def _be_ready(self) -> None:
         """Be named, and ready to look: also when a file system that Python imports from answers no more."""
+        self._leftovers.note_segments()
         take_title(f"mpiddp: sentinel of {self._watched.who}")
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             import_module("mpiddp.sentinel.looking")
