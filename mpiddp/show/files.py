@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable
 
-from ..facts.files import open_for_writing
+from ..facts.files import open_for_writing, reason
 from ..say import say
 
 
@@ -21,7 +21,7 @@ def write(path: str, content: str) -> None:
         with open(open_for_writing(path), "w") as file:
             file.write(content)
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {error.strerror}")
+        say(f"mpiddp: cannot write {path}: {reason(error, path)}")
 
 
 def note_suspects(path: str, found: Iterable[tuple[str, str]]) -> None:
@@ -32,4 +32,4 @@ def note_suspects(path: str, found: Iterable[tuple[str, str]]) -> None:
         with open(open_for_writing(path, append=True), "a", errors="replace") as file:
             file.write("".join(lines))
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {error.strerror}")
+        say(f"mpiddp: cannot write {path}: {reason(error, path)}")
