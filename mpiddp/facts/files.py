@@ -145,9 +145,10 @@ def reached(path: str, judge: Judge, folder_mode: int = 0) -> Iterator[Place]:
         yield Place(-1, "", path, stream)
         return
     at, names, links = os.sep, os.path.abspath(path).split(os.sep)[1:], 0
-    folder, there = os.open(at, LOOK | os.O_DIRECTORY), -1
+    there = folder = root = os.open(at, LOOK | os.O_DIRECTORY)
+    held = [root]
     # A container that a user has made shows files of the host's root as nobody's, and "/" is one of them.
-    trusted = frozenset({0, os.geteuid(), os.fstat(folder).st_uid})
+    trusted = frozenset({0, os.geteuid(), os.fstat(root).st_uid})
     try:
         while names:
             name = names.pop(0)
@@ -155,6 +156,7 @@ def reached(path: str, judge: Judge, folder_mode: int = 0) -> Iterator[Place]:
             there = entry(folder, name, bool(names), folder_mode)
             if there < 0:
                 break
+            held.append(there)
             step = Step(os.fstat(folder), os.fstat(there), len(names), trusted)
             if why := judge(step):
                 raise PermissionError(errno.EPERM, f"it {why}", at)
@@ -166,22 +168,17 @@ def reached(path: str, judge: Judge, folder_mode: int = 0) -> Iterator[Place]:
                 if (links := links + 1) > MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                 names[:0] = filter(None, target.split(os.sep))
-                os.close(there)
                 if os.path.isabs(target):
-                    os.close(folder)
-                    at, folder = os.sep, os.open(os.sep, LOOK | os.O_DIRECTORY)
-                there = -1
+                    at, folder = os.sep, root
             elif names:
-                os.close(folder)
-                folder, there = there, -1
+                folder = there
         yield Place(folder, os.path.basename(at), at, there)
     except OSError as error:
         error.filename = at
         raise
     finally:
-        for descriptor in (folder, there):
-            if descriptor >= 0:
-                os.close(descriptor)
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def entry(folder: int, name: str, is_folder: bool, folder_mode: int) -> int:
