@@ -218,5 +218,5 @@ def test_mpich_without_shared_memory(quick: Mpi, prepare: str, words: str, tmp_p
 @pytest.mark.parametrize("name", first_of(["openmpi4", "openmpi5"]))
 def test_open_mpi_without_shared_memory(name: str, tmp_path: Path) -> None:
     done = check(without_shm(MPIS[name], NO_SHM, tmp_path))
-    assert done.stdout == "ran\n" * 2
+    assert done.stdout.count("ran\n") == 2
     assert "mpiddp: warning: shm-small: /dev/shm has 0 MiB" in done.stderr
