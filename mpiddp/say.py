@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 FORWARDING_S = 0.1  # time for a launcher to pass on a rank's last output: MPICH's drops what it has not read by then
 STDERR = 2  # the descriptor: a script may have put something else in the place of sys.stderr
@@ -16,7 +16,13 @@ def say(text: str, descriptor: int = STDERR) -> None:
     with contextlib.suppress(Exception):  # a script may have put any object in the place of sys.stderr
         sys.stderr.flush()
     with contextlib.suppress(OSError):
-        write_all(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))
+        _write(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))
+
+
+def write_through(write: Callable[[int, bytes], None]) -> None:
+    """Let `write` write what say() prints in this process, and in those that it forks."""
+    global _write
+    _write = write
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -45,3 +51,6 @@ def write_some(descriptor: int, data: bytes) -> int:
             room = select.poll()
             room.register(descriptor, select.POLLOUT)
             room.poll()
+
+
+_write = write_all

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.beside.messages import ASK_SIGNAL, STACK_SIGNAL
+from mpiddp.facts.files import user_folder
 from mpiddp.version import __version__
 from mpiddp.where import cards, client
 from mpiddp.where.cards import Card, read_all
@@ -183,6 +186,39 @@ def test_asking_changes_nothing(quick: Mpi, state: dict[str, str]) -> None:
     assert watched == alone_
     assert len(alone_.splitlines()) == 2
     assert answers[0] >= 3
+
+
+FINDS_CARD = """
+import glob, os, time
+deadline = time.monotonic() + 30
+while not (found := glob.glob(os.environ["HOME"] + "/.local/state/mpiddp/*.json")) and time.monotonic() < deadline:
+    time.sleep(0.1)
+print(len(found))
+"""
+
+
+def test_a_state_folder_that_is_not_absolute_does_not_count(quick: Mpi, tmp_path: Path) -> None:
+    """What is beside the rank stands in another folder than the rank."""
+    name = f"mpiddp-tests-{os.getpid()}"
+    try:
+        done = check(mpiexec(quick, 1, "--no-init", "-c", FINDS_CARD, cwd=tmp_path,
+                             env={"XDG_STATE_HOME": name, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}))
+        assert done.stdout == "1\n"
+        assert not Path("/", name).exists()
+        assert not (tmp_path / name).exists()
+    finally:
+        shutil.rmtree(f"/{name}", ignore_errors=True)
+
+
+@pytest.mark.parametrize("variable", ["XDG_STATE_HOME", "XDG_CACHE_HOME"])
+def test_the_users_folders(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert user_folder({variable: "/state"}, variable, ".local", "state") == "/state/mpiddp"
+    for relative in ({}, {variable: ""}, {variable: "state"}, {variable: "./state"}):
+        assert user_folder(relative, variable, ".local", "state") == "/home/me/.local/state/mpiddp"
+    monkeypatch.setenv("HOME", "me")
+    with pytest.raises(NotADirectoryError):
+        Path(user_folder({}, variable, ".local", "state")).mkdir(parents=True)
 
 
 @pytest.mark.thorough

@@ -31,6 +31,7 @@ from mpiddp.plan.verdict import Verdict
 from mpiddp.say import say
 from mpiddp.sentinel import calls, process, watcher
 from mpiddp.sentinel.calls import dial
+from mpiddp.sentinel.errands import Errands
 from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
 from mpiddp.sentinel.office import Office
 from tests import processes
@@ -54,7 +55,8 @@ class Meeting:
         self.excuses: list[Exception] = []
         self.loop = Loop(self.excuses.append)
         self._heard: queue.SimpleQueue[WatcherEvent] = queue.SimpleQueue()  # by the watcher of rank 0
-        self.office = Office(self.loop, Coordinate("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put, time.monotonic())
+        self.office = Office(self.loop, Coordinate("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put, time.monotonic(),
+                             Errands(self.loop))
         self.office.join(member(0))
         self.heard()  # that it is its own neighbour
         self.thread = threading.Thread(target=self.loop.run)

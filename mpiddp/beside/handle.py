@@ -184,9 +184,12 @@ class SentinelHandle:
         report = failed.report
         return ruling if ruling is not None else Ruling(Verdict(report), report.status, True)
 
-    def told(self) -> None:
-        """Tell that the reason is printed: the other ranks may be ended."""
-        self._wire.send(Told())
+    def told(self, record: str = "") -> bool:
+        """Tell that the reason is printed: the other ranks may be ended. The sentinel writes `record` to --error-file.
+
+        This process could not end while a file system holds it up. Return whether there is a sentinel.
+        """
+        return self._wire.send(Told(record=record))
 
     def through(self) -> None:
         """Tell that this rank, which has failed, has nothing more to do."""

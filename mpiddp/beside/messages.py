@@ -104,9 +104,13 @@ class Failed(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The reason for the job's end is printed, and the other ranks may be ended; or it is just being, if not `done`."""
+    """The reason for the job's end is printed, and the other ranks may be ended; or it is just being, if not `done`.
+
+    `record` is what the rank's sentinel writes to --error-file, empty for nothing.
+    """
 
     done: bool = True
+    record: str = ""
 
 
 class Through(NamedTuple):

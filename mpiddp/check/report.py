@@ -11,6 +11,7 @@ from ..compare.hints import hints
 from ..compare.judge import incomparable, judge
 from ..environment import Environment
 from ..facts import runtime, software
+from ..facts.files import reason
 from ..measure.channels import serving
 from ..measure.deadlines import within
 from ..plan.words import folded
@@ -79,7 +80,8 @@ def draw(path: str, figures: Figures, findings: Sequence[Finding]) -> None:
     except ImportError as error:
         say(f"mpiddp.check: cannot draw {path}: {error} (pip install matplotlib)")
     except Exception as error:  # a library that draws may raise anything
-        say(f"mpiddp.check: cannot draw {path}: {getattr(error, 'strerror', error)}")
+        words = reason(error, path) if isinstance(error, OSError) else error
+        say(f"mpiddp.check: cannot draw {path}: {words}")
 
 
 def nodes_of(figures: Figures) -> str:

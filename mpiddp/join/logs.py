@@ -11,7 +11,7 @@ from ..beside.index import NAME, write_index
 from ..config import RESTARTS, LaunchConfig
 from ..environment import Place
 from ..facts import runtime
-from ..facts.files import open_for_writing
+from ..facts.files import open_for_writing, reason
 from ..plan.member import LogPlan
 from ..plan.problems import check_logs
 from ..say import say
@@ -39,10 +39,12 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
     name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     if RESTARTS in os.environ:
         name = f"{runtime.slurm_job(os.environ) or run_id}-attempt-{runtime.restart_count(os.environ)}"
-    folder = f"{config.log_dir}/{roll.agree('naming logs', None, lambda ranks: [name] * len(ranks))}"
+    named = name, os.urandom(16).hex()
+    name, token = roll.agree("naming logs", None, lambda ranks: [named] * len(ranks))
+    folder = f"{config.log_dir}/{name}"
     host, kind, most_bytes = runtime.hostname(), config.log_compress, config.log_max_bytes
     path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log{SUFFIXES[kind]}"
-    log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", kind, most_bytes)
+    log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", kind, most_bytes, token)
     opened = Opened(log, create(path), kind == "zstd" and not any(map(find_spec, ZSTD)))
     has_index = roll.agree("opening logs", opened, lambda ranks: begin(ranks, roll.hosts))
     return log if has_index else log._replace(ranks_file="")
@@ -51,8 +53,7 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
 def create(log: str) -> str:
     """Make a file and the folders above it; return why that failed, or an empty text."""
     try:
-        os.makedirs(os.path.dirname(log), exist_ok=True)
-        os.close(open_for_writing(log, append=True))
+        os.close(open_for_writing(log, append=True, job_folder=True))
         return ""
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
@@ -66,5 +67,6 @@ def begin(ranks: Sequence[Opened], hosts: Sequence[str]) -> list[bool]:
         write_index(logs[0].ranks_file, logs)
         return [True] * len(logs)
     except OSError as error:
-        say(f"mpiddp: cannot write {logs[0].ranks_file}: {error.strerror}; the job goes on without it")
+        path = logs[0].ranks_file
+        say(f"mpiddp: cannot write {path}: {reason(error, path)}; the job goes on without it")
         return [False] * len(logs)

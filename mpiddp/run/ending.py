@@ -31,14 +31,17 @@ from ..exits import (
 )
 from ..plan.environment import Endpoint
 from ..plan.member import Member
-from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
+from ..plan.verdict import CONSEQUENCE, LONG_TEXT, OWN, Report, Verdict
+from ..plan.words import shortened
 from ..say import say
-from ..show.report import tell
+from ..show.files import write
+from ..show.report import record, tell
 from . import failure, modules
 from .handlers import give_signals_back, silence_handlers
 from .output import Outlet, Output, let_flush_fail
 
 MOST_ATTEMPTS = 20
+WRITING_S = 0.5  # for --error-file, where there is no sentinel to write it
 ASKING_S, ASKING_FAILED_S = 1.0, 0.1  # for the relay to say whether the log has lost something
 
 
@@ -301,10 +304,15 @@ class Ending:
         self._told = True
         after_s = time.monotonic() - self._sentinel.start
         lost = self._output.log_lost(ASKING_FAILED_S)
-        words = tell(verdict, self._member, after_s, self._member.error_file, stack, lost, self._output.say)
+        words = tell(verdict, self._member, after_s, lost, self._output.say)
         self._output.reveal(words)
         index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
-        self._sentinel.told()
+        error_record = record(verdict, self._member, shortened(stack, LONG_TEXT)) if self._member.error_file else ""
+        if not self._sentinel.told(error_record) and error_record:
+            writing = threading.Thread(target=write, args=(self._member.error_file, error_record), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                writing.start()
+                writing.join(WRITING_S)
 
     def _note(self, status: int) -> None:
         """Note this process's exit status in the index of the logs."""

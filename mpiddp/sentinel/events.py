@@ -165,6 +165,13 @@ class TellReason(Record):
     error_file: str
 
 
+class WriteRecord(Record):
+    """Write a record of why the job failed to a file."""
+
+    error_file: str
+    record: str
+
+
 class CancelStep(Record):
     """Cancel the Slurm step of the job's ranks, if there is one."""
 
@@ -295,8 +302,8 @@ class Survey(Record):
 
 
 WatcherAction = (
-    SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | AnswerTrials | BeCoordinator
-    | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert
-    | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
+    SetTimer | DropTimer | Say | TellReason | WriteRecord | CancelStep | ToRank | ToCoordinator | AnswerTrials
+    | BeCoordinator | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild
+    | NoteDescendants | Alert | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
 CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop | Survey

@@ -9,25 +9,25 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..beside.asking import Ask, Inspect, Inspected, Whereabouts
-from ..beside.detached import fork_detached, reap, silence
 from ..beside.entrance import Entrance, keep_alive
 from ..beside.loop import Loop
 from ..beside.messages import Coordinate, Hello, Interrupted, Message, Sent, Watched
 from ..beside.wire import Wire
 from ..config import RESTARTS, RUNNING
 from ..errors import EXIT_STALLED
+from ..facts.files import open_for_writing
 from ..plan.member import Member
 from ..plan.verdict import ABSENT, Report, brief
 from ..say import say
-from ..show.report import tell
+from ..show.report import record, tell
 from ..version import __version__
-from ..where.cards import Card, job_number, path_of, remove, write
+from ..where.cards import Card, job_number, remove, withdraw, write
 from . import events
 from .coordinator import Coordinator, State
+from .errands import Errands, run_unheard
 from .leftovers import cancel
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Office:
 
     def __init__(
         self, loop: Loop, request: Coordinate, watched: Watched, post: Callable[[events.WatcherEvent], None],
-        began_s: float, listener: int = -1,
+        began_s: float, errands: Errands, listener: int = -1,
     ) -> None:
         """Listen where it is requested; raise OSError where that is not possible. `listener` is that of Entrance.
 
@@ -58,10 +58,11 @@ class Office:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self._entrance = Entrance(loop, request, self._await_hello, listener)
         self.port = self._entrance.port
-        self._loop, self._watched, self._post = loop, watched, post
+        self._loop, self._watched, self._post, self._errands = loop, watched, post, errands
         self._coordinator = Coordinator(watched, began_s)
         self._made_inquiry: Inquiry | None = None
-        self._request, self._card, self._mark = request, "", ""
+        self._request, self._mark = request, ""
+        self._card: Card | None = None
         self._interrupted = False  # ranks got a SIGINT
         self._wires: dict[int, Wire] = {}
         self._last_link = OWN_LINK
@@ -75,10 +76,10 @@ class Office:
         self.handle(events.OwnRank(OWN_LINK, member))
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
-        self._card = path_of(card)  # one before this may have written it
+        self._card = card  # one before this may have written it
         if RESTARTS in os.environ and member.error_file:
             self._mark = f"{member.error_file}{RUNNING}"
-            aside(partial(Path(self._mark).touch))
+            run_unheard(partial(touch, self._mark))
         self._loop.set_timer("card", self._watched.ready_s, partial(self._be_ready, card))
         if self._watched.stall_s:
             self._look_for_stall()
@@ -87,13 +88,13 @@ class Office:
         """Be ready to be asked: also when a file system that Python imports from answers no more."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             self._inquiry()
-        aside(partial(write, card))
+        run_unheard(partial(write, card))
 
     def close(self) -> None:
         """Let the job be found no more."""
         self._loop.drop_timers("card")
         if self._card:
-            aside(partial(remove, self._card))
+            run_unheard(partial(withdraw, self._card))
 
     def hear_own(self, message: Sent) -> None:
         """Take a message of this process's own watcher."""
@@ -111,7 +112,7 @@ class Office:
     def close_down(self) -> None:
         """Tell all that the job is over, in order; mpiddp.supervise, too: mpirun's status may hide a lost node."""
         if self._mark:
-            aside(partial(remove, self._mark))
+            run_unheard(partial(remove, self._mark))
         self.handle(events.OwnRankLeft())
 
     def flush(self) -> None:
@@ -152,11 +153,13 @@ class Office:
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
             case events.TellReason(verdict, who, after_s, error_file):
-                tell(verdict, who, after_s, error_file)
+                tell(verdict, who, after_s)
+                if error_file:
+                    self._errands.write(error_file, record(verdict, who))
             case events.Survey():
                 self._ask(JUDGE_LINK)
             case events.CancelStep():
-                cancel(self._watched.step)
+                self._errands.run(partial(cancel, self._watched.step))
 
     def _send(self, letters: Letters) -> None:
         for link, message in letters:
@@ -257,14 +260,9 @@ class Office:
         wire.close()
 
 
-def aside(act: Callable[[], None]) -> None:
-    """Let another process do what a file system that does not answer would hold up."""
-    def do() -> None:
-        silence(0, 1, 2)  # a launcher waits until nobody holds them
-        act()
-
-    with contextlib.suppress(OSError):
-        reap(fork_detached(do, kept=(), name="a process that writes for rank 0"))
+def touch(path: str) -> None:
+    """Make a file, unless it is there."""
+    os.close(open_for_writing(path, keep=True))
 
 
 def is_for_own(action: events.CoordinatorAction) -> bool:

@@ -132,9 +132,17 @@ class Watcher(Machine[State, events.WatcherAction]):
                     self._do(events.LeaveInOrder())
             case messages.Told() | messages.Through() | messages.ScriptEnded() | messages.AskMissing():
                 self._script_ended |= isinstance(message, messages.ScriptEnded)
+                if isinstance(message, messages.Told):
+                    message = self._on_told(message)
                 self._do(events.ToCoordinator(message))
-                if isinstance(message, messages.Told) and self._ruling is not None:
-                    self._ruling = self._ruling._replace(verdict=None)
+
+    def _on_told(self, message: messages.Told) -> messages.Told:
+        """Let the record be written that comes with this, and return it without."""
+        if message.record and self.member is not None:
+            self._do(events.WriteRecord(self.member.error_file, message.record))
+        if self._ruling is not None:
+            self._ruling = self._ruling._replace(verdict=None)
+        return messages.Told(message.done)
 
     def _on_coordinator_message(self, message: messages.Message) -> None:
         match message:

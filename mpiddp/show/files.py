@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable
 
-from ..facts.files import open_for_writing
+from ..facts.files import open_for_writing, reason
 from ..say import say
 
 
@@ -17,11 +17,18 @@ def write_json(path: str, content: object) -> None:
 
 def write(path: str, content: str) -> None:
     """Write a file that was asked for, or say why that cannot be done."""
+    if why := written(path, content):
+        say(why)
+
+
+def written(path: str, content: str) -> str:
+    """Write a file that was asked for, and return why that cannot be done, empty if it is done."""
     try:
         with open(open_for_writing(path), "w") as file:
             file.write(content)
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {error.strerror}")
+        return f"mpiddp: cannot write {path}: {reason(error, path)}"
+    return ""
 
 
 def note_suspects(path: str, found: Iterable[tuple[str, str]]) -> None:
@@ -32,4 +39,4 @@ def note_suspects(path: str, found: Iterable[tuple[str, str]]) -> None:
         with open(open_for_writing(path, append=True), "a", errors="replace") as file:
             file.write("".join(lines))
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {error.strerror}")
+        say(f"mpiddp: cannot write {path}: {reason(error, path)}")

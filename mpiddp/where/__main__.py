@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from ..facts.files import open_for_writing
 from ..say import say
 from ..version import __version__
 from .cards import Card
@@ -69,7 +70,7 @@ def show(card: Card, given: argparse.Namespace) -> None:
     if given.svg:
         from .drawing import svg
 
-        with open(given.svg, "w", encoding="utf-8") as drawn:
+        with open(open_for_writing(given.svg), "w", encoding="utf-8") as drawn:
             drawn.write(svg(picture, head))
 
 

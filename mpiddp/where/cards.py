@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import stat
+from functools import partial
 from typing import NamedTuple
+
+from ..facts.files import check_protected, distrust, opened, user_folder
 
 SLURM, PBS, LSF = "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"  # variables with the number of a job
 STEP = "SLURM_STEP_ID"
@@ -44,8 +47,7 @@ class Card(NamedTuple):
 
 def folder() -> str:
     """Return where the user's cards are (XDG Base Directory Specification)."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "mpiddp")
+    return user_folder(os.environ, "XDG_STATE_HOME", ".local", "state")
 
 
 def job_number() -> tuple[str, bool, str]:
@@ -61,19 +63,24 @@ def path_of(card: Card) -> str:
 
 
 def write(card: Card) -> None:
-    """Write a card; where the user's folder cannot be written, or is somebody else's, the job works without."""
-    new = f"{path_of(card)}.new"
+    """Write a card; where the user's folder cannot be written, or another user can change it, the job works without."""
+    path = path_of(card)
+    new = f"{path}.new"
     with contextlib.suppress(OSError):
-        os.makedirs(folder(), mode=0o700, exist_ok=True)
-        if os.stat(folder()).st_uid != os.getuid():
-            return
         remove(new)
         try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(opened(new, flags, partial(distrust, job_folder=True), 0o700, 0o600), "w") as file:
+                check_protected(os.path.dirname(new))
                 json.dump(card._asdict(), file)
-            os.rename(new, path_of(card))
+            os.rename(new, path)
         finally:
             remove(new)
+
+
+def withdraw(card: Card) -> None:
+    """Remove a card."""
+    remove(path_of(card))
 
 
 def remove(path: str) -> None:
