@@ -185,6 +185,21 @@ def test_a_card_that_nobody_answers_for_is_forgotten_in_the_end(state: dict[str,
         assert [card.run_id for card in read_all().values()] == ["mpiddp-0"]
 
 
+def test_slurm_tells_which_jobs_are_over(cluster: Cluster, quick: Mpi, state: dict[str, str]) -> None:
+    """Of jobs that cannot be seen from the login node."""
+    env = {**quick.environ(), **state}
+    held = check(cluster.run("sbatch", "--parsable", "--hold", "--wrap=true", timeout=30, cwd=ROOT)).stdout.strip()
+    for number in (held, "99999998", "99999999"):
+        cards.write(CARD._replace(run_id=f"mpiddp-{number}", number=number, by_slurm=True, host="n005"))
+
+    def asked_for() -> str:
+        return check(cluster.run(str(quick.python), *WHERE, timeout=DEADLINE_S, env=env, cwd=ROOT), 1).stderr
+
+    assert asked_for().startswith(f"mpiddp.where: job {held} listens on 127.0.0.1 of n005, ")
+    check(cluster.run("scancel", held, timeout=30))
+    assert asked_for() == "mpiddp.where: no job of yours is running with mpiddp, or it is still starting\n"
+
+
 def test_who_has_the_port_of_a_dead_job_learns_nothing(quick: Mpi, state: dict[str, str]) -> None:
     heard: list[bytes] = []
 
