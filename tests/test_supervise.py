@@ -38,7 +38,7 @@ from tests import processes
 from tests.benchmarks import recovery
 from tests.cluster import Cluster
 from tests.cluster.cluster import BRIDGE, RUN, ip, namespace
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, check, first_of, need, single_node_environ
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, alone, check, first_of, need, single_node_environ
 
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
@@ -144,6 +144,27 @@ def test_what_a_checkpoint_is(tmp_path: Path) -> None:
         file.write_text(file.read_text() + "seven")
         assert state_of(str(path)) not in (before, ())
     assert state_of("") == state_of(str(tmp_path / "nowhere")) == ()
+
+
+ODD_ENTRIES = """
+import os, sys
+folder = sys.argv[1]
+with open(os.path.join(folder, "steps"), "a") as file:
+    file.write("x")
+if os.path.getsize(os.path.join(folder, "steps")) < 3:
+    raise ValueError("seven")
+"""  # fails twice, and has written a checkpoint each time
+
+
+def test_an_odd_entry_does_not_hide_progress(quick: Mpi, tmp_path: Path) -> None:
+    """A link that leads nowhere, one that leads to itself: what stands beside them is seen all the same."""
+    (checkpoints := tmp_path / "checkpoints").mkdir()
+    (checkpoints / "latest").symlink_to("step-100")
+    (checkpoints / "loop").symlink_to("loop")
+    (script := tmp_path / "fails.py").write_text(ODD_ENTRIES)
+    done = check(alone(quick, "-m", "mpiddp.supervise", "--progress-file", checkpoints, "--dir", tmp_path, quick.python,
+                       "-m", "mpiddp", "--no-init", script, checkpoints))
+    assert done.stderr.count("mpiddp.supervise: again (restart ") == 2, done.stderr
 
 
 def test_what_speaks_against_nodes() -> None:

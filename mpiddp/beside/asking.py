@@ -50,9 +50,9 @@ class Sight(NamedTuple):
 class Progress(NamedTuple):
     """How far the rank is; it answers so when it is asked.
 
-    It has made so many `steps`, the last one `step_age_s` ago. `entered` has a line for each process group: how many
-    collectives the rank has entered there, the group's ranks, and its name, with tabs between. `spins` tells that it
-    computes on a GPU: while it waits for that, it uses a processor.
+    It has made so many `steps`, the last one `step_age_s` ago. `entered` is JSON: of each process group how many
+    collectives the rank has entered there, the group's ranks, and its name. `spins` tells that it computes on a GPU:
+    while it waits for that, it uses a processor.
     """
 
     steps: int
@@ -107,8 +107,8 @@ class Whereabouts(NamedTuple):
     """The answer to the `Where` of this number, as where/merge.py has it.
 
     `stack` is one of where/stack.py, empty if the rank has not printed it; `progress` is None if the rank has not told
-    it. Of each process that the rank has forked `children` has its number, its state, the kernel's function that it
-    sleeps in, the program's name if it is another one, and its stack, a line each with the stack's lines indented.
+    it. `children` is JSON: of each process that the rank has forked its number, its stack, its state, the kernel's
+    function that it sleeps in, and the program's name if it is another one.
     """
 
     number: int

@@ -48,7 +48,7 @@ class Loop:
             return False
         return True
 
-    def listen(self, source: Wire | socket.socket | int, act: Callable[[], None]) -> None:
+    def listen(self, source: Wire | socket.socket | int, act: Callable[[], object]) -> None:
         """Call `act` whenever something can be read from `source`."""
         self._selector.register(source, selectors.EVENT_READ, act)
 

@@ -160,7 +160,8 @@ def as_printed(frame: FrameType | None, most: int = MOST_CALLS) -> str:
     outermost = ""
     while frame is not None and len(lines) < most:
         outermost = frame.f_code.co_name
-        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno or "???"} in {outermost}')
+        file, function = (name.replace("\n", "\\n") for name in (frame.f_code.co_filename, outermost))
+        lines.append(f'  File "{file}", line {frame.f_lineno or "???"} in {function}')
         frame = frame.f_back
     is_whole = frame is None and outermost in (*FIRST, MODULE)
     return "\n".join(lines if is_whole else [*lines, CUT]) + "\n"
@@ -181,6 +182,6 @@ FOR_OTHERS = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIG
 def caught(numbers: Iterable[int]) -> set[int]:
     """Return the signals for which this process has a handler, Python's or another one."""
     mask = 0
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:
-        mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:  # a name may be no text
+        mask = next((int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:")), 0)
     return {number for number in numbers if mask >> (number - 1) & 1}

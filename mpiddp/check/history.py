@@ -113,7 +113,7 @@ def read(path: str) -> tuple[list[Entry], int]:
             text = file.read()
     except FileNotFoundError:
         return [], 0
-    found = [parsed(line) for line in text.splitlines()]
+    found = [parsed(line) for line in text.removesuffix("\n").split("\n") if text]
     return [one for one in found if one], max(found.count(None), int(bool(text) and not text.endswith("\n")))
 
 
@@ -123,7 +123,7 @@ def parsed(line: str) -> Entry | None:
         one: dict[str, Any] = json.loads(line)
         values = {str(name): float(value) for name, value in one["values"].items()}
         return Entry(float(one["time"]), str(one["host"]), str(one["kind"]), values)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -250,7 +250,7 @@ def names(folder: str, prefix: str = "") -> list[str]:
 def text(path: str) -> str:
     """Return what a file of the kernel says, nothing if it is not there."""
     try:
-        with open(path) as file:
+        with open(path, errors="surrogateescape", newline="\n") as file:
             return file.read().strip()
     except OSError:
         return ""

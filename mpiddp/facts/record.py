@@ -30,7 +30,7 @@ def read(path: str) -> list[HostFacts]:
             found = [loaded(one) for one in json.load(file)["ranks"]]
             check(found)
             return found
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} has no facts that mpiddp {__version__} knows: "
                              f"{type(error).__name__}: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -64,11 +65,12 @@ class Looking:
         everyone = [*([now] if now else []), *seen.values()]
         frames = hearing.stacks.get(self._pid, [])
         workers = list(seen.values()) if hearing.spins and stack.waits_in_torch(frames) else everyone
-        children = "\n".join(self._child(pid, found) for pid, found in seen.items() if self._is_shown(pid, found))
+        children = [self._child(pid, found) for pid, found in seen.items() if self._is_shown(pid, found)]
         self._tell(Whereabouts(
             request.number, stack.as_text(frames), now.state if now else "", now.kernel if now else "",
             round(cores, 2), sum(one.busy_s for one in workers),
-            sum(one.moved_bytes for one in everyone) - hearing.heard_bytes, self._ended, children, hearing.progress))
+            sum(one.moved_bytes for one in everyone) - hearing.heard_bytes, self._ended,
+            json.dumps(children[:MOST], ensure_ascii=False), hearing.progress))
 
     def _is_shown(self, pid: int, found: Glance) -> bool:
         """Tell whether a child is worth a word: it is held, has a stack that is no idle worker's, or is no Python."""
@@ -76,11 +78,10 @@ class Looking:
             return found.is_held or not stack.is_idle_worker(self._hearing.stacks[pid])
         return found.is_held or bool(other_program(pid, self._pid))
 
-    def _child(self, pid: int, found: Glance) -> str:
-        """Return what is seen of a child, in lines."""
-        lines = stack.as_text(self._hearing.stacks.get(pid, [])).splitlines()
-        head = f"{pid} {found.state} {found.kernel} {other_program(pid, self._pid)}"
-        return "\n".join([head, *(f"  {line}" for line in lines)])
+    def _child(self, pid: int, found: Glance) -> tuple[object, ...]:
+        """Return what is seen of a child, as `Whereabouts` has it."""
+        frames = self._hearing.stacks.get(pid, [])
+        return pid, stack.as_lists(frames), found.state, found.kernel, other_program(pid, self._pid)
 
 
 def inspect(loop: Loop, pid: int, request: Inspect, tell: Callable[[Inspected], None]) -> None:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..beside.asking import Ask, Inspect, Inspected, Whereabouts
@@ -88,6 +89,7 @@ class Office:
         """Be ready to be asked: also when a file system that Python imports from answers no more."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             self._inquiry()
+            import_module("hmac")  # of beside/handshake.py, where no other rank has called
         run_unheard(partial(write, card))
 
     def close(self) -> None:

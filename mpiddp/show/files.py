@@ -24,7 +24,7 @@ def write(path: str, content: str) -> None:
 def written(path: str, content: str) -> str:
     """Write a file that was asked for, and return why that cannot be done, empty if it is done."""
     try:
-        with open(open_for_writing(path), "w") as file:
+        with open(open_for_writing(path), "w", encoding="utf-8", errors="replace") as file:
             file.write(content)
     except OSError as error:
         return f"mpiddp: cannot write {path}: {reason(error, path)}"
@@ -34,9 +34,9 @@ def written(path: str, content: str) -> str:
 def note_suspects(path: str, found: Iterable[tuple[str, str]]) -> None:
     """Append a line for each node that should be left out: time, host and what speaks against it, with tabs between."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    lines = [f"{now}\t{host}\t{evidence}\n" for host, evidence in found]
+    lines = [f"{now}\t{host}\t{' '.join(evidence.split())}\n" for host, evidence in found]
     try:
-        with open(open_for_writing(path, append=True), "a", errors="replace") as file:
+        with open(open_for_writing(path, append=True), "a", encoding="utf-8", errors="replace") as file:
             file.write("".join(lines))
     except OSError as error:
         say(f"mpiddp: cannot write {path}: {reason(error, path)}")

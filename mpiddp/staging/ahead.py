@@ -22,7 +22,7 @@ FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SLOW_S = 0.0003  # to open a file
 THREADS = 16
 SENTINEL = """
-beside.entrance
+beside.entrance beside.handshake
 sentinel sentinel.calls sentinel.connections sentinel.events sentinel.leftovers sentinel.machine sentinel.postmortem
 sentinel.process sentinel.segments sentinel.start sentinel.watcher
 """  # of a rank's sentinel alone

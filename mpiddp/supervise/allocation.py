@@ -70,7 +70,7 @@ def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
     Raises OSError if the file cannot be read, ValueError if it is no list.
     """
     if os.path.isfile(excluded):
-        with open(open_for_reading(excluded)) as file:
+        with open(open_for_reading(excluded), encoding="utf-8", errors="replace") as file:
             lines = [line.split("\t") for line in file if line.strip()]
         hosts = {(parts[1] if len(parts) > 2 else parts[0]).strip() for parts in lines}
     else:
@@ -160,6 +160,7 @@ def cancel(given: Allocation, step: str) -> None:
 def ask(*command: str) -> str:
     """Return what one of Slurm's commands prints, nothing if it fails or takes too long."""
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SLURM_S).stdout
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                              timeout=SLURM_S).stdout
     except (OSError, subprocess.SubprocessError):
         return ""

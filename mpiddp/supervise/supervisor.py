@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
 import socket
+import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from typing import NamedTuple
 from ..config import RESTARTS
 from ..errors import EXIT_REQUEUE
 from ..facts import runtime
+from ..facts.files import names
 from ..facts.runtime import slurm_restarts
 from ..plan.words import folded
 from ..say import say
@@ -167,14 +170,28 @@ def state_of(path: str) -> tuple[tuple[str, int, int], ...]:
     """Return what tells whether checkpoints were written: name, time in ns, size of a file, or of all in a folder.
 
     Those in the newest folder below it are told, too: FSDP's checkpoints are folders, and may be overwritten in place.
+    What cannot be looked at is left out, such as a link that leads nowhere and a file that is removed meanwhile.
     """
     if not path:
         return ()
-    try:
-        found: list[Path | os.DirEntry[str]] = list(os.scandir(path)) if os.path.isdir(path) else [Path(path)]
-        below = [one for one in found if isinstance(one, os.DirEntry) and one.is_dir()]
+    found = looked_at([path])
+    if path in found and stat.S_ISDIR(found[path].st_mode):
+        found = inside(path)
+        below = [one for one, facts in found.items() if stat.S_ISDIR(facts.st_mode)]
         if below:
-            found += os.scandir(max(below, key=lambda one: one.stat().st_mtime_ns))
-        return tuple(sorted((os.fspath(one), one.stat().st_mtime_ns, one.stat().st_size) for one in found))
-    except OSError:
-        return ()
+            found |= inside(max(below, key=lambda one: found[one].st_mtime_ns))
+    return tuple(sorted((one, facts.st_mtime_ns, facts.st_size) for one, facts in found.items()))
+
+
+def inside(folder: str) -> dict[str, os.stat_result]:
+    """Return what looked_at() does of all that is in a folder."""
+    return looked_at(os.path.join(folder, name) for name in names(folder))
+
+
+def looked_at(paths: Iterable[str]) -> dict[str, os.stat_result]:
+    """Return what the kernel tells of files; those that cannot be looked at are left out."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = os.stat(path)
+    return found

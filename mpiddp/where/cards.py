@@ -7,12 +7,13 @@ import json
 import os
 import stat
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from ..facts.files import check_protected, distrust, opened, user_folder
 
 SLURM, PBS, LSF = "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"  # variables with the number of a job
 STEP = "SLURM_STEP_ID"
+MOST_BYTES = 2**16  # of a card; one has some hundred
 
 
 class Card(NamedTuple):
@@ -92,12 +93,26 @@ def remove(path: str) -> None:
 def read_all() -> dict[str, Card]:
     """Return the cards of this user by their files, those that were written last first; what is none is left out."""
     found = []
+    names: list[str] = []
     with contextlib.suppress(OSError):
-        for name in os.listdir(folder()):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                path = os.path.join(folder(), name)
-                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-                    facts = os.fstat(file.fileno())
-                    if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and name.endswith(".json"):
-                        found.append((facts.st_mtime, path, Card(**json.load(file))))
+        names = os.listdir(folder())
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            path = os.path.join(folder(), name)
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+                facts = os.fstat(file.fileno())
+                if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and name.endswith(".json"):
+                    found.append((facts.st_mtime, path, checked(json.loads(file.read(MOST_BYTES)))))
     return {path: card for _, path, card in sorted(found, reverse=True)}
+
+
+def checked(fields: Any) -> Card:
+    """Return the card with these fields; raise TypeError or ValueError where they are those of none."""
+    import ipaddress  # not where a card is written
+
+    card = Card(**fields)
+    if [*map(type, card)] != [*get_type_hints(Card).values()]:
+        raise TypeError
+    if not ipaddress.ip_address(card.address) or not 0 < card.port < 2**16 or not 0 < card.ranks < 2**31:
+        raise ValueError
+    return card

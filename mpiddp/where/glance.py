@@ -77,8 +77,8 @@ def other_program(pid: int, than: int) -> str:
     try:
         if os.readlink(f"/proc/{pid}/exe") == os.readlink(f"/proc/{than}/exe"):
             return ""
-        with open(f"/proc/{pid}/comm", errors="replace") as file:
-            return file.read().rstrip("\n").replace("\n", "?")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().removesuffix(b"\n").decode(errors="replace")
     except OSError:
         return ""
 
@@ -106,13 +106,13 @@ def can_be_sent(pid: int, number: int, descriptor: int, pipe: int, age_s: float)
     try:
         fields = stat_of(pid)
         same = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == os.fstat(pipe).st_ino
-        with open(f"/proc/{pid}/status") as file:
-            masks = {name: int(value, 16) for name, _, value in (line.partition(":") for line in file)
-                     if name in ("SigPnd", "ShdPnd", "SigBlk", "SigCgt")}
+        with open(f"/proc/{pid}/status", "rb") as file:  # a name may be no text
+            masks = {name: int(value, 16) for name, _, value in (line.partition(b":") for line in file)
+                     if name in (b"SigPnd", b"ShdPnd", b"SigBlk", b"SigCgt")}
     except OSError:
         return False
     bit = 1 << number - 1
     started_s = int(fields[STARTED]) / os.sysconf("SC_CLK_TCK")
     is_old = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s > age_s
-    return (same and is_old and fields[STATE] not in "TtDZX" and bool(masks["SigCgt"] & bit)
-            and not (masks["SigPnd"] | masks["ShdPnd"] | masks["SigBlk"]) & bit)
+    return (same and is_old and fields[STATE] not in "TtDZX" and bool(masks[b"SigCgt"] & bit)
+            and not (masks[b"SigPnd"] | masks[b"ShdPnd"] | masks[b"SigBlk"]) & bit)
