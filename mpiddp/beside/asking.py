@@ -105,8 +105,9 @@ class Whereabouts(NamedTuple):
     """The answer to the `Where` of this number, as where/merge.py has it.
 
     `stack` is one of where/stack.py, empty if the rank has not printed it; `progress` is None if the rank has not told
-    it. Of each process that the rank has forked `children` has its number, its state, the kernel's function that it
-    sleeps in, the program's name if it is another one, and its stack, a line each with the stack's lines indented.
+    it. `busy_s`, `moved_bytes`, `faults` and `unseen` are as in where/seen.py. Of each process that the rank has forked
+    `children` has its number, its state, the kernel's function that it sleeps in, the program's name if it is another
+    one, and its stack, a line each with the stack's lines indented.
     """
 
     number: int
@@ -119,3 +120,5 @@ class Whereabouts(NamedTuple):
     ended: bool
     children: str
     progress: Progress | None = None
+    faults: int = 0
+    unseen: str = ""

@@ -77,7 +77,7 @@ class Survey:
                 entered[groups] = collectives(groups)
             ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores, found.busy_s,
                               found.moved_bytes, True, found.ended, workers(found.children), steps, age_s,
-                              entered[groups], spins))
+                              entered[groups], spins, found.faults, found.unseen))
         return ranks
 
 
