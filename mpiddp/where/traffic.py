@@ -108,7 +108,9 @@ def tcp_sockets() -> dict[int, Connection]:
             for message in answers(asked):
                 port, peer_port = (socket.ntohs(one) for one in PORTS.unpack_from(message, PORTS_AT))
                 inode = int.from_bytes(message[INODE_AT:INODE_AT + 4], sys.byteorder)
-                found[inode] = Connection(port, peer_port, sum(COUNTS.unpack_from(attribute(message, INFO), COUNTS_AT)))
+                if inode:  # a process has it; one that is closed may still wait for its peer
+                    counts = COUNTS.unpack_from(attribute(message, INFO), COUNTS_AT)
+                    found[inode] = Connection(port, peer_port, sum(counts))
     return found
 
 
