@@ -17,7 +17,7 @@ from mpiddp.where import stack
 from mpiddp.where.merge import free, picture
 from mpiddp.where.seen import Entered, Rank, Worker
 from mpiddp.where.stack import Frame, Kind
-from mpiddp.where.stall import Stall
+from mpiddp.where.stall import LOOKED_AT, Stall
 from mpiddp.where.survey import Survey, workers
 from mpiddp.where.table import as_json, from_json, lines
 
@@ -253,7 +253,7 @@ def test_a_look_that_shows_nothing_of_a_rank_is_no_movement() -> None:
         now = rank(0, entered=(Entered(7, "0-1", "0"),), steps=3)
         seen = [now, now._replace(entered=(), steps=0), now._replace(frames=()), now._replace(heard=False, frames=())]
         said.append(stall.see([seen[second // 2 % 4]], float(second)))
-    assert [line for line in said if line] == ["no rank has moved for 10 s", "no rank has moved for 20 s"]
+    assert [line for line in said if line] == [f"no rank has moved for {at_s} s ({LOOKED_AT})" for at_s in (10, 20)]
 
 
 def test_a_rank_that_is_never_seen_moves_if_it_works() -> None:
@@ -262,7 +262,7 @@ def test_a_rank_that_is_never_seen_moves_if_it_works() -> None:
     said = [stall.see([rank(0, (), state="R", busy_s=float(now)), rank(1, ())], float(now)) for now in range(0, 40, 2)]
     assert [line for line in said if line] == []
     said = [stall.see([rank(0, (), state="R", busy_s=40.0), rank(1, ())], float(now)) for now in range(40, 56, 2)]
-    assert [line for line in said if line] == ["no rank has moved for 10 s"]
+    assert [line for line in said if line] == [f"no rank has moved for 10 s ({LOOKED_AT})"]
 
 
 @pytest.mark.parametrize(("ticks", "moves"), [(2, False), (5, True)])
@@ -276,7 +276,7 @@ def test_two_ticks_of_the_kernels_clock_are_no_movement(ticks: int, moves: bool)
 def test_what_a_rank_uses_while_it_waits_at_its_end_is_no_movement() -> None:
     stall = Stall(10.0)
     said = [stall.see([rank(0, ended=True, busy_s=float(now)), rank(1)], float(now)) for now in range(0, 14, 2)]
-    assert "no rank has moved for 10 s" in said
+    assert f"no rank has moved for 10 s ({LOOKED_AT})" in said
 
 
 def test_for_whom_others_may_have_waited() -> None:

@@ -107,8 +107,9 @@ class Whereabouts(NamedTuple):
     """The answer to the `Where` of this number, as where/merge.py has it.
 
     `stack` is one of where/stack.py, empty if the rank has not printed it; `progress` is None if the rank has not told
-    it. `children` is JSON: of each process that the rank has forked its number, its stack, its state, the kernel's
-    function that it sleeps in, and the program's name if it is another one.
+    it. `busy_s`, `moved_bytes`, `faults` and `unseen` are as in where/seen.py. `children` is JSON: of each process that
+    the rank has forked its number, its stack, its state, the kernel's function that it sleeps in, and the program's name
+    if it is another one.
     """
 
     number: int
@@ -121,3 +122,5 @@ class Whereabouts(NamedTuple):
     ended: bool
     children: str
     progress: Progress | None = None
+    faults: int = 0
+    unseen: str = ""

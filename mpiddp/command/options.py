@@ -7,7 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import AUTO, DEFAULT_ABORT_GRACE_S, DEFAULT_FOLD_WINDOW_S, DEFAULT_STARTUP_TIMEOUT_S, PREFIX, RESTARTS
+from ..config import (
+    AUTO,
+    DEFAULT_ABORT_GRACE_S,
+    DEFAULT_FOLD_WINDOW_S,
+    DEFAULT_STARTUP_TIMEOUT_S,
+    DESERTED_TIMEOUT_S,
+    PREFIX,
+    RESTARTS,
+)
 from .values import (
     CHECKS,
     FALSE,
@@ -71,7 +79,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "exit-timeout": {
         "default": None, "type": seconds, "metavar": "SECONDS",
-        "help": "give up when a rank has not ended this long after another did (default: wait for it)",
+        "help": "give up when a rank has not ended this long after another did (default: wait for it, but "
+                f"{DESERTED_TIMEOUT_S:g} where all ranks that have not ended wait in a collective for one that has)",
     },
     "stall": {
         "default": None, "type": seconds, "metavar": "SECONDS",

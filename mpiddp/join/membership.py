@@ -89,7 +89,7 @@ class Membership:
         exits = runtime.kills_aborted(runtime.detect(os.environ))
         return Member(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
-                      f"{env.node_rank} {runtime.pid_namespace()}")
+                      f"{env.node_rank} {runtime.pid_namespace()}", self.endpoint.port)
 
     def create_group(
         self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object], binds: bool = True

@@ -30,7 +30,8 @@ class Member(NamedTuple):
     ranks of a failed job may end by themselves.
     `exits` tells that each rank exits by itself with the job's status, because the launcher would lose the
     status that MPI_Abort was given. `namespace` names the node, and on it the processes among which `pid` counts:
-    nodes may have one name, and a node's ranks may be in containers of their own.
+    nodes may have one name, and a node's ranks may be in containers of their own. The job's store listens on
+    `store_port`.
     """
 
     rank: int
@@ -45,3 +46,4 @@ class Member(NamedTuple):
     log: LogPlan = LogPlan()
     error_file: str = ""
     namespace: str = ""
+    store_port: int = 0

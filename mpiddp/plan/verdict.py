@@ -30,9 +30,11 @@ LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank
     "collective operation timeout", "store is closed",
 )
 
+AT_THE_END = "for the end of rank"  # a rank that has come to its end says so at --exit-timeout
+
 TOO_LATE = (  # as they say that a rank has not come
     "ms for recv operation", "ms for send operation", "application timeout caused pair closure", "wait timeout after",
-    "collective operation timeout", "for the end of rank",
+    "collective operation timeout", AT_THE_END,
 )
 
 
@@ -82,7 +84,8 @@ class Seen(NamedTuple):
 
     `calls` has the line of the script, as in reports, at which a rank waits for others. `table` shows them together,
     empty where nothing follows from that. `looking` tells that it is being found out, `has_groups` that ranks have
-    several process groups: who waits for whom is not known then.
+    several process groups: who waits for whom is not known then. `deserted` is the report on ranks that wait for one
+    which has come to its end, if they do.
     """
 
     places: Mapping[int, str] = {}
@@ -91,6 +94,7 @@ class Seen(NamedTuple):
     table: str = ""
     looking: bool = False
     has_groups: bool = False
+    deserted: Report | None = None
 
 
 class Scene(NamedTuple):
@@ -135,6 +139,9 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
     lost.sort(key=lambda one: not is_timeout(one.cause))  # the others' connections end by a timeout, too
+    if AT_THE_END in lost[0].cause and scene.seen.deserted is not None:
+        report = scene.seen.deserted
+        return Verdict(report._replace(cause=f"{report.cause}: {lost[0].cause}"))
     late = [rank for rank in unheard if rank in scene.seen.free]
     if len(late) == 1 and is_timeout(lost[0].cause) and not scene.seen.has_groups:
         return Verdict(waited_for(late[0], lost, scene), "; ".join(whereabouts(unheard - {late[0]}, scene)))

@@ -11,7 +11,7 @@ import math
 from ..beside import messages
 from ..plan import verdict as waits
 from ..plan.member import Member
-from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, judge
+from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, brief, judge
 from ..say import FORWARDING_S
 from . import events
 from .machine import Machine
@@ -19,6 +19,7 @@ from .peers import Peer, Peers, Search
 
 TELLING_S = 0.5  # for the rank that was first to print its reason
 UNTOLD_S = 1.0  # for the word that it is printed, when rank 0 is gone already
+DESERTED_S, SELDOM_S = 5.0, 30.0  # between two looks whether ranks wait for one that has come to its end
 LOOK_S = 2e-6  # for each rank, between one look at all reports and the next: a look takes about a fifth of that
 
 
@@ -53,6 +54,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self.peers, self._search = Peers(), Search()
         self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
         self._left: set[int] = set()  # ranks whose script has ended
+        self._first_left_s: float | None = None  # when the first one of them did
+        self._deserted: tuple[str, float] | None = None  # who waits for such a rank, in words, and since when
         self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
         self._interrupted: list[int] = []
         self.reports: list[Report] = []
@@ -85,6 +88,10 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                     self._on_lost(peer, error)
             case events.Stalled(report):
                 self._add_report(report)
+            case events.Deserted(report) if self.state is State.LISTENING:
+                self._on_deserted(report)
+            case events.Due("deserted"):
+                self._look_for_deserted()
             case events.Found(seen):
                 self._do(*self._search.end(seen, self.peers.by_rank.keys() - self._left, self.peers))
             case events.OwnRankLeft() if self.state is State.LISTENING:
@@ -163,10 +170,34 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 self._do(*self._search.begin())
             case messages.ScriptEnded():
                 self._left.add(peer.rank)
+                if self._first_left_s is None:
+                    self._first_left_s = self._now_s
+                    self._do(events.SetTimer("deserted", DESERTED_S))
             case messages.Bye():
                 self._drop(peer)
             case messages.Unreadable(error):
                 raise ValueError(error)
+
+    def _look_for_deserted(self) -> None:
+        """Look whether ranks wait for one that has come to its end; the more seldom, the longer nothing is found."""
+        if self.state is not State.LISTENING:
+            return
+        assert self._first_left_s is not None
+        pause_s = DESERTED_S if self._deserted else (self._now_s - self._first_left_s) / 2
+        self._do(events.SetTimer("deserted", min(SELDOM_S, max(DESERTED_S, pause_s))))
+        if self.peers.by_rank.keys() - self._left:
+            self._do(events.LookForDeserted())
+
+    def _on_deserted(self, report: Report | None) -> None:
+        """Say that ranks wait for one that has come to its end; end the job when that has lasted."""
+        if report is None:
+            self._deserted = None
+        elif self._deserted is None or self._deserted[0] != report.cause:
+            self._deserted = report.cause, self._now_s
+            limit = f"{self._watched.exit_timeout_s:g} s (--exit-timeout)"
+            self._do(events.Say(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}"))
+        elif self._now_s - self._deserted[1] >= self._watched.exit_timeout_s:
+            self._add_report(brief(report))
 
     def _drop(self, peer: Peer) -> None:
         self.peers.drop(peer)

@@ -120,6 +120,12 @@ class Stalled(Record):
     report: Report
 
 
+class Deserted(Record):
+    """Ranks wait for one that has come to its end, as in `report`; None: no rank does, as far as can be seen."""
+
+    report: Report | None
+
+
 class OwnRankLeft(Record):
     """Rank 0 leaves the job in order."""
 
@@ -132,7 +138,9 @@ WatcherEvent = (
     FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | CoordinatorBack | StepDaemonGone
     | Noticed | Due
 )
-CoordinatorEvent = Greeted | FromPeer | PeerLost | OwnRank | Found | Stalled | OwnRankLeft | OwnRankGone | Due
+CoordinatorEvent = (
+    Greeted | FromPeer | PeerLost | OwnRank | Found | Stalled | Deserted | OwnRankLeft | OwnRankGone | Due
+)
 
 # Actions of both
 
@@ -301,9 +309,13 @@ class Survey(Record):
     """Find out where the ranks are, and let `Found` come when that is known."""
 
 
+class LookForDeserted(Record):
+    """Find out whether ranks wait for one that has come to its end, and let `Deserted` come when that is known."""
+
+
 WatcherAction = (
     SetTimer | DropTimer | Say | TellReason | WriteRecord | CancelStep | ToRank | ToCoordinator | AnswerTrials
     | BeCoordinator | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild
     | NoteDescendants | Alert | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
-CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop | Survey
+CoordinatorAction = SetTimer | Say | TellReason | CancelStep | ToPeer | Drop | Survey | LookForDeserted

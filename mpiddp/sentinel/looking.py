@@ -13,7 +13,8 @@ from ..beside.loop import Loop
 from ..plan.verdict import LONG_TEXT
 from ..plan.words import shortened
 from ..where import stack
-from ..where.glance import Glance, descendants, glance, other_program
+from ..where.glance import Glance, descendants, glance, other_program, unseen_among
+from ..where.traffic import Traffic
 from .hearing import Hearing
 
 LOOKING_S = 0.2  # for which the processor time is measured, and a process in the kernel is given time
@@ -24,9 +25,13 @@ INSPECTING_S = 15.0  # for py-spy, which may have to read the symbols of large l
 class Looking:
     """Looks at a rank and at the processes that it has forked, without waiting for any."""
 
-    def __init__(self, loop: Loop, pid: int, sight: Sight, tell: Callable[[Whereabouts], None]) -> None:
+    def __init__(
+        self, loop: Loop, pid: int, sight: Sight, store_port: int, tell: Callable[[Whereabouts], None]
+    ) -> None:
         self._loop, self._pid, self._tell = loop, pid, tell
-        self._hearing = Hearing(loop, pid, sight)
+        self._hearing, self._traffic = Hearing(loop, pid, sight), Traffic(store_port)
+        self._last: dict[int, Glance] = {}  # processes, as they were seen last
+        self._fed_bytes = 0  # that came for processes which waited
         self._request: Where | None = None
         self._ended = False
         self._family: list[int] = []
@@ -62,15 +67,20 @@ class Looking:
         if now is not None and self._began is not None:
             cores = (now.main_s - self._began.main_s) / (time.monotonic() - self._began_s)
         seen = {pid: found for pid in self._family if (found := glance(pid)) is not None}
-        everyone = [*([now] if now else []), *seen.values()]
+        family = {**({self._pid: now} if now else {}), **seen}
+        everyone = list(family.values())
+        self._fed_bytes += sum(one.fed_bytes(self._last.get(pid, one)) for pid, one in family.items())
+        self._last = family
+        tcp_bytes, hidden = self._traffic.see(family)
         frames = hearing.stacks.get(self._pid, [])
         workers = list(seen.values()) if hearing.spins and stack.waits_in_torch(frames) else everyone
         children = [self._child(pid, found) for pid, found in seen.items() if self._is_shown(pid, found)]
         self._tell(Whereabouts(
             request.number, stack.as_text(frames), now.state if now else "", now.kernel if now else "",
             round(cores, 2), sum(one.busy_s for one in workers),
-            sum(one.moved_bytes for one in everyone) - hearing.heard_bytes, self._ended,
-            json.dumps(children[:MOST], ensure_ascii=False), hearing.progress))
+            sum(one.moved_bytes for one in everyone) + self._fed_bytes + tcp_bytes - hearing.heard_bytes, self._ended,
+            json.dumps(children[:MOST], ensure_ascii=False), hearing.progress, sum(one.faults for one in everyone),
+            next(filter(None, (unseen_among(self._family), hidden, *(one.unseen for one in everyone))), "")))
 
     def _is_shown(self, pid: int, found: Glance) -> bool:
         """Tell whether a child is worth a word: it is held, has a stack that is no idle worker's, or is no Python."""

@@ -39,6 +39,8 @@ OWN_LINK = 0  # to this process's own watcher
 STALL_LINK = -1  # to nobody: --stall asks
 JUDGE_LINK = -2  # to nobody: the coordinator asks
 SHOW_LINK = -3  # to nobody: a SIGQUIT asks
+DESERTED_LINK = -4  # to nobody: the coordinator asks who waits for a rank that has come to its end
+OFTEN = STALL_LINK, DESERTED_LINK  # ask again and again, and so not closely
 LONGEST_S = 2.0  # for all ranks to tell where they are
 SHOWN_S = 1.0  # in which a SIGQUIT comes to all ranks
 FLUSHING_S = 2.0  # for all others to take what they are sent last
@@ -160,6 +162,10 @@ class Office:
                     self._errands.write(error_file, record(verdict, who))
             case events.Survey():
                 self._ask(JUDGE_LINK)
+            case events.LookForDeserted():
+                self._ask(DESERTED_LINK)
+            case events.Say(text):
+                say(text)
             case events.CancelStep():
                 self._errands.run(partial(cancel, self._watched.step))
 
@@ -173,6 +179,8 @@ class Office:
                 say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
             elif link == JUDGE_LINK:
                 self._judge()
+            elif link == DESERTED_LINK:
+                self.handle(events.Deserted(self._inquiry().deserted(time.monotonic())))
             elif link in self._wires and not self._wires[link].post(message):
                 self._loop.await_room(self._wires[link])
 
@@ -181,7 +189,7 @@ class Office:
         peers = self._coordinator.peers
         survey = self._inquiry().survey
         questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
-                               {rank: peers.hosts[rank] for rank in peers.by_rank}, asker != STALL_LINK)
+                               {rank: peers.hosts[rank] for rank in peers.by_rank}, asker not in OFTEN)
         if questions:  # none is on its way
             self._loop.set_timer("survey", LONGEST_S, lambda: self._send(survey.answer()))
             self._send(questions)

@@ -223,7 +223,8 @@ class Sentinel:
                 from .looking import Looking  # not while the rank starts
 
                 sight = self._sight if self._sight.socket >= 0 else Sight()  # the window's second end is on its way
-                self._looking = Looking(self.loop, self._process.pid, sight,
+                port = self._watcher.member.store_port if self._watcher.member else 0
+                self._looking = Looking(self.loop, self._process.pid, sight, port,
                                         lambda found: self.post(events.Noticed(found)))
             self._looking.look(request, ended)
         else:

@@ -82,7 +82,8 @@ class Survey:
                 ranks.append(Rank(rank, host, heard=False))
                 continue
             ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores, found.busy_s,
-                              found.moved_bytes, True, found.ended, children, steps, age_s, entered[groups], spins))
+                              found.moved_bytes, True, found.ended, children, steps, age_s, entered[groups], spins,
+                              found.faults, found.unseen))
         return ranks
 
 
