@@ -60,7 +60,7 @@ class RunningJob:
         return self._stop is not None and self._stop.reason != 0
 
     def leave(self, exit_timeout_s: float | None) -> None:
-        """Leave the job when every rank wants to; after `exit_timeout_s` raise TimeoutError with the missing ranks.
+        """Leave the job when every rank wants to; after `exit_timeout_s` raise EndTimeoutError: who is missing.
 
         Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
         others.

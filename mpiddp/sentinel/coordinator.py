@@ -53,6 +53,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self.peers, self._search = Peers(), Search()
         self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
         self._left: set[int] = set()  # ranks whose script has ended
+        self._exits: list[Report] = []  # of those that raised SystemExit with an unknown status
         self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
         self._interrupted: list[int] = []
         self.reports: list[Report] = []
@@ -161,8 +162,9 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case messages.Interrupted():
                 self._interrupted.append(peer.rank)
                 self._do(*self._search.begin())
-            case messages.ScriptEnded():
+            case messages.ScriptEnded(by_exit):
                 self._left.add(peer.rank)
+                self._exits += [by_exit] if by_exit else []
             case messages.Bye():
                 self._drop(peer)
             case messages.Unreadable(error):
@@ -226,7 +228,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         verdict = judge(self.reports, waited_s, Scene(
             self.peers.hosts, self._silent, self._left - {one.rank for one in self.reports}, self._interrupted,
             self._order, self._watched.step is not None, self._watched.by_srun, self._came_s, self._own.world_size,
-            self._search.seen))
+            self._search.seen, self._exits))
         if verdict is not None:
             self._rule(verdict)
         else:
@@ -239,7 +241,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._verdict = verdict
         first = self.peers.by_rank.get(verdict.first.rank)
         self._late += [report.rank for report in self.reports if report.rank != verdict.first.rank]
-        if first is None or verdict.first.kind == ABSENT:
+        if first is None or verdict.first.kind == ABSENT or verdict.first in self._exits:
             self._tell_if_untold()
             self._do(events.SetTimer("told", FORWARDING_S))
         else:
