@@ -27,7 +27,7 @@ LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank
     "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
     "socket timeout", "wait timeout", "timeout after", "failed to recv", "failed to send", "unbound_buffer",
     "connectfullmesh", "communicator was aborted", "remote process exited", "ncclremoteerror", "ncclsystemerror",
-    "collective operation timeout", "store is closed",
+    "collective operation timeout", "store is closed", "timed out after", "failed to connect", "monitoredbarrier",
 )
 
 COMMUNICATION = (  # libraries by which ranks talk to each other, as their errors' types and texts name them
@@ -38,7 +38,7 @@ STORAGE = "/torch/distributed/checkpoint/"
 
 TOO_LATE = (  # as they say that a rank has not come
     "ms for recv operation", "ms for send operation", "application timeout caused pair closure", "wait timeout after",
-    "collective operation timeout", "for the end of rank",
+    "collective operation timeout", "for the end of rank", "failed to pass monitoredbarrier",
 )
 
 

@@ -18,6 +18,7 @@ WORKER = re.compile(r"Caught \w+ in (DataLoader worker process \d+|[\w ]+)\.")
 PROCESS = re.compile(r"-- (Process \d+) terminated")
 GROUP = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 DEEPEST = 50  # causes and groups, one within the other
+CYTHON = (".pyx", ".pxi")  # as tracebacks name the sources of what Cython has compiled, such as mpi4py
 LONGEST = 200  # characters of an error that followed another one
 ERROR_STACK = ", error stack:"  # ends the first line of an error of MPICH's and Intel MPI's; the last line tells most
 NCCLS_LAST = "Last error:"  # stands before the line of an error of NCCL's that tells most
@@ -138,7 +139,7 @@ def read(text: str) -> Origin | None:
 
 def is_library(file: str) -> bool:
     """Tell whether a file is Python's, an installed package's or our own."""
-    return kind_of(file) is not Kind.SCRIPT
+    return kind_of(file) is not Kind.SCRIPT or file.endswith(CYTHON)
 
 
 def in_a_line(error: BaseException) -> str:
