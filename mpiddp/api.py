@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from .beside import progress
-from .errors import EXIT_REQUEUE, LaunchError
+from .errors import EXIT_REQUEUE, EndTimeoutError, LaunchError
 from .exits import exit_status
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def destroy_process_group() -> None:
             job.ending.left()
             try:
                 job.leave(_settings(os.environ).exit_timeout_s)
-            except TimeoutError as error:
+            except EndTimeoutError as error:
                 job.ending.fail_leaving(error)
         if job.guard is not None:
             job.guard.release()

@@ -158,3 +158,7 @@ def abort_open_mpi(mpi: Any, status: int) -> None:
     if name == "Open MPI" and (4,) <= version < (6,):
         library = ctypes.PyDLL(mpi.__file__)
         library.ompi_mpi_abort(ctypes.byref(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")), status)
+
+
+class HardExit(SystemExit):
+    """A call of os._exit(), as if it raised an error."""

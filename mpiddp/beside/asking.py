@@ -108,8 +108,8 @@ class Whereabouts(NamedTuple):
 
     `stack` is one of where/stack.py, empty if the rank has not printed it; `progress` is None if the rank has not told
     it. `busy_s`, `moved_bytes`, `faults` and `unseen` are as in where/seen.py. `children` is JSON: of each process that
-    the rank has forked its number, its stack, its state, the kernel's function that it sleeps in, and the program's name
-    if it is another one.
+    the rank has forked its number, its stack, its state, the kernel's function that it sleeps in, and the name of the
+    program if it is another one.
     """
 
     number: int

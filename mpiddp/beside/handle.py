@@ -171,6 +171,11 @@ class SentinelHandle:
 
     def report(self, report: Report) -> Ruling:
         """Report why this rank fails, and return what follows from it."""
+        if self._wakeup is not None and self._wakeup.simulated:
+            report = report._replace(signal="")
+        elif report.signal and (self._wakeup is None or self._wakeup.lent):
+            with contextlib.suppress(OSError):
+                self._signals.send(bytes([signal.SIGINT]))  # nobody else tells of it
         failed = Failed(brief(report))
         self._succession.note(failed)
         self._wire.send(failed)
@@ -195,10 +200,11 @@ class SentinelHandle:
         """Tell that this rank, which has failed, has nothing more to do."""
         self._wire.send(Through())
 
-    def script_ended(self) -> None:
-        """Tell that the script has come to its end."""
-        self._succession.note(ScriptEnded())
-        self._wire.send(ScriptEnded())
+    def script_ended(self, by_exit: Report | None = None) -> None:
+        """Tell that the script has come to its end; `by_exit` as in ScriptEnded."""
+        ended = ScriptEnded(by_exit)
+        self._succession.note(ended)
+        self._wire.send(ended)
 
     def missing(self) -> str:
         """Return in words which ranks' scripts have not come to their end, empty where nobody answers."""

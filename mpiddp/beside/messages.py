@@ -120,7 +120,13 @@ class Through(NamedTuple):
 
 
 class ScriptEnded(NamedTuple):
-    """The rank's script has come to its end."""
+    """The rank's script has come to its end.
+
+    `exit` is the report on it, should other ranks still need this one, if it raised SystemExit and nobody knows the
+    status.
+    """
+
+    exit: Report | None = None
 
 
 class AskMissing(NamedTuple):

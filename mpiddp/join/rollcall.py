@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import LaunchError, LonelyLaunchError
+from ..errors import EndTimeoutError, LaunchError, LonelyLaunchError
 from ..plan.words import listed
 from ..say import say
 from ..stages import WAIT, begin
@@ -125,7 +125,7 @@ class RollCall:
     ) -> Sequence[int]:
         """Return the largest of each of the ranks' `own` when all have called this.
 
-        Raises TimeoutError after `timeout_s`, with the names of those that are missing. `remind` gets the
+        Raises EndTimeoutError after `timeout_s`, with the names of those that are missing. `remind` gets the
         seconds waited, first after a minute. If a signal's handler raises meanwhile, call this again.
         """
         import array
@@ -139,7 +139,7 @@ class RollCall:
         wait_for(
             lambda: reduction.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,
-            lambda: TimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
+            lambda: EndTimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
             remind, REMIND_OF_END_AFTER_S,
         )
         return largest

@@ -18,6 +18,7 @@ from ..beside import index
 from ..beside.handle import SentinelHandle
 from ..beside.messages import Ruling
 from ..config import LaunchConfig
+from ..errors import EndTimeoutError
 from ..exits import (
     abort,
     c_exit,
@@ -40,6 +41,7 @@ from . import failure, modules
 from .handlers import give_signals_back, silence_handlers
 from .output import Outlet, Output, let_flush_fail
 
+EXITED = "ended by SystemExit, with a status that only Python knows, while other ranks waited for it"
 MOST_ATTEMPTS = 20
 WRITING_S = 0.5  # for --error-file, where there is no sentinel to write it
 ASKING_S, ASKING_FAILED_S = 1.0, 0.1  # for the relay to say whether the log has lost something
@@ -99,8 +101,7 @@ class Ending:
             if self.is_ours():
                 self._has_script = False
                 if status & 0xFF:
-                    self.fail(Report(self._member.rank, self._member.host, OWN, f"os._exit({status})", status & 0xFF,
-                                     failure.line_at(sys._getframe(1))))
+                    self.fail(failure.describe_exit(status, sys._getframe(1), self._member.rank, self._member.host))
                 leave()
                 c_exit(self._output.status(0))
             hard_exit(status)
@@ -141,10 +142,14 @@ class Ending:
         modules.drop(self._loaded, self._limit)
         flush()
 
-    def left(self) -> None:
-        """Tell that the script has come to its end: all that it has written is on its way."""
+    def left(self, by_exit: str | None = None) -> None:
+        """Tell that the script has come to its end: all that it has written is on its way.
+
+        `by_exit` is the line at which it raised a SystemExit of which nobody knows the status, None for no such.
+        """
         flush()
-        self._sentinel.script_ended()
+        self._sentinel.script_ended(None if by_exit is None else Report(
+            self._member.rank, self._member.host, OWN, EXITED, 1, by_exit))
 
     def missing(self) -> str:
         """Return in words which ranks have not come to the script's end, empty where that is not known."""
@@ -236,14 +241,13 @@ class Ending:
     def fail_leaving(self, error: BaseException, shown: bool = False, where: str = "") -> NoReturn:
         """End the job because this rank could not leave it in order; its threads and atexit functions have ended.
 
-        `shown` tells that the error is on the screen already. `where` is its line, if the error has no traceback.
+        `shown` tells that the error is on the screen already. `where` is its line, if its traceback lacks it.
         """
-        if isinstance(error, TimeoutError):  # it has waited in vain for others
-            report = Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1)
-        else:
-            report = failure.describe(error, self._member.rank, self._member.host)
-            report = report._replace(where=report.where or where)
-        self.fail(report, None if shown or isinstance(error, TimeoutError) else error)
+        if isinstance(error, EndTimeoutError):
+            self.fail(Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1))
+        report = failure.describe(error, self._member.rank, self._member.host)
+        where = where if error.__context__ is None else ""
+        self.fail(report._replace(where=where or report.where), None if shown else error)
 
     def fail(self, report: Report, error: BaseException | None = None) -> NoReturn:
         """End the job at once; say why, unless another rank failed first."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import stages
 from ..config import LaunchConfig, Script
-from ..errors import EXIT_REQUEUE
+from ..errors import EXIT_REQUEUE, EndTimeoutError
 from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
@@ -64,7 +64,7 @@ class RunningJob:
     def leave(
         self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool, frees_port: bool = False
     ) -> None:
-        """Leave the job when every rank wants to; after `exit_timeout_s` raise TimeoutError with the missing ranks.
+        """Leave the job when every rank wants to; after `exit_timeout_s` raise EndTimeoutError: who is missing.
 
         Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
         others. `at_end` is called when every rank has come to its end, and the group is still there. With `frees_port`
@@ -219,8 +219,8 @@ def give_way(job: RunningJob, config: LaunchConfig, call: str) -> None:
         job.left = True
         ending.close()
         job.tell_incomplete()
-    except TimeoutError as error:
-        ending.fail_leaving(TimeoutError(f"{error}, before {call}()"))
+    except EndTimeoutError as error:
+        ending.fail_leaving(EndTimeoutError(f"{error}, before {call}()"))
     except BaseException as error:
         ending.fail_leaving(error)
     if job.membership.environment.rank == 0:

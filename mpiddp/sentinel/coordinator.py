@@ -56,6 +56,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._left: set[int] = set()  # ranks whose script has ended
         self._first_left_s: float | None = None  # when the first one of them did
         self._deserted: tuple[str, float] | None = None  # who waits for such a rank, in words, and since when
+        self._exits: list[Report] = []  # of those that raised SystemExit with an unknown status
         self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
         self._interrupted: list[int] = []
         self.reports: list[Report] = []
@@ -168,8 +169,9 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case messages.Interrupted():
                 self._interrupted.append(peer.rank)
                 self._do(*self._search.begin())
-            case messages.ScriptEnded():
+            case messages.ScriptEnded(by_exit):
                 self._left.add(peer.rank)
+                self._exits += [by_exit] if by_exit else []
                 if self._first_left_s is None:
                     self._first_left_s = self._now_s
                     self._do(events.SetTimer("deserted", DESERTED_S))
@@ -257,7 +259,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         verdict = judge(self.reports, waited_s, Scene(
             self.peers.hosts, self._silent, self._left - {one.rank for one in self.reports}, self._interrupted,
             self._order, self._watched.step is not None, self._watched.by_srun, self._came_s, self._own.world_size,
-            self._search.seen))
+            self._search.seen, self._exits))
         if verdict is not None:
             self._rule(verdict)
         else:
@@ -270,7 +272,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._verdict = verdict
         first = self.peers.by_rank.get(verdict.first.rank)
         self._late += [report.rank for report in self.reports if report.rank != verdict.first.rank]
-        if first is None or verdict.first.kind == ABSENT:
+        if first is None or verdict.first.kind == ABSENT or verdict.first in self._exits:
             self._tell_if_untold()
             self._do(events.SetTimer("told", FORWARDING_S))
         else:

@@ -74,7 +74,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         self._over = False  # the job, in order
         self._parked = False  # the rank has a ruling that lets it wait for the job's end
         self._killing = False  # the rank's grace has begun
-        self._script_ended = False
+        self._script_ended: messages.ScriptEnded | None = None
 
     def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
         """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
@@ -131,7 +131,8 @@ class Watcher(Machine[State, events.WatcherAction]):
                 if self._move("left"):
                     self._do(events.LeaveInOrder())
             case messages.Told() | messages.Through() | messages.ScriptEnded() | messages.AskMissing():
-                self._script_ended |= isinstance(message, messages.ScriptEnded)
+                if isinstance(message, messages.ScriptEnded) and (message.exit or self._script_ended is None):
+                    self._script_ended = message
                 if isinstance(message, messages.Told):
                     message = self._on_told(message)
                 self._do(events.ToCoordinator(message))
@@ -153,7 +154,7 @@ class Watcher(Machine[State, events.WatcherAction]):
             case messages.Missing():
                 self._do(events.ToRank(message))
             case messages.Look() | Where() | Inspect():
-                self._do(events.LookAtRank(message, self._script_ended))
+                self._do(events.LookAtRank(message, self._script_ended is not None))
             case messages.Neighbour(rank, pid):
                 self._do(events.WatchNeighbour(rank, pid))
             case messages.Over():
@@ -235,12 +236,12 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self._over or self._ruling is not None or (self._waiting is not None and self._waiting.kind == OWN):
             self._rule_alone()
         if not self._over and self._move("deserted"):
-            self._do(events.SetTimer("lost", LEAVING_S if self._script_ended else LAUNCHER_S))
+            self._do(events.SetTimer("lost", LEAVING_S if self._script_ended is not None else LAUNCHER_S))
 
     def _tell_again(self) -> None:
         """Tell a new coordinator what it has to know."""
-        if self._script_ended:
-            self._do(events.ToCoordinator(messages.ScriptEnded()))
+        if self._script_ended is not None:
+            self._do(events.ToCoordinator(self._script_ended))
         if self._waiting is not None:
             self._do(events.ToCoordinator(messages.Failed(self._waiting, self.gone)))
 
