@@ -66,6 +66,7 @@ class Ending:
         self._leave: Callable[[], object] = bool
         self._replaced_exit = hard_exit
         self._loaded: frozenset[str] = frozenset()  # the modules that were there before the script
+        self.main: dict[str, Any] | None = None  # the globals of a program with its own main()
         self._has_script = False  # whose modules are to be dropped
         self._unwritten = ""  # why its stdout or stderr could not be flushed
         self._limit: threading.Thread | None = None
@@ -139,7 +140,7 @@ class Ending:
         if modules.is_handling_signals():
             silence_handlers()
         self._unwritten = flush()
-        modules.drop(self._loaded, self._limit)
+        modules.drop(self._loaded, self._limit, self.main)
         flush()
 
     def left(self, by_exit: str | None = None) -> None:

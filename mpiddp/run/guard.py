@@ -26,6 +26,7 @@ class Guard:
         """Watch the program; call this in its main thread."""
         self.ending, self._leave = ending, leave
         self._program = outermost(sys._getframe())
+        ending.main = self._program.f_globals
         self._raised: BaseException | None = None  # by a `with` block; the job knows it
         self._exited: SystemExit | None = None  # what sys.exit(), exit() or quit() raised last; self._where is the line
         self._where = ""

@@ -15,6 +15,7 @@ import time
 import types
 import weakref
 from collections.abc import Collection
+from typing import Any
 
 from ..exits import flush_files
 from ..facts.script import is_installed
@@ -44,20 +45,32 @@ def is_handling_signals() -> bool:
     return any(callable(one) and one is not signal.default_int_handler and not handlers.is_ours(one) for one in found)
 
 
-def drop(loaded: Collection[str] = (), spared: threading.Thread | None = None) -> None:
-    """Drop the script's modules but those that were `loaded` before, in the order of Py_FinalizeEx().
+def drop(
+    loaded: Collection[str] = (), spared: threading.Thread | None = None, main: dict[str, Any] | None = None
+) -> None:
+    """Drop the script's modules but those that were `loaded` before, as Py_FinalizeEx() does.
 
     Each is removed from sys.modules; what nothing else holds is destroyed. Modules that are still there are emptied,
-    the last one first. All files are flushed, also those that stay open because a library holds them.
+    the last one first. `main` are the globals of a program with its own main(): they, and its modules, are emptied
+    without a garbage collection, which would take long beside torch. All files are flushed, also those that stay open
+    because a library holds them.
     """
     stop_threads(spared)
     vars(sys).update(dict.fromkeys(LAST))
     for name in STREAMS:
         setattr(sys, name, getattr(sys, f"__{name}__"))
-    left = remove(own_modules(loaded))
+    names = own_modules(loaded)
+    if main is not None:
+        flush_files()
+        for contents in [main, *(sys.modules[name].__dict__ for name in reversed(names))]:
+            empty(contents)
+        flush_files()
+        return
+    left = remove(names)
     collect()
     for reference in reversed(left):
-        empty(reference())
+        if isinstance(module := reference(), types.ModuleType):
+            empty(module.__dict__)
     collect()
 
 
@@ -112,12 +125,8 @@ def remove(names: Collection[str]) -> list[weakref.ref[types.ModuleType]]:
     return references
 
 
-def empty(module: types.ModuleType | None) -> None:
-    """Set all that a module holds to None, names with one underscore first (_PyModule_ClearDict)."""
-    if not isinstance(module, types.ModuleType):
-        return
-    contents = module.__dict__
-    names = [name for name in contents if isinstance(name, str) and name != "__builtins__"]
-    for name in sorted(names, key=lambda name: not (name.startswith("_") and not name.startswith("__"))):
-        if contents.get(name) is not None:
+def empty(contents: dict[str, Any]) -> None:
+    """Set all that a module holds to None, the last name first: an object may use what was there before it."""
+    for name in reversed(list(contents)):
+        if name != "__builtins__" and contents.get(name) is not None:
             contents[name] = None
