@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mpiddp.config import RESTARTS
 from tests import processes
 from tests.cluster import Cluster
-from tests.support import MPIS, ROOT, Mpi, mpiexec, srun
+from tests.support import MPIS, Mpi, mpiexec, srun
 
 DETACHED = """
 import os, signal, subprocess, sys, time
@@ -125,14 +127,20 @@ def test_what_a_spooler_has_started_for_a_rank_lives_on(
     assert living(pids) == ["sleep 1000"]
 
 
-def test_a_job_that_a_rank_has_submitted_runs_whatever_becomes_of_the_rank(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Yield a folder that all nodes see."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
+        yield Path(path)
+
+
+def test_a_job_that_a_rank_has_submitted_runs_whatever_becomes_of_the_rank(cluster: Cluster, folder: Path) -> None:
     """It may be a job of mpiddp itself, and is none within a job then: sbatch hands on the rank's variables."""
-    mpi, out = MPIS["mpich"], ROOT / f".submitted-{os.getpid()}.out"
-    script = ROOT / f".submits-{os.getpid()}.py"
+    out, script = folder / "out", folder / "script.py"
     script.write_text(
         "import os, signal, subprocess, sys, time\n"
         "if os.environ['RANK'] == '0':\n"
-        f"    command = f'sleep 4; srun --mpi=pmi2 -n 2 {{sys.executable}} -m mpiddp -c \"print(7 * 191)\"'\n"
+        "    command = f'sleep 4; srun --mpi=pmi2 -n 2 {sys.executable} -m mpiddp -c \"print(7 * 191)\"'\n"
         "    done = subprocess.run(['sbatch', '--parsable', '--nodelist=' + os.environ['SLURMD_NODENAME'], '-n', '2',\n"
         f"        '--output={out}', '--wrap', command], check=True, capture_output=True, text=True)\n"
         "    print('submitted', done.stdout.strip(), flush=True)\n"
@@ -142,13 +150,16 @@ def test_a_job_that_a_rank_has_submitted_runs_whatever_becomes_of_the_rank(clust
         "    time.sleep(1)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "signal.pause()\n")
-    try:
-        done = srun(cluster, mpi, "-N1 -n2", script)
-        number = done.stdout.split()[1]
-        facts = cluster.wait_for_job(number, 60)
-        said = out.read_text()
-        assert facts["JobState"] == "COMPLETED", said
-        assert said.count("1337") == 2, said
-    finally:
-        script.unlink()
-        out.unlink(missing_ok=True)
+    done = srun(cluster, MPIS["mpich"], "-N1 -n2", script)
+    facts = cluster.wait_for_job(done.stdout.split()[1], 90)
+    said = out.read_text()
+    assert facts["JobState"] == "COMPLETED", said
+    assert said.count("1337") == 2, said
+
+
+def test_a_job_that_a_supervised_script_starts_writes_no_report_of_its_attempt(quick: Mpi, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = mpiexec(quick, 1, "-c", "import os; raise ValueError(os.environ.get('MPIDDP_ERROR_FILE'))",
+                   env={RESTARTS: "0", "MPIDDP_ERROR_FILE": str(report)})
+    assert done.returncode == 1
+    assert "ValueError: None" in report.read_text()
