@@ -7,7 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import AUTO, DEFAULT_ABORT_GRACE_S, DEFAULT_FOLD_WINDOW_S, DEFAULT_STARTUP_TIMEOUT_S, PREFIX, RESTARTS
+from ..config import (
+    AUTO,
+    DEFAULT_ABORT_GRACE_S,
+    DEFAULT_FOLD_WINDOW_S,
+    DEFAULT_STARTUP_TIMEOUT_S,
+    PREFIX,
+    RESTARTS,
+    STANDARD_INPUT,
+)
 from .values import (
     CHECKS,
     FALSE,
@@ -192,7 +200,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     ours: list[str] = []
     rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--"):
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--", STANDARD_INPUT):
         name, *value = rest.pop(0).split("=", 1)
         name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
         ours.append("=".join([name, *value]))
