@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -33,19 +35,76 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
     """Make this rank's log in a folder of the job's own and return how it is kept.
 
     That folder has the Slurm job's number, with that of the step from the second on, or the job's `run_id`; where
-    `mpiddp.supervise` starts the job, that of the attempt, too.
+    `mpiddp.supervise` starts the job, that of the attempt, too. Where another launch has that folder, a number follows.
     Collective. Raises LaunchError `log-unwritable` or `no-zstd` on every rank.
     """
     name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     if RESTARTS in os.environ:
         name = f"{runtime.slurm_job(os.environ) or run_id}-attempt-{runtime.restart_count(os.environ)}"
-    folder = f"{config.log_dir}/{roll.agree('naming logs', None, lambda ranks: [name] * len(ranks))}"
+    folder = claim_folder(roll, place, f"{config.log_dir}/{name}", run_id)
     host, kind, most_bytes = runtime.hostname(), config.log_compress, config.log_max_bytes
     path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log{SUFFIXES[kind]}"
     log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", kind, most_bytes)
     opened = Opened(log, create(path), kind == "zstd" and not any(map(find_spec, ZSTD)))
     has_index = roll.agree("opening logs", opened, lambda ranks: begin(ranks, roll.hosts))
     return log if has_index else log._replace(ranks_file="")
+
+
+def claim_folder(roll: RollCall, place: Place, wanted: str, run_id: str) -> str:
+    """Return the folder that is this launch's own on all nodes: the one that rank 0 wants, or that with a number.
+
+    Each node claims it, since nodes may have a log folder of their own. When Slurm has queued a job again, it takes
+    the folders of the time before, in the order in which its launches ask for them. Collective.
+    """
+    numbers = itertools.count(1)
+
+    def choose(_: object) -> list[Claim]:
+        restarts = runtime.slurm_restarts(os.environ)
+        candidates = (Claim(f"{wanted}-{number}" if number > 1 else wanted, restarts, run_id) for number in numbers)
+        return [next(filter(Claim.make, candidates))] * roll.size
+
+    while True:
+        claim: Claim = roll.agree("naming logs", None, choose)
+        if place.num_nodes == 1:
+            return claim.folder
+        is_made = place.local_rank > 0 or claim.make()
+        if roll.agree("naming logs", is_made, lambda made: [all(made)] * len(made)):
+            return claim.folder
+        if place.local_rank == 0:
+            claim.drop()
+
+
+class Claim(NamedTuple):
+    """A folder for the logs of the launch `run_id`, in a job that Slurm has started again for `restarts` times.
+
+    A link in the folder, which leads nowhere, has the run id: making it is atomic, on NFS, too (man 2 symlink).
+    """
+
+    folder: str
+    restarts: int
+    run_id: str
+
+    @property
+    def mark(self) -> str:
+        """The link."""
+        return f"{self.folder}/.run-{self.restarts}"
+
+    def make(self) -> bool:
+        """Claim the folder; return False if another launch has it, True too if nobody can tell."""
+        with contextlib.suppress(OSError):  # of a folder that cannot be written the log itself tells
+            os.makedirs(self.folder, exist_ok=True)
+            try:
+                os.symlink(self.run_id, self.mark)
+            except FileExistsError:
+                return os.readlink(self.mark) == self.run_id
+        return True
+
+    def drop(self) -> None:
+        """Give the folder back, if it is claimed."""
+        with contextlib.suppress(OSError):
+            if os.readlink(self.mark) == self.run_id:
+                os.unlink(self.mark)
+                os.rmdir(self.folder)
 
 
 def create(log: str) -> str:
