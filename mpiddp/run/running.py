@@ -12,7 +12,7 @@ from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
 from ..say import say, warn
-from . import failure, script, signals
+from . import failure, late, script, signals
 from .output import let_flush_fail
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     assert job.ending
     job.membership.groups.adopt_calls()
     signals.protect_workers()
+    warn_of_late(job.membership, config)
     status = 0
     try:
         try:
@@ -153,6 +154,13 @@ def warn_of_independent(member: Membership, script: Script | None) -> None:
     if script and size > 1 and member.environment.rank == 0 and member.groups.is_idle() and not knows_of_ranks(script):
         words = "it used neither the process group nor its rank"
         warn([f"independent-ranks: the script ran {size} times, each for itself: {words}"])
+
+
+def warn_of_late(member: Membership, config: LaunchConfig) -> None:
+    """Warn `late-variable` where rank 0's script sets variables that have been read already."""
+    env = member.environment
+    if env.rank == 0 and config.script is not None:
+        warn(late.warning(config.script, os.environ, env.device.type, env.backend if config.init else ""))
 
 
 def with_local_rank(script: Script, option: str) -> Script:
