@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..config import STANDARD_INPUT
 from ..errors import LaunchError
+from ..facts import runtime
+from ..facts.library import library
 from ..facts.script import sources
 from ..join.rollcall import REMIND_AFTER_S, RollCall
 from ..say import say
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHUNK_BYTES = 2**16
+ENDLESS_S = 10.0  # under Open MPI 5, whose mpirun (PRRTE 3.0) passes standard input on, but not its end (openpmix#4024)
 
 
 def share(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
@@ -33,15 +36,21 @@ def share(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
         os.dup2(empty, 0)
         os.close(empty)
 
+    started_by = runtime.detect(os.environ)
+    by_prrte = started_by is not None and started_by.launcher is runtime.OPEN_MPI and " 5." in library().title
+
     def read_for_all(ranks: Sequence[None]) -> list[bytes]:
-        return [read(roll.remaining_s)] * len(ranks)
+        return [read(min(roll.remaining_s, ENDLESS_S) if by_prrte else roll.remaining_s, by_prrte)] * len(ranks)
 
     sources[STANDARD_INPUT] = roll.agree("the script on standard input", None, read_for_all)
     roll.close()
 
 
-def read(timeout_s: float) -> bytes:
-    """Return what standard input holds up to its end; raise LaunchError where there is nothing, or no end in time."""
+def read(timeout_s: float, by_prrte: bool = False) -> bytes:
+    """Return what standard input holds up to its end; raise LaunchError where there is nothing, or no end in time.
+
+    `by_prrte` tells that Open MPI 5's mpirun passes it on.
+    """
     if os.isatty(0):
         raise missing("standard input is a terminal")
     chunks: list[bytes] = []
@@ -56,7 +65,8 @@ def read(timeout_s: float) -> bytes:
     def remind(waited_s: float) -> None:
         say(f"mpiddp: rank 0 has waited {waited_s:.0f} s for the end of the script on standard input")
 
-    late = missing(f"standard input had not ended after {timeout_s:.0f} s")
+    why = " (Open MPI 5's mpirun does not pass its end on)" if by_prrte else ""
+    late = missing(f"standard input had not ended after {timeout_s:.0f} s{why}")
     try:
         source = wait_for(end, time.monotonic() + timeout_s, lambda: late, remind, REMIND_AFTER_S)
     except OSError as error:
