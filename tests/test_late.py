@@ -35,8 +35,8 @@ def test_a_variable_that_comes_too_late_is_named_once(mpi: Mpi, tmp_path: Path) 
     assert done.stdout == "OFF\nOFF\n"
     (line,) = [line for line in done.stderr.splitlines() if "late-variable" in line]
     assert line == (
-        "mpiddp: warning: late-variable: the script sets TORCH_DISTRIBUTED_DEBUG (line 2), but torch is imported and set "
-        "up before it begins: this has no effect on that; set it in the job script")
+        "mpiddp: warning: late-variable: the script sets TORCH_DISTRIBUTED_DEBUG (line 2), but torch is imported and "
+        "set up before it begins: this has no effect on that; set it in the job script")
     done = check(mpiexec(mpi, 2, script, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
     assert done.stdout == "DETAIL\nDETAIL\n"
     assert "late-variable" not in done.stderr

@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from mpiddp.join.logs import Claim
+from mpiddp.facts.files import Claim
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (

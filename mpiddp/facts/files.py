@@ -1,10 +1,13 @@
-"""Files to be written, the links that others may have put in their place, and what files of the kernel say."""
+"""Files to be written, folders of one launch alone, links that others may have put there, and files of the kernel."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from typing import NamedTuple
 
 
 def open_for_writing(path: str, append: bool = False, keep: bool = False) -> int:
@@ -30,6 +33,45 @@ def is_planted(path: str) -> bool:
         return bool(os.stat(os.path.dirname(path) or ".").st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     except OSError:
         return False
+
+
+class Claim(NamedTuple):
+    """A folder of the launch `run_id` alone, in a job that Slurm has started again for `restarts` times.
+
+    A link in the folder, which leads nowhere, has the run id: making it is atomic, on NFS, too (man 2 symlink).
+    """
+
+    folder: str
+    restarts: int
+    run_id: str
+
+    @property
+    def mark(self) -> str:
+        """The link."""
+        return f"{self.folder}/.run-{self.restarts}"
+
+    def make(self) -> bool:
+        """Claim the folder; return False if another launch has it, True too if nobody can tell."""
+        with contextlib.suppress(OSError):  # whoever writes to it tells that it cannot be written
+            os.makedirs(self.folder, exist_ok=True)
+            try:
+                os.symlink(self.run_id, self.mark)
+            except FileExistsError:
+                return os.readlink(self.mark) == self.run_id
+        return True
+
+    def drop(self) -> None:
+        """Give the folder back, if it is claimed."""
+        with contextlib.suppress(OSError):
+            if os.readlink(self.mark) == self.run_id:
+                os.unlink(self.mark)
+                os.rmdir(self.folder)
+
+
+def free_claim(wanted: str, restarts: int, run_id: str, numbers: Iterator[int]) -> Claim:
+    """Claim the first folder that no other launch has: the one that is wanted, or that with one of the `numbers`."""
+    candidates = (Claim(f"{wanted}-{number}" if number > 1 else wanted, restarts, run_id) for number in numbers)
+    return next(filter(Claim.make, candidates))
 
 
 def names(folder: str, prefix: str = "") -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from ..beside.index import NAME, write_index
 from ..config import RESTARTS, LaunchConfig
 from ..environment import Place
 from ..facts import runtime
-from ..facts.files import open_for_writing
+from ..facts.files import Claim, free_claim, open_for_writing
 from ..plan.member import LogPlan
 from ..plan.problems import check_logs
 from ..say import say
@@ -59,9 +58,7 @@ def claim_folder(roll: RollCall, place: Place, wanted: str, run_id: str) -> str:
     numbers = itertools.count(1)
 
     def choose(_: object) -> list[Claim]:
-        restarts = runtime.slurm_restarts(os.environ)
-        candidates = (Claim(f"{wanted}-{number}" if number > 1 else wanted, restarts, run_id) for number in numbers)
-        return [next(filter(Claim.make, candidates))] * roll.size
+        return [free_claim(wanted, runtime.slurm_restarts(os.environ), run_id, numbers)] * roll.size
 
     while True:
         claim: Claim = roll.agree("naming logs", None, choose)
@@ -72,39 +69,6 @@ def claim_folder(roll: RollCall, place: Place, wanted: str, run_id: str) -> str:
             return claim.folder
         if place.local_rank == 0:
             claim.drop()
-
-
-class Claim(NamedTuple):
-    """A folder for the logs of the launch `run_id`, in a job that Slurm has started again for `restarts` times.
-
-    A link in the folder, which leads nowhere, has the run id: making it is atomic, on NFS, too (man 2 symlink).
-    """
-
-    folder: str
-    restarts: int
-    run_id: str
-
-    @property
-    def mark(self) -> str:
-        """The link."""
-        return f"{self.folder}/.run-{self.restarts}"
-
-    def make(self) -> bool:
-        """Claim the folder; return False if another launch has it, True too if nobody can tell."""
-        with contextlib.suppress(OSError):  # of a folder that cannot be written the log itself tells
-            os.makedirs(self.folder, exist_ok=True)
-            try:
-                os.symlink(self.run_id, self.mark)
-            except FileExistsError:
-                return os.readlink(self.mark) == self.run_id
-        return True
-
-    def drop(self) -> None:
-        """Give the folder back, if it is claimed."""
-        with contextlib.suppress(OSError):
-            if os.readlink(self.mark) == self.run_id:
-                os.unlink(self.mark)
-                os.rmdir(self.folder)
 
 
 def create(log: str) -> str:
