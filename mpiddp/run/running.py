@@ -12,7 +12,7 @@ from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
 from ..say import say, warn
-from . import failure, late, script, signals
+from . import failure, script, signals
 from .output import let_flush_fail
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ def warn_of_late(member: Membership, config: LaunchConfig) -> None:
     """Warn `late-variable` where rank 0's script sets variables that have been read already."""
     env = member.environment
     if env.rank == 0 and config.script is not None:
+        from . import late  # the other ranks need not load it
+
         warn(late.warning(config.script, os.environ, env.device.type, env.backend if config.init else ""))
 
 

@@ -39,7 +39,7 @@ join.probe join.process_group join.refusal join.rendezvous join.rollcall join.va
 plan plan.cores plan.devices plan.environment plan.fit plan.gpus plan.job plan.member plan.network plan.problems
 plan.seat plan.topology plan.transports plan.verdict plan.words
 relay relay.handle relay.lines relay.log relay.process relay.sink
-run run.caller run.ending run.failure run.handlers run.late run.output run.running run.script run.signals run.walltime
+run run.caller run.ending run.failure run.handlers run.output run.running run.script run.signals run.walltime
 show show.files show.report
 {SENTINEL}"""  # of any rank and of its sentinel, up to the script
 STAGING = """
