@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.supervise.command import CommandError, own_options
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
@@ -169,6 +170,12 @@ def test_an_mpirun_that_does_not_pass_on_the_end_of_its_input(tmp_path: Path) ->
                          env=single_node_environ(mpi))
     assert done.returncode == 3, done.stderr
     assert "standard input had not ended after 10 s (Open MPI 5's mpirun does not pass its end on)" in done.stderr
+
+
+def test_a_supervised_script_is_a_file() -> None:
+    with pytest.raises(CommandError, match="standard input cannot be read a second time"):
+        own_options(["python", "-m", "mpiddp", "--quiet", "-", "a"])
+    assert own_options(["python", "-m", "mpiddp", "train.py", "-"])[0][-1] == "-"
 
 
 def test_a_script_on_standard_input_that_does_not_end(quick: Mpi, tmp_path: Path) -> None:
