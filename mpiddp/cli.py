@@ -26,7 +26,8 @@ mpirun python -m mpiddp [options] script.py [arguments]
 
 DESCRIPTION = """\
 Start PyTorch distributed training in the processes that MPI started, one per GPU, and run a script
-in each, or with -m a module, as python itself would."""
+in each, or with -m a module, as python itself would: a folder or zip file with a __main__.py, bytecode,
+or - for standard input, too."""
 
 EPILOG = """\
 Options come before the script; everything after it is the script's. Each option can also be given

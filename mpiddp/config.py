@@ -16,10 +16,14 @@ DESERTED_TIMEOUT_S = 300.0  # --exit-timeout where all others wait in vain; NCCL
 DEFAULT_READY_S = 1.0  # not while ranks start
 PREFIX = "[{rank} {host}] "
 AUTO = "auto"  # for --stage
+STANDARD_INPUT = "-"  # in the place of a script's path
 
 
 class Script(NamedTuple):
-    """The program to run, with its own arguments: a file, a module if `is_module` is true, or the code itself."""
+    """The program to run, with its own arguments: a file, a module if `is_module` is true, or the code itself.
+
+    A file may be a folder or a zip file with a `__main__`, or STANDARD_INPUT.
+    """
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -28,8 +32,13 @@ class Script(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether the program is a file."""
-        return not (self.is_module or self.is_code)
+        """Whether the program is at a path."""
+        return not (self.is_module or self.is_code or self.is_input)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the program is read from standard input."""
+        return self.target == STANDARD_INPUT and not (self.is_module or self.is_code)
 
 
 class Shape(NamedTuple):

@@ -103,6 +103,10 @@ def start(config: LaunchConfig) -> RunningJob:
         MPI = initialise_mpi(config, started_by, sentinel)  # 2
         give_signals_back()
     with refusing(MPI, sentinel):
+        if config.script is not None and config.script.is_input:
+            from .run import input as standard_input
+
+            standard_input.share(MPI.COMM_WORLD, config.startup_timeout_s, sentinel.start)
         membership = meet(MPI.COMM_WORLD, config, sentinel)  # 3 to 7
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()

@@ -15,6 +15,7 @@ from ..config import (
     DESERTED_TIMEOUT_S,
     PREFIX,
     RESTARTS,
+    STANDARD_INPUT,
 )
 from .values import (
     CHECKS,
@@ -201,7 +202,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     ours: list[str] = []
     rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--"):
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--", STANDARD_INPUT):
         name, *value = rest.pop(0).split("=", 1)
         name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
         ours.append("=".join([name, *value]))

@@ -1,4 +1,4 @@
-"""Files that options name, opened without waiting and without trusting what others put there; files of the kernel.
+"""Files that options name, opened without waiting and without trusting what others put there; folders of one launch.
 
 Where several users can write to a folder, one of them may have put a link there that leads to a file of ours, a pipe
 that nobody reads, or a folder of his own. Linux prevents some of that, in folders such as /tmp alone and not on every
@@ -237,6 +237,45 @@ def user_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
     if not os.path.isabs(folder):
         folder = os.path.join(os.path.expanduser("~"), *usual)
     return os.path.join(folder if os.path.isabs(folder) else os.devnull, "mpiddp")
+
+
+class Claim(NamedTuple):
+    """A folder of the launch `run_id` alone, in a job that Slurm has started again for `restarts` times.
+
+    A link in the folder, which leads nowhere, has the run id: making it is atomic, on NFS, too (man 2 symlink).
+    """
+
+    folder: str
+    restarts: int
+    run_id: str
+
+    @property
+    def mark(self) -> str:
+        """The link."""
+        return f"{self.folder}/.run-{self.restarts}"
+
+    def make(self) -> bool:
+        """Claim the folder; return False if another launch has it, True too if nobody can tell."""
+        with contextlib.suppress(OSError):  # whoever writes to it tells that it cannot be written
+            os.makedirs(self.folder, FOLDER_MODE, exist_ok=True)
+            try:
+                os.symlink(self.run_id, self.mark)
+            except FileExistsError:
+                return os.readlink(self.mark) == self.run_id
+        return True
+
+    def drop(self) -> None:
+        """Give the folder back, if it is claimed."""
+        with contextlib.suppress(OSError):
+            if os.readlink(self.mark) == self.run_id:
+                os.unlink(self.mark)
+                os.rmdir(self.folder)
+
+
+def free_claim(wanted: str, restarts: int, run_id: str, numbers: Iterator[int]) -> Claim:
+    """Claim the first folder that no other launch has: the one that is wanted, or that with one of the `numbers`."""
+    candidates = (Claim(f"{wanted}-{number}" if number > 1 else wanted, restarts, run_id) for number in numbers)
+    return next(filter(Claim.make, candidates))
 
 
 def names(folder: str, prefix: str = "") -> list[str]:

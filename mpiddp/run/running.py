@@ -139,6 +139,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     job.membership.groups.adopt_calls()
     note_exec(functools.partial(give_way, job, config))
     signals.protect_workers()
+    warn_of_late(job.membership, config)
     status, failed = 0, None
     try:
         try:
@@ -162,6 +163,15 @@ def warn_of_independent(member: Membership, script: Script | None) -> None:
     if script and size > 1 and member.environment.rank == 0 and member.groups.is_idle() and not knows_of_ranks(script):
         words = "it used neither the process group nor its rank"
         warn([f"independent-ranks: the script ran {size} times, each for itself: {words}"])
+
+
+def warn_of_late(member: Membership, config: LaunchConfig) -> None:
+    """Warn `late-variable` where rank 0's script sets variables that have been read already."""
+    env = member.environment
+    if env.rank == 0 and config.script is not None:
+        from . import late  # the other ranks need not load it
+
+        warn(late.warning(config.script, os.environ, env.device.type, env.backend if config.init else ""))
 
 
 def with_local_rank(script: Script, option: str) -> Script:

@@ -25,6 +25,7 @@ LATE_S = 2.0  # for what a job that has ended still writes
 MARK_S = 30.0  # for the end of what a job that seems to have succeeded still does, as a shared file system shows it
 GRACE_S = 3.0  # for a job that has reported to end by itself, besides its --abort-grace
 LOST_S = 0.5  # for that of one whose node does not answer: the launcher waits for it, in vain
+HANDLING_S = 0.2  # for a launcher's handler of a signal
 ENDING_S = 2.0  # between asking the launcher to end, and killing it
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
@@ -62,6 +63,24 @@ class Running:
                 one.send_signal(number)
         if not below:
             self._process.send_signal(number)
+
+    def suspend(self) -> None:
+        """Stop the launcher as the terminal's Ctrl-Z would: one that has a handler for that stops its ranks.
+
+        The kernel discards SIGTSTP otherwise: the launcher has a session of its own (orphaned groups, man 2 setpgid).
+        """
+        self._signal_group(signal.SIGTSTP)
+        if self._launcher is not Launcher.OPEN_MPI:  # which goes on, to continue its ranks
+            time.sleep(HANDLING_S)
+            self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let what was stopped go on."""
+        self._signal_group(signal.SIGCONT)
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     def wait(self, nodes: tuple[str, ...], ask: Callable[[], tuple[str, ...]], cut: Callable[[], None]) -> Attempt:
         """Return how it ended, on `nodes`: as soon as its launcher is gone, or has nothing more to do.

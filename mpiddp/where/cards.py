@@ -37,7 +37,7 @@ class Card(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call the job: as its logs are called."""
+        """What to call the job: its number, or its own name."""
         return self.names[-1] if self.step not in ("", "0") else self.names[0]
 
     @property
