@@ -27,7 +27,7 @@ def rooms() -> dict[str, set[str]]:
 
 MAY_IMPORT = rooms()
 FILES = sorted(PACKAGE.rglob("*.py"))
-MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 16, 300, 42
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 16, 310, 42
 
 
 def name(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,28 @@ def test_rank_0_waits_outside_mpi_only_for_ranks_that_have_received_what_it_sent
 def test_a_checks_rank_0_works_only_when_the_others_have_received_their_orders(quick: Mpi, tmp_path: Path) -> None:
     env = {**single_node_environ(quick), **LIGHT, **FEW_CELLS, "PYTHONPATH": f"{ROOT}:{LIGHT['PYTHONPATH']}"}
     check(processes.run(*mpiexec_command(quick, 6, PROGRAMS / "ordered.py", tmp_path), timeout=40, env=env, cwd=ROOT))
+
+
+WAITS = """\
+import functools, os, time
+import torch.distributed as dist
+create = dist.init_process_group
+@functools.wraps(create)
+def init_process_group(*arguments, **keywords):
+    time.sleep(14 if keywords["rank"] == 1 else 0)
+    create(*arguments, **keywords)
+dist.init_process_group = init_process_group
+"""
+
+
+def test_ranks_that_wait_inside_torch_are_named(quick: Mpi, tmp_path: Path) -> None:
+    """Rank 1 comes late to the process group; rank 0, which waits for it there, cannot say so."""
+    (tmp_path / "sitecustomize.py").write_text(WAITS)
+    env = {**LIGHT, "PYTHONPATH": f"{tmp_path}:{LIGHT['PYTHONPATH']}"}
+    done = check(mpiexec(quick, 2, "-c", "pass", env=env))
+    found = re.findall(r"mpiddp: \d+ s after the start the script waits for rank 0 on \S+, rank 1 on \S+ \((.+)\)\n",
+                       done.stderr)
+    assert found == ["process group"], done.stderr
 
 
 @pytest.mark.thorough

@@ -295,4 +295,4 @@ WatcherAction = (
     | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert
     | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
-CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop | Survey
+CoordinatorAction = SetTimer | Say | TellReason | CancelStep | ToPeer | Drop | Survey

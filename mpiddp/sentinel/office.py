@@ -151,6 +151,8 @@ class Office:
                     self._close(link)
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
+            case events.Say(text):
+                say(text)
             case events.TellReason(verdict, who, after_s, error_file):
                 tell(verdict, who, after_s, error_file)
             case events.Survey():
