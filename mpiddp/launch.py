@@ -112,6 +112,7 @@ def start(config: LaunchConfig) -> RunningJob:
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
     if config.init:
+        sentinel.stage("process group")
         create_group(started, config)  # 9
     stages.begin("ready")
     if config.stage:
@@ -165,6 +166,7 @@ def watch(
     from mpi4py import MPI
 
     stages.begin("sentinels meet")
+    sentinel.stage("sentinels meet")
     ending = Ending(MPI, sentinel, membership.describe(config), output, config)
     ending.join(membership.endpoint)
     write_trace = None

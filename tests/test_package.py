@@ -111,6 +111,12 @@ def test_the_plan_is_pure(room: str) -> None:
                                  "math", "statistics", "string", "typing", "ClusterShell.NodeSet"}, path
 
 
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_python_code_runs_between_fork_and_exec(path: Path) -> None:
+    """Beside a thread that holds a lock at the fork it may wait for ever (subprocess, `preexec_fn`)."""
+    assert "preexec_fn=" not in path.read_text()
+
+
 def test_importing_the_package_imports_neither_torch_nor_mpi(quick: Mpi) -> None:
     done = check(alone(quick, "-X", "importtime", "-c", "import mpiddp"))
     assert "mpiddp" in done.stderr

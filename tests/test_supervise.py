@@ -32,13 +32,26 @@ from mpiddp.supervise.decision import (
     device_fault,
     suspects,
 )
-from mpiddp.supervise.running import attempt_of
+from mpiddp.supervise.running import Running, attempt_of
 from mpiddp.supervise.supervisor import state_of
 from tests import processes
 from tests.benchmarks import recovery
 from tests.cluster import Cluster
 from tests.cluster.cluster import BRIDGE, RUN, ip, namespace
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, alone, check, first_of, need, single_node_environ
+from tests.support import (
+    DEADLINE_S,
+    EXAMPLES,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    Done,
+    Mpi,
+    alone,
+    check,
+    first_of,
+    need,
+    single_node_environ,
+)
 
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
@@ -693,3 +706,38 @@ def test_no_attempt_begins_that_the_walltime_would_end(cluster: Cluster, folder:
     assert re.search(r"supervise: status 75: \d+ s of the walltime are left, too few for an attempt", said), said
     assert {attempt for attempt, _, _ in notes(folder / "notes")} == {0}, said
     wait_until_gone(folder)
+
+
+def test_a_job_gets_sigterm_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    """The launcher's process is the program itself as soon as it is there, and ignores no signal of ours."""
+    code = """\
+import os, signal, sys
+from mpiddp.supervise.command import Launcher
+from mpiddp.supervise.running import Running
+pid = Running(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, "", \
+Launcher.NONE, 1.0)._process.pid
+status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
+assert status["Name"].strip() in ("sh", "dash", "bash"), status
+assert int(status["SigIgn"], 16) == 0, status
+while int(open(f"/proc/{pid}/status").read().partition("SigCgt:")[2].split()[0], 16) >> signal.SIGTERM - 1 & 1 == 0:
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = processes.run(sys.executable, "-c", code, timeout=DEADLINE_S, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                         cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "ended").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("text", "error"), [("", FileNotFoundError), ("#!/no/such/shell\n", FileNotFoundError),
+                                             ("#!/bin/sh\n", PermissionError)], ids=["missing", "no shell", "mode"])
+def test_a_launcher_that_cannot_be_started(tmp_path: Path, text: str, error: type[OSError]) -> None:
+    path = tmp_path / "launcher"
+    if text:
+        path.write_text(text)
+        path.chmod(0o644 if error is PermissionError else 0o755)
+    with pytest.raises(error):
+        Running([str(path)], os.environ, "", Launcher.NONE, 1.0)

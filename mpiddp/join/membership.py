@@ -29,6 +29,9 @@ from .workers import keep_from_mpi
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+GROUP = "process group"
+
+
 def enter(
     roll: RollCall, place: Place, plan: DevicePlan, config: LaunchConfig, former: variables.Former,
     server: dist.Store | None,
@@ -101,9 +104,12 @@ class Membership:
         Return when all ranks have the group: a rank that ended earlier would close its gloo connections
         while another rank still makes its own.
         """
-        with self.roll.watch("process group", give_up):
+        with self.roll.watch(GROUP, give_up):
             self.groups.create(timeout, binds)
-            self.roll.await_all()
+        try:
+            self.roll.agree(GROUP, None, lambda ranks: [None] * len(ranks))
+        except LonelyLaunchError as error:
+            give_up(error)
 
     def destroy_group(self) -> None:
         """Destroy the default process group, if there is one."""

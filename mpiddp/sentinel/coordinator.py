@@ -16,6 +16,7 @@ from ..say import FORWARDING_S
 from . import events
 from .machine import Machine
 from .peers import Peer, Peers, Search
+from .start import LateRanks
 
 TELLING_S = 0.5  # for the rank that was first to print its reason
 UNTOLD_S = 1.0  # for the word that it is printed, when rank 0 is gone already
@@ -51,7 +52,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         super().__init__(State.LISTENING, began_s)
         self._began_s, self._watched = began_s, watched
         self._own: Member | None = None
-        self.peers, self._search = Peers(), Search()
+        self.peers, self._search, self._late_ranks = Peers(), Search(), LateRanks()
         self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
         self._left: set[int] = set()  # ranks whose script has ended
         self._first_left_s: float | None = None  # when the first one of them did
@@ -109,6 +110,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 self._begin_end()
             case events.Due("untold"):
                 self._tell_if_untold()
+            case events.Due("late") if self.state is State.LISTENING and self._own is not None:
+                self._do(*self._late_ranks.remind(now_s - self._began_s, self.peers.hosts, self._own.world_size))
         self._rule_if_clear()
         if self._leaving and self.owes_word and not self._waits_for_word:
             self._waits_for_word = True
@@ -175,6 +178,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 if self._first_left_s is None:
                     self._first_left_s = self._now_s
                     self._do(events.SetTimer("deserted", DESERTED_S))
+            case messages.Stage(name):
+                self._do(*self._late_ranks.note(peer.rank, name))
             case messages.Bye():
                 self._drop(peer)
             case messages.Unreadable(error):
@@ -203,6 +208,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
 
     def _drop(self, peer: Peer) -> None:
         self.peers.drop(peer)
+        self._late_ranks.forget(peer.rank)
         self._silent.discard(peer.rank)
         self._left.discard(peer.rank)
         self._do(events.Drop(peer.link))

@@ -156,6 +156,8 @@ class Office:
                     self._close(link)
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
+            case events.Say(text):
+                say(text)
             case events.TellReason(verdict, who, after_s, error_file):
                 tell(verdict, who, after_s)
                 if error_file:
@@ -164,8 +166,6 @@ class Office:
                 self._ask(JUDGE_LINK)
             case events.LookForDeserted():
                 self._ask(DESERTED_LINK)
-            case events.Say(text):
-                say(text)
             case events.CancelStep():
                 self._errands.run(partial(cancel, self._watched.step))
 

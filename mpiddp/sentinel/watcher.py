@@ -119,7 +119,7 @@ class Watcher(Machine[State, events.WatcherAction]):
             case messages.Join(member):
                 self.member = member
                 self._move("joined")
-                self._do(events.MeetCoordinator(message))
+                self._do(events.MeetCoordinator(message), *self.start.join())
             case messages.Failed(report):
                 self._rank_reported = True
                 self._report(report)
@@ -164,6 +164,8 @@ class Watcher(Machine[State, events.WatcherAction]):
 
     def _on_due(self, timer: str) -> None:
         match timer:
+            case "late":
+                self._do(*self.start.on_due(timer, self._now_s))
             case "warn" | "start":
                 self._do(*self.start.on_due(timer, self._now_s))
                 if self.start.failed:
@@ -259,7 +261,7 @@ class Watcher(Machine[State, events.WatcherAction]):
     def _on_rank_gone(self, event: events.RankGone) -> None:
         """Report on a rank that is gone, if that is still to be done, and end what it left behind."""
         self.gone = True
-        self._do(*(events.DropTimer(name) for name in ("start", "warn", "ask", "kill")))
+        self._do(*(events.DropTimer(name) for name in ("start", "warn", "late", "ask", "kill")))
         if self.state is State.STARTING:
             self._do(*self.start.tell_death(early_death(event.status, event.out_of_memory)))
         if self.state is State.WORKING and self.member is not None:
