@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from .beside import progress
-from .errors import EXIT_REQUEUE, LaunchError
+from .errors import EXIT_REQUEUE, EndTimeoutError, LaunchError
+from .exits import exit_status
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -104,7 +105,7 @@ def destroy_process_group() -> None:
             job.ending.left()
             try:
                 job.leave(_settings(os.environ).exit_timeout_s)
-            except TimeoutError as error:
+            except EndTimeoutError as error:
                 job.ending.fail_leaving(error)
         if job.guard is not None:
             job.guard.release()
@@ -135,7 +136,7 @@ def process_group(
         destroy_process_group()
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and (error.code in (None, 0) or _all_stop(error)):
+        if isinstance(error, SystemExit) and (not exit_status(error.code) or _all_stop(error)):
             destroy_process_group()
         else:
             _fail(error)

@@ -13,7 +13,7 @@ from .command.options import FLAGS, OPTIONS, default_of, flag_of, split, unknown
 from .command.values import absolute
 from .config import DEFAULT_FOLD_WINDOW_S, PREFIX, Desk, LaunchConfig, Script, Shape
 from .errors import EXIT_USAGE
-from .say import say, warn
+from .say import answer, say, warn
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ mpirun python -m mpiddp [options] script.py [arguments]
 
 DESCRIPTION = """\
 Start PyTorch distributed training in the processes that MPI started, one per GPU, and run a script
-in each, or with -m a module, as python itself would."""
+in each, or with -m a module, as python itself would: a folder or zip file with a __main__.py, bytecode,
+or - for standard input, too."""
 
 EPILOG = """\
 Options come before the script; everything after it is the script's. Each option can also be given
@@ -49,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .facts.runtime import slurm_hosts
         from .plan.dry_run import describe
 
-        print(f"{describe(job, slurm_hosts(os.environ))}\n", end="")
-        return 0
+        return answer(describe(job, slurm_hosts(os.environ)))
     from .launch import launch
 
     return launch(job)
@@ -72,12 +72,12 @@ def plan_at_desk(job: Desk) -> int:
         say(str(error))
         return EXIT_CANNOT_START
     warn(warnings)
-    print("\n".join([*lines(found), ""]), end="")
+    status = answer("\n".join(lines(found)))
     if job.config.map_file:
         from .show.start import draw
 
         draw(found, job.config.map_file)
-    return 0
+    return status
 
 
 def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | Shape | Desk:

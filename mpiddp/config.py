@@ -12,13 +12,18 @@ RESTARTS = "MPIDDP_RESTART_COUNT"  # a variable that mpiddp.supervise sets
 RUNNING = ".running"  # ends the name of a file beside the report of a job that it started, until the job ends in order
 DEFAULT_ABORT_GRACE_S = 5.0
 DEFAULT_FOLD_WINDOW_S = 1.0
+DESERTED_TIMEOUT_S = 300.0  # --exit-timeout where all others wait in vain; NCCL gives up after 600 s
 DEFAULT_READY_S = 1.0  # not while ranks start
 PREFIX = "[{rank} {host}] "
 AUTO = "auto"  # for --stage
+STANDARD_INPUT = "-"  # in the place of a script's path
 
 
 class Script(NamedTuple):
-    """The program to run, with its own arguments: a file, a module if `is_module` is true, or the code itself."""
+    """The program to run, with its own arguments: a file, a module if `is_module` is true, or the code itself.
+
+    A file may be a folder or a zip file with a `__main__`, or STANDARD_INPUT.
+    """
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -27,8 +32,13 @@ class Script(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether the program is a file."""
-        return not (self.is_module or self.is_code)
+        """Whether the program is at a path."""
+        return not (self.is_module or self.is_code or self.is_input)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the program is read from standard input."""
+        return self.target == STANDARD_INPUT and not (self.is_module or self.is_code)
 
 
 class Shape(NamedTuple):
@@ -65,8 +75,9 @@ class LaunchConfig(NamedTuple):
     `script` is None if the caller keeps its own main(). `backend` None takes torch's own backend for the
     device. `device` None takes the accelerator that torch finds. `group_timeout` is for the process group's
     collectives; None takes torch's default. `exit_timeout_s` is how long finished ranks wait for the others;
-    None sets no limit. When no rank has moved for `stall_s`, rank 0's sentinel says where they are, and ends the job
-    if `stall_abort`; None never does. `explain` is a rank whose environment is explained; the script does not run then.
+    None sets no limit, but DESERTED_TIMEOUT_S where all others wait in collectives for finished ones. When no rank has
+    moved for `stall_s`, rank 0's sentinel says where they are, and ends the job if `stall_abort`; None never does.
+    `explain` is a rank whose environment is explained; the script does not run then.
     `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason of a
     failure as JSON, `log_dir` each rank's output; empty writes neither. `log_compress` is gzip, zstd, or empty for
     output as it is; a log that has `log_max_bytes` goes on in another file, unless that is 0. `full_traceback` shows

@@ -33,5 +33,9 @@ class LaunchError(Exception):
         return "\n".join(lines)
 
 
+class EndTimeoutError(TimeoutError):
+    """A rank at its end has waited for the others for --exit-timeout."""
+
+
 class LonelyLaunchError(LaunchError):
     """A reason that a rank could not share with the others: it speaks for itself and ends the job."""

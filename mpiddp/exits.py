@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import io
+import operator
 import os
 import sys
 import threading
@@ -12,7 +15,29 @@ from typing import Any, NoReturn
 
 from .say import FORWARDING_S, STDERR
 
+FILE = io.IOBase.__bases__[0]  # the type in C of all files: a check against it calls no Python code
 hard_exit = os._exit  # Python's own: os._exit is replaced while a script runs, so that its call is noticed
+LARGEST_LONG, LARGEST_INT = 2**63 - 1, 2**31 - 1  # of C, on all Linux systems with 64 bits
+
+
+def exit_status(code: object) -> int:
+    """Return the status with which Python ends a process after SystemExit with this `code` (Python/pythonrun.c).
+
+    A number that C's long cannot hold is -1 there. Anything but a number and None is printed, and gives 1.
+    """
+    if code is None:
+        return 0
+    if not isinstance(code, int):
+        return 1
+    return code & 0xFF if -LARGEST_LONG - 1 <= code <= LARGEST_LONG else 0xFF
+
+
+def c_int(status: int) -> int:
+    """Return a status as os._exit() takes it; raise TypeError or OverflowError, as that does."""
+    number = operator.index(status)
+    if not -LARGEST_INT - 1 <= number <= LARGEST_INT:
+        raise OverflowError("Python int too large to convert to C int")
+    return number
 
 
 def run_exit_functions() -> None:
@@ -20,7 +45,7 @@ def run_exit_functions() -> None:
     try:
         threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as error:  # raised by a signal's handler
-        if error.code not in (None, 0):
+        if exit_status(error.code):
             raise
     atexit._run_exitfuncs()
 
@@ -63,8 +88,22 @@ def flush_streams() -> None:
         flushing.join(FORWARDING_S)
 
 
+def flush_files() -> list[Any]:
+    """Flush all files that this process has open for writing, but those that cannot be flushed; return all files.
+
+    They are what gc.get_objects() finds, also those that only a library holds.
+    """
+    files = [one for one in gc.get_objects() if issubclass(type(one), FILE)]  # a proxy may deceive isinstance()
+    for file in files:
+        with contextlib.suppress(Exception):
+            if file.writable():
+                file.flush()
+    return files
+
+
 def let_through() -> None:
     """Flush, and wait until the launcher has probably read the output."""
+    flush_files()
     flush()
     time.sleep(FORWARDING_S)
 
@@ -119,3 +158,7 @@ def abort_open_mpi(mpi: Any, status: int) -> None:
     if name == "Open MPI" and (4,) <= version < (6,):
         library = ctypes.PyDLL(mpi.__file__)
         library.ompi_mpi_abort(ctypes.byref(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")), status)
+
+
+class HardExit(SystemExit):
+    """A call of os._exit(), as if it raised an error."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import stages
-from .config import LaunchConfig
+from .config import RESTARTS, LaunchConfig
 from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from .exits import abort, let_through, skip_exit_functions
 from .facts import runtime
@@ -28,6 +28,7 @@ from .join.rollcall import RollCall, await_all
 from .join.watched import fork_sentinel
 from .run import caller, failure, script, signals
 from .run.ending import Ending
+from .run.execution import refuse_again
 from .run.handlers import give_signals_back, note_preloaded
 from .run.output import Output, is_relayed, outlet_of
 from .run.running import RunningJob, leave_job, run_script
@@ -89,20 +90,29 @@ def start(config: LaunchConfig) -> RunningJob:
     stages.begin("sentinel")
     if config.script is not None:
         script.set_path(config.script)
+    runtime.disown(os.environ)
+    if RESTARTS in os.environ:  # the supervisor awaits a report on this job, not on those that its script submits
+        os.environ.pop("MPIDDP_ERROR_FILE", None)
     started_by = runtime.detect(os.environ)
     note_preloaded()
     output = Output(is_relayed(config))
     sentinel = fork_sentinel(config, started_by, prepare_sentinel)  # 1
     stop = prepare_stop(config, started_by)
     with refusing_early(sentinel), signals.held() if stop else contextlib.nullcontext():
+        refuse_again()
         MPI = initialise_mpi(config, started_by, sentinel)  # 2
         give_signals_back()
     with refusing(MPI, sentinel):
+        if config.script is not None and config.script.is_input:
+            from .run import input as standard_input
+
+            standard_input.share(MPI.COMM_WORLD, config.startup_timeout_s, sentinel.start)
         membership = meet(MPI.COMM_WORLD, config, sentinel)  # 3 to 7
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
     if config.init:
+        sentinel.stage("process group")
         create_group(started, config)  # 9
     stages.begin("ready")
     if config.stage:
@@ -156,6 +166,7 @@ def watch(
     from mpi4py import MPI
 
     stages.begin("sentinels meet")
+    sentinel.stage("sentinels meet")
     ending = Ending(MPI, sentinel, membership.describe(config), output, config)
     ending.join(membership.endpoint)
     write_trace = None
@@ -214,6 +225,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
 
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join(comm, config)
+    runtime.disown(os.environ)
     started_by = runtime.detect(os.environ)
     sentinel = fork_sentinel(config, started_by)
     sentinel.stage("the start after MPI_Init")

@@ -1,11 +1,14 @@
-"""Print on stderr: each line or block by one write, so that no other process prints into the middle of it."""
+"""Print on stderr, and answers on stdout: each line or block by one write, so that no other prints into the middle."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from .errors import EXIT_OUTPUT_LOST
 
 FORWARDING_S = 0.1  # time for a launcher to pass on a rank's last output: MPICH's drops what it has not read by then
 STDERR = 2  # the descriptor: a script may have put something else in the place of sys.stderr
@@ -16,7 +19,37 @@ def say(text: str, descriptor: int = STDERR) -> None:
     with contextlib.suppress(Exception):  # a script may have put any object in the place of sys.stderr
         sys.stderr.flush()
     with contextlib.suppress(OSError):
-        write_all(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))
+        _write(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))
+
+
+def write_through(write: Callable[[int, bytes], None]) -> None:
+    """Let `write` write what say() prints in this process, and in those that it forks."""
+    global _write
+    _write = write
+
+
+def answer(text: str) -> int:
+    """Print what a command was asked for, on stdout by one write; return 0, or the exit status for lost output.
+
+    What stdout's encoding lacks becomes "?". Why it cannot be written is said, unless nobody reads on. What is left is
+    dropped, so that Python's end does not fail by it once more.
+    """
+    out = sys.stdout
+    try:
+        if out is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        encoding = out.encoding or "utf-8"
+        out.write((text if text.endswith("\n") else f"{text}\n").encode(encoding, errors="replace").decode(encoding))
+        out.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            say(f"mpiddp: cannot write stdout: {error.strerror}")
+        if out is not None:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+                out.flush()
+        return EXIT_OUTPUT_LOST
+    return 0
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -45,3 +78,6 @@ def write_some(descriptor: int, data: bytes) -> int:
             room = select.poll()
             room.register(descriptor, select.POLLOUT)
             room.poll()
+
+
+_write = write_all

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from mpiddp.beside.asking import Shown
+from mpiddp.beside.handshake import NONCE_BYTES, Response
+from mpiddp.beside.lines import encode
 from mpiddp.beside.messages import ASK_SIGNAL, STACK_SIGNAL
+from mpiddp.facts.files import user_folder
 from mpiddp.version import __version__
 from mpiddp.where import cards, client
 from mpiddp.where.cards import Card, read_all
@@ -109,15 +116,128 @@ def test_a_network_that_cannot_be_reached_from_here(state: dict[str, str]) -> No
         "  srun --jobid=48211 --overlap -N1 -n1 -w n005 python -m mpiddp.where mpiddp-1234abcd")
 
 
-def test_which_of_several(state: dict[str, str]) -> None:
-    for name in ("mpiddp-1234abcd", "mpiddp-5678abcd"):
-        cards.write(CARD._replace(run_id=name))
-    assert client.find("mpiddp-5").run_id == "mpiddp-5678abcd"
-    with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-\S+ \(mpiddp-\S+\), mpiddp-"):
-        client.find("")
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Serve whoever connects, each by a thread of its own, and return the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        cards.write(CARD._replace(run_id="mpiddp-9abc0000", port=server.getsockname()[1]))
-        assert client.find("").run_id == "mpiddp-9abc0000"
+        def accept() -> None:
+            with suppress(OSError):  # closed
+                while True:
+                    connection, _ = server.accept()
+                    threading.Thread(target=serve_one, args=(connection,), daemon=True).start()
+
+        def serve_one(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                connection.settimeout(DEADLINE_S)
+                serve(connection)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def answer_as_job(connection: socket.socket, picture: str = "") -> None:
+    """Prove to know the token of CARD; answer a question by a picture."""
+    response = Response(CARD.token)
+    while not response.passed:
+        connection.sendall(response.take(connection.recv(response.missing)))
+    if connection.recv(1000):
+        connection.sendall(encode(Shown(picture)) + b"\n")
+
+
+def test_which_of_several(state: dict[str, str]) -> None:
+    """Jobs that were killed are forgotten."""
+    names = [f"mpiddp-{number}234abcd" for number in range(4)]
+    with listening(answer_as_job) as port:
+        for name in names:
+            cards.write(CARD._replace(run_id=name, port=port if name in names[:2] else 1))
+        assert client.find("mpiddp-3").run_id == names[3]
+        assert len(read_all()) == 4
+        with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-\S+ \(mpiddp-\S+\), mpiddp-\S+ \(\S+$"):
+            client.find("")
+        assert sorted(card.run_id for card in read_all().values()) == names[:2]
+        cards.remove(cards.path_of(CARD._replace(run_id=names[0])))
+        cards.write(CARD._replace(run_id=names[3]))
+        assert client.find("").run_id == names[1]
+    for name in names:
+        cards.write(CARD._replace(run_id=name))
+    with pytest.raises(client.UnansweredError, match="no job of yours is running with mpiddp"):
+        client.find("")
+    assert read_all() == {}
+
+
+def test_silent_jobs_are_asked_side_by_side(state: dict[str, str]) -> None:
+    with listening(lambda _: time.sleep(DEADLINE_S)) as silent, listening(answer_as_job) as port:
+        for number in range(99):
+            cards.write(CARD._replace(run_id=f"mpiddp-{number}", port=silent))
+        cards.write(CARD._replace(run_id="mpiddp-live", port=port))
+        began_s = time.monotonic()
+        assert client.find("").run_id == "mpiddp-live"
+        assert time.monotonic() - began_s < 50 * client.TRYING_S
+        assert len(read_all()) == 100
+
+
+def test_a_card_that_nobody_answers_for_is_forgotten_in_the_end(state: dict[str, str]) -> None:
+    """When it is older than any job, or than what runs on this host."""
+    with listening(lambda _: time.sleep(DEADLINE_S)) as silent:
+        for number, (host, age_s) in enumerate([("n005", 0.0), ("n005", 40 * 86400.0), (CARD.host, 1e9)]):
+            cards.write(card := CARD._replace(run_id=f"mpiddp-{number}", host=host, port=silent))
+            os.utime(cards.path_of(card), (time.time() - age_s,) * 2)
+        assert client.find("").run_id == "mpiddp-0"
+        assert [card.run_id for card in read_all().values()] == ["mpiddp-0"]
+
+
+def test_slurm_tells_which_jobs_are_over(cluster: Cluster, quick: Mpi, state: dict[str, str]) -> None:
+    """Of jobs that cannot be seen from the login node."""
+    env = {**quick.environ(), **state}
+    held = check(cluster.run("sbatch", "--parsable", "--hold", "--wrap=true", timeout=30, cwd=ROOT)).stdout.strip()
+    for number in (held, "99999998", "99999999"):
+        cards.write(CARD._replace(run_id=f"mpiddp-{number}", number=number, by_slurm=True, host="n005"))
+
+    def asked_for() -> str:
+        return check(cluster.run(str(quick.python), *WHERE, timeout=DEADLINE_S, env=env, cwd=ROOT), 1).stderr
+
+    assert asked_for().startswith(f"mpiddp.where: job {held} listens on 127.0.0.1 of n005, ")
+    check(cluster.run("scancel", held, timeout=30))
+    assert asked_for() == "mpiddp.where: no job of yours is running with mpiddp, or it is still starting\n"
+
+
+def test_who_has_the_port_of_a_dead_job_learns_nothing(quick: Mpi, state: dict[str, str]) -> None:
+    heard: list[bytes] = []
+
+    def pretend(connection: socket.socket) -> None:
+        heard.append(connection.recv(1000))
+        connection.sendall(b"x" * 48 + encode(Shown(HUGE)) + b"\n")
+        while heard[-1]:
+            heard.append(connection.recv(1000))
+
+    with listening(pretend) as port:
+        cards.write(CARD._replace(port=port))
+        assert refused(quick, state) == "job mpiddp-1234abcd is over: it was killed, and could not say so"
+    assert len(b"".join(heard)) == NONCE_BYTES
+    assert read_all() == {}
+
+
+GROUP = {"at": "busy", "place": "", "collective": "", "hosts": ["n0"], "odd": False, "sequence": None}
+HUGE = json.dumps({"step": "", "findings": [], "threads": {}, "groups": [{**GROUP, "ranks": [[0, 10**11]]}]})
+
+
+@pytest.mark.parametrize("ranks", [[[0, 10**11]], [[0, 3], [0, 3]], [[-9, 0]], [[3, 0]], [[0.0, 1.0]], [["0", "1"]],
+                                   [7]])
+def test_an_answer_that_cannot_be_is_not_expanded(ranks: list[object], state: dict[str, str]) -> None:
+    text = json.dumps({**json.loads(HUGE), "groups": [{**GROUP, "ranks": ranks}]})
+    words = "gives an answer that this mpiddp does not understand"
+    with listening(partial(answer_as_job, picture=text)) as port, pytest.raises(client.UnansweredError, match=words):
+        client.ask(CARD._replace(port=port))
+
+
+@pytest.mark.parametrize("change", [{"port": "80"}, {"port": 2**16}, {"address": "n[0-99999999]"}, {"ranks": -1},
+                                    {"token": None}, {"host": 7}, {"more": 1}])
+def test_a_card_that_cannot_be_is_left_out(change: dict[str, object], state: dict[str, str]) -> None:
+    cards.write(CARD)
+    (path,) = read_all()
+    Path(path).write_text(json.dumps({**CARD._asdict(), **change}))
+    assert read_all() == {}
 
 
 def test_steps_of_one_job(state: dict[str, str]) -> None:
@@ -160,6 +280,34 @@ def asked(pause_s: float, answers_now: Callable[[], bool] = answers_here) -> Ite
     thread.join()
 
 
+ODD_CHILDREN = """
+import os, subprocess, sys, torch, torch.distributed as dist
+names = [b"a\\xc2\\x85b\\rc", b"d\\xe2\\x80\\xa8e\\nf", b"g\\xff) R 1"]
+folder = os.fsencode(sys.argv[1])
+if dist.get_rank() == 0:
+    dist.barrier()
+else:
+    for name in names if dist.get_rank() == 1 else []:
+        os.symlink("/bin/sleep", os.path.join(folder, name))
+    dist.barrier()
+    children = [subprocess.Popen([os.path.join(folder, name), "600"]) for name in names]
+    children[0].wait()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_children_whose_names_break_lines(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
+    (script := tmp_path / "odd.py").write_text(ODD_CHILDREN)
+    with started(SIX[2], None, script, tmp_path, env=state):
+        deadline = time.monotonic() + DEADLINE_S
+        while "its child: g" not in (done := alone(quick, *WHERE, env=state)).stdout and time.monotonic() < deadline:
+            time.sleep(0.3)
+        shown = check(done).stdout
+        for name in ("a?b?c", "d?e?f", "g\N{REPLACEMENT CHARACTER}) R 1"):
+            assert f"its child: {name} " in shown
+        assert " in all_reduce, where others wait" in shown
+
+
 def test_threads_and_a_picture(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     """Both threads of a dead-lock are shown, where py-spy is on the path of the job, and else how to get it."""
     for path, threads in ((f"{VENVS / 'base/bin'}:/usr/bin:/bin", ["take_second", "lock_against_each_other.<locals>"]),
@@ -183,6 +331,39 @@ def test_asking_changes_nothing(quick: Mpi, state: dict[str, str]) -> None:
     assert watched == alone_
     assert len(alone_.splitlines()) == 2
     assert answers[0] >= 3
+
+
+FINDS_CARD = """
+import glob, os, time
+deadline = time.monotonic() + 30
+while not (found := glob.glob(os.environ["HOME"] + "/.local/state/mpiddp/*.json")) and time.monotonic() < deadline:
+    time.sleep(0.1)
+print(len(found))
+"""
+
+
+def test_a_state_folder_that_is_not_absolute_does_not_count(quick: Mpi, tmp_path: Path) -> None:
+    """What is beside the rank stands in another folder than the rank."""
+    name = f"mpiddp-tests-{os.getpid()}"
+    try:
+        done = check(mpiexec(quick, 1, "--no-init", "-c", FINDS_CARD, cwd=tmp_path,
+                             env={"XDG_STATE_HOME": name, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}))
+        assert done.stdout == "1\n"
+        assert not Path("/", name).exists()
+        assert not (tmp_path / name).exists()
+    finally:
+        shutil.rmtree(f"/{name}", ignore_errors=True)
+
+
+@pytest.mark.parametrize("variable", ["XDG_STATE_HOME", "XDG_CACHE_HOME"])
+def test_the_users_folders(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert user_folder({variable: "/state"}, variable, ".local", "state") == "/state/mpiddp"
+    for relative in ({}, {variable: ""}, {variable: "state"}, {variable: "./state"}):
+        assert user_folder(relative, variable, ".local", "state") == "/home/me/.local/state/mpiddp"
+    monkeypatch.setenv("HOME", "me")
+    with pytest.raises(NotADirectoryError):
+        Path(user_folder({}, variable, ".local", "state")).mkdir(parents=True)
 
 
 @pytest.mark.thorough
@@ -241,11 +422,11 @@ def test_a_job_that_stands_still_says_so(quick: Mpi, state: dict[str, str]) -> N
     done = mpiexec(quick, 3, "--stall=4", "--stall-abort", ZOO, "python", env=state)
     assert done.returncode != 0
     first, *table = done.stderr[done.stderr.index("mpiddp: no rank has moved for"):].splitlines()
-    assert re.fullmatch(r"mpiddp: no rank has moved for \d+(\.\d)? s", first)
+    assert re.fullmatch(r"mpiddp: no rank has moved for \d+(\.\d)? s \(stacks, .*\)", first)
     assert re.fullmatch(r"  1 rank +1 +\S+ +odd +zoo\.py:\d+ <module> → zoo\.py:\d+ train → zoo\.py:\d+ "
                         r"sleep_in_python( → \w+\(\))?", table[0]), table
     assert table[2] == "  rank 1 is not in all_reduce, where others wait"
-    assert re.search(r"mpiddp: failed: rank 1 on \S+: no rank has moved for .* s; rank 1 is not in all_", table[3])
+    assert re.search(r"mpiddp: failed: rank 1 on \S+: no rank has moved for .* s \(.*\); rank 1 is not in al", table[3])
     assert "  status   124" in table
     assert done.stderr.count("no rank has moved for") == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -180,3 +181,42 @@ def test_the_start_has_one_clock(quick: Mpi, tmp_path: Path) -> None:
     assert "waited for 1 of 2 ranks: rank 1 on " in done.stderr
     assert "(importing torch) after 22 s" in done.stderr
     assert done.stderr.count("cannot start: startup-timeout") == 1
+
+
+NO_SHM = """
+set -e
+mount -t tmpfs -o mode=755 none "$0"
+for name in null zero full random urandom tty; do touch "$0/$name"; mount --bind "/dev/$name" "$0/$name"; done
+ln -s /proc/self/fd "$0/fd"
+ln -s pts/ptmx "$0/ptmx"
+mkdir "$0/pts"
+mount --rbind /dev/pts "$0/pts"
+mount --rbind "$0" /dev
+exec "$@"
+"""
+READ_ONLY_SHM = 'set -e; mount -t tmpfs -o ro none /dev/shm; exec "$@"'
+
+
+def without_shm(mpi: Mpi, prepare: str, folder: Path) -> Done:
+    """Run two ranks where /dev/shm is not there, or cannot be written."""
+    need(["root"] if os.geteuid() else mpi.missing())
+    job = mpiexec_command(mpi, 2, "-m", "mpiddp", "--no-init", "-c", "print('ran')")
+    return processes.run("unshare", "--mount", "sh", "-c", prepare, str(folder), *job, timeout=DEADLINE_S,
+                         env=single_node_environ(mpi))
+
+
+@pytest.mark.parametrize(("prepare", "words"), first_of([
+    (READ_ONLY_SHM, "this user cannot write to /dev/shm on "), (NO_SHM, "there is no /dev/shm on ")], 2),
+    ids=["read-only", "none"])
+def test_mpich_without_shared_memory(quick: Mpi, prepare: str, words: str, tmp_path: Path) -> None:
+    done = without_shm(quick, prepare, tmp_path)
+    check_refused(done, 3, words)
+    assert "cannot start: no-shm" in done.stderr
+    assert "UCX" not in done.stderr
+
+
+@pytest.mark.parametrize("name", first_of(["openmpi4", "openmpi5"]))
+def test_open_mpi_without_shared_memory(name: str, tmp_path: Path) -> None:
+    done = check(without_shm(MPIS[name], NO_SHM, tmp_path))
+    assert done.stdout.count("ran\n") == 2
+    assert "mpiddp: warning: shm-small: /dev/shm has 0 MiB" in done.stderr

@@ -199,7 +199,10 @@ def test_a_history_is_read_back_and_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ['{"time": 1, "ho', "[]", "null", '{"time": 1}', "word\n",
-                                    '{"time": 1, "host": "a", "kind": "", "values": {"matrix": "x"}}\n'])
+                                    '{"time": 1, "host": "a", "kind": "", "values": {"matrix": "x"}}\n',
+                                    pytest.param('{"time": 1' + "0" * 400 + ', "host": "a", "kind": "", "values": {}}',
+                                                 id="a number too large"),
+                                    pytest.param("[" * 100_000 + "\n", id="too deep")])
 def test_a_damaged_line_is_left_out_and_then_gone(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "f"
     history.append(str(path), [entry("n1", 1, matrix=1)])

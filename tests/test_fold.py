@@ -15,7 +15,7 @@ from mpiddp.relay import fold
 from mpiddp.relay.bars import Bar, Bars
 from mpiddp.relay.fold import Fold
 from mpiddp.relay.frames import lines_of, of_lines
-from mpiddp.relay.lines import Splitter, pieces, prefixed
+from mpiddp.relay.lines import Prefixer, Splitter, pieces, prefixed
 from mpiddp.relay.overflow import Overflow
 from mpiddp.relay.said import NUMBER, Said, bits, named
 
@@ -276,6 +276,26 @@ def test_the_states_of_a_bar() -> None:
     assert one.take(b"\r50%\r") is None
     assert one.take(b"") == b"50%"
     assert one.bar == b""
+
+
+def test_a_line_end_in_two_reads_is_no_bar() -> None:
+    one = Splitter()
+    assert one.take(b"dos\r") is None
+    assert one.bar == b""
+    assert one.take(b"\n\r") == b"dos"
+    assert one.bar == b""
+    assert one.take(b"\n10%\r") == b""
+    assert one.take(b"20%\r") is None
+    assert one.bar == b"20%"
+    assert one.take(b"\n") == b"20%"
+
+
+@pytest.mark.parametrize("reads", [[b"dos\r", b"\n"], [b"\r100%", b"\n"], [b"\r50%\r100%\r", b"\n"],
+                                   [b"100%\r\r", b"\n"], [b"\r100%\r", b""]])
+def test_a_line_is_shown_once_however_it_comes(reads: list[bytes]) -> None:
+    one = Prefixer(lambda: b"> ")
+    shown = b"".join(piece for data in (*reads, b"next\n") for piece in one.take(data, 0.0))
+    assert shown == b"> " + (b"dos" if reads[0][:1] == b"d" else b"100%") + b"\n> next\n"
 
 
 def test_a_line_that_is_very_long_is_taken_for_several() -> None:

@@ -182,12 +182,13 @@ def test_half_a_window_is_not_looked_through(sight: Sight, used: Sight, monkeypa
     """Its other end is on its way, and then both are used."""
     seen: list[Sight] = []
 
-    def look(loop: object, pid: int, sight: Sight, tell: object) -> object:
+    def look(loop: object, pid: int, sight: Sight, store_port: int, tell: object) -> object:
         seen.append(sight)
         return SimpleNamespace(look=lambda *_: None)
 
     monkeypatch.setattr(looking, "Looking", look)
-    sentinel = SimpleNamespace(_looking=None, _sight=sight, loop=None, _process=SimpleNamespace(pid=1))
+    sentinel = SimpleNamespace(_looking=None, _sight=sight, loop=None, _process=SimpleNamespace(pid=1),
+                               _watcher=SimpleNamespace(member=None))
     Sentinel._look(cast(Sentinel, sentinel), Where(1), ended=False)
     assert seen == [used]
 

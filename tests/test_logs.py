@@ -236,6 +236,24 @@ def test_a_log_goes_on_when_there_is_room_again(quick: Mpi, tmp_path: Path) -> N
                         done.stderr.splitlines()[-1])
 
 
+TAKES_NAME = """
+import os, socket
+mine = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+mine.bind(f"\\0mpiddp logs of {os.environ['TORCHELASTIC_RUN_ID']} {os.getuid()}")
+print("." * 2**21)
+"""
+
+
+def test_nobody_else_can_silence_that_a_log_is_lost(quick: Mpi, tmp_path: Path) -> None:
+    """As another user of the node could, who has seen the job's name."""
+    need(["root"] if os.geteuid() else [])
+    (disk := tmp_path / "disk").mkdir()
+    job = mpiexec_command(quick, 1, "-m", "mpiddp", "--no-init", "--log-dir", disk / "logs", "-c", TAKES_NAME)
+    done = check(processes.run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0"; exec "$@"',
+                               str(disk), *job, timeout=DEADLINE_S, env=single_node_environ(quick)))
+    assert done.stderr.count("No space left on device (at byte ") == 1
+
+
 def test_a_stdout_that_does_not_block_is_waited_for(quick: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "talks.py"
     script.write_text("for number in range(4000):\n    print('line', number, '.' * 40)\n")
@@ -323,7 +341,7 @@ def test_a_link_that_another_user_has_planted_is_not_followed(planted: str, tmp_
     log = str(link if planted == "file" else link / "log")
     os.lchown(link, 1000, 1000)
     for append in (True, False):
-        with pytest.raises(OSError, match="a symbolic link of another user's"):
+        with pytest.raises(OSError, match=r"it belongs to .*, and others than you can write to its folder"):
             open_for_writing(log, append)
     assert (target / "log").read_text() == "precious"
     os.lchown(link, 0, 0)  # one's own link, to a larger disk perhaps, is followed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -86,3 +87,30 @@ def test_messages_in_pieces() -> None:
     with pytest.raises(EOFError):  # a line without its end is no message
         wire.receive(WAIT_S)
     wire.close()
+
+
+@pytest.mark.parametrize("with_descriptor", [False, True], ids=["plain", "with a descriptor"])
+def test_a_message_that_is_not_taken_in_time_damages_no_other(
+    monkeypatch: pytest.MonkeyPatch, with_descriptor: bool
+) -> None:
+    """The other end reads nothing until a message has been sent in part."""
+    monkeypatch.setattr("mpiddp.beside.wire.PATIENCE_S", 0.05)
+    ours, its = socket.socketpair()
+    wire, other = Wire(ours), Wire(its)
+    long = Stage("x" * 500_000)  # of which a socket takes a part
+    descriptor = its.fileno() if with_descriptor else -1
+    found: list[Message] = []
+
+    def take() -> None:
+        with contextlib.suppress(TimeoutError):
+            while True:
+                found.extend(other.receive(0.05))
+
+    assert not wire.send(long, descriptor)
+    assert not wire.send(Stage("lost"))
+    while not wire.send(Stage("last")):
+        take()
+    take()
+    assert found == [long, Stage("last")]
+    wire.close()
+    other.close()

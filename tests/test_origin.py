@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
+import runpy
+import socket
 import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from datetime import timedelta
 from pathlib import Path
 
 import joblib
 import pytest
+import torch.distributed
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
 from mpiddp.plan.verdict import CONSEQUENCE, OWN, Verdict
-from mpiddp.run.failure import describe
+from mpiddp.run.failure import describe, describe_exit, line_of
 from mpiddp.run.origin import origin, read
 from mpiddp.show.report import block
+from tests.support import free_port
 
 HERE = str(Path(__file__).resolve())
 
@@ -168,19 +174,161 @@ def test_the_texts_of_others() -> None:
     lines = ['  File "/home/me/deep.py", line 6, in load', "    open(x)", "FileNotFoundError: [Errno 2] x: 'y'"]
     text = "\n".join(["words", '"""', "Traceback (most recent call last):", *lines, '"""', ""])
     found = read(text)
-    assert found == ("FileNotFoundError: [Errno 2] x: 'y'", "/home/me/deep.py, line 6, in load", "")
+    assert found == ("FileNotFoundError: [Errno 2] x: 'y'", "/home/me/deep.py, line 6, in load", "", False)
     assert origin(RuntimeError(text)) == found
+    assert found is not None
+    assert not found.is_loss
     assert read("Traceback (most recent call last):\nno frames") is None
 
 
 def test_the_loss_of_a_peer_stays_one() -> None:
-    def lost() -> None:
-        try:
-            raise RuntimeError("Connection closed by peer")
-        except RuntimeError as error:
-            raise ValueError("step failed") from error
+    for by in (lost_cause, lost_context, lost_suppressed, lost_exit):
+        found = describe(raised(by), 1, "n1")
+        assert found.kind == CONSEQUENCE, by
+        assert found.cause.startswith("RuntimeError: [gloo/pair.cc:553] Connection closed by peer ("), found.cause
 
-    assert describe(raised(lost), 1, "n1").kind == CONSEQUENCE
+
+def lose() -> None:
+    """Lose a peer, as gloo says it."""
+    raise RuntimeError("[gloo/pair.cc:553] Connection closed by peer")
+
+
+def lost_cause() -> None:
+    """Pass it on as a cause."""
+    try:
+        lose()
+    except RuntimeError as error:
+        raise ValueError("step failed") from error
+
+
+def lost_context() -> None:
+    """Raise an error while it is handled."""
+    try:
+        lose()
+    except RuntimeError:
+        seven(1)
+
+
+def lost_suppressed() -> None:
+    """Hide it."""
+    try:
+        lose()
+    except RuntimeError:
+        raise ValueError("step failed") from None
+
+
+def lost_exit() -> None:
+    """Log it and exit, as hydra does."""
+    try:
+        lost_cause()
+    except ValueError:
+        sys.exit(1)
+
+
+def own_exit() -> None:
+    """Exit because of an error of one's own."""
+    try:
+        seven(1)
+    except ValueError:
+        sys.exit(3)
+
+
+def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
+    found = describe(raised(own_exit), 1, "n1")
+    assert re.fullmatch(r"ValueError: seven \(then sys\.exit\(3\), test_origin\.py:\d+ in seven\)", found.cause)
+    assert (found.kind, found.status) == (OWN, 3)
+    assert found.where.endswith(" in seven")
+    assert describe(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
+
+
+def test_an_os_exit_while_an_error_is_handled() -> None:
+    try:
+        lose()
+    except RuntimeError:
+        found = describe_exit(7, sys._getframe(), 1, "n1")
+    assert re.fullmatch(r"RuntimeError: .* \(then os\._exit\(7\), test_origin\.py:\d+ in lose\)", found.cause)
+    assert (found.kind, found.status) == (CONSEQUENCE, 7)
+    plain = describe_exit(7, sys._getframe(), 1, "n1")
+    assert (plain.kind, plain.cause) == (OWN, "os._exit(7)")
+    assert plain.where.startswith(f"{HERE}, line ")
+
+
+def test_an_exit_after_an_interrupt_is_one() -> None:
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit(5)
+
+    found = describe(raised(interrupted), 1, "n1")
+    assert (found.kind, found.signal, found.status) == (OWN, "SIGINT", 5)
+
+
+@GROUPS
+def test_a_group_is_a_loss_if_all_its_errors_are() -> None:
+    losses = [raised(lose), raised(lost_context)]
+    one_own = [*losses, raised(lambda: seven(1))]
+    assert describe(ExceptionGroup("two", losses), 1, "n1").kind == CONSEQUENCE  # noqa: F821 (from Python 3.11 on)
+    found = describe(ExceptionGroup("three", one_own), 1, "n1")  # noqa: F821
+    assert found.kind == OWN
+    assert found.cause.startswith("ValueError: seven (and 2 more in a group, ")
+
+
+def refused() -> None:
+    """Connect to a server that is not there."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        socket.create_connection(free.getsockname(), timeout=5)
+
+
+def broken() -> None:
+    """Write to a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        os.write(writing, b"x")
+    finally:
+        os.close(writing)
+
+
+def unmet() -> None:
+    """Ask a store that is not there."""
+    torch.distributed.TCPStore("127.0.0.1", free_port(), is_master=False, timeout=timedelta(seconds=1))
+
+
+def test_where_a_connection_was_lost_decides() -> None:
+    """A server of the script's own is no peer."""
+    assert [describe(raised(by), 1, "n1").kind for by in (refused, broken)] == [OWN, OWN]
+    assert describe(raised(unmet), 1, "n1").kind == CONSEQUENCE
+
+
+MPICHS = "Message truncated, error stack:\ninternal_Recv(339): MPI_Recv(buf=0x5) failed\nwait(74): 16 bytes received\n"
+
+
+@pytest.mark.parametrize(("text", "cause"), [
+    (MPICHS, "Error: Message truncated: wait(74): 16 bytes received"),
+    ("MPI_ERR_TRUNCATE: message truncated", "Error: MPI_ERR_TRUNCATE: message truncated"),
+    ("Error(s) in loading state_dict for Linear:\n\tMissing key(s): \"bias\".",
+     "Error: Error(s) in loading state_dict for Linear: Missing key(s): \"bias\"."),
+    ("NCCL error in: x.hpp:268, unhandled\nncclSystemError: failed\nLast error:\nConnect to 10.0.0.1 failed",
+     "Error: NCCL error in: x.hpp:268, unhandled: Connect to 10.0.0.1 failed"),
+    ("\nseven\nmore", "Error: seven"), ("seven\nmore", "Error: seven"), ("", "Error"),
+])
+def test_the_line_that_tells_most(text: str, cause: str) -> None:
+    class Error(Exception):
+        pass
+
+    assert describe(Error(text), 1, "n1").cause == cause
+    quoted = f"Traceback (most recent call last):\n  File \"deep.py\", line 6, in load\n{text and f'Error: {text}'}"
+    assert not text or (found := read(quoted)) is None or found.cause == cause
+
+
+def test_where_a_runner_runs_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the likes of coverage, `__main__` is a file of the library."""
+    script = tmp_path / "script.py"
+    script.write_text("import json\ndef load():\n    json.loads('{')\nload()\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", joblib.__file__)
+    assert line_of(raised(lambda: runpy.run_path(str(script))).__traceback__) == f"{script}, line 3, in load"
 
 
 def test_odd_errors() -> None:

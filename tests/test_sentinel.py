@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from mpiddp.beside import entrance
+from mpiddp.beside.handshake import NONCE_BYTES, PROOF_BYTES, Challenge, prove
 from mpiddp.beside.lines import encode
 from mpiddp.beside.loop import Loop
 from mpiddp.beside.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched
@@ -29,8 +30,9 @@ from mpiddp.beside.wire import Wire
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import Verdict
 from mpiddp.say import say
-from mpiddp.sentinel import calls, process, watcher
+from mpiddp.sentinel import calls, connections, process, watcher
 from mpiddp.sentinel.calls import dial
+from mpiddp.sentinel.errands import Errands
 from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
 from mpiddp.sentinel.office import Office
 from tests import processes
@@ -40,7 +42,7 @@ from tests.test_messages import BRACKETS, NONSENSE, TOKEN, member, report
 
 STRANGERS = {
     "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",
-    "another-token": TOKEN[::-1].encode() + BRACKETS,
+    "another-token": TOKEN[::-1].encode() + BRACKETS, "the-token": TOKEN.encode() + BRACKETS,
 }
 WATCHED = Watched("rank 0 on n0", True, None, list, False, 60.0)
 WAIT_S = 10
@@ -54,7 +56,8 @@ class Meeting:
         self.excuses: list[Exception] = []
         self.loop = Loop(self.excuses.append)
         self._heard: queue.SimpleQueue[WatcherEvent] = queue.SimpleQueue()  # by the watcher of rank 0
-        self.office = Office(self.loop, Coordinate("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put, time.monotonic())
+        self.office = Office(self.loop, Coordinate("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put, time.monotonic(),
+                             Errands(self.loop))
         self.office.join(member(0))
         self.heard()  # that it is its own neighbour
         self.thread = threading.Thread(target=self.loop.run)
@@ -93,11 +96,14 @@ def meeting() -> Iterator[Meeting]:
 
 
 def is_turned_away(stranger: socket.socket) -> bool:
-    """Tell whether the other end closes a connection without a word."""
+    """Tell whether the other end closes a connection after at most its part of a handshake."""
+    heard = b""
     try:
-        return stranger.recv(100) == b""
+        while data := stranger.recv(100):
+            heard += data
     except ConnectionResetError:  # it has not read all
-        return True
+        pass
+    return len(heard) in (0, NONCE_BYTES + PROOF_BYTES)
 
 
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
@@ -112,25 +118,70 @@ def test_a_stranger_is_turned_away_and_the_ranks_go_on(
     assert meeting.excuses == []
 
 
-def test_a_token_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
-    hello = encode(Hello(1, "n0", 77, "0")) + b"\n"
-    with meeting.call(TOKEN[:5].encode()) as one:
-        for piece in (TOKEN[5:].encode() + hello[:3], hello[3:]):
+def test_a_handshake_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
+    hello, challenge, shown = encode(Hello(1, "n0", 77, "0")) + b"\n", Challenge(TOKEN), b""
+    with meeting.call(challenge.nonce[:5]) as one:
+        time.sleep(0.1)
+        one.sendall(challenge.nonce[5:])
+        while not shown:
+            shown = challenge.take(one.recv(7))
+        for piece in (shown[:5], shown[5:] + hello[:3], hello[3:]):
             time.sleep(0.1)
             one.sendall(piece)
         assert meeting.heard() == Neighbour(1, 77)
 
 
-def test_who_has_shown_the_token_is_not_crowded_out(meeting: Meeting) -> None:
-    """All of them are there at once when the entrance looks, and descriptors are used again."""
+def test_a_proof_is_good_for_one_connection(meeting: Meeting) -> None:
+    """Neither the server's own proof nor one that a client has sent before lets anybody in."""
+    challenge = Challenge(TOKEN)
+    with meeting.call(challenge.nonce) as one:
+        answer = one.recv(100)
+        known = challenge.take(answer)
+        one.sendall(answer[NONCE_BYTES:])
+        assert one.recv(100) == b""
+    with meeting.call(challenge.nonce + known) as one:
+        assert is_turned_away(one)
+    meeting.join(1)
+    assert meeting.heard() == Neighbour(1, os.getpid())
+
+
+def test_a_server_that_does_not_know_the_token_is_told_nothing_of_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        port = server.getsockname()[1]
+        dialling = pool.submit(dial, Join(member(1), "127.0.0.1", port, TOKEN))
+        connection, _ = server.accept()
+        connection.settimeout(WAIT_S)
+        with connection:
+            assert len(connection.recv(100)) == NONCE_BYTES
+            connection.sendall(bytes(NONCE_BYTES + PROOF_BYTES))
+            assert connection.recv(100) == b""
+        with pytest.raises(PermissionError, match="another program listens there"):
+            dialling.result(WAIT_S)
+
+
+def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> None:
+    """All of them are there at once when the entrance looks; the sentinel may have to call again, as it does then."""
     meeting.loop.over = True
     meeting.call(b"").close()
     meeting.thread.join(WAIT_S)
-    wire = meeting.join(1)
-    strangers = [meeting.call(b"") for _ in range(3 * (2 * 2 + entrance.SPARE))]
-    meeting.loop.over = False
-    meeting.thread = threading.Thread(target=meeting.loop.run)
-    meeting.thread.start()
+
+    def join() -> Wire:
+        for _ in range(connections.MOST_CUT_OFF + 1):
+            with contextlib.suppress(EOFError, ConnectionError):
+                wire = meeting.join(1)
+                with contextlib.suppress(TimeoutError):
+                    wire.receive(0.5)
+                return wire
+        raise TimeoutError("the strangers have crowded it out each time")
+
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join)
+        time.sleep(0.2)
+        strangers = [meeting.call(b"") for _ in range(3 * (2 * 2 + entrance.SPARE))]
+        meeting.loop.over = False
+        meeting.thread = threading.Thread(target=meeting.loop.run)
+        meeting.thread.start()
+        wire = joining.result(WAIT_S)
     assert meeting.heard() == Neighbour(1, os.getpid())
     wire.send(Failed(report(1)))
     assert wire.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
@@ -198,7 +249,9 @@ def test_a_sentinel_in_the_place_of_a_killed_one(meeting: Meeting) -> None:
 
 
 def test_a_sentinel_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:
-    with meeting.call(TOKEN.encode() + b'{"rank": 1, "host": "n0", "pid": 77}\n') as older:
+    with meeting.call(b"") as older:
+        prove(older, TOKEN, WAIT_S)
+        older.sendall(b'{"rank": 1, "host": "n0", "pid": 77}\n')
         assert is_turned_away(older)
     meeting.join(1)
     assert meeting.heard() == Neighbour(1, os.getpid())

@@ -370,6 +370,18 @@ def test_a_folder_of_anothers_is_not_used(tmp_path: Path) -> None:
     assert room.why_not(str(tmp_path), 1) == ""
 
 
+@pytest.mark.parametrize("name", ["plain", "with space", "Müller daten", "back\\slash", "no-break\u00a0space"])
+def test_a_mount_point_is_known_by_any_name(name: str, tmp_path: Path) -> None:
+    need(["root"] if os.geteuid() else [])
+    (place := tmp_path / name).mkdir()
+    code = ("import os, sys; from mpiddp.staging.mounts import mount_of, mounts; "
+            "print(os.fsencode(mount_of(sys.argv[1] + '/file', mounts()).path).hex())")
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$4" && exec "$@"', "sh",
+                           sys.executable, "-c", code, str(place)],
+                          capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    assert bytes.fromhex(done.stdout) == os.fsencode(place)
+
+
 @pytest.mark.parametrize(("options", "said"), [
     ("size=8m,noexec", "noexec"), ("size=8m,ro", "Read-only file system"), ("size=1m", "1 MiB free")])
 def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) -> None:

@@ -32,13 +32,26 @@ from mpiddp.supervise.decision import (
     device_fault,
     suspects,
 )
-from mpiddp.supervise.running import attempt_of
+from mpiddp.supervise.running import Running, attempt_of
 from mpiddp.supervise.supervisor import state_of
 from tests import processes
 from tests.benchmarks import recovery
 from tests.cluster import Cluster
 from tests.cluster.cluster import BRIDGE, RUN, ip, namespace
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, check, first_of, need, single_node_environ
+from tests.support import (
+    DEADLINE_S,
+    EXAMPLES,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    Done,
+    Mpi,
+    alone,
+    check,
+    first_of,
+    need,
+    single_node_environ,
+)
 
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
@@ -144,6 +157,27 @@ def test_what_a_checkpoint_is(tmp_path: Path) -> None:
         file.write_text(file.read_text() + "seven")
         assert state_of(str(path)) not in (before, ())
     assert state_of("") == state_of(str(tmp_path / "nowhere")) == ()
+
+
+ODD_ENTRIES = """
+import os, sys
+folder = sys.argv[1]
+with open(os.path.join(folder, "steps"), "a") as file:
+    file.write("x")
+if os.path.getsize(os.path.join(folder, "steps")) < 3:
+    raise ValueError("seven")
+"""  # fails twice, and has written a checkpoint each time
+
+
+def test_an_odd_entry_does_not_hide_progress(quick: Mpi, tmp_path: Path) -> None:
+    """A link that leads nowhere, one that leads to itself: what stands beside them is seen all the same."""
+    (checkpoints := tmp_path / "checkpoints").mkdir()
+    (checkpoints / "latest").symlink_to("step-100")
+    (checkpoints / "loop").symlink_to("loop")
+    (script := tmp_path / "fails.py").write_text(ODD_ENTRIES)
+    done = check(alone(quick, "-m", "mpiddp.supervise", "--progress-file", checkpoints, "--dir", tmp_path, quick.python,
+                       "-m", "mpiddp", "--no-init", script, checkpoints))
+    assert done.stderr.count("mpiddp.supervise: again (restart ") == 2, done.stderr
 
 
 def test_what_speaks_against_nodes() -> None:
@@ -672,3 +706,38 @@ def test_no_attempt_begins_that_the_walltime_would_end(cluster: Cluster, folder:
     assert re.search(r"supervise: status 75: \d+ s of the walltime are left, too few for an attempt", said), said
     assert {attempt for attempt, _, _ in notes(folder / "notes")} == {0}, said
     wait_until_gone(folder)
+
+
+def test_a_job_gets_sigterm_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    """The launcher's process is the program itself as soon as it is there, and ignores no signal of ours."""
+    code = """\
+import os, signal, sys
+from mpiddp.supervise.command import Launcher
+from mpiddp.supervise.running import Running
+pid = Running(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, "", \
+Launcher.NONE, 1.0)._process.pid
+status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
+assert status["Name"].strip() in ("sh", "dash", "bash"), status
+assert int(status["SigIgn"], 16) == 0, status
+while int(open(f"/proc/{pid}/status").read().partition("SigCgt:")[2].split()[0], 16) >> signal.SIGTERM - 1 & 1 == 0:
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = processes.run(sys.executable, "-c", code, timeout=DEADLINE_S, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                         cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "ended").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("text", "error"), [("", FileNotFoundError), ("#!/no/such/shell\n", FileNotFoundError),
+                                             ("#!/bin/sh\n", PermissionError)], ids=["missing", "no shell", "mode"])
+def test_a_launcher_that_cannot_be_started(tmp_path: Path, text: str, error: type[OSError]) -> None:
+    path = tmp_path / "launcher"
+    if text:
+        path.write_text(text)
+        path.chmod(0o644 if error is PermissionError else 0o755)
+    with pytest.raises(error):
+        Running([str(path)], os.environ, "", Launcher.NONE, 1.0)

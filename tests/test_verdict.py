@@ -40,6 +40,7 @@ def report(rank: int, kind: str, signal: str = "") -> Report:
 
 RAISED, LOST, OTHER_LOST = report(5, OWN), report(0, CONSEQUENCE), report(1, CONSEQUENCE)
 KILLED, STOPPED = report(4, ENDED, "SIGKILL"), report(3, ABSENT)
+ABORTED = report(4, ENDED, "SIGABRT")
 
 
 @pytest.mark.parametrize(("reports", "waited_s", "verdict"), [
@@ -49,7 +50,10 @@ KILLED, STOPPED = report(4, ENDED, "SIGKILL"), report(3, ABSENT)
     ([KILLED], 0, None),
     ([KILLED], SETTLING_S, Verdict(KILLED)),
     ([LOST, KILLED], SETTLING_S, Verdict(KILLED, "1 other rank lost the connection to it")),
-    ([KILLED, RAISED], 0, Verdict(RAISED)),
+    ([KILLED, RAISED], SETTLING_S, Verdict(KILLED, "rank 5 on n2 failed, too: cause 5")),
+    ([RAISED, KILLED], SETTLING_S, Verdict(KILLED, "rank 5 on n2 failed, too: cause 5")),
+    ([ABORTED, RAISED], SEARCHING_S, Verdict(ABORTED, "rank 5 on n2 failed, too: cause 5")),
+    ([RAISED, ABORTED], SETTLING_S, Verdict(RAISED)),
     ([LOST, STOPPED], SETTLING_S, Verdict(STOPPED, "1 other rank lost the connection to it")),
     ([LOST], SETTLING_S, None),
     ([LOST, OTHER_LOST], SEARCHING_S, Verdict(LOST, "1 other rank lost the connection to it")),
@@ -241,13 +245,46 @@ def test_what_is_known_of_the_others() -> None:
                               "the script; rank 4 on n2, rank 5 on n2 had not")
 
 
-@pytest.mark.parametrize(("error", "consequence"), [
-    ("RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:29903", True),
-    ("DistBackendError: NCCL communicator was aborted on rank 1", True),
-    ("ValueError: seven", False), ("RuntimeError: CUDA out of memory", False),
+C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+
+@pytest.mark.parametrize(("error", "file", "consequence"), [
+    ("RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:29903", "train.py", True),
+    ("torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1", "train.py", True),
+    ("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", "train.py", True),
+    ("mpi4py.MPI.Exception: Other MPI error, error stack:\nwait(1): Connection reset by peer", "train.py", True),
+    ("builtins.RuntimeError: Connection reset by peer", C10D, True),
+    ("builtins.ValueError: seven", C10D, False), ("builtins.RuntimeError: CUDA out of memory", "train.py", False),
+    ("builtins.ConnectionRefusedError: [Errno 111] Connection refused", "train.py", False),
+    ("builtins.BrokenPipeError: [Errno 32] Broken pipe", "/lib/site-packages/wandb/sdk.py", False),
+    ("builtins.RuntimeError: connection reset by peer", "/torch/distributed/checkpoint/filesystem.py", False),
 ])
-def test_consequences_are_known_by_their_words(error: str, consequence: bool) -> None:
-    assert is_consequence(error) == consequence
+def test_the_loss_of_a_peer_is_known_by_its_words_and_by_who_raised_it(
+    error: str, file: str, consequence: bool
+) -> None:
+    assert is_consequence(error, file) == consequence
+
+
+def test_an_interrupt_without_a_signal_is_an_error_like_any() -> None:
+    """Word of a signal may come after the report."""
+    interrupt = report(0, OWN, "SIGINT")
+    alone = Scene({0: "n0"}, world_size=1)
+    assert judge([interrupt], 0, alone) is None
+    assert judge([interrupt], SETTLING_S, alone) == Verdict(interrupt._replace(signal=""))
+    sent = judge([interrupt], 0, alone._replace(interrupted=[0]))
+    assert sent is not None
+    assert sent.outside
+    lone = judge([interrupt], SETTLING_S, Scene(HOSTS, interrupted=[0]))
+    assert lone is not None
+    assert (lone.outside, lone.first.kind, lone.first.cause) == (False, ENDED, "cause 0, by SIGINT")
+
+
+def test_a_program_that_has_exited_while_others_waited_for_it() -> None:
+    exited = report(2, OWN)
+    scene = Scene(HOSTS, left=[2], exits=[exited])
+    assert judge([LOST, OTHER_LOST], SETTLING_S, scene) is None
+    assert judge([LOST, OTHER_LOST], SEARCHING_S, scene) == Verdict(exited, "2 other ranks lost the connection to it")
+    assert judge([LOST, KILLED], SEARCHING_S, scene) == Verdict(KILLED, "1 other rank lost the connection to it")
 
 
 def test_the_block_names_all_there_is() -> None:

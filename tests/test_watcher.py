@@ -16,13 +16,14 @@ from mpiddp.beside.messages import (
     Over,
     Ruling,
     ScriptEnded,
+    Stage,
     Told,
     Watched,
 )
 from mpiddp.plan.verdict import CONSEQUENCE, Report, Verdict
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
-from mpiddp.sentinel.start import Start
+from mpiddp.sentinel.start import LATE_S, OTHERS_LATE_S, Start
 from mpiddp.sentinel.watcher import LAUNCHER_S, LEAVING_S, MOVES, State, Watcher
 from tests.test_messages import member, report
 
@@ -80,6 +81,42 @@ def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, h
     assert isinstance(said, events.Say)
     assert f"mpiddp: rank 1 on n0 ended by SIGSEGV (Segmentation fault), in {stage}" in said.text.splitlines()
     assert ("SLURM_PMIX_FENCE=ring" in said.text) == helps
+
+
+def test_a_rank_tells_its_stage_only_when_it_is_late() -> None:
+    watcher = Watcher(WATCHED, 0.0)
+    watcher.handle(events.FromRank(Stage("sentinels meet")), 1.0)
+    joined = watcher.handle(events.FromRank(Join(member(1), "127.0.0.1", 1, "token")), 1.0)
+    assert events.SetTimer("late", LATE_S) in joined
+    assert events.ToCoordinator(Stage("process group")) not in watcher.handle(
+        events.FromRank(Stage("process group")), 2.0)
+    assert watcher.handle(events.Due("late"), 11.0) == [events.ToCoordinator(Stage("process group"))]
+    begun = watcher.handle(events.FromRank(Stage("")), 12.0)
+    assert events.ToCoordinator(Stage("")) in begun
+    assert events.DropTimer("late") in begun
+
+
+def test_late_ranks_are_named_until_the_script_begins() -> None:
+    coordinator = Coordinator(WATCHED._replace(who="rank 0 on n0"), 0.0)
+    coordinator.handle(events.OwnRank(0, member(0, world_size=9)), 1.0)
+    for rank in range(1, 8):
+        coordinator.handle(events.Greeted(rank, Hello(rank, f"n{rank}", 77, "1")), 1.0)
+    assert coordinator.handle(events.FromPeer(0, Stage("process group")), 11.0) == [
+        events.SetTimer("late", OTHERS_LATE_S)]
+    for rank in (1, 2, 3, 7):
+        stage = "sentinels meet" if rank == 7 else "process group"
+        assert coordinator.handle(events.FromPeer(rank, Stage(stage)), 11.0) == []
+    assert coordinator.handle(events.Due("late"), 12.0) == [
+        events.Say("mpiddp: 12 s after the start the script waits for ranks 0-3 (process group); "
+                   "rank 7 on n7 (sentinels meet); rank 8 (not joined)"), events.SetTimer("late", 2 * LATE_S)]
+    for rank in (1, 2, 3, 7):
+        coordinator.handle(events.FromPeer(rank, Stage("")), 20.0)
+    coordinator.handle(events.Greeted(8, Hello(8, "n8", 77, "1")), 20.0)
+    assert coordinator.handle(events.Due("late"), 32.0) == [
+        events.Say("mpiddp: 32 s after the start the script waits for rank 0 on n0 (process group)"),
+        events.SetTimer("late", 4 * LATE_S)]
+    coordinator.handle(events.FromPeer(0, Stage("")), 33.0)
+    assert coordinator.handle(events.Due("late"), 72.0) == []
 
 
 def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:

@@ -8,6 +8,8 @@ CUT = "  ..."  # at the end of a stack of which the outermost calls are left out
 FIRST = ("_run_module_as_main", "_bootstrap")  # the first calls of `python -m`, and of a thread
 MODULE = "<module>"  # that of a script
 
+WHERE, FLUSH = b"?", b"!"  # what a sentinel sends through the socket of `Answers`: tell where you are; flush all files
+
 # A rank to its sentinel
 
 
@@ -25,7 +27,7 @@ class Calls(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """A thread of the rank answers whatever comes through the socket whose other end comes with this."""
+    """A thread of the rank does what is asked for through the socket whose other end comes with this."""
 
 
 class Sight(NamedTuple):
@@ -48,9 +50,9 @@ class Sight(NamedTuple):
 class Progress(NamedTuple):
     """How far the rank is; it answers so when it is asked.
 
-    It has made so many `steps`, the last one `step_age_s` ago. `entered` has a line for each process group: how many
-    collectives the rank has entered there, the group's ranks, and its name, with tabs between. `spins` tells that it
-    computes on a GPU: while it waits for that, it uses a processor.
+    It has made so many `steps`, the last one `step_age_s` ago. `entered` is JSON: of each process group how many
+    collectives the rank has entered there, the group's ranks, and its name. `spins` tells that it computes on a GPU:
+    while it waits for that, it uses a processor.
     """
 
     steps: int
@@ -105,8 +107,9 @@ class Whereabouts(NamedTuple):
     """The answer to the `Where` of this number, as where/merge.py has it.
 
     `stack` is one of where/stack.py, empty if the rank has not printed it; `progress` is None if the rank has not told
-    it. Of each process that the rank has forked `children` has its number, its state, the kernel's function that it
-    sleeps in, the program's name if it is another one, and its stack, a line each with the stack's lines indented.
+    it. `busy_s`, `moved_bytes`, `faults` and `unseen` are as in where/seen.py. `children` is JSON: of each process that
+    the rank has forked its number, its stack, its state, the kernel's function that it sleeps in, and the name of the
+    program if it is another one.
     """
 
     number: int
@@ -119,3 +122,5 @@ class Whereabouts(NamedTuple):
     ended: bool
     children: str
     progress: Progress | None = None
+    faults: int = 0
+    unseen: str = ""

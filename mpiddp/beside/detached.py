@@ -6,23 +6,31 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Collection
+from posix import fork  # os.fork may be a debugger's own, which holds up the process that it makes
+
+from ..say import say
 
 FROM_TERMINALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
+def fork_detached(main: Callable[[], None], kept: Collection[int], name: str) -> int:
     """Run `main` in a new process that keeps stdin, stdout, stderr and the `kept` descriptors of this one.
 
     The process has a session of its own: signals that are sent to the rank's do not reach it. It is no child
-    of the rank: a script that waits for its children does not find it. Returns the child that forks it and
-    ends; the caller has to reap() that child.
+    of the rank: a script that waits for its children does not find it. Where `main` raises, or the process cannot be
+    made, that is said in a line with its `name`. Returns the child that forks it and ends, 0 if there is none; the
+    caller has to reap() that child.
     """
-    child = os.fork()
+    try:
+        child = fork()
+    except OSError as error:
+        say(f"mpiddp: {name} cannot be started: {error}")
+        return 0
     if child:
         return child
     status = 1
     try:
-        if os.fork() == 0:
+        if fork() == 0:
             os.setsid()
             os.chdir("/")
             signal.set_wakeup_fd(-1)
@@ -31,6 +39,8 @@ def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
             close_all_but(kept)
             main()
         status = 0
+    except Exception as error:
+        say(f"mpiddp: {name} has failed: {type(error).__name__}: {error}")
     finally:
         os._exit(status)
 
@@ -38,7 +48,8 @@ def fork_detached(main: Callable[[], None], kept: Collection[int]) -> int:
 def reap(child: int) -> None:
     """Wait for a child that ends by itself; if SIGCHLD is ignored, nothing is left of it to wait for."""
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(child, 0)
+        if child:
+            os.waitpid(child, 0)
 
 
 def close_all_but(kept: Collection[int]) -> None:

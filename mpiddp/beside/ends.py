@@ -1,18 +1,21 @@
-"""What joins a rank and its sentinel, and how another sentinel is started where the first was killed."""
+"""What joins a rank and a process beside it, and how another sentinel is started where the first was killed."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import sys
 import time
+from posix import posix_spawn  # os.posix_spawn may be a debugger's own
 from typing import NamedTuple
 
-from .messages import Watched
+from .messages import END_SIGNAL, Watched
 
 PROGRAM = "import sys; sys.path += sys.argv[2:]; from mpiddp.sentinel.again import main; main(sys.argv[1])"
+F_SETSIG = 10  # (asm-generic/fcntl.h): which signal tells of a descriptor
 STARTING_S = 10.0  # for a sentinel's process to begin
 
 
@@ -29,10 +32,22 @@ class Ends(NamedTuple):
 
 
 def open_ends() -> tuple[Ends, Ends]:
-    """Return the ends of a rank, and those of its sentinel."""
+    """Return the ends of a rank, and those of a process beside it."""
     wire, its_wire = socket.socketpair()
     life, its_life = os.pipe()
     return Ends(wire, life), Ends(its_wire, its_life)
+
+
+def miss(life: int) -> None:
+    """Let END_SIGNAL come when the other side is gone: the kernel closes its end of `life` then."""
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, F_SETSIG, END_SIGNAL)
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+
+
+def miss_no_more(life: int) -> None:
+    """Let no END_SIGNAL come, also where a child that was forked past Python has `life` still."""
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_NONBLOCK)
 
 
 def has_ended(life: int) -> bool:
@@ -63,7 +78,7 @@ def spawn_sentinel(its: Ends, signals: int, stderr: int, watched: Watched, began
     known = {name: value for name, value in watched._asdict().items() if name != "hosts"}
     given = json.dumps([first, os.getpid(), known, began_s])
     command = [sys.executable, "-I", "-c", PROGRAM, given, *packages, root]
-    child = os.posix_spawn(sys.executable, command, environ, file_actions=moved, setsigmask=())
+    child = posix_spawn(sys.executable, command, environ, file_actions=moved, setsigmask=())
     deadline = time.monotonic() + STARTING_S
     ended = status = 0
     with contextlib.suppress(ChildProcessError):  # the script ignores SIGCHLD

@@ -1,22 +1,22 @@
-"""A port of a process beside a rank: who shows the job's token comes in.
+"""A port of a process beside a rank: who proves to know the job's token comes in.
 
-Nothing that a stranger sends is parsed or kept, nobody waits for a stranger, and many of them don't keep others out:
-the one that has been silent for longest goes when there are too many.
+Nothing that a stranger sends is parsed, nobody waits for a stranger, and many of them don't keep others out: the one
+that has been silent for longest goes when there are too many.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from _operator import _compare_digest as compare_digest  # hmac's own, which would load OpenSSL too
 from collections.abc import Callable
 from functools import partial
 
+from .handshake import Response
 from .loop import Loop
 from .messages import Coordinate
 from .wire import listen
 
-SHOWING_S = 5.0  # for a stranger to show the token
+SHOWING_S = 5.0  # for a stranger to prove that it knows the token
 PAUSE_S = 0.2  # where there is no descriptor for one more connection
 SPARE = 64  # connections besides two for each rank
 AT_ONCE = 64  # connections that are taken before others are heard again
@@ -24,21 +24,21 @@ PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBE
 
 
 class Entrance:
-    """Listens on a port, and hands over each connection on which the token came first."""
+    """Listens on a port, and hands over each connection whose other end knows the token, as handshake.py has it."""
 
     def __init__(
         self, loop: Loop, request: Coordinate, admit: Callable[[socket.socket], None], listener: int = -1
     ) -> None:
-        """Listen where it is requested; `admit` is called with each connection from which the token was read.
+        """Listen where it is requested; `admit` is called with each connection that is let in.
 
         `listener` is a descriptor that listens there already, -1 for none.
         """
         self._listener = socket.socket(fileno=listener) if listener >= 0 else listen(request.address, request.port)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self._loop, self._token, self._admit = loop, request.token.encode(), admit
+        self._loop, self._token, self._admit = loop, request.token, admit
         self._most = 2 * request.ranks + SPARE
-        self._strangers: dict[socket.socket, bytearray] = {}  # what they have shown, in the order in which they came
+        self._strangers: dict[socket.socket, Response] = {}  # the one that has been silent for longest first
         self._open()
 
     def fileno(self) -> int:
@@ -81,34 +81,36 @@ class Entrance:
         if len(self._strangers) >= self._most:
             self._make_room()
         stranger.setblocking(False)
-        self._strangers[stranger] = bytearray()
+        self._strangers[stranger] = Response(self._token)
         self._loop.listen(stranger, partial(self._look_at, stranger))
         self._loop.set_timer(timer(stranger), SHOWING_S, partial(self._turn_away, stranger))
 
     def _make_room(self) -> None:
-        """Let the stranger go that came first, unless it shows the token by now."""
-        first = next(iter(self._strangers))
-        self._look_at(first)
-        if first in self._strangers:
-            self._turn_away(first)
+        """Let the stranger go that has been silent for longest, unless one of them comes in or is turned away now."""
+        for stranger in list(self._strangers):
+            if not self._look_at(stranger):
+                self._turn_away(stranger)
+            if stranger not in self._strangers:
+                return
+        self._turn_away(next(iter(self._strangers)))
 
-    def _look_at(self, stranger: socket.socket) -> None:
-        """Read as many bytes as the token has, then compare them, in a time that does not depend on them."""
-        shown = self._strangers[stranger]
+    def _look_at(self, stranger: socket.socket) -> bool:
+        """Go on with a stranger's handshake; tell whether it has said something, or has hung up."""
+        response = self._strangers[stranger]
         try:
-            data = stranger.recv(len(self._token) - len(shown))
+            if answer := response.take(stranger.recv(response.missing)):
+                stranger.send(answer)
         except BlockingIOError:
-            return
+            return False
         except OSError:
-            data = b""
-        shown += data
-        if data and len(shown) < len(self._token):
-            return
-        if compare_digest(shown, self._token):
+            self._turn_away(stranger)
+            return True
+        if response.passed:
             self._forget(stranger)
             self._admit(stranger)
         else:
-            self._turn_away(stranger)
+            self._strangers[stranger] = self._strangers.pop(stranger)  # the last one that has spoken
+        return True
 
     def _turn_away(self, stranger: socket.socket) -> None:
         self._forget(stranger)

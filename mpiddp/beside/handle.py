@@ -46,6 +46,7 @@ from .messages import (
     Watched,
 )
 from .outflow import Outflow
+from .programs import tell_of_programs
 from .succession import Succession
 from .wakeup import Wakeup
 from .window import Window, caught
@@ -54,6 +55,7 @@ from .wire import Wire
 Awaited = TypeVar("Awaited", Port, Ruling, Missing, End)
 
 END_S = 1.0  # for an `End`, which comes before its signal; another thread may be reading it
+LATE_END_S = 0.01  # for one beside another reason for the signal
 LISTENING_S = 30.0  # for the sentinel to listen: from a cold file system it may have to be loaded yet
 ANSWER_S = 4.0  # for the sentinel to answer; its coordinator may take SEARCHING_S to rule
 
@@ -68,7 +70,8 @@ class SentinelHandle:
         self._signals, self._its_signals = socket.socketpair()  # open without a sentinel, too: a signal is no error
         pid = os.getpid()
         self._forking = fork_detached(lambda: watch(Wire(its.wire), self._its_signals, pid, watched, self.start),
-                                      kept=(its.wire.fileno(), its.life, self._its_signals.fileno()))
+                                      kept=(its.wire.fileno(), its.life, self._its_signals.fileno()),
+                                      name=f"the sentinel of {watched.who}")
         its.close()
         self._wire = Wire(ours.wire)
         self._succession = Succession(self._wire, ours.life, self._its_signals.fileno(), watched, self.start)
@@ -76,7 +79,9 @@ class SentinelHandle:
         self._hears_crashes = False
         self._wakeup: Wakeup | None = None
         self._window: Window | None = None
+        self._stop_telling: Callable[[], object] = bool  # of programs that the script starts
         self._end: Callable[[int], object] = sys.exit
+        self._replace_relay: Callable[[], bool] = bool
 
     def stage(self, name: str) -> None:
         """Tell the stage that begins."""
@@ -121,11 +126,14 @@ class SentinelHandle:
         self._wire.send(joined)
         self._succession.begin()
 
-    def watch_script(self, outflow: int = -1) -> None:
+    def watch_script(self, outflow: int = -1, replace_relay: Callable[[], bool] = bool) -> None:
         """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs.
 
-        By the socket `outflow`, unless it is -1, it can ask for output that is folded.
+        By the socket `outflow`, unless it is -1, it can ask for output that is folded. `replace_relay` is called when
+        the sentinel or the relay of the rank's output may be gone, and tells whether it was the relay.
         """
+        self._replace_relay = replace_relay
+        self._replace_relay()  # no signal has told of one that has been gone since the start
         self._wire.send(Stage(""))
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError):
@@ -144,22 +152,30 @@ class SentinelHandle:
         if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not caught([signal.SIGQUIT]):
             signal.signal(signal.SIGQUIT, leave_to_sentinel)
         os.register_at_fork(after_in_child=self._in_child)
+        self._stop_telling = tell_of_programs(lambda pid: self._wire.send(Forked(pid)))
 
     def release(self) -> None:
         """Let the sentinel know of nothing any more; the process goes on."""
         self._succession.stop()
+        self._stop_telling()
         if self._hears_crashes:
             faulthandler.disable()
         if self._window is not None:
             self._window.end()
         self._hear_no_signals()
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(END_SIGNAL, signal.SIG_DFL)
+            if signal.getsignal(END_SIGNAL) == self._on_end_signal:
+                signal.signal(END_SIGNAL, signal.SIG_DFL)
             if signal.getsignal(signal.SIGQUIT) == leave_to_sentinel:
                 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
     def report(self, report: Report) -> Ruling:
         """Report why this rank fails, and return what follows from it."""
+        if self._wakeup is not None and self._wakeup.simulated:
+            report = report._replace(signal="")
+        elif report.signal and (self._wakeup is None or self._wakeup.lent):
+            with contextlib.suppress(OSError):
+                self._signals.send(bytes([signal.SIGINT]))  # nobody else tells of it
         failed = Failed(brief(report))
         self._succession.note(failed)
         self._wire.send(failed)
@@ -173,18 +189,22 @@ class SentinelHandle:
         report = failed.report
         return ruling if ruling is not None else Ruling(Verdict(report), report.status, True)
 
-    def told(self) -> None:
-        """Tell that the reason is printed: the other ranks may be ended."""
-        self._wire.send(Told())
+    def told(self, record: str = "") -> bool:
+        """Tell that the reason is printed: the other ranks may be ended. The sentinel writes `record` to --error-file.
+
+        This process could not end while a file system holds it up. Return whether there is a sentinel.
+        """
+        return self._wire.send(Told(record=record))
 
     def through(self) -> None:
         """Tell that this rank, which has failed, has nothing more to do."""
         self._wire.send(Through())
 
-    def script_ended(self) -> None:
-        """Tell that the script has come to its end."""
-        self._succession.note(ScriptEnded())
-        self._wire.send(ScriptEnded())
+    def script_ended(self, by_exit: Report | None = None) -> None:
+        """Tell that the script has come to its end; `by_exit` as in ScriptEnded."""
+        ended = ScriptEnded(by_exit)
+        self._succession.note(ended)
+        self._wire.send(ended)
 
     def missing(self) -> str:
         """Return in words which ranks' scripts have not come to their end, empty where nobody answers."""
@@ -228,8 +248,9 @@ class SentinelHandle:
         return found if isinstance(found, kind) else None
 
     def _on_end_signal(self, *_: object) -> None:
-        """End as the sentinel has told before; if it is gone instead, let another take its place."""
-        if (message := self._await(End, END_S)) is not None:
+        """End as the sentinel has told before; if it is gone instead, or the relay is, let something take its place."""
+        patience_s = LATE_END_S if self._replace_relay() else END_S
+        if (message := self._await(End, patience_s)) is not None:
             self._end(message.status)
         self._succession.replace_if_gone()
 

@@ -12,8 +12,9 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from functools import partial
 
-from ..facts.files import open_for_writing
+from ..facts.files import distrust, open_for_writing, opened
 from ..plan.member import LogPlan
 
 NAME = "ranks.json"
@@ -30,7 +31,7 @@ LINE_END = re.compile(r"[\r\n]+")
 def write_index(path: str, logs: Sequence[LogPlan]) -> None:
     """Write the index of these logs, one of each rank; raise OSError where that fails."""
     records = b"".join(map(record, logs))
-    descriptor = open_for_writing(path)
+    descriptor = open_for_writing(path, job_folder=True)
     try:
         rest = b"[\n" + records[:-2] + b"\n]\n"
         while rest:
@@ -68,7 +69,7 @@ def note(log: LogPlan, status: int | None = None, lost: int | None = None, tail:
         return
     with contextlib.suppress(OSError):
         # NFS sends whole pages, with others' places as they were before, unless each write goes to the server at once.
-        descriptor = os.open(log.ranks_file, os.O_RDWR | os.O_DSYNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = opened(log.ranks_file, os.O_RDWR | os.O_DSYNC, partial(distrust, job_folder=True))
         try:
             fill_in(descriptor, log, [status, b"true" if is_first else None, lost], tail, again)
         finally:

@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-import math
 import os
 import selectors
 import socket
 import time
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 
 from .wire import Wire
+
+FEW = 64  # removed timers that may stay in the heap until they are due
 
 
 class Loop:
     """Calls a function for each event, in the order in which the kernel saw the events.
 
-    If a function raises, `excuse` gets the exception and the loop goes on.
+    If a function raises, `excuse` gets the exception and the loop goes on. What a wake-up costs does not grow with the
+    number of connections and timers: a coordinator has a timer for each connection that has not shown its token.
     """
 
     def __init__(self, excuse: Callable[[Exception], None]) -> None:
         self.over = False  # set it to let run() return
         self._excuse = excuse
         self._selector = selectors.EpollSelector()
-        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._timers: dict[str, tuple[int, Callable[[], None]]] = {}  # each with its number
+        self._due: list[tuple[float, int, str]] = []  # a heap: when, which number, of which name; removed ones, too
+        self._last_number = 0
 
     def run(self) -> None:
         """Wait for events and act on them, until `over` is set."""
         while not self.over:
-            due = min((at for at, _ in self._timers.values()), default=math.inf)
-            pause = None if due == math.inf else max(0.0, due - time.monotonic())
+            self._forget_removed()
+            pause = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
             for key, _ in self._selector.select(pause):
                 now = self._selector.get_map().get(key.fd)  # an earlier event may have closed it, and another opened
                 if now is not None and now.data is key.data and not self.attempt(key.data):
                     self._drop(key)
             now_s = time.monotonic()
-            for name, (at, act) in list(self._timers.items()):
-                if at <= now_s and name in self._timers:
-                    del self._timers[name]
-                    self.attempt(act)
+            while self._due and self._due[0][0] <= now_s:
+                _, number, name = heappop(self._due)
+                if self._is_current(number, name):
+                    self.attempt(self._timers.pop(name)[1])
 
     def attempt(self, act: Callable[[], object]) -> bool:
         """Call `act` and tell whether it came to its end."""
@@ -48,7 +53,7 @@ class Loop:
             return False
         return True
 
-    def listen(self, source: Wire | socket.socket | int, act: Callable[[], None]) -> None:
+    def listen(self, source: Wire | socket.socket | int, act: Callable[[], object]) -> None:
         """Call `act` whenever something can be read from `source`."""
         self._selector.register(source, selectors.EVENT_READ, act)
 
@@ -82,7 +87,9 @@ class Loop:
 
     def set_timer(self, name: str, after_s: float, act: Callable[[], None]) -> None:
         """Call `act` once, `after_s` from now; a timer of the same name is replaced."""
-        self._timers[name] = (time.monotonic() + after_s, act)
+        self._last_number += 1
+        self._timers[name] = (self._last_number, act)
+        heappush(self._due, (time.monotonic() + after_s, self._last_number, name))
 
     def is_set(self, name: str) -> bool:
         """Tell whether there is a timer of this name."""
@@ -92,6 +99,18 @@ class Loop:
         """Remove the timers of these names."""
         for name in names:
             self._timers.pop(name, None)
+
+    def _is_current(self, number: int, name: str) -> bool:
+        """Tell whether a timer was neither removed nor replaced."""
+        return name in self._timers and self._timers[name][0] == number
+
+    def _forget_removed(self) -> None:
+        """Remove from the heap what is no timer any more: what is due first, and all where it is most of the heap."""
+        if len(self._due) > 2 * len(self._timers) + FEW:
+            self._due = [one for one in self._due if self._is_current(*one[1:])]
+            heapify(self._due)
+        while self._due and not self._is_current(*self._due[0][1:]):
+            heappop(self._due)
 
     def _drop(self, key: selectors.SelectorKey) -> None:
         """Stop to listen to a source whose function raised: what it did not read would call it again at once."""

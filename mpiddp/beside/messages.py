@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..config import DEFAULT_READY_S
+from ..config import DEFAULT_READY_S, DESERTED_TIMEOUT_S
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
 from .asking import Answers, Ask, Calls, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
@@ -26,7 +26,8 @@ class Watched(NamedTuple):
     `hosts` returns the hosts that are asked for an answer when the rank waits in MPI_Init, none on most ranks.
     `by_srun` tells that srun itself started the rank. `timeout_s` is how long its start may take. `step_daemon` is
     the process of Slurm that the rank descends from, 0 for none. Where no rank has moved for `stall_s`, the coordinator
-    says so, and ends the job if `stall_abort`; 0 for never. `ready_s` after the rank has joined its job its sentinel is
+    says so, and ends the job if `stall_abort`; 0 for never. It ends a job whose ranks wait for one that has come to its
+    end when that has lasted for `exit_timeout_s`. `ready_s` after the rank has joined its job its sentinel is
     named, and loads what it needs to tell where the rank is; by then the job can be found by those who ask.
     """
 
@@ -40,6 +41,7 @@ class Watched(NamedTuple):
     stall_s: float = 0.0
     stall_abort: bool = False
     ready_s: float = DEFAULT_READY_S
+    exit_timeout_s: float = DESERTED_TIMEOUT_S
 
 
 # A rank to its sentinel
@@ -84,7 +86,7 @@ class Join(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """The script has forked the process `pid`."""
+    """The script has started the process `pid`, by a fork or as a program."""
 
     pid: int
 
@@ -104,9 +106,13 @@ class Failed(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The reason for the job's end is printed, and the other ranks may be ended; or it is just being, if not `done`."""
+    """The reason for the job's end is printed, and the other ranks may be ended; or it is just being, if not `done`.
+
+    `record` is what the rank's sentinel writes to --error-file, empty for nothing.
+    """
 
     done: bool = True
+    record: str = ""
 
 
 class Through(NamedTuple):
@@ -114,7 +120,13 @@ class Through(NamedTuple):
 
 
 class ScriptEnded(NamedTuple):
-    """The rank's script has come to its end."""
+    """The rank's script has come to its end.
+
+    `exit` is the report on it, should other ranks still need this one, if it raised SystemExit and nobody knows the
+    status.
+    """
+
+    exit: Report | None = None
 
 
 class AskMissing(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import sys
 import time
@@ -34,12 +35,12 @@ def steps() -> int:
 def progress() -> Progress:
     """Return how far this rank is, from any of its threads."""
     cuda = sys.modules.get("torch.cuda")
-    return Progress(steps(), round(time.monotonic() - _step_s, 1) if steps() else 0.0, "\n".join(collectives()),
+    return Progress(steps(), round(time.monotonic() - _step_s, 1) if steps() else 0.0, json.dumps([*collectives()]),
                     bool(cuda and getattr(cuda, "is_initialized", bool)()))
 
 
-def collectives() -> Iterator[str]:
-    """Yield a line for each process group: how many collectives the rank has entered there, its ranks, its name.
+def collectives() -> Iterator[tuple[int, str, str]]:
+    """Yield of each process group how many collectives the rank has entered there, its ranks, and its name.
 
     torch counts them itself, for gloo and NCCL alike (torch/csrc/distributed/c10d/ProcessGroup.hpp,
     getSequenceNumberForGroup); a group that does not count is left out.
@@ -49,4 +50,4 @@ def collectives() -> Iterator[str]:
     for group in list(getattr(world, "pg_names", ()))[:MOST_GROUPS]:
         with contextlib.suppress(Exception):  # a group that a program has made may raise anything
             number, name = group._get_sequence_number_for_group(), world.pg_names[group]
-            yield f"{number}\t{ranges(world.pg_group_ranks[group], FEW)}\t{name}"
+            yield int(number), ranges(world.pg_group_ranks[group], FEW), str(name)

@@ -11,12 +11,11 @@ import time
 
 from ..say import write_all
 from .asking import Answers, Stacks
-from .ends import Ends, file_of, has_ended, open_ends, spawn_sentinel
+from .ends import Ends, file_of, has_ended, miss, miss_no_more, open_ends, spawn_sentinel
 from .messages import END_SIGNAL, Bye, Coordinate, Failed, Join, ScriptEnded, Stage, Watched
 from .outflow import Outflow
 from .wire import Wire
 
-F_SETSIG = 10  # (asm-generic/fcntl.h): which signal tells of a descriptor
 Told = Coordinate | Join | ScriptEnded | Failed | Stacks | Answers | Outflow  # what another sentinel has to be told
 SETTLING_S = 10.0  # between two sentinels that are gone; sooner than that, none takes their place
 
@@ -46,18 +45,16 @@ class Succession:
         self._told.append((message, self._kept(descriptor)))
 
     def begin(self) -> None:
-        """Miss the sentinel from now on: END_SIGNAL comes when the kernel has closed its end of `life`."""
+        """Miss the sentinel from now on."""
         self._on = True
-        fcntl.fcntl(self._life, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(self._life, F_SETSIG, END_SIGNAL)
-        fcntl.fcntl(self._life, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+        miss(self._life)
         self.replace_if_gone()
 
     def stop(self) -> None:
-        """Miss it no more: no END_SIGNAL comes, also where a child that was forked past Python has `life` still."""
+        """Miss it no more."""
         self._on = False
         if self._is_ours(self._life):
-            fcntl.fcntl(self._life, fcntl.F_SETFL, os.O_NONBLOCK)
+            miss_no_more(self._life)
 
     def close(self) -> None:
         """Close what is kept, in this process alone."""

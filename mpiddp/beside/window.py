@@ -16,7 +16,8 @@ import sys
 from collections.abc import Iterable
 from types import FrameType
 
-from .asking import CUT, FIRST, MODULE, Calls, Progress
+from ..exits import flush_files
+from .asking import CUT, FIRST, FLUSH, MODULE, WHERE, Calls, Progress
 from .ends import file_of
 from .lines import encode
 from .messages import ASK_SIGNAL, STACK_SIGNAL
@@ -29,12 +30,13 @@ MOST_CALLS = 100  # the innermost ones
 class Window:
     """What a sentinel sees its rank through: a pipe and a socket.
 
-    What comes through the socket asks a thread of the rank for the stack of the main thread, and a `Progress`, which it
-    tells there as soon as the interpreter lets it. ASK_SIGNAL asks each process that the rank has forked for its stack,
-    and the rank where that thread does not answer, by a handler in Python that tells it through the pipe. So the
-    interpreter reads its stack itself. Where it is held up, in native code, STACK_SIGNAL lets a handler in C print the
-    stack. That may crash a process which runs Python, because a signal comes between any two instructions, also where a
-    call has been half made (python/cpython#116008): who sends it sees to that.
+    By the socket a thread of the rank is asked to flush the files that the script has open, or for the stack of the
+    main thread and a `Progress`, which it tells there as soon as the interpreter lets it. ASK_SIGNAL asks each process
+    that the rank has forked for its stack, and the rank where that thread does not answer, by a handler in Python that
+    tells it through the pipe. So the interpreter reads its stack itself. Where it is held up, in native code,
+    STACK_SIGNAL lets a handler in C print the stack. That may crash a process which runs Python, because a signal comes
+    between any two instructions, also where a call has been half made (python/cpython#116008): who sends it sees to
+    that.
     """
 
     def __init__(self) -> None:
@@ -105,9 +107,12 @@ class Window:
         asked = select.poll()
         asked.register(self._ours, select.POLLIN)
         with self._answers, contextlib.suppress(Exception):  # a thread of ours shows no traceback
-            while asked.poll() and self._is_ours(self._ours) and os.read(self._ours, 100):
-                self._tell(self._ours, Calls(os.getpid(), as_printed(frame_of(self._watched))))
-                self._tell(self._ours, progress())
+            while asked.poll() and self._is_ours(self._ours) and (requests := os.read(self._ours, 100)):
+                if WHERE in requests:
+                    self._tell(self._ours, Calls(os.getpid(), as_printed(frame_of(self._watched))))
+                    self._tell(self._ours, progress())
+                if FLUSH in requests:
+                    flush_files()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         """Be the handler of ASK_SIGNAL; where it comes while that is at work, it tells the same once more."""
@@ -155,7 +160,8 @@ def as_printed(frame: FrameType | None, most: int = MOST_CALLS) -> str:
     outermost = ""
     while frame is not None and len(lines) < most:
         outermost = frame.f_code.co_name
-        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno or "???"} in {outermost}')
+        file, function = (name.replace("\n", "\\n") for name in (frame.f_code.co_filename, outermost))
+        lines.append(f'  File "{file}", line {frame.f_lineno or "???"} in {function}')
         frame = frame.f_back
     is_whole = frame is None and outermost in (*FIRST, MODULE)
     return "\n".join(lines if is_whole else [*lines, CUT]) + "\n"
@@ -176,6 +182,6 @@ FOR_OTHERS = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIG
 def caught(numbers: Iterable[int]) -> set[int]:
     """Return the signals for which this process has a handler, Python's or another one."""
     mask = 0
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:
-        mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:  # a name may be no text
+        mask = next((int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:")), 0)
     return {number for number in numbers if mask >> (number - 1) & 1}

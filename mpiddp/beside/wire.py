@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 
 from .lines import decode, encode
 from .messages import Message, Sent
@@ -29,16 +30,26 @@ class Wire:
         return self._socket.fileno()
 
     def send(self, message: Sent, descriptor: int = -1) -> bool:
-        """Send a message and tell whether the other end is there to take it; between processes, with a descriptor."""
+        """Send a message and tell whether the other end has taken it; between processes, with a descriptor.
+
+        The other end always gets whole lines: the rest of one that it did not take in time is what is sent next.
+        """
         line = encode(message) + b"\n"
         try:
-            if descriptor < 0:
-                self._socket.sendall(line)
-            else:
-                socket.send_fds(self._socket, [line], [descriptor])
+            if not self._send_rest():
+                return False
+            sent = self._socket.send(line) if descriptor < 0 else socket.send_fds(self._socket, [line], [descriptor])
+            self._unsent = line[sent:]
+            return self._send_rest()
         except OSError:
             return False
-        return True
+
+    def _send_rest(self) -> bool:
+        """Send what is begun, and tell whether the other end has taken it in time; raise OSError if it is gone."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._unsent and time.monotonic() < deadline:
+            self._unsent = self._unsent[self._socket.send(self._unsent):]
+        return not self._unsent
 
     def post(self, message: Sent) -> bool:
         """Send a message without waiting for the other end, and tell whether it is off; flush() sends what is not."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+ODD = 1  # exit status
+
 
 class Asked(NamedTuple):
     """A quick check, or one of the nodes alone, and files to write, empty for none."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compare.figures import Who
-from ..join.rollcall import receive
+from ..join.rollcall import receive, undelivered
 from ..waiting import wait_for
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Crew:
         """Keep the ranks' communicator, this rank's own part in each piece of work, and what ranks are called."""
         self._comm, self._works, self.name = comm, works, name
         self._number = 0
-        self._sent: list[MPI.Request] = []
+        self._sent: list[tuple[int, MPI.Request]] = []  # to which ranks; those that were not received when last looked
         self._rested = time.monotonic()
         self.lost: dict[int, str] = {}
         self.troubles: dict[int, list[str]] = {}
@@ -74,6 +75,7 @@ class Crew:
         self._let_rest(asked.keys())
         found = {}
         if 0 in asked:
+            self._deliver()  # this rank's part may wait for others outside MPI
             found[0] = perform(self._works, Order(self._number, work, asked[0], limit_s))
         self._collect(found, asked.keys(), time.monotonic() + limit_s + GRACE_S)
         for rank in asked.keys() - found.keys():
@@ -97,8 +99,13 @@ class Crew:
         """Let all ranks end."""
         for rank in range(1, self._comm.size):
             self._send(Order(0, "", (), 0.0), rank)
-        for request in self._sent:
-            request.wait()
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Return when all ranks have received what was sent to them, or have had time to."""
+        with contextlib.suppress(TimeoutError):
+            wait_for(lambda: not undelivered(self._sent) or None, time.monotonic() + GRACE_S, TimeoutError,
+                     lambda _: None, GRACE_S)
 
     def _collect(self, found: dict[int, Any], asked: AbstractSet[int], deadline: float) -> None:
         """Add the answers that come until all are there, or the deadline is over; meanwhile let the others rest."""
@@ -113,8 +120,8 @@ class Crew:
         wait_for(everyone, float("inf"), TimeoutError, lambda _: None, float("inf"))
 
     def _send(self, order: Order, rank: int) -> None:
-        self._sent = [one for one in self._sent if not one.Test()]
-        self._sent.append(self._comm.isend(order, rank, ORDERS))
+        undelivered(self._sent)
+        self._sent.append((rank, self._comm.issend(order, rank, ORDERS)))
 
 
 def serve(comm: MPI.Comm, works: Mapping[str, Work]) -> None:

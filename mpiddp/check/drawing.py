@@ -11,6 +11,7 @@ from ..compare.expected import bandwidth, reduced
 from ..compare.figures import WAYS, Figures, Finding
 from ..compare.outliers import median
 from ..compare.units import counted, in_words
+from ..facts.files import open_for_writing
 from .table import at_end, bounded, cut, scale, significant, size_of
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def write(path: str, figures: Figures, findings: Sequence[Finding], title: str) 
         ways(picture, grid(figures, findings), WAYS[size_of(figures)].words)
         curve(axes_at(picture, CURVE), figures)
         tell(axes_at(picture, TOLD), findings)
-        picture.savefig(path, format=form, dpi=DPI)
+        with open(open_for_writing(path), "wb") as file:
+            picture.savefig(file, format=form, dpi=DPI)
 
 
 def axes_at(picture: Figure, area: Area) -> Axes:

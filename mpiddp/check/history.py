@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..compare.figures import OWN, Figures, Finding
 from ..compare.past import aged, present
-from ..facts.files import open_for_writing
+from ..facts import files
 from ..measure.deadlines import within
 from ..measure.storage import ANSWER_S
 from ..say import write_all
@@ -50,7 +50,7 @@ class OwnPast:
         try:
             self._known, self._damaged = within(ANSWER_S, lambda: read(path))
         except OSError as error:
-            self._error = reason(error)
+            self._error = reason(error, path)
 
     def doubt(self, figures: Figures) -> dict[str, frozenset[int]]:
         """Return which ranks measure again, by quantity, before their host is said to be worse than it was."""
@@ -77,7 +77,7 @@ class OwnPast:
                 new = entries(figures, time.time())
                 within(ANSWER_S, lambda: append(self._path, new))
         except OSError as error:
-            self._error = reason(error)
+            self._error = reason(error, self._path)
         if self._error:
             return [f"check-history: cannot keep figures in {self._path}: {self._error}"]
         damaged = f"{self._damaged} damaged line{'s' * (self._damaged != 1)}"
@@ -87,9 +87,11 @@ class OwnPast:
         return aged(figures, past(self._known, entries(figures, 0.0)))
 
 
-def reason(error: OSError) -> str:
+def reason(error: OSError, path: str) -> str:
     """Return why a file cannot be read or written, in words."""
-    return error.strerror or f"it has not answered within {ANSWER_S:g} s"  # of within(), which has no words
+    if not error.strerror:  # of within()
+        return f"it has not answered within {ANSWER_S:g} s"
+    return files.reason(error, path)
 
 
 def entries(figures: Figures, now: float) -> list[Entry]:
@@ -107,11 +109,11 @@ def read(path: str) -> tuple[list[Entry], int]:
     Raises OSError where it cannot be read.
     """
     try:
-        with open(path, errors="replace") as file:
+        with open(files.open_for_reading(path), errors="replace") as file:
             text = file.read()
     except FileNotFoundError:
         return [], 0
-    found = [parsed(line) for line in text.splitlines()]
+    found = [parsed(line) for line in text.removesuffix("\n").split("\n") if text]
     return [one for one in found if one], max(found.count(None), int(bool(text) and not text.endswith("\n")))
 
 
@@ -121,7 +123,7 @@ def parsed(line: str) -> Entry | None:
         one: dict[str, Any] = json.loads(line)
         values = {str(name): float(value) for name, value in one["values"].items()}
         return Entry(float(one["time"]), str(one["host"]), str(one["kind"]), values)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -158,7 +160,7 @@ def as_lines(found: Sequence[Entry]) -> bytes:
 
 def torn(path: str) -> bool:
     """Tell whether a file's last line has no end."""
-    with open(path, "rb") as file:
+    with open(files.open_for_reading(path), "rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
         file.seek(-1, os.SEEK_END)
@@ -207,7 +209,7 @@ def locked(path: str) -> Iterator[int]:
     """Open a file to append to it, alone: that which has the name, as replace() leaves the one before without it."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        file = open_for_writing(path, append=True)
+        file = files.open_for_writing(path, append=True)
         try:
             lock(file, deadline)
             if is_at(path, file):
@@ -231,7 +233,7 @@ def lock(file: int, deadline: float) -> None:
 def is_at(path: str, file: int) -> bool:
     """Tell whether an open file is the one that has a name, which is opened: NFS asks its server only then."""
     try:
-        other = os.open(path, os.O_RDONLY)
+        other = files.open_for_reading(path)
     except FileNotFoundError:
         return False
     try:

@@ -10,11 +10,10 @@ from ..errors import LonelyLaunchError
 from ..join.refusal import refuse_alone
 from ..plan.verdict import ABSENT, Report
 from ..run.running import RunningJob
-from . import Asked
+from . import ODD, Asked
 from .crew import Crew, serve
 from .works import REDUCING_LIMIT_S, Works
 
-ODD = 1  # exit status
 # Whatever a job script has them say: else a collective that takes too long ends the process, and not only the
 # measurement, and each wait looks once in a millisecond. The third one would switch the first one on.
 PATIENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
@@ -36,8 +35,7 @@ def check(asked: Asked, job: RunningJob, config: LaunchConfig) -> int:
             from .report import inspect  # the other ranks need not load it
 
             crew = Crew(member.comm, works, member.roll.name)
-            is_odd = inspect(crew, member.environment, asked, config.startup_timeout_s)
-            job.ending.status = ODD if is_odd else 0
+            job.ending.status = inspect(crew, member.environment, asked, config.startup_timeout_s)
             for rank, words in sorted(crew.lost.items()):  # the job cannot end in order
                 job.ending.fail(Report(rank, member.seats[rank].host, ABSENT, f"did not answer: {words}", ODD))
             crew.dismiss()

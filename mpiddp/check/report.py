@@ -11,12 +11,13 @@ from ..compare.hints import hints
 from ..compare.judge import incomparable, judge
 from ..environment import Environment
 from ..facts import runtime, software
+from ..facts.files import reason
 from ..measure.channels import serving
 from ..measure.deadlines import within
 from ..plan.words import folded
-from ..say import say, warn
+from ..say import answer, say, warn
 from ..show.files import note_suspects, write_json
-from . import Asked
+from . import ODD, Asked
 from .crew import Crew
 from .history import OwnPast
 from .inspection import QUICK, Extent, Inspection
@@ -24,13 +25,12 @@ from .progress import Progress
 from .record import as_json
 from .table import lines
 
-STDOUT = 1
 WRITING_S = 20.0  # a file, in a folder that may be slow
 DRAWING_S = 120.0  # with the import of matplotlib, from a file system that may be slow
 
 
-def inspect(crew: Crew, env: Environment, asked: Asked, patience_s: float) -> bool:
-    """Let all ranks measure, show what was found, and tell whether something is odd.
+def inspect(crew: Crew, env: Environment, asked: Asked, patience_s: float) -> int:
+    """Let all ranks measure, show what was found, and return the exit status: ODD where something is odd.
 
     Raises LonelyLaunchError where a rank has not begun after `patience_s`.
     """
@@ -43,10 +43,10 @@ def inspect(crew: Crew, env: Environment, asked: Asked, patience_s: float) -> bo
     figures = Inspection(crew, env.world_size, extent, Progress(), patience_s).run(past)
     findings = [*judge(figures), *(past.judge(figures) if past else ())]
     notes += [*incomparable(figures), *hints(figures, env.backend)]
-    say("\n".join([head(env.backend), *lines(figures, findings, notes)]), STDOUT)
+    lost = answer("\n".join([head(env.backend), *lines(figures, findings, notes)]))
     warn(past.keep(figures) if past else ())
     keep(figures, findings, notes, asked)
-    return bool(findings)
+    return ODD if findings else lost
 
 
 def head(backend: str) -> str:
@@ -79,7 +79,8 @@ def draw(path: str, figures: Figures, findings: Sequence[Finding]) -> None:
     except ImportError as error:
         say(f"mpiddp.check: cannot draw {path}: {error} (pip install matplotlib)")
     except Exception as error:  # a library that draws may raise anything
-        say(f"mpiddp.check: cannot draw {path}: {getattr(error, 'strerror', error)}")
+        words = reason(error, path) if isinstance(error, OSError) else error
+        say(f"mpiddp.check: cannot draw {path}: {words}")
 
 
 def nodes_of(figures: Figures) -> str:

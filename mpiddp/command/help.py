@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import sys
 from typing import Any, NoReturn
+
+from ..say import answer, say
 
 # What other launchers' options are here.
 INSTEAD = {
@@ -20,7 +23,17 @@ INSTEAD = {
 }
 
 
-class Parser(argparse.ArgumentParser):
+class PlainParser(argparse.ArgumentParser):
+    """An argument parser that prints its help as any other answer."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is not None and file is not sys.stdout:
+            say(message)
+        elif status := answer(message):
+            sys.exit(status)
+
+
+class Parser(PlainParser):
     """An argument parser that says what is wrong in one line."""
 
     def __init__(self, **details: Any) -> None:

@@ -7,7 +7,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config import AUTO, DEFAULT_ABORT_GRACE_S, DEFAULT_FOLD_WINDOW_S, DEFAULT_STARTUP_TIMEOUT_S, PREFIX, RESTARTS
+from ..config import (
+    AUTO,
+    DEFAULT_ABORT_GRACE_S,
+    DEFAULT_FOLD_WINDOW_S,
+    DEFAULT_STARTUP_TIMEOUT_S,
+    DESERTED_TIMEOUT_S,
+    PREFIX,
+    RESTARTS,
+    STANDARD_INPUT,
+)
 from .values import (
     CHECKS,
     FALSE,
@@ -71,7 +80,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "exit-timeout": {
         "default": None, "type": seconds, "metavar": "SECONDS",
-        "help": "give up when a rank has not ended this long after another did (default: wait for it)",
+        "help": "give up when a rank has not ended this long after another did (default: wait for it, but "
+                f"{DESERTED_TIMEOUT_S:g} where all ranks that have not ended wait in a collective for one that has)",
     },
     "stall": {
         "default": None, "type": seconds, "metavar": "SECONDS",
@@ -152,7 +162,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "exit": {
         "default": "quick", "type": way_out, "metavar": "quick|python",
-        "help": "python tears the interpreter down at the end, for module-level destructors (default: %(default)s)",
+        "help": "python tears down the modules of libraries at the end, too, which is slow (default: %(default)s)",
     },
     "traceback": {
         "default": "short", "choices": ("short", "full"),
@@ -192,7 +202,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     ours: list[str] = []
     rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--"):
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--", STANDARD_INPUT):
         name, *value = rest.pop(0).split("=", 1)
         name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
         ours.append("=".join([name, *value]))

@@ -13,6 +13,8 @@ from .cpus import Grant, Topology
 from .gpus import Gpu, from_kernel, gpus, visible
 from .script import ScriptFacts
 
+SHM = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
+
 
 class Interface(NamedTuple):
     """An address of a network interface that is up; `network` is its subnet in CIDR form.
@@ -78,7 +80,6 @@ def host_facts(
     started_by = runtime.detect(environ)
     by_mpirun = started_by is not None and started_by.launcher is not runtime.SRUN
     unconfined = rank == node and cpus.are_all(allowed)
-    shm = os.statvfs("/dev/shm")  # noqa: S108 (it is looked at, not written to)
     addresses, unaddressed = ((), ()) if whole or rank != node else interfaces()
     return HostFacts(
         hostname=runtime.hostname(),
@@ -92,7 +93,7 @@ def host_facts(
         script=script,
         versions=software.versions(mpi_library),
         prefix=software.prefix(),
-        shm_bytes=shm.f_frsize * shm.f_blocks,
+        shm_bytes=shm_bytes(),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         gpus=found,
         seen=seen,
@@ -101,6 +102,22 @@ def host_facts(
         grant=cpus.grant(environ, runtime.hostname(), by_mpirun) if unconfined else None,
         unaddressed=unaddressed,
     )
+
+
+def shm_bytes() -> int:
+    """Return the size of /dev/shm, 0 where there is none."""
+    try:
+        shm = os.statvfs(SHM)
+    except OSError:
+        return 0
+    return shm.f_frsize * shm.f_blocks
+
+
+def why_no_shm() -> str:
+    """Return in words why this user can have no shared memory on this host, empty where that is possible."""
+    if os.access(SHM, os.W_OK | os.X_OK):
+        return ""
+    return f"this user cannot write to {SHM}" if os.path.isdir(SHM) else f"there is no {SHM}"
 
 
 def interfaces() -> tuple[tuple[Interface, ...], tuple[str, ...]]:

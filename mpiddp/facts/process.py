@@ -69,8 +69,8 @@ class Process:
     def handles(self, number: int) -> bool:
         """Tell whether the process has a handler for a signal; no if that is not known."""
         try:
-            with open(f"/proc/{self.pid}/status") as file:
-                caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+            with open(f"/proc/{self.pid}/status", "rb") as file:  # a name may be no text
+                caught = next((line.split()[1] for line in file if line.startswith(b"SigCgt:")), b"0")
         except OSError:
             return False
         return bool(int(caught, 16) >> (number - 1) & 1)
@@ -121,7 +121,7 @@ def cgroups(controller: str) -> list[str]:
     In a container, those that are mounted there.
     """
     found: dict[str, None] = {}
-    for line in text("/proc/self/cgroup").splitlines():
+    for line in filter(None, text("/proc/self/cgroup").split("\n")):
         number, kinds, path = line.split(":", 2)
         if number == "0":
             roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
@@ -137,7 +137,7 @@ def cgroups(controller: str) -> list[str]:
 def memory_events(pid: int) -> str:
     """Return the file that counts the memory events of a process's cgroup (cgroup-v2.rst), empty if there is none."""
     try:
-        with open(f"/proc/{pid}/cgroup") as file:
+        with open(f"/proc/{pid}/cgroup", errors="surrogateescape", newline="\n") as file:
             groups = [line.rstrip("\n").split(":", 2) for line in file]
     except OSError:
         return ""

@@ -9,7 +9,7 @@ from typing import Any
 from ..say import say
 from ..version import __version__
 from .cpus import Grant, Topology
-from .files import open_for_writing
+from .files import open_for_reading, open_for_writing, reason
 from .gpus import Gpu
 from .host import HostFacts, Interface
 
@@ -20,17 +20,17 @@ def write(path: str, facts: Sequence[HostFacts]) -> None:
         with open(open_for_writing(path), "w") as file:
             json.dump({"mpiddp": __version__, "ranks": [record(one) for one in facts]}, file)
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {error.strerror}")
+        say(f"mpiddp: cannot write {path}: {reason(error, path)}")
 
 
 def read(path: str) -> list[HostFacts]:
     """Return the facts in a file; raise OSError, or ValueError with a line for the user if they are none."""
-    with open(path) as file:
+    with open(open_for_reading(path)) as file:
         try:
             found = [loaded(one) for one in json.load(file)["ranks"]]
             check(found)
             return found
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} has no facts that mpiddp {__version__} knows: "
                              f"{type(error).__name__}: {error}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
 from ..config import RESTARTS
@@ -54,6 +54,41 @@ class Runtime(NamedTuple):
     has_pmi_library: bool
     tasks: int = 1
     task: int = 0
+
+
+def disown(environ: MutableMapping[str, str]) -> None:
+    """Remove the name of a job that this process has no part in.
+
+    A batch system, or another daemon, starts what a rank has submitted with the rank's variables.
+    """
+    if (run := environ.get("TORCHELASTIC_RUN_ID")) is not None and not is_in_rank(run):
+        del environ["TORCHELASTIC_RUN_ID"]
+
+
+def is_in_rank(run: str) -> bool:
+    """Tell whether this process descends from one that has set TORCHELASTIC_RUN_ID to `run`: a rank, or torchrun.
+
+    Its descendants were started with that, it was not itself, and it has torch or MPI.
+    """
+    pid = os.getppid()
+    try:
+        while f"TORCHELASTIC_RUN_ID={run}".encode() in content(f"/proc/{pid}/environ").split(b"\0"):
+            pid = parent_of(pid)
+        libraries = content(f"/proc/{pid}/maps")
+    except OSError:  # another user's process, such as a batch system's daemon
+        return False
+    return b"/libmpi" in libraries or b"/libtorch" in libraries
+
+
+def content(path: str) -> bytes:
+    """Return what a file holds; raise OSError where it cannot be read."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; raise OSError where that cannot be seen."""
+    return int(content(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[1])
 
 
 def outer_launcher(environ: Mapping[str, str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.util
 import os
@@ -10,10 +11,10 @@ import sys
 import types
 import zlib
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder, SourcelessFileLoader
 from typing import NamedTuple
 
-from ..config import Script
+from ..config import STANDARD_INPUT, Script
 
 # A script that has one of these asks for its rank, or leaves that to a library that does.
 RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"accelerat", b"lightning", b"deepspeed",
@@ -22,6 +23,11 @@ RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"acceler
 
 # The option by which torch.distributed.launch tells a script its local rank, in the code that parses it.
 LOCAL_RANK_OPTION = re.compile(rb"""["'](--local[_-]rank)["']""")
+
+
+INSTALLED = ("/site-packages/", "/dist-packages/")
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OTHERS = tuple(f"{folder}/" for folder in (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), OURS))
 
 
 class ScriptFacts(NamedTuple):
@@ -39,38 +45,85 @@ class ScriptFacts(NamedTuple):
     local_rank_option: str = ""
 
 
+# What was read of scripts, by path. The one of standard input is put here when rank 0 has read it.
+sources: dict[str, bytes] = {}
+
+
 def script_facts(script: Script) -> ScriptFacts:
     """Return what this rank sees of the script."""
     if script.is_code:
         digest = f"{zlib.crc32(os.fsencode(script.target)):08x}"
         return ScriptFacts("-c", digest, error=compile_error("<string>", lambda: compiled_code(script.target)))
-    return module_facts(script.target) if script.is_module else file_facts(script.target)
+    if script.is_module:
+        return module_facts(script.target)
+    spec = application(script)
+    return spec_facts(script.target, spec) if spec is not None else file_facts(script.target)
 
 
 def file_facts(path: str) -> ScriptFacts:
     """Return the facts of a script file."""
-    if os.path.isdir(path):
-        return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)} is a directory")
+    if sys.path_importer_cache.get(absolute(path)) is not None:  # where application() has found no __main__
+        kind = "directory" if os.path.isdir(path) else "zip file"
+        return ScriptFacts(path, missing=True, error=f"{absolute(path)} is a {kind} without a __main__.py")
     try:
         source = read(path)
     except OSError as error:
-        return ScriptFacts(path, missing=True, error=f"{os.path.abspath(path)}: {error.strerror}")
+        return ScriptFacts(path, missing=True, error=f"{absolute(path)}: {error.strerror}")
+    return source_facts(path, source)
+
+
+def source_facts(path: str, source: bytes) -> ScriptFacts:
+    """Return the facts of a script file that was read."""
     option = LOCAL_RANK_OPTION.search(source) if b"LOCAL_RANK" not in source else None
     return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=compile_error(path, lambda: compiled(path)),
                        local_rank_option=option[1].decode() if option else "")
 
 
-@functools.cache
 def read(path: str) -> bytes:
     """Return the source of a script; later calls return what the first one read."""
-    with open(path, "rb") as file:
-        return file.read()
+    if path not in sources:
+        if path == STANDARD_INPUT:
+            raise FileNotFoundError(errno.ENOENT, "not read yet", path)
+        with open(path, "rb") as file:
+            sources[path] = file.read()
+    return sources[path]
+
+
+def absolute(path: str) -> str:
+    """Return a script's path as Python makes it absolute, which leaves "./" and ".." in it (_Py_abspath)."""
+    if path == STANDARD_INPUT:
+        return "<stdin>"
+    return os.path.join(os.getcwd(), path) if path not in ("", ".") else os.getcwd()
+
+
+@functools.cache
+def application_at(path: str) -> ModuleSpec | None:
+    """Return the `__main__` of a folder or a zip file, None for another file (Python manual, "Interface options")."""
+    spec = PathFinder.find_spec("__main__", [path])
+    return spec if spec is not None and spec.loader is not None else None
+
+
+def application(script: Script) -> ModuleSpec | None:
+    """Return the `__main__` of a script that is a folder or a zip file with one, None for any other."""
+    return application_at(absolute(script.target)) if script.is_file else None
 
 
 @functools.cache
 def compiled(path: str) -> types.CodeType:
-    """Return the code of a script; raise SyntaxError, ValueError for null bytes, or OSError."""
-    return compile(read(path), os.path.abspath(path), "exec", dont_inherit=True)
+    """Return the code of a script; raise SyntaxError, ValueError for null bytes, or OSError.
+
+    Raises ImportError, EOFError or ValueError for bytecode that this Python cannot load.
+    """
+    if is_bytecode(path):
+        code = SourcelessFileLoader("__main__", path).get_code("__main__")
+        assert code is not None
+        return code
+    return compile(read(path), absolute(path), "exec", dont_inherit=True)
+
+
+def is_bytecode(path: str) -> bool:
+    """Tell whether a script is bytecode, by its name or its first two bytes as Python does (maybe_pyc_file())."""
+    return path.endswith(".pyc") or read(path)[:2] == importlib.util.MAGIC_NUMBER[:2]
 
 
 @functools.cache
@@ -86,7 +139,7 @@ def compile_error(path: str, compiled: Callable[[], types.CodeType]) -> str | No
     except SyntaxError as error:
         where = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
         return f"{where}\n    {error.text.strip()}" if error.text else where
-    except ValueError as error:
+    except (ImportError, EOFError, ValueError) as error:
         return f"{path}: {error}"
     return None
 
@@ -95,7 +148,7 @@ def asks_to_stop(script: Script) -> bool:
     """Tell by the names in a script's own code whether it calls mpiddp.should_stop(); import no module for that."""
     try:
         return {"mpiddp", "should_stop"} <= names(code_of(script))
-    except (ImportError, KeyError, OSError, SyntaxError, ValueError):
+    except (EOFError, ImportError, KeyError, OSError, SyntaxError, ValueError):
         return False
 
 
@@ -103,7 +156,7 @@ def code_of(script: Script) -> types.CodeType:
     """Return a script's own code; raise what an import of it would, as far as no other module is needed for that."""
     if script.is_code:
         return compiled_code(script.target)
-    return compiled(module_path(script.target) if script.is_module else script.target)
+    return compiled(path_of(script))
 
 
 def knows_of_ranks(script: Script) -> bool:
@@ -112,30 +165,37 @@ def knows_of_ranks(script: Script) -> bool:
     The modules that it has imported, and that are installed nowhere, are its own too.
     """
     try:
-        sources = [script.target.encode() if script.is_code else read(
-            module_path(script.target) if script.is_module else script.target), *map(read, own_modules())]
+        own = script.target.encode() if script.is_code else read(path_of(script))
+        found = [own, *map(read, own_modules())]
     except (ImportError, KeyError, OSError, ValueError):
         return True
-    return any(word in source.lower() for source in sources for word in RANK_WORDS)
+    return any(word in source.lower() for source in found for word in RANK_WORDS)
 
 
 def own_modules() -> list[str]:
-    """Return the files of the loaded modules that belong neither to an installed package nor to Python, nor to us.
-
-    Some modules of torch name files that are none.
-    """
+    """Return the files of the loaded modules that are not installed; some modules of torch name files that are none."""
     named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     files = [file for file in named if isinstance(file, str)]
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    others = (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), ours)
-    return [file for file in files if file.endswith(".py") and "site-packages" not in file
-            and not file.startswith(tuple(f"{one}/" for one in others)) and os.path.isfile(file)]
+    return [file for file in files if file.endswith(".py") and not is_installed(file) and os.path.isfile(file)]
+
+
+def is_installed(file: str) -> bool:
+    """Tell whether a module's file belongs to an installed package, to Python, or to us."""
+    return any(folder in file for folder in INSTALLED) or file.startswith(OTHERS)
 
 
 def names(code: types.CodeType) -> set[str]:
     """Return the names of all globals, attributes and modules in some code, each part of a dotted one."""
     nested = (names(one) for one in code.co_consts if isinstance(one, types.CodeType))
     return {part for name in code.co_names for part in name.split(".")}.union(*nested)
+
+
+def path_of(script: Script) -> str:
+    """Return the file of a script's own code, empty for a module that cannot be found without an import."""
+    if script.is_module:
+        return module_path(script.target)
+    spec = application(script)
+    return spec.origin or "" if spec is not None else script.target
 
 
 def module_path(name: str) -> str:
@@ -154,10 +214,19 @@ def module_facts(name: str) -> ScriptFacts:
         return ScriptFacts(name, missing=True, error=str(error))
     if spec.submodule_search_locations is not None:
         return module_facts(f"{name}.__main__")
-    if spec.origin is None or not spec.origin.endswith(".py"):
-        return ScriptFacts(name)
-    found = file_facts(spec.origin)
-    return found._replace(target=name, missing=False)
+    return spec_facts(name, spec)
+
+
+def spec_facts(target: str, spec: ModuleSpec) -> ScriptFacts:
+    """Return the facts of a module that Python has found, in a folder or in a zip file."""
+    get_data = getattr(spec.loader, "get_data", None)
+    if spec.origin is None or not spec.origin.endswith(".py") or get_data is None:
+        return ScriptFacts(target)
+    try:
+        source = sources[spec.origin] = get_data(spec.origin)
+    except OSError as error:
+        return ScriptFacts(target, error=f"{spec.origin}: {error.strerror}")
+    return source_facts(spec.origin, source)._replace(target=target)
 
 
 def find_module(name: str) -> ModuleSpec:

@@ -9,8 +9,9 @@ from ..beside.handle import SentinelHandle
 from ..config import LaunchConfig
 from ..errors import LaunchError
 from ..facts import fabric, mpi, runtime
+from ..facts.host import why_no_shm
 from ..facts.library import Library, library
-from ..plan.fit import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
+from ..plan.fit import check_fit, check_nested, check_shm, check_tasks, check_whole, hidden, unlaunched
 from ..plan.transports import left_out
 from ..say import warn
 from ..stages import begin
@@ -33,6 +34,7 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, sen
         check_fit(started_by, loaded)
     except LaunchError:  # srun is asked only now, by the rank that speaks: it takes time
         check_fit(started_by, loaded, runtime.srun_mpi_types() if started_by and started_by.rank == 0 else ())
+    check_shm(loaded, why_no_shm(), runtime.hostname())
     sentinel.stage("MPI_Init")
     warn(unlaunched(started_by, loaded, runtime.slurm_tasks(os.environ)))
     former = variables.set_all(transports(loaded)) | variables.hide(hidden(started_by, loaded))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from ..beside.index import NAME, write_index
 from ..config import RESTARTS, LaunchConfig
 from ..environment import Place
 from ..facts import runtime
-from ..facts.files import open_for_writing
+from ..facts.files import Claim, free_claim, open_for_writing, reason
 from ..plan.member import LogPlan
 from ..plan.problems import check_logs
 from ..say import say
@@ -33,26 +34,49 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
     """Make this rank's log in a folder of the job's own and return how it is kept.
 
     That folder has the Slurm job's number, with that of the step from the second on, or the job's `run_id`; where
-    `mpiddp.supervise` starts the job, that of the attempt, too.
+    `mpiddp.supervise` starts the job, that of the attempt, too. Where another launch has that folder, a number follows.
     Collective. Raises LaunchError `log-unwritable` or `no-zstd` on every rank.
     """
     name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     if RESTARTS in os.environ:
         name = f"{runtime.slurm_job(os.environ) or run_id}-attempt-{runtime.restart_count(os.environ)}"
-    folder = f"{config.log_dir}/{roll.agree('naming logs', None, lambda ranks: [name] * len(ranks))}"
+    named = name, os.urandom(16).hex()
+    name, token = roll.agree("naming logs", None, lambda ranks: [named] * len(ranks))
+    folder = claim_folder(roll, place, f"{config.log_dir}/{name}", run_id)
     host, kind, most_bytes = runtime.hostname(), config.log_compress, config.log_max_bytes
     path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log{SUFFIXES[kind]}"
-    log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", kind, most_bytes)
+    log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", kind, most_bytes, token)
     opened = Opened(log, create(path), kind == "zstd" and not any(map(find_spec, ZSTD)))
     has_index = roll.agree("opening logs", opened, lambda ranks: begin(ranks, roll.hosts))
     return log if has_index else log._replace(ranks_file="")
 
 
+def claim_folder(roll: RollCall, place: Place, wanted: str, run_id: str) -> str:
+    """Return the folder that is this launch's own on all nodes: the one that rank 0 wants, or that with a number.
+
+    Each node claims it, since nodes may have a log folder of their own. When Slurm has queued a job again, it takes
+    the folders of the time before, in the order in which its launches ask for them. Collective.
+    """
+    numbers = itertools.count(1)
+
+    def choose(_: object) -> list[Claim]:
+        return [free_claim(wanted, runtime.slurm_restarts(os.environ), run_id, numbers)] * roll.size
+
+    while True:
+        claim: Claim = roll.agree("naming logs", None, choose)
+        if place.num_nodes == 1:
+            return claim.folder
+        is_made = place.local_rank > 0 or claim.make()
+        if roll.agree("naming logs", is_made, lambda made: [all(made)] * len(made)):
+            return claim.folder
+        if place.local_rank == 0:
+            claim.drop()
+
+
 def create(log: str) -> str:
     """Make a file and the folders above it; return why that failed, or an empty text."""
     try:
-        os.makedirs(os.path.dirname(log), exist_ok=True)
-        os.close(open_for_writing(log, append=True))
+        os.close(open_for_writing(log, append=True, job_folder=True))
         return ""
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
@@ -66,5 +90,6 @@ def begin(ranks: Sequence[Opened], hosts: Sequence[str]) -> list[bool]:
         write_index(logs[0].ranks_file, logs)
         return [True] * len(logs)
     except OSError as error:
-        say(f"mpiddp: cannot write {logs[0].ranks_file}: {error.strerror}; the job goes on without it")
+        path = logs[0].ranks_file
+        say(f"mpiddp: cannot write {path}: {reason(error, path)}; the job goes on without it")
         return [False] * len(logs)

@@ -24,9 +24,13 @@ from .gathering import Share, share
 from .logs import open_log
 from .process_group import GroupMaker
 from .rollcall import RollCall
+from .workers import keep_from_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+GROUP = "process group"
+
 
 def enter(
     roll: RollCall, place: Place, plan: DevicePlan, config: LaunchConfig, former: variables.Former,
@@ -74,6 +78,7 @@ class Membership:
         self.roll, self.groups = roll, groups
         self._server = server
         self._former = former
+        self._let_workers_start_mpi = keep_from_mpi()
         self.log, self.share = log, share
 
     @property
@@ -87,7 +92,7 @@ class Membership:
         exits = runtime.kills_aborted(runtime.detect(os.environ))
         return Member(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
-                      f"{env.node_rank} {runtime.pid_namespace()}")
+                      f"{env.node_rank} {runtime.pid_namespace()}", self.endpoint.port)
 
     def create_group(
         self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object], binds: bool = True
@@ -99,9 +104,12 @@ class Membership:
         Return when all ranks have the group: a rank that ended earlier would close its gloo connections
         while another rank still makes its own.
         """
-        with self.roll.watch("process group", give_up):
+        with self.roll.watch(GROUP, give_up):
             self.groups.create(timeout, binds)
-            self.roll.await_all()
+        try:
+            self.roll.agree(GROUP, None, lambda ranks: [None] * len(ranks))
+        except LonelyLaunchError as error:
+            give_up(error)
 
     def destroy_group(self) -> None:
         """Destroy the default process group, if there is one."""
@@ -116,6 +124,7 @@ class Membership:
     def restore_environment(self) -> None:
         """Give the variables that the job set their former values."""
         variables.restore(self._former)
+        self._let_workers_start_mpi()
 
     def explain(self, script: str) -> str:
         """Return what this rank runs with, a script file among it, and where each variable that it finds comes from."""

@@ -31,7 +31,7 @@ class GroupMaker:
         self.keys = keys
         self.unclaimed = False
         self._timeout: timedelta | None = None
-        self._hook = sys.excepthook
+        self._hook = self._hook_of_torch = sys.excepthook
         self._create: Callable[..., None] = dist.init_process_group
         self._signature = inspect.signature(self._create)
 
@@ -48,6 +48,7 @@ class GroupMaker:
         device = None if serves_cpu(env.backend) or not binds else env.device
         self._create_over_our_store(env.rank, env.world_size,
                                     {"backend": env.backend, "timeout": timeout, "device_id": device})
+        self._hook_of_torch = sys.excepthook
 
     def try_out(self) -> None:
         """Run a first collective: some backends connect only then."""
@@ -95,10 +96,14 @@ class GroupMaker:
         return False
 
     def discard(self) -> None:
-        """Destroy the group if it is unclaimed, with the hook by which torch puts the rank before each traceback."""
+        """Destroy the group if it is unclaimed, with the hook by which torch puts the rank before each traceback.
+
+        A hook that the script has set since then stays.
+        """
         if self.unclaimed and dist.is_initialized():
             dist.destroy_process_group()
-            sys.excepthook = self._hook
+            if sys.excepthook is self._hook_of_torch:
+                sys.excepthook = self._hook
         self.unclaimed = False
 
     def _request(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:

@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
 
 
-def refuse_early(message: str) -> None:
+def refuse_early(message: str, on_node: bool = False) -> None:
     """Print a reason before MPI is there; return when the launcher has had time to pass it on.
 
     A rank knows its own number from the launcher's variables. Rank 0 speaks; where each task of a Slurm
-    step has started a launcher, only rank 0 of the first task.
+    step has started a launcher, only rank 0 of the first task. If the reason is one of this node alone (`on_node`), a
+    rank of another node than rank 0's speaks, too, where no launcher has ended it by then.
     """
     launcher = runtime.detect(os.environ)
     if launcher is not None and (launcher.rank > 0 or launcher.task > 0):
         time.sleep(PATIENCE_S)
-        return
+        if not on_node or launcher.task > 0 or not runtime.is_first_on_node(os.environ):
+            return
     say(message)
     if launcher is not None:
         time.sleep(FORWARDING_S)
@@ -44,7 +46,7 @@ def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
         yield
     except LaunchError as error:
         sentinel.settle()
-        refuse_early(str(error))
+        refuse_early(str(error), on_node=isinstance(error, LonelyLaunchError))
         raise
 
 

@@ -1,15 +1,20 @@
-"""Bring all ranks' facts to rank 0, and its plan back. Each wait has a deadline and says whom it waits for."""
+"""Bring all ranks' facts to rank 0, and its plan back. Each wait has a deadline and says whom it waits for.
+
+MPI makes progress only inside MPI calls, and a send may complete while its message still waits at the sender for room:
+for one of MPICH's 64 cells for a rank's messages to its node, or in a network's queue. So whoever has sent calls MPI
+until all of it is received, before it does anything else, such as to wait for the same ranks inside torch.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import LaunchError, LonelyLaunchError
+from ..errors import EndTimeoutError, LaunchError, LonelyLaunchError
 from ..plan.words import listed
 from ..say import say
 from ..stages import WAIT, begin
@@ -66,7 +71,6 @@ class RollCall:
         self.numbers: Sequence[int] = ()
         self._began_s = began_s
         self._deadline = began_s + timeout_s
-        self._sent: list[MPI.Request] = []
         self._end: tuple[MPI.Request, array.array[int], array.array[int]] | None = None
 
     @property
@@ -91,8 +95,9 @@ class RollCall:
             begin(f"plan: {stage}")
             answer = self._decide(found, plan)
         else:
-            self._send((facts, time.monotonic() - self._began_s), 0)
+            sent = self.comm.isend((facts, time.monotonic() - self._began_s), 0, TAG)
             answer = self._await_answer()
+            sent.wait()  # it is received: rank 0 has answered
         if isinstance(answer, LaunchError):
             self.close()
             raise answer
@@ -115,17 +120,13 @@ class RollCall:
             timer.cancel()
             timer.join()  # no thread of ours is left when the script runs
 
-    def await_all(self) -> None:
-        """Return when all ranks have called this; use it inside watch(), which has the deadline."""
-        sleep_until(self.comm.Ibarrier().Test)
-
     def await_end(
         self, own: Sequence[int], timeout_s: float | None, name_missing: Callable[[], str],
         remind: Callable[[float], None],
     ) -> Sequence[int]:
         """Return the largest of each of the ranks' `own` when all have called this.
 
-        Raises TimeoutError after `timeout_s`, with the names of those that are missing. `remind` gets the
+        Raises EndTimeoutError after `timeout_s`, with the names of those that are missing. `remind` gets the
         seconds waited, first after a minute. If a signal's handler raises meanwhile, call this again.
         """
         import array
@@ -139,19 +140,21 @@ class RollCall:
         wait_for(
             lambda: reduction.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,
-            lambda: TimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
+            lambda: EndTimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
             remind, REMIND_OF_END_AFTER_S,
         )
         return largest
+
+    def await_all(self) -> None:
+        """Return when all ranks have called this; for ranks that have come to their end, of which none takes long."""
+        sleep_until(self.comm.Ibarrier().Test)
 
     def those(self, is_one: bool) -> list[int]:
         """Return on rank 0 the ranks that call this with True; none elsewhere. Collective, and no rank waits asleep."""
         return [rank for rank, one in enumerate(self.comm.gather(is_one) or ()) if one]
 
     def close(self) -> None:
-        """Free the communicator, when every rank has received what was sent to it. Collective."""
-        for request in self._sent:
-            request.wait()
+        """Free the communicator. Collective."""
         self.comm.Free()
 
     def _await_answer(self) -> Any:
@@ -162,36 +165,43 @@ class RollCall:
     def _decide(
         self, facts: Sequence[Facts], plan: Callable[[Sequence[Facts]], Sequence[Plan]]
     ) -> Plan | LaunchError:
+        """Send each rank its plan; return rank 0's when the others have received theirs."""
         answers: Sequence[Plan | LaunchError]
         try:
             answers = plan(facts)
         except LaunchError as error:
             answers = [error] * self.size
-        for rank in range(1, self.size):
-            self._send(answers[rank], rank)
+        sent = [(rank, self.comm.issend(answers[rank], rank, TAG)) for rank in range(1, self.size)]
+        self._await_ranks("receiving its plan", lambda: undelivered(sent))
         return answers[0]
 
     def _collect(self, stage: str, own: Facts) -> list[Facts]:
         found = {0: own}
 
-        def everyone() -> dict[int, Facts] | None:
-            while len(found) < self.size:
-                if (message := receive(self.comm, TAG)) is None:
-                    return None
+        def missing() -> Collection[int]:
+            while len(found) < self.size and (message := receive(self.comm, TAG)) is not None:
                 rank, (found[rank], waited_s) = message
                 self._deadline = min(self._deadline, time.monotonic() + self.timeout_s - waited_s)
-            return found
+            return () if len(found) == self.size else range(self.size) - found.keys()
 
-        def missing() -> str:
-            ranks = [rank for rank in range(self.size) if rank not in found]
-            return f"{len(ranks)} of {self.size} ranks: {listed([f'{self.name(rank)} ({stage})' for rank in ranks])}"
-
-        wait_for(everyone, lambda: self._deadline, lambda: self._late(f"waited for {missing()}"),
-                 lambda waited_s: say(f"mpiddp: waiting {waited_s:.0f} s for {missing()}"), REMIND_AFTER_S)
+        self._await_ranks(stage, missing)
         return [found[rank] for rank in range(self.size)]
 
-    def _send(self, what: object, rank: int) -> None:
-        self._sent.append(self.comm.isend(what, dest=rank, tag=TAG))
+    def _await_ranks(self, stage: str, missing: Callable[[], Collection[int]]) -> None:
+        """Call `missing` until it returns no ranks; meanwhile name those that it returns, which are at `stage`."""
+        ranks: Collection[int] = ()
+
+        def look() -> bool | None:
+            nonlocal ranks
+            ranks = missing()
+            return not ranks or None
+
+        def names() -> str:
+            some = [f"{self.name(rank)} ({stage})" for rank in sorted(ranks)]
+            return f"{len(some)} of {self.size} ranks: {listed(some)}"
+
+        wait_for(look, lambda: self._deadline, lambda: self._late(f"waited for {names()}"),
+                 lambda waited_s: say(f"mpiddp: waiting {waited_s:.0f} s for {names()}"), REMIND_AFTER_S)
 
     def _late(self, found: str) -> LonelyLaunchError:
         return LonelyLaunchError(
@@ -200,6 +210,12 @@ class RollCall:
             needed="every rank at the start in time",
             do="look at those hosts (a slow file system, a broken node); more time: --startup-timeout SECONDS",
         )
+
+
+def undelivered(sent: list[tuple[int, MPI.Request]]) -> Collection[int]:
+    """Keep those synchronous sends to ranks whose message is not received yet, and return these ranks."""
+    sent[:] = [(rank, request) for rank, request in sent if not request.Test()]
+    return [rank for rank, _ in sent]
 
 
 def receive(comm: MPI.Comm, tag: int, source: int | None = None) -> tuple[int, Any] | None:

@@ -28,8 +28,10 @@ def hide(beginnings: tuple[str, ...]) -> Former:
 
 
 def restore(former: Mapping[str, str | None]) -> None:
-    """Set variables to what they were."""
+    """Set variables to what they were, but not those that somebody else has changed since then."""
     for name, value in former.items():
+        if os.environ.get(name) != ours.get(name):
+            continue
         if value is None:
             os.environ.pop(name, None)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..beside.handle import SentinelHandle
 from ..beside.messages import KILL_SIGNAL, Watched
-from ..config import LaunchConfig
+from ..config import DESERTED_TIMEOUT_S, LaunchConfig
 from ..facts import runtime
 
 
@@ -34,7 +34,9 @@ def fork_sentinel(
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
         stall_abort=config.stall_abort,
-        ready_s=config.ready_s), functools.partial(watch, functools.partial(prepare, rank == 0)))
+        ready_s=config.ready_s,
+        exit_timeout_s=config.exit_timeout_s or DESERTED_TIMEOUT_S,
+    ), functools.partial(watch, functools.partial(prepare, rank == 0)))
 
 
 def let_be_killed() -> None:

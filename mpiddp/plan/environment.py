@@ -52,7 +52,6 @@ def exports(place: Place, endpoint: Endpoint, virtual: bool = False, restarts: i
         "TORCHELASTIC_RUN_ID": endpoint.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "MPI4PY_RC_INITIALIZE": "0",  # a worker process that imports mpi4py must not start MPI again
     }
 
 
@@ -64,7 +63,7 @@ SOURCES = {
     "MASTER_ADDR": "the network interfaces of rank 0's node", "MASTER_PORT": "the kernel, a free port of rank 0's",
     "TORCHELASTIC_RUN_ID": "random, from rank 0",
     "TORCHELASTIC_RESTART_COUNT": "mpiddp.supervise, or Slurm, SLURM_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS": "constant", "MPI4PY_RC_INITIALIZE": "constant, MPI is initialised already",
+    "TORCHELASTIC_MAX_RESTARTS": "constant",
     "OMP_NUM_THREADS": "this rank's cores, shared with the ranks that have the same",
     "GLOO_SOCKET_IFNAME": "the network interface towards MASTER_ADDR",
     "NCCL_SOCKET_IFNAME": "the network interfaces that lead to the other nodes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..config import Script
-from ..errors import LaunchError
+from ..errors import LaunchError, LonelyLaunchError
 from ..facts.library import PMI, PMIX, Library
 from ..facts.runtime import HYDRA, OPEN_MPI, SRUN, Runtime
 
@@ -61,6 +61,21 @@ def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str
         raise mismatch(runtime, library)
     if runtime.launcher == SRUN and not is_apart(runtime, library):
         check_srun(runtime, library, mpi_types)
+
+
+def check_shm(library: Library, why_not: str, host: str) -> None:
+    """Raise LonelyLaunchError `no-shm` where a host has no shared memory, for the reason `why_not`, and MPICH has to.
+
+    Open MPI and Intel MPI do without.
+    """
+    if library.name == "MPICH" and why_not:
+        raise LonelyLaunchError(
+            "no-shm",
+            found=f"{why_not} on {host}, and MPICH ends in MPI_Init without shared memory, even for one rank",
+            needed="a /dev/shm that this user can write to",
+            do="in a container, mount one (docker: --shm-size=8g; a pod: an emptyDir of medium Memory at /dev/shm),\n"
+            "or bind the host's; or take Open MPI, which does without",
+        )
 
 
 def is_apart(runtime: Runtime | None, library: Library) -> bool:

@@ -9,7 +9,8 @@ class LogPlan(NamedTuple):
     """How the output of `rank` on `host` is kept: in the file `path`, empty for none.
 
     The file is compressed by `compression`: gzip, zstd, or empty for not. When it has `most_bytes`, unless 0, a new one
-    is begun. `ranks_file` is the index of all logs, empty for none, of the job with the run id `job`.
+    is begun. `ranks_file` is the index of all logs, empty for none, of the job with the run id `job`. `token` is
+    random, the same on all ranks, and known to no other user.
     """
 
     path: str = ""
@@ -19,6 +20,7 @@ class LogPlan(NamedTuple):
     ranks_file: str = ""
     compression: str = ""
     most_bytes: int = 0
+    token: str = ""
 
 
 class Member(NamedTuple):
@@ -28,7 +30,8 @@ class Member(NamedTuple):
     ranks of a failed job may end by themselves.
     `exits` tells that each rank exits by itself with the job's status, because the launcher would lose the
     status that MPI_Abort was given. `namespace` names the node, and on it the processes among which `pid` counts:
-    nodes may have one name, and a node's ranks may be in containers of their own.
+    nodes may have one name, and a node's ranks may be in containers of their own. The job's store listens on
+    `store_port`.
     """
 
     rank: int
@@ -43,3 +46,4 @@ class Member(NamedTuple):
     log: LogPlan = LogPlan()
     error_file: str = ""
     namespace: str = ""
+    store_port: int = 0

@@ -22,7 +22,7 @@ def check_script(facts: Sequence[HostFacts]) -> None:
         raise LaunchError(
             "script-missing",
             found=f"{error_of(missing[0])} ({where(missing, facts)})",
-            needed="a script file, or -m with a module, that every node can see",
+            needed="a script, a folder or zip file with a __main__.py, or -m with a module, that every node can see",
             do="check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
     targets = dict.fromkeys(one.script.target for one in facts if one.script)  # mpirun -n 1 a.py : -n 3 b.py
@@ -42,7 +42,7 @@ def check_script(facts: Sequence[HostFacts]) -> None:
             "script-error",
             found=error_of(broken[0]),
             needed=f"a script that this Python can compile ({where(broken, facts)} cannot)",
-            do="mend the line; `python -m py_compile FILE` shows the same",
+            do="mend the line; `python -m py_compile FILE` shows the same. Bytecode runs with the Python that made it",
         )
 
 

@@ -27,12 +27,20 @@ LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank
     "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
     "socket timeout", "wait timeout", "timeout after", "failed to recv", "failed to send", "unbound_buffer",
     "connectfullmesh", "communicator was aborted", "remote process exited", "ncclremoteerror", "ncclsystemerror",
-    "collective operation timeout", "store is closed",
+    "collective operation timeout", "store is closed", "timed out after", "failed to connect", "monitoredbarrier",
 )
+
+AT_THE_END = "for the end of rank"  # a rank that has come to its end says so at --exit-timeout
+
+COMMUNICATION = (  # libraries by which ranks talk to each other, as their errors' types and texts name them
+    "gloo", "nccl", "c10d", "tcpstore", "processgroup", "torch.distributed.", "mpi4py.mpi.exception",
+)
+COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")  # whose native code raises a plain RuntimeError
+STORAGE = "/torch/distributed/checkpoint/"
 
 TOO_LATE = (  # as they say that a rank has not come
     "ms for recv operation", "ms for send operation", "application timeout caused pair closure", "wait timeout after",
-    "collective operation timeout", "for the end of rank",
+    "collective operation timeout", AT_THE_END, "failed to pass monitoredbarrier",
 )
 
 
@@ -42,7 +50,8 @@ class Report(NamedTuple):
     `kind` is OWN for an error of its own, ENDED for a process that is gone without having reported,
     CONSEQUENCE for the loss of another rank, ABSENT for a rank that is stopped or lost. `cause` is one
     line, `status` the exit status that the job gets. `where` is the line of the script. `text` has the
-    stacks that faulthandler printed. `signal` is the name of the signal that ended the rank, empty for none.
+    stacks that faulthandler printed. `signal` is the name of the signal that ended the rank, empty for none;
+    of an error of its own SIGINT if that is a KeyboardInterrupt, whether or not a signal came.
     """
 
     rank: int
@@ -72,9 +81,16 @@ class Verdict(NamedTuple):
     outside: bool = False
 
 
-def is_consequence(error: str) -> bool:
-    """Tell whether an error's text is one that ranks show when another one is gone."""
-    return any(words in error.lower() for words in LOST_PEERS)
+def is_consequence(error: str, file: str = "") -> bool:
+    """Tell whether an error is one that ranks raise when another one is gone.
+
+    `error` is its full type and its text; `file` is the innermost one of its traceback that is not Python's own. Words
+    such as "connection refused" mean another rank only if a library raised them by which ranks talk to each other.
+    """
+    error = error.lower()
+    from_library = any(words in error for words in COMMUNICATION) or (
+        any(part in file for part in COMMUNICATION_FILES) and STORAGE not in file)
+    return from_library and any(words in error for words in LOST_PEERS)
 
 
 class Seen(NamedTuple):
@@ -82,7 +98,8 @@ class Seen(NamedTuple):
 
     `calls` has the line of the script, as in reports, at which a rank waits for others. `table` shows them together,
     empty where nothing follows from that. `looking` tells that it is being found out, `has_groups` that ranks have
-    several process groups: who waits for whom is not known then.
+    several process groups: who waits for whom is not known then. `deserted` is the report on ranks that wait for one
+    which has come to its end, if they do.
     """
 
     places: Mapping[int, str] = {}
@@ -91,6 +108,7 @@ class Seen(NamedTuple):
     table: str = ""
     looking: bool = False
     has_groups: bool = False
+    deserted: Report | None = None
 
 
 class Scene(NamedTuple):
@@ -102,6 +120,7 @@ class Scene(NamedTuple):
     kills the other ranks so soon that their reports may overtake the first one's. `by_node` tells that each
     node's daemon sends a scheduler's signals to its ranks, one later than another; `by_srun`, that srun itself
     started the ranks. `came_s` has the seconds from the first report to that of each rank, `seen` where ranks are.
+    `exits` are reports on programs that have raised SystemExit with a status that is not known.
     """
 
     hosts: Mapping[int, str]
@@ -114,6 +133,7 @@ class Scene(NamedTuple):
     came_s: Mapping[int, float] = {}
     world_size: int = 0
     seen: Seen = Seen()
+    exits: Sequence[Report] = ()
 
 
 def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
@@ -121,20 +141,24 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
 
     The reports are in the order in which they came, the first one `waited_s` ago.
     """
+    reports = [with_signal(one, scene.interrupted) for one in reports]
     lost = [one for one in reports if one.kind == CONSEQUENCE]
     own = [one for one in reports if one.kind == OWN]
     gone = [one for one in reports if one.kind in (ENDED, ABSENT)]
     unheard = set(scene.hosts) - {one.rank for one in reports}
-    if own:
-        same = alike(own)
-        if len(reports) < scene.world_size and waited_s < (SETTLING_S if len(same) > 1 else ALONE_S):
-            return None
-        return Verdict(own[0], "; ".join(filter(None, (extent(same, scene), told(lost)))))
+    if own and not may_follow(own[0], gone, reports):
+        return judge_own(own, lost, len(reports), waited_s, scene)
     if gone:
-        return judge_gone(gone, lost, unheard, waited_s, scene)
+        verdict = judge_gone(gone, lost, unheard, waited_s, scene)
+        return verdict and verdict._replace(others="; ".join(filter(None, (verdict.others, failed_too(own)))))
     if not reports or (waited_s < SEARCHING_S and unheard):
         return None
+    if scene.exits:
+        return Verdict(scene.exits[0], told(lost))
     lost.sort(key=lambda one: not is_timeout(one.cause))  # the others' connections end by a timeout, too
+    if AT_THE_END in lost[0].cause and scene.seen.deserted is not None:
+        report = scene.seen.deserted
+        return Verdict(report._replace(cause=f"{report.cause}: {lost[0].cause}"))
     late = [rank for rank in unheard if rank in scene.seen.free]
     if len(late) == 1 and is_timeout(lost[0].cause) and not scene.seen.has_groups:
         return Verdict(waited_for(late[0], lost, scene), "; ".join(whereabouts(unheard - {late[0]}, scene)))
@@ -142,6 +166,45 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
     if is_timeout(lost[0].cause) and calls.keys() >= scene.hosts.keys() and len(set(calls.values())) > 1:
         return Verdict(unlike(lost[0], calls))
     return Verdict(lost[0], "; ".join(filter(None, (told(lost[1:]), *whereabouts(unheard, scene)))))
+
+
+def with_signal(report: Report, interrupted: Collection[int]) -> Report:
+    """Return the report on a KeyboardInterrupt as that on a rank that SIGINT has ended, if the rank got one."""
+    if report.kind != OWN or not report.signal or report.rank not in interrupted:
+        return report
+    return report._replace(kind=ENDED, cause=f"{report.cause}, by {report.signal}")
+
+
+def may_follow(own: Report, gone: Sequence[Report], reports: Sequence[Report]) -> bool:
+    """Tell whether an error, the first one, may come of the death of a rank: scripts hide what they have caught.
+
+    While an error is reported all ranks live on, so what died by then did not die of it. An abort() may be NCCL's
+    watchdog's, which has waited for the rank with the error.
+    """
+    return any(one.signal != GIVING_UP or reports.index(one) < reports.index(own) for one in gone)
+
+
+def judge_own(
+    own: Sequence[Report], lost: Sequence[Report], heard: int, waited_s: float, scene: Scene
+) -> Verdict | None:
+    """Return the first of errors that ranks raised by themselves as the reason; None to wait for more reports.
+
+    `lost` are the reports of ranks that lost a peer; so many ranks are `heard`.
+    """
+    first, same = own[0]._replace(signal=""), alike(own)
+    settling = len(same) > 1 or own[0].signal  # word of the signal may be on its way
+    is_all = heard >= scene.world_size and not own[0].signal
+    if not is_all and waited_s < (SETTLING_S if settling else ALONE_S):
+        return None
+    return Verdict(first, "; ".join(filter(None, (extent(same, scene), told(lost)))))
+
+
+def failed_too(own: Sequence[Report]) -> str:
+    """Return in words which errors ranks have raised when another one had died, empty for none."""
+    if not own:
+        return ""
+    more = f", and {len(own) - 1:,} more" if len(own) > 1 else ""
+    return f"rank {own[0].rank} on {own[0].host} failed, too: {shortened(own[0].cause, 200)}{more}"
 
 
 def unlike(lost: Report, calls: Mapping[int, str]) -> Report:

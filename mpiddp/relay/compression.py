@@ -83,7 +83,7 @@ class Compressed:
 
     def __init__(self, path: str, compression: str) -> None:
         """Go on after what is in the file."""
-        self._descriptor = open_for_writing(path, keep=True)
+        self._descriptor = open_for_writing(path, keep=True, job_folder=True)
         self._kind = CODECS[compression]
         self._begin(os.fstat(self._descriptor).st_size)
         if not self.size:

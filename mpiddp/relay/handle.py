@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+import select
+import signal
 import socket
 import time
+from collections.abc import Sequence
 
 from ..beside.detached import fork_detached, reap
+from ..beside.ends import file_of, has_ended, miss, miss_no_more, open_ends
 from ..beside.messages import Message
 from ..beside.outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
+from ..beside.window import FOR_OTHERS
 from ..beside.wire import Wire
-from ..say import say
-from .process import FOREVER_S, relay
+from ..say import write_all
+from .process import FOREVER_S, PIPE_BYTES, relay
 
 SETTLING_S = 1.5  # for all that ranks have written to be shown
 
 
 class Relay:
-    """A process that passes a rank's output on; it gets all of it even if the rank crashes."""
+    """A process that passes a rank's output on; it gets all of it even if the rank crashes.
+
+    This process can read what is written to the relay, too: so nobody's output fails if that is killed, but waits.
+    """
 
     def __init__(self) -> None:
-        self._socket, its = socket.socketpair()
-        reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
-        forking = fork_detached(lambda: relay(Wire(its), *reading), kept=(its.fileno(), *reading))
+        """Fork it; where that fails it is gone from the beginning."""
+        ours, its = open_ends()
+        self._reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
+        forking = fork_detached(lambda: relay(Wire(its.wire), *self._reading),
+                                kept=(its.wire.fileno(), its.life, *self._reading),
+                                name=f"the process that passes the output of process {os.getpid()} on")
         reap(forking)
         its.close()
-        for descriptor in reading:
-            os.close(descriptor)
+        self._socket, self._life = ours
+        self._files = {one: file_of(one) for one in (*self._reading, self._life)}
+        os.set_blocking(self._life, False)
         self._control = Wire(self._socket)
         self._inbox: dict[type[Message], Message] = {}
-        self._who = ""
 
     def dismiss(self) -> None:
         """End the relay, which is not needed."""
         self._control.close()
-        for pipe in self._writing:
-            os.close(pipe)
+        for descriptor in (*self._writing, *self._reading, self._life):
+            os.close(descriptor)
 
     def begin(self, forward: Forward, listener: int = -1) -> int:
         """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one.
 
-        Return a socket by which the sentinel can ask for what is folded, -1 if nothing is.
+        Return a socket by which the sentinel can ask for what is folded, -1 if nothing is. From now on END_SIGNAL comes
+        when the relay is gone.
         """
-        self._who = forward.who
         self._control.send(forward, listener)
         if listener >= 0:
             os.close(listener)
@@ -56,7 +68,24 @@ class Relay:
         for descriptor, pipe in enumerate(self._writing, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
+        miss(self._life)
         return outflow
+
+    def is_gone(self) -> bool:
+        """Tell whether the relay has ended, or was killed."""
+        return self._is_ours(self._life) and has_ended(self._life)
+
+    def replace(self, terminal: Sequence[int]) -> None:
+        """Pass on in the place of a relay that is gone, to two descriptors, what it has not read.
+
+        So does a thread with what other processes write, as the workers of a DataLoader.
+        """
+        left = {one: os.dup(to) for one, to in zip(self._reading, terminal, strict=True) if self._is_ours(one)}
+        for source in left:
+            os.set_blocking(source, False)
+        pass_on(left)
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            _thread.start_new_thread(pass_on_forever, (left,))
 
     def settle(self) -> None:
         """Wait, not for long, until all is shown that ranks have written."""
@@ -80,16 +109,21 @@ class Relay:
     def end(self) -> bool:
         """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
 
-        A slow reader is waited for, as without a relay. Other processes may still write to the relay.
+        A slow reader is waited for, as without a relay. Other processes may still write to the relay. Raises EOFError,
+        or another OSError, where it is gone.
         """
-        try:
-            self._socket.shutdown(socket.SHUT_WR)
-            message = self._await(Forwarded, FOREVER_S)
-            assert isinstance(message, Forwarded)
-            return message.lost
-        except (EOFError, OSError):
-            say(f"mpiddp: {self._who}: the process that passed its output on is gone, and output perhaps lost")
-            return True
+        if self._is_ours(self._life):
+            miss_no_more(self._life)
+        self._socket.shutdown(socket.SHUT_WR)
+        message = self._await(Forwarded, FOREVER_S)
+        assert isinstance(message, Forwarded)
+        return message.lost
+
+    def _is_ours(self, descriptor: int) -> bool:
+        """Tell whether a descriptor is still what it was: a script may close all that it has."""
+        with contextlib.suppress(OSError):
+            return self._files[descriptor] == file_of(descriptor)
+        return False
 
     def _await(self, kind: type[Message], timeout_s: float) -> Message:
         """Return the next message of a kind, and keep others; raise as Wire.receive() does where none comes in time."""
@@ -98,3 +132,25 @@ class Relay:
             for message in self._control.receive(max(0.001, deadline - time.monotonic())):
                 self._inbox[type(message)] = message
         return self._inbox.pop(kind)
+
+
+def pass_on(ways: dict[int, int]) -> None:
+    """Write what can be read from descriptors now, each to another one; forget those that nobody can write to."""
+    for source, target in list(ways.items()):
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(source, PIPE_BYTES):
+                with contextlib.suppress(OSError):
+                    write_all(target, data)
+            del ways[source]
+
+
+def pass_on_forever(ways: dict[int, int]) -> None:
+    """Do so until nobody can write to any of them, in a thread that leaves signals to others."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_OTHERS)
+    with contextlib.suppress(OSError):  # the script has closed one
+        while ways:
+            awaited = select.poll()
+            for source in ways:
+                awaited.register(source, select.POLLIN)
+            awaited.poll()
+            pass_on(ways)

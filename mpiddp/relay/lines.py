@@ -32,11 +32,14 @@ class Splitter:
         """As take(), where lines have states."""
         *lines, begun = (self._begun + data).split(b"\n")
         lines = list(map(last_state, lines))
-        self.bar = last_state(begun) if b"\r" in begun else b""
+        state = last_state(begun)
+        is_drawn = b"\r" in begun.rstrip(b"\r")  # one at the end alone may be the first half of a line's end
+        self.bar = state if is_drawn else b""
         if not data or len(begun) > LONGEST_BYTES:
-            lines += [last_state(begun)] if begun.strip(b"\r") else []
-            begun = self.bar = b""
-        self._begun = b"\r" + self.bar + (b"\r" if begun.endswith(b"\r") else b"") if b"\r" in begun else begun
+            lines += [state] if begun.strip(b"\r") else []
+            self.bar = self._begun = b""
+        else:
+            self._begun = b"\r" * is_drawn + state + b"\r" * begun.endswith(b"\r")
         return b"\n".join(lines) if lines else None
 
 
@@ -46,17 +49,25 @@ def last_state(line: bytes) -> bytes:
 
 
 class Prefixer:
-    """Puts a prefix before each line of a stream; a progress bar gets a line every BAR_S."""
+    """Puts a prefix before each line of a stream; a progress bar gets a line every BAR_S.
+
+    A bar's last state that was shown already is not shown once more when its line ends.
+    """
 
     def __init__(self, prefix: Callable[[], bytes]) -> None:
         self._splitter, self._prefix, self._drawn_s = Splitter(), prefix, -BAR_S
+        self._drawn: bytes | None = None  # the state that was shown last, if its line has not ended
 
     def take(self, data: bytes, now_s: float) -> list[bytes]:
         """Return the lines that new data completes, in pieces that a pipe takes whole; as Splitter.take()."""
         block = self._splitter.take(data)
+        if block is not None:
+            first, end, rest = block.partition(b"\n")
+            block = block if first != self._drawn else rest if end else None
+            self._drawn = None
         if self._splitter.bar.strip() and now_s - self._drawn_s >= BAR_S:
             block = self._splitter.bar if block is None else block + b"\n" + self._splitter.bar
-            self._drawn_s = now_s
+            self._drawn_s, self._drawn = now_s, self._splitter.bar
         return pieces(prefixed(block, self._prefix())) if block is not None else []
 
 

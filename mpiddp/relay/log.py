@@ -40,7 +40,7 @@ class Plain:
     """A file to which output is appended as it is."""
 
     def __init__(self, path: str) -> None:
-        self._descriptor = open_for_writing(path, append=True)
+        self._descriptor = open_for_writing(path, append=True, job_folder=True)
         self.size = os.fstat(self._descriptor).st_size
 
     def write(self, data: bytes) -> int:
@@ -190,7 +190,7 @@ class Log:
         """Tell whether no other rank of the job on this node has said so; the kernel frees the name with a process."""
         self._saying = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            self._saying.bind(f"\0mpiddp logs of {self._plan.job} {os.getuid()}")
+            self._saying.bind(f"\0mpiddp logs {self._plan.token}")
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True

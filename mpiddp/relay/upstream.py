@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..beside.entrance import keep_alive
+from ..beside.handshake import Challenge
 from ..beside.loop import Loop
 from .bars import Bar
 from .frames import WINDOW_BYTES, Kind, Link, of_lines, of_ranks
 from .said import Said
 
 CONNECTING_S = 5.0
+GREETING_S = 60.0  # for the other relay's proof: its node may be busy
 
 
 class Upstream:
@@ -29,11 +31,11 @@ class Upstream:
     def __init__(self, loop: Loop, address: tuple[str, int], token: str, ranks: int) -> None:
         """Connect to the relay that listens there, for these ranks; raise OSError where that is not possible."""
         self._loop = loop
-        connection = socket.create_connection(address, timeout=CONNECTING_S)
-        keep_alive(connection)
-        connection.sendall(token.encode())
-        self._link = Link(connection)
-        self._link.send(Kind.RANKS, of_ranks(ranks))
+        self._connection = socket.create_connection(address, timeout=CONNECTING_S)
+        keep_alive(self._connection)
+        self._link, self._challenge = Link(self._connection), Challenge(token)
+        self._connection.sendall(self._challenge.nonce)
+        self._unsent: list[tuple[Kind, bytes]] | None = [(Kind.RANKS, of_ranks(ranks))]  # until the other end is known
         self._after: list[Callable[[], object]] = []
         self.on_lost: Callable[[], Any] = lambda: None
         self.on_full: Callable[[], object] = lambda: None
@@ -42,7 +44,8 @@ class Upstream:
         self._instead: Any = None
         self._on_way = 0  # bytes that are not taken yet
         self._sent: deque[tuple[int, Callable[[], object]]] = deque()  # with their sizes, and how they are shown here
-        loop.listen(self._link.fileno(), self._hear)
+        loop.listen(self._link.fileno(), self._greet)
+        loop.set_timer("greeting", GREETING_S, self._lose)
 
     def has_room(self) -> bool:
         """Tell whether more may be handed on now."""
@@ -95,7 +98,9 @@ class Upstream:
 
     def _send(self, kind: Kind, data: bytes) -> bool:
         """Send a frame, and tell whether the other end is there to take it."""
-        if self._instead is None and not self._link.send(kind, data):
+        if self._unsent is not None:
+            self._unsent.append((kind, data))
+        elif self._instead is None and not self._link.send(kind, data):
             self._lose()
         return self._instead is None
 
@@ -117,6 +122,23 @@ class Upstream:
             left, show_here = self._sent.popleft()
             self._sent.appendleft((left - size, show_here))
 
+    def _greet(self) -> None:
+        """Take the other end's proof that it knows the token, and send ours, and what has waited for that."""
+        try:
+            shown = self._challenge.take(self._connection.recv(self._challenge.missing))
+            if shown:
+                self._connection.sendall(shown)
+        except (EOFError, OSError):
+            self._lose()
+            return
+        if shown:
+            self._loop.drop_timers("greeting")
+            self._loop.forget(self._link.fileno())
+            self._loop.listen(self._link.fileno(), self._hear)
+            unsent, self._unsent = self._unsent or [], None
+            for kind, data in unsent:
+                self._send(kind, data)
+
     def _hear(self) -> None:
         try:
             for kind, data in self._link.receive():
@@ -131,8 +153,10 @@ class Upstream:
             self._lose()
 
     def _lose(self) -> None:
-        """Note that the other relay is gone."""
+        """Note that the other relay is gone, or does not prove to be one."""
         if self._instead is None:
+            self._loop.drop_timers("greeting")
+            self._unsent = None
             self._loop.forget(self._link.fileno())
             self._link.close()
             self._instead = self.on_lost()

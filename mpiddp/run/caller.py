@@ -7,6 +7,7 @@ import itertools
 from types import FrameType
 
 from ..exits import c_exit
+from . import modules
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -37,4 +38,5 @@ class Status:
 
     def _insist(self) -> None:
         if self.number:
+            modules.drop()
             c_exit(self.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
@@ -17,17 +18,32 @@ from ..beside import index
 from ..beside.handle import SentinelHandle
 from ..beside.messages import Ruling
 from ..config import LaunchConfig
-from ..exits import abort, c_exit, flush, flush_streams, hard_exit, let_through, run_exit_functions
+from ..errors import EndTimeoutError
+from ..exits import (
+    abort,
+    c_exit,
+    c_int,
+    flush,
+    flush_files,
+    flush_streams,
+    hard_exit,
+    let_through,
+    run_exit_functions,
+)
 from ..plan.environment import Endpoint
 from ..plan.member import Member
-from ..plan.verdict import CONSEQUENCE, OWN, Report, Verdict
+from ..plan.verdict import CONSEQUENCE, LONG_TEXT, OWN, Report, Verdict
+from ..plan.words import shortened
 from ..say import say
-from ..show.report import tell
-from . import failure
+from ..show.files import write
+from ..show.report import record, tell
+from . import failure, modules
 from .handlers import give_signals_back, silence_handlers
 from .output import Outlet, Output, let_flush_fail
 
+EXITED = "ended by SystemExit, with a status that only Python knows, while other ranks waited for it"
 MOST_ATTEMPTS = 20
+WRITING_S = 0.5  # for --error-file, where there is no sentinel to write it
 ASKING_S, ASKING_FAILED_S = 1.0, 0.1  # for the relay to say whether the log has lost something
 
 
@@ -47,6 +63,13 @@ class Ending:
         self._shown = self._told = False
         self.status = 0  # that this process will exit with, as far as is known
         self._noted: int | None = None  # in the index of the logs
+        self._leave: Callable[[], object] = bool
+        self._replaced_exit = hard_exit
+        self._loaded: frozenset[str] = frozenset()  # the modules that were there before the script
+        self.main: dict[str, Any] | None = None  # the globals of a program with its own main()
+        self._has_script = False  # whose modules are to be dropped
+        self._unwritten = ""  # why its stdout or stderr could not be flushed
+        self._limit: threading.Thread | None = None
 
     def is_ours(self) -> bool:
         """Tell whether this is the rank's process, and not a child of it."""
@@ -54,50 +77,80 @@ class Ending:
 
     def join(self, endpoint: Endpoint) -> None:
         """Let the sentinel meet the others': from now on it may ask this process to end itself."""
-        self._sentinel.join(self._member, endpoint, self.end_job)
+        self._sentinel.join(self._member, endpoint, self._end_as_told)
 
-    def watch_script(self, leave: Callable[[], None], outlet: Outlet) -> None:
+    def watch_script(self, leave: Callable[[], object], outlet: Outlet) -> None:
         """Prepare for the script: direct its output, and notice whatever ends this process.
 
         If the script calls os._exit(0), `leave` is called first, because the launcher would take that for
-        a crash. With another status it fails as by sys.exit().
+        a crash. With another status it fails as by sys.exit(). Its objects are left as they are, as by Python.
         """
         faulthandler.disable()
         give_signals_back()
+        if not self._python_exit:
+            self._loaded = modules.note_loaded()
         self.watch(leave, outlet)
 
-    def watch(self, leave: Callable[[], None], outlet: Outlet) -> None:
+    def watch(self, leave: Callable[[], object], outlet: Outlet) -> None:
         """Direct this process's output from now on, and notice whatever ends it, as watch_script() says."""
-        self._sentinel.watch_script(self._output.begin(outlet))
+        self._sentinel.watch_script(self._output.begin(outlet), self._output.replace_relay)
+        self._leave, self._has_script = leave, True
 
         @functools.wraps(hard_exit)
         def _exit(status: int) -> NoReturn:
+            status = c_int(status)
             if self.is_ours():
+                self._has_script = False
                 if status & 0xFF:
-                    self.fail(Report(self._member.rank, self._member.host, OWN, f"os._exit({status})", status & 0xFF,
-                                     failure.line_at(sys._getframe(1))))
+                    self.fail(failure.describe_exit(status, sys._getframe(1), self._member.rank, self._member.host))
                 leave()
                 c_exit(self._output.status(0))
             hard_exit(status)
 
-        os._exit = _exit
+        os._exit = self._replaced_exit = _exit
 
     def finish(self, status: int = 0) -> NoReturn:
         """End this process in order, without the interpreter's slow tear-down; the script's forked children, too.
 
-        As in Python, threads are joined first, and then atexit functions are called; one of them leaves
-        the job. Modules are not torn down. Then C's exit functions run, the last one registered first, down
-        to those that skip_exit_functions() skips.
+        As in Python, threads are joined first, then atexit functions are called, then the script's modules are
+        dropped; those of libraries are not. After that this rank leaves the job: a script's objects may still use
+        it. A script that handles signals may do so while others are waited for, and keeps its modules until then.
+        At last C's exit functions run, the last one registered first, down to those that skip_exit_functions() skips.
         """
+        atexit.unregister(self._leave)
         run_exit_functions()
-        status = self._output.status(status, flush())
+        if modules.is_handling_signals():
+            flush_files()
+        else:
+            self.drop_script()
+        self._leave()
+        self.drop_script()
+        status = self._output.status(status, self._unwritten or flush())
         self._note(status)
         c_exit(status)
 
-    def left(self) -> None:
-        """Tell that the script has come to its end: all that it has written is on its way."""
+    def drop_script(self) -> None:
+        """Drop the script's modules, if that is still to be done; its objects, such as open files, go with them.
+
+        Signals are handled no more if they were, because the script's handlers lack their modules then.
+        """
+        if not self._has_script:
+            return
+        self._has_script = False
+        if modules.is_handling_signals():
+            silence_handlers()
+        self._unwritten = flush()
+        modules.drop(self._loaded, self._limit, self.main)
         flush()
-        self._sentinel.script_ended()
+
+    def left(self, by_exit: str | None = None) -> None:
+        """Tell that the script has come to its end: all that it has written is on its way.
+
+        `by_exit` is the line at which it raised a SystemExit of which nobody knows the status, None for no such.
+        """
+        flush()
+        self._sentinel.script_ended(None if by_exit is None else Report(
+            self._member.rank, self._member.host, OWN, EXITED, 1, by_exit))
 
     def missing(self) -> str:
         """Return in words which ranks have not come to the script's end, empty where that is not known."""
@@ -117,7 +170,9 @@ class Ending:
 
     def release(self) -> None:
         """Let this process go on without a job."""
-        os._exit = hard_exit
+        if os._exit is self._replaced_exit:
+            os._exit = hard_exit
+        self._output.end()
         self._sentinel.release()
         if self.close():
             let_flush_fail()
@@ -130,18 +185,23 @@ class Ending:
     def fail_by(self, error: BaseException) -> int:
         """End the job because the script raised, with the status that Python gives that; a child ends only itself.
 
-        Before that, threads and atexit functions have --abort-grace to end. With `python_exit` the interpreter
-        runs them: then return the status, and call end_failed() as the last of them.
+        Before that, the script's sys.excepthook, threads and atexit functions have --abort-grace to end. With
+        `python_exit` the interpreter runs them: then return the status, and call end_failed() as the last of them.
         """
         if not self.is_ours():
             failure.show(error, self._full)
+            failure.forget(error)
             self.finish(failure.status_of(error))
         error = self.report(error)
         assert self._ruling
         self._speak(self._ruling, error)
+        if not self._shown:
+            with contextlib.suppress(BaseException):  # of the hook
+                failure.run_own_hook(error)
         if not self._python_exit:
             with contextlib.suppress(BaseException):  # the reason is told already
                 run_exit_functions()
+            failure.forget(error)
             self.end_failed()
         return self._ruling.status
 
@@ -154,10 +214,10 @@ class Ending:
         while not self.failed:
             try:
                 ruling = self._ask(failure.describe(error, self._member.rank, self._member.host))
-                limit = threading.Timer(self._member.grace_s, self._cut_off, (ruling, error))
-                limit.daemon = True
+                self._limit = threading.Timer(self._member.grace_s, self._cut_off, (ruling, error))
+                self._limit.daemon = True
                 with contextlib.suppress(RuntimeError):  # if no thread can be started, the sentinel ends us
-                    limit.start()
+                    self._limit.start()
             except BaseException as other:
                 error = other
         return error
@@ -165,6 +225,8 @@ class Ending:
     def end_failed(self) -> NoReturn:
         """End the job after fail_by(), when this process has nothing more to do."""
         assert self._ruling
+        with contextlib.suppress(BaseException):
+            self.drop_script()
         self._sentinel.through()
         flush_streams()
         self._output.end()
@@ -180,14 +242,13 @@ class Ending:
     def fail_leaving(self, error: BaseException, shown: bool = False, where: str = "") -> NoReturn:
         """End the job because this rank could not leave it in order; its threads and atexit functions have ended.
 
-        `shown` tells that the error is on the screen already. `where` is its line, if the error has no traceback.
+        `shown` tells that the error is on the screen already. `where` is its line, if its traceback lacks it.
         """
-        if isinstance(error, TimeoutError):  # it has waited in vain for others
-            report = Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1)
-        else:
-            report = failure.describe(error, self._member.rank, self._member.host)
-            report = report._replace(where=report.where or where)
-        self.fail(report, None if shown or isinstance(error, TimeoutError) else error)
+        if isinstance(error, EndTimeoutError):
+            self.fail(Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1))
+        report = failure.describe(error, self._member.rank, self._member.host)
+        where = where if error.__context__ is None else ""
+        self.fail(report._replace(where=where or report.where), None if shown else error)
 
     def fail(self, report: Report, error: BaseException | None = None) -> NoReturn:
         """End the job at once; say why, unless another rank failed first."""
@@ -196,7 +257,14 @@ class Ending:
                 self._ask(report)
         assert self._ruling
         self._speak(self._ruling, error)
+        if error is not None:
+            failure.forget(error)
         self.end_failed()
+
+    def _end_as_told(self, status: int) -> NoReturn:
+        """End the job because the sentinel has told so, wherever the script is."""
+        flush_files()
+        self.end_job(status)
 
     def end_job(self, status: int) -> NoReturn:
         """End the job on every rank with a status; see `Member.exits`."""
@@ -241,10 +309,15 @@ class Ending:
         self._told = True
         after_s = time.monotonic() - self._sentinel.start
         lost = self._output.log_lost(ASKING_FAILED_S)
-        words = tell(verdict, self._member, after_s, self._member.error_file, stack, lost, self._output.say)
+        words = tell(verdict, self._member, after_s, lost, self._output.say)
         self._output.reveal(words)
         index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
-        self._sentinel.told()
+        error_record = record(verdict, self._member, shortened(stack, LONG_TEXT)) if self._member.error_file else ""
+        if not self._sentinel.told(error_record) and error_record:
+            writing = threading.Thread(target=write, args=(self._member.error_file, error_record), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                writing.start()
+                writing.join(WRITING_S)
 
     def _note(self, status: int) -> None:
         """Note this process's exit status in the index of the logs."""

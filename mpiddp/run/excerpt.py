@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .origin import HEAD, is_library
 
@@ -25,9 +25,12 @@ class Frame(NamedTuple):
     indent: str
 
 
-def is_plain(hook: object) -> bool:
-    """Tell whether a sys.excepthook prints as Python does: torch's puts [rank0] before each line."""
-    return hook is sys.__excepthook__ or str(getattr(hook, "__module__", "")).startswith("torch.distributed.")
+def is_plain(hook: Any) -> bool:
+    """Tell whether a sys.excepthook prints as Python does: torch's puts [rank0] before what another one prints."""
+    while str(getattr(hook, "__module__", "")).startswith("torch.distributed."):
+        free = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
+        hook = free["old_hook"].cell_contents if "old_hook" in free else sys.__excepthook__
+    return hook is sys.__excepthook__
 
 
 def printed(error: BaseException) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from ..plan.verdict import CONSEQUENCE, ENDED, OWN, Report, is_consequence
+from ..exits import HardExit, exit_status
+from ..plan.verdict import CONSEQUENCE, OWN, Report
 from ..plan.words import words_of
 from ..say import say
 
@@ -17,30 +19,33 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 def status_of(error: BaseException) -> int:
     """Return the exit status that Python gives a script that raised this."""
     if isinstance(error, SystemExit):
-        return (error.code or 0) & 0xFF if error.code is None or isinstance(error.code, int) else 1
+        return exit_status(error.code)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def describe(error: BaseException, rank: int, host: str) -> Report:
     """Return the report on a script that raised."""
-    status, where = status_of(error), line_of(error.__traceback__)
-    if isinstance(error, KeyboardInterrupt):
-        return Report(rank, host, ENDED, "KeyboardInterrupt (SIGINT)", status, where, signal="SIGINT")
-    if isinstance(error, SystemExit):
-        return Report(rank, host, OWN, f"sys.exit({words_of(error.code, repr)})", status, where)
-    first = None
+    cause, kind, signal, first = f"{type(error).__name__}: {words_of(error)}".split("\n")[0], OWN, "", None
     with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
-        from .origin import origin  # not while the job starts
+        from .origin import comes_of_loss, in_a_line, is_interrupt, origin  # not while the job starts
 
-        first = origin(error)
-    cause = f"{type(error).__name__}: {words_of(error)}".rstrip(": \n")
-    kind, cause = CONSEQUENCE if is_consequence(cause) else OWN, cause.split("\n")[0]
+        cause, first = in_a_line(error), origin(error)
+        kind = CONSEQUENCE if comes_of_loss(error) else OWN
+        signal = "SIGINT" if is_interrupt(error) else ""
+    where = line_of(error.__traceback__)
     if first is not None:
         where = first.where or where
         told = ", ".join(filter(None, (first.by, in_short(first.where))))
         cause = f"{first.cause} ({told})" if told else first.cause
-        kind = CONSEQUENCE if is_consequence(first.cause) else kind
-    return Report(rank, host, kind, cause, status, where)
+    return Report(rank, host, kind, cause, status_of(error), where, signal=signal)
+
+
+def describe_exit(status: int, frame: FrameType, rank: int, host: str) -> Report:
+    """Return the report on a script that calls os._exit() in a frame."""
+    error = HardExit(status)
+    error.__context__ = sys.exc_info()[1]
+    report = describe(error, rank, host)
+    return report._replace(where=report.where or line_above(frame))
 
 
 def in_short(where: str) -> str:
@@ -51,18 +56,38 @@ def in_short(where: str) -> str:
 
 def line_of(traceback: TracebackType | None) -> str:
     """Return the innermost line of the script in a traceback; the innermost of all if the script has none."""
-    script, found = getattr(sys.modules.get("__main__"), "__file__", None), ""
+    frames = []
     while traceback is not None:
-        in_script = traceback.tb_frame.f_code.co_filename == script
-        if in_script or not found.startswith(f"{script}, "):
-            found = line_at(traceback.tb_frame, traceback.tb_lineno)
+        frames.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return found
+    return line_in(frames)
 
 
-def line_at(frame: FrameType, line: int | None = None) -> str:
-    """Return file, line and function of a frame, in words; `line` is the current one if None."""
-    return f"{frame.f_code.co_filename}, line {line or frame.f_lineno}, in {frame.f_code.co_name}"
+def line_above(frame: FrameType | None) -> str:
+    """Return the innermost line of the script that has called a frame, as line_of() does."""
+    frames: list[tuple[FrameType, int]] = []
+    while frame is not None:
+        frames.insert(0, (frame, frame.f_lineno))
+        frame = frame.f_back
+    return line_in(frames)
+
+
+def line_in(frames: Sequence[tuple[FrameType, int]]) -> str:
+    """Return file, line and function of the innermost frame of the script, in words.
+
+    The script is the file of `__main__`. Where that is a library that runs another file, such as coverage, all that is
+    outside of libraries is the script.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = frames
+    with contextlib.suppress(Exception):  # as above
+        from .origin import is_library
+
+        own = [one for one in frames if not is_library(one[0].f_code.co_filename)] or frames
+    script = [one for one in own if one[0].f_code.co_filename == main]
+    for frame, line in (script or own)[-1:]:
+        return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+    return ""
 
 
 def show(error: BaseException, full: bool = True) -> None:
@@ -83,6 +108,20 @@ def show(error: BaseException, full: bool = True) -> None:
         say(callstack(other) + callstack(error))
 
 
+def run_own_hook(error: BaseException) -> None:
+    """Call the script's own sys.excepthook, if it has one, on a rank whose error is not shown, as Python would.
+
+    What it prints on sys.stderr is shown unless that is a traceback: there may be one from each rank.
+    """
+    from .excerpt import is_plain, printed
+    from .origin import HEAD
+
+    if not isinstance(error, SystemExit) and not is_plain(sys.excepthook):
+        strip(error)
+        text = printed(error)
+        print_whole(text if HEAD not in text else "")
+
+
 def print_whole(text: str) -> None:
     """Print on Python's stderr, which may be an object of the script's, by one write; nothing if there is none."""
     if sys.stderr is not None and text:
@@ -91,13 +130,31 @@ def print_whole(text: str) -> None:
         sys.stderr.flush()
 
 
-def strip(error: BaseException | None) -> None:
+def forget(error: BaseException) -> None:
+    """Let go of what the frames of an error hold, and of those of its causes and contexts."""
+    for one in chain(error):
+        traceback, one.__traceback__ = one.__traceback__, None
+        while traceback is not None:
+            with contextlib.suppress(RuntimeError):  # this frame still runs
+                traceback.tb_frame.clear()
+            traceback = traceback.tb_next
+
+
+def strip(error: BaseException) -> None:
     """Remove our own frames from the traceback of an error, and from those of its causes and contexts."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        error.__traceback__ = without_our_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for one in chain(error):
+        one.__traceback__ = without_our_frames(one.__traceback__)
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """Return an error with its causes and contexts, and those in a group."""
+    found: dict[int, BaseException] = {}
+    rest: list[BaseException | None] = [error]
+    while rest:
+        if (one := rest.pop()) is not None and id(one) not in found:
+            found[id(one)] = one
+            rest += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+    return list(found.values())
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import builtins
+import functools
 import sys
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import Any
 
 from . import failure
 from .ending import Ending
+
+EXITS = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 
 
 class Guard:
@@ -22,11 +26,15 @@ class Guard:
         """Watch the program; call this in its main thread."""
         self.ending, self._leave = ending, leave
         self._program = outermost(sys._getframe())
+        ending.main = self._program.f_globals
         self._raised: BaseException | None = None  # by a `with` block; the job knows it
-        self._exited: SystemExit | None = None  # what sys.exit() raised last; self._where is the line
+        self._exited: SystemExit | None = None  # what sys.exit(), exit() or quit() raised last; self._where is the line
         self._where = ""
-        self._hook, self._exit = sys.excepthook, sys.exit
-        sys.exit = self._note_exit
+        self._hook = sys.excepthook
+        self._exits = [(module, name, leave := getattr(module, name), self._noting(leave)) for module, name in EXITS
+                       if hasattr(module, name)]
+        for module, name, _, noting in self._exits:
+            setattr(module, name, noting)
         atexit.register(self._end)
 
     def watch_exceptions(self) -> None:
@@ -44,8 +52,9 @@ class Guard:
         atexit.unregister(self._end)
         if sys.excepthook == self._fail:
             sys.excepthook = self._hook
-        if sys.exit == self._note_exit:
-            sys.exit = self._exit
+        for module, name, leave, noting in self._exits:
+            if getattr(module, name, None) is noting:
+                setattr(module, name, leave)
 
     def _fail(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         """Be `sys.excepthook`. If another hook calls us, it may hold back output: leave the end to _end() then."""
@@ -58,10 +67,17 @@ class Guard:
             self.report(error)
             self._hook(kind, error, traceback)
 
-    def _note_exit(self, status: object = None) -> NoReturn:
-        """Be `sys.exit`."""
-        self._exited, self._where = SystemExit(status), failure.line_at(sys._getframe(1))
-        raise self._exited
+    def _noting(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does what `leave` does, and notes what that raises."""
+        @functools.wraps(leave)
+        def exit_(*arguments: Any, **options: Any) -> Any:
+            try:
+                return leave(*arguments, **options)
+            except SystemExit as error:
+                self._exited, self._where = error, failure.line_above(sys._getframe(1))
+                raise
+
+        return exit_
 
     def _end(self) -> None:
         """Leave the job at the end of the program, or end the job if the program has failed."""
@@ -88,7 +104,7 @@ class Guard:
             return self._exited if failure.status_of(self._exited) else None
         dist = sys.modules["torch.distributed"]
         if dist.is_initialized():
-            self.ending.left()  # said before anybody notices
+            self.ending.left(failure.line_above(self._program))  # said before anybody notices
             dist.destroy_process_group()
         return None
 

@@ -61,3 +61,8 @@ def silence_handlers() -> None:
 
 def ignore(*_: object) -> None:
     """Be a signal's handler that does nothing. Unlike SIG_IGN, programs that are started don't inherit it."""
+
+
+def is_ours(handler: object) -> bool:
+    """Tell whether a signal's handler is a function of this package."""
+    return str(getattr(handler, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import builtins
 import re
+from types import TracebackType
 from typing import NamedTuple
 
-from ..plan.words import words_of
-from ..where.stack import LIBRARIES, PYTHON
+from ..exits import HardExit
+from ..plan.verdict import is_consequence
+from ..plan.words import shortened, words_of
+from ..where.stack import PYTHON, Kind, kind_of
 
 HEAD = "Traceback (most recent call last):"
 FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
@@ -15,33 +18,95 @@ WORKER = re.compile(r"Caught \w+ in (DataLoader worker process \d+|[\w ]+)\.")
 PROCESS = re.compile(r"-- (Process \d+) terminated")
 GROUP = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
 DEEPEST = 50  # causes and groups, one within the other
+CYTHON = (".pyx", ".pxi")  # as tracebacks name the sources of what Cython has compiled, such as mpi4py
+LONGEST = 200  # characters of an error that followed another one
+ERROR_STACK = ", error stack:"  # ends the first line of an error of MPICH's and Intel MPI's; the last line tells most
+NCCLS_LAST = "Last error:"  # stands before the line of an error of NCCL's that tells most
+
+
+class Place(NamedTuple):
+    """A line of code."""
+
+    file: str
+    line: int | str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}, in {self.function}"
 
 
 class Origin(NamedTuple):
-    """An error in one line, the line of code as reports have it, and in words how it came here, empty if not known."""
+    """An error in one line, the line of code as reports have it, and in words how it came here, empty if not known.
+
+    `is_loss` tells that it is raised where another rank is gone.
+    """
 
     cause: str
     where: str
     by: str = ""
+    is_loss: bool = False
 
 
 def origin(error: BaseException) -> Origin | None:
-    """Return what an error was first, None if it is that itself."""
-    found, by = error, ""
+    """Return what an error was first, None if it is that itself.
+
+    That is its cause; of an exit, of what comes of the loss of another rank and of what follows a KeyboardInterrupt it
+    may also be the error that was handled meanwhile.
+    """
+    is_loss, found, by = comes_of_loss(error), error, ""
+    follows = is_loss or is_interrupt(error)
     for _ in range(DEEPEST):
-        if (told := told_of(found)) is not None:
-            return told
+        if (told := told_of(found)) is not None:  # another process's traceback
+            by = told.by or ("in another process" if found is not error else "")
+            return told._replace(by=f"{by}, {then(error)}".removeprefix(", ") if isinstance(error, SystemExit) else by)
         inner = found.__cause__
         if isinstance(found, GROUP):
-            inner, more = found.exceptions[0], len(found.exceptions) - 1
-            by = f"and {more} more in a group" if more else by
+            inner = next((one for one in found.exceptions if not comes_of_loss(one)), found.exceptions[0])
+            by = f"and {more} more in a group" if (more := len(found.exceptions) - 1) else by
+        elif isinstance(found, KeyboardInterrupt) or (is_loss and is_raised_by_loss(found)):
+            break
+        elif inner is None and (follows or isinstance(found, SystemExit)):
+            inner = found.__context__
+            by = by or then(error)
         if inner is None or inner is found:
             break
-        if (told := told_of(inner)) is not None:  # another process's traceback
-            return told._replace(by=told.by or "in another process")
-        by = by or f"re-raised as {in_a_line(error)}"
+        by = by or (then(error) if isinstance(error, SystemExit) else f"re-raised as {in_a_line(error)}")
         found = inner
-    return None if found is error else Origin(in_a_line(found), place_of(found), by)
+    else:
+        return None
+    return None if found is error else Origin(in_a_line(found), place_of(found.__traceback__), by, is_loss)
+
+
+def then(error: BaseException) -> str:
+    """Return in words what came after an error."""
+    return f"then {shortened(in_a_line(error), LONGEST)}"
+
+
+def comes_of_loss(error: BaseException, deepest: int = DEEPEST) -> bool:
+    """Tell whether an error was raised because another rank is gone: it itself, or what it follows from.
+
+    It follows from its cause, or from the error that was handled when it was raised; a group from all its errors.
+    """
+    if isinstance(error, GROUP):
+        return deepest > 0 and all(comes_of_loss(one, deepest - 1) for one in error.exceptions)
+    if (told := told_of(error)) is not None:
+        return told.is_loss
+    inner = error.__cause__ or error.__context__
+    return is_raised_by_loss(error) or (inner is not None and deepest > 0 and comes_of_loss(inner, deepest - 1))
+
+
+def is_raised_by_loss(error: BaseException) -> bool:
+    """Tell whether an error itself says that another rank is gone, and comes from a library that can know it."""
+    files = [place.file for place in places_of(error.__traceback__) if not place.file.startswith(PYTHON)]
+    kind = type(error)
+    return is_consequence(f"{kind.__module__}.{kind.__qualname__}: {words_of(error)}", files[-1] if files else "")
+
+
+def is_interrupt(error: BaseException, deepest: int = DEEPEST) -> bool:
+    """Tell whether an error is a KeyboardInterrupt, or was raised while one was handled."""
+    inner = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt) or (
+        inner is not None and deepest > 0 and is_interrupt(inner, deepest - 1))
 
 
 def told_of(error: BaseException) -> Origin | None:
@@ -56,37 +121,55 @@ def told_of(error: BaseException) -> Origin | None:
 def read(text: str) -> Origin | None:
     """Return the error of the last traceback in a text, and its innermost line outside of libraries, else of all."""
     before, _, traceback = text.rpartition(HEAD)
-    places, cause = [], ""
-    for line in traceback.splitlines():
+    places, lines = [], traceback.splitlines()
+    for at, line in enumerate(lines):
         if found := FRAME.match(line):
-            places.append((found["file"], found["line"], found["function"]))
+            places.append(Place(found["file"], found["line"], found["function"]))
         elif places and line and not line[0].isspace():
-            cause = line
+            error = "\n".join(lines[at:])
             break
-    if not cause:
+    else:
         return None
-    own = [place for place in places if not is_library(place[0])] or places
-    file, number, function = own[-1]
+    own = [place for place in places if not is_library(place.file)] or places
+    files = [place.file for place in places if not place.file.startswith(PYTHON)]
     by = WORKER.search(before) or PROCESS.search(before)
-    return Origin(cause.strip(), f"{file}, line {number}, in {function}", f"in {by[1]}" if by else "")
+    return Origin(telling(error.partition('\n"""')[0]), str(own[-1]), f"in {by[1]}" if by else "",
+                  is_consequence(error, files[-1] if files else ""))
 
 
 def is_library(file: str) -> bool:
-    """Tell whether a file is Python's or an installed package's."""
-    return any(part in file for part in LIBRARIES) or file.startswith((PYTHON, "<frozen "))
+    """Tell whether a file is Python's, an installed package's or our own."""
+    return kind_of(file) is not Kind.SCRIPT or file.endswith(CYTHON)
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error as the last line of its traceback, without the lines that follow."""
-    return f"{type(error).__name__}: {words_of(error)}".rstrip(": \n").split("\n")[0]
+    """Return an error as the last line of its traceback."""
+    if isinstance(error, SystemExit):
+        return f"{'os._exit' if isinstance(error, HardExit) else 'sys.exit'}({words_of(error.code, repr)})"
+    return telling(f"{type(error).__name__}: {words_of(error)}").rstrip(": ")
 
 
-def place_of(error: BaseException) -> str:
-    """Return the innermost line of an error's traceback outside of libraries, empty for none."""
-    places, traceback = [], error.__traceback__
+def telling(text: str) -> str:
+    """Return the first line of an error's text, with the one that tells most where the first only announces it."""
+    first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if rest and first.endswith(ERROR_STACK):
+        return f"{first.removesuffix(ERROR_STACK)}: {rest[-1]}"
+    if NCCLS_LAST in rest[:-1]:
+        return f"{first}: {rest[rest.index(NCCLS_LAST) + 1]}"
+    return f"{first} {rest[0]}" if rest and first.endswith(":") else first
+
+
+def places_of(traceback: TracebackType | None) -> list[Place]:
+    """Return the lines of a traceback, outermost first."""
+    places = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        places.append((code.co_filename, traceback.tb_lineno, code.co_name))
+        places.append(Place(code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
-    own = [place for place in places if not is_library(place[0])]
-    return "{}, line {}, in {}".format(*own[-1]) if own else ""
+    return places
+
+
+def place_of(traceback: TracebackType | None) -> str:
+    """Return the innermost line of a traceback outside of libraries, empty for none."""
+    own = [place for place in places_of(traceback) if not is_library(place.file)]
+    return str(own[-1]) if own else ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..beside.ends import file_of
 from ..beside.outflow import Forward
 from ..config import PREFIX, LaunchConfig
 from ..errors import EXIT_OUTPUT_LOST
 from ..exits import flush_python
 from ..facts.files import open_for_writing
 from ..facts.runtime import hostname
+from ..plan.member import LogPlan
 from ..plan.words import filled
 from ..relay.handle import Relay
 from ..say import say
@@ -57,13 +60,16 @@ class Output:
         occupy_closed()
         self._relay = Relay() if relayed else None
         self._terminal: tuple[int, int] | None = None
+        self._files: list[tuple[int, int]] = []  # where ours lead instead, as file_of() has it
         self._shown = True
-        self._lost = self._is_folded = self._has_log = False
+        self._lost = self._is_folded = False
+        self._who, self._log = "", LogPlan()
+        self._log_end = -1  # the log's size when the relay was gone
 
     def begin(self, outlet: Outlet) -> int:
         """Send what is written from now on to an outlet; return a socket for the sentinel, as Relay.begin() does."""
         shown, way, listener = outlet
-        self._shown = shown
+        self._shown, self._who, self._log = shown, way.who, way.log
         if self._relay is not None and not shown and not way.log.path:
             self._relay.dismiss()
             self._relay = None
@@ -72,13 +78,15 @@ class Output:
         flush_python()
         self._terminal = os.dup(1), os.dup(2)
         if self._relay is not None:
-            self._is_folded, self._has_log = way.folding is not None, bool(way.log.path)
-            return self._relay.begin(way, listener)
-        file = open_for_writing(os.devnull, append=True)
-        for descriptor in (1, 2):
-            os.dup2(file, descriptor)
-        os.close(file)
-        return -1
+            self._is_folded = way.folding is not None
+            outflow = self._relay.begin(way, listener)
+        else:
+            outflow, file = -1, open_for_writing(os.devnull, append=True)
+            for descriptor in (1, 2):
+                os.dup2(file, descriptor)
+            os.close(file)
+        self._files = [file_of(descriptor) for descriptor in (1, 2)]
+        return outflow
 
     def reveal(self, text: str) -> None:
         """Print a text on the terminal too, if this rank's output is not shown there."""
@@ -101,20 +109,53 @@ class Output:
 
     def log_lost(self, timeout_s: float) -> int:
         """Return the first byte that the log has lost so far, -1 for none, or where nobody knows."""
-        if self._terminal is None or self._relay is None or not self._has_log:
-            return -1
+        if self._terminal is None or self._relay is None or not self._log.path:
+            return self._log_end
         return self._relay.log_lost(timeout_s)
+
+    def replace_relay(self) -> bool:
+        """Let this rank write to the terminal itself if its relay is gone, and tell whether it is."""
+        if self._terminal is None or self._relay is None or not self._relay.is_gone():
+            return False
+        self._do_without_relay()
+        return True
+
+    def _do_without_relay(self) -> None:
+        assert self._terminal is not None
+        assert self._relay is not None
+        relay, self._relay = self._relay, None
+        self._restore_descriptors()
+        relay.replace(self._terminal)
+        self._is_folded, self._lost = False, self._shown
+        words = "some may be lost, and more goes straight to stdout and stderr"
+        if self._log.path:
+            words += f"; its log ends here: {self._log.path}"
+            if not self._log.compression and not self._log.most_bytes:
+                with contextlib.suppress(OSError):
+                    self._log_end = os.stat(self._log.path).st_size
+        say(f"mpiddp: {self._who}: the process that passed its output on is gone: {words}")
+
+    def _restore_descriptors(self) -> None:
+        """Let stdout and stderr lead to the terminal again; one by which the script writes elsewhere is left alone."""
+        assert self._terminal is not None
+        for descriptor, former, ours in zip((1, 2), self._terminal, self._files, strict=True):
+            if not is_open(descriptor) or file_of(descriptor) == ours:
+                os.dup2(former, descriptor)
 
     def end(self) -> bool:
         """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost."""
         if self._terminal is None:
-            return False
+            return self._lost
         flush_python()
-        for descriptor, former in enumerate(self._terminal, start=1):
-            os.dup2(former, descriptor)
+        self._restore_descriptors()
+        if self._relay is not None:
+            try:
+                self._lost = self._relay.end()
+            except (EOFError, OSError):
+                self._do_without_relay()
+        for former in self._terminal:
             os.close(former)
         self._terminal = None
-        self._lost = self._relay is not None and self._relay.end()
         return self._lost
 
     def status(self, own: int, error: str = "") -> int:
@@ -132,6 +173,15 @@ def occupy_closed() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+
+
+def is_open(descriptor: int) -> bool:
+    """Tell whether a descriptor is open."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def let_flush_fail() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING
 
 from .. import stages
 from ..config import LaunchConfig, Script
-from ..errors import EXIT_REQUEUE
+from ..errors import EXIT_REQUEUE, EndTimeoutError
 from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
 from ..say import say, warn
 from . import failure, script, signals
+from .execution import note_exec
 from .output import let_flush_fail
 
 if TYPE_CHECKING:
@@ -59,23 +61,29 @@ class RunningJob:
         """Tell whether all ranks have agreed to stop."""
         return self._stop is not None and self._stop.reason != 0
 
-    def leave(self, exit_timeout_s: float | None) -> None:
-        """Leave the job when every rank wants to; after `exit_timeout_s` raise TimeoutError with the missing ranks.
+    def leave(
+        self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool, frees_port: bool = False
+    ) -> None:
+        """Leave the job when every rank wants to; after `exit_timeout_s` raise EndTimeoutError: who is missing.
 
         Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
-        others.
+        others. `at_end` is called when every rank has come to its end, and the group is still there. With `frees_port`
+        all wait until rank 0's store is gone: another one may listen at its port.
         """
         member = self.membership
         lost = self.ending is not None and self.ending.has_lost_log()
         most_calls, some_lost = self._await_all(lost, exit_timeout_s)
         if some_lost:
             self._incomplete = member.roll.those(lost)
+        at_end()
         member.destroy_group()
         if most_calls:
             self.stop().complete(most_calls)
         if self._write_trace is not None:
             self._write_trace(member.comm, hostname())
         member.drop_store()
+        if frees_port:
+            member.roll.await_all()
         member.roll.close()
 
     def tell_incomplete(self) -> None:
@@ -108,7 +116,7 @@ class RunningJob:
             try:
                 return self.membership.roll.await_end([calls, lost], timeout_s, self._missing, self._remind)
             except SystemExit as error:
-                if error.code not in (None, 0):
+                if failure.status_of(error):
                     raise
 
     def _remind(self, waited_s: float) -> None:
@@ -129,8 +137,10 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     assert config.script is not None
     assert job.ending
     job.membership.groups.adopt_calls()
+    note_exec(functools.partial(give_way, job, config))
     signals.protect_workers()
-    status = 0
+    warn_of_late(job.membership, config)
+    status, failed = 0, None
     try:
         try:
             stages.begin("script")
@@ -143,8 +153,8 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
         if not config.python_exit:
             job.ending.finish(status)
     except BaseException as error:
-        status = job.ending.fail_by(error)
-    return status
+        failed = error  # nothing but this holds it when this block has ended
+    return status if failed is None else job.ending.fail_by(failed)
 
 
 def warn_of_independent(member: Membership, script: Script | None) -> None:
@@ -153,6 +163,15 @@ def warn_of_independent(member: Membership, script: Script | None) -> None:
     if script and size > 1 and member.environment.rank == 0 and member.groups.is_idle() and not knows_of_ranks(script):
         words = "it used neither the process group nor its rank"
         warn([f"independent-ranks: the script ran {size} times, each for itself: {words}"])
+
+
+def warn_of_late(member: Membership, config: LaunchConfig) -> None:
+    """Warn `late-variable` where rank 0's script sets variables that have been read already."""
+    env = member.environment
+    if env.rank == 0 and config.script is not None:
+        from . import late  # the other ranks need not load it
+
+        warn(late.warning(config.script, os.environ, env.device.type, env.backend if config.init else ""))
 
 
 def with_local_rank(script: Script, option: str) -> Script:
@@ -179,7 +198,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
                 warn_of_independent(job.membership, config.script)
             ending.left()
             stages.begin("exit")
-            job.leave(config.exit_timeout_s)
+            job.leave(config.exit_timeout_s, bool if config.python_exit else ending.drop_script)
             MPI.Finalize()
         job.left = True
         lost = ending.close()
@@ -188,3 +207,32 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         ending.fail_leaving(error)
     if lost and config.python_exit:
         let_flush_fail()
+
+
+def give_way(job: RunningJob, config: LaunchConfig, call: str) -> None:
+    """Leave the job before a `call` replaces this rank's program, when all ranks do so or have come to their end.
+
+    The program finds the rank's variables, and the port of MASTER_PORT free, as under torchrun. Nobody watches it.
+    """
+    ending = job.ending
+    assert ending
+    if not ending.is_ours() or job.left:
+        return
+    from mpi4py import MPI
+
+    limit_s = config.startup_timeout_s if config.exit_timeout_s is None else config.exit_timeout_s
+    try:
+        if not MPI.Is_finalized():
+            ending.left()
+            job.leave(limit_s, frees_port=True)
+            MPI.Finalize()
+        job.left = True
+        ending.close()
+        job.tell_incomplete()
+    except EndTimeoutError as error:
+        ending.fail_leaving(EndTimeoutError(f"{error}, before {call}()"))
+    except BaseException as error:
+        ending.fail_leaving(error)
+    if job.membership.environment.rank == 0:
+        say(f"mpiddp: {call}() replaces the script: the new program has to call init_process_group(), and mpiddp "
+            "neither watches it nor keeps its output")

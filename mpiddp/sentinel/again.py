@@ -19,5 +19,5 @@ def main(given: str) -> None:
         wire, signals = Wire(socket.socket(fileno=first)), socket.socket(fileno=first + 1)
         watch(wire, signals, pid, Watched(**known, hosts=list), began_s, is_first=False)
 
-    reap(fork_detached(begin, kept=range(first, first + 3)))
+    reap(fork_detached(begin, kept=range(first, first + 3), name=f"the sentinel of {known['who']}"))
 

@@ -10,17 +10,21 @@ from collections.abc import Callable
 from functools import partial
 
 from ..beside.entrance import AT_ONCE, PAUSE_S, keep_alive
+from ..beside.handshake import Challenge, connect
 from ..beside.loop import Loop
 from ..beside.messages import Hello, Join
 from ..beside.wire import Wire, listen
 from ..plan.words import at_port
 
 CONNECTING_S, ATTEMPTS = 2.0, 3
-CALLING_S = 60.0  # for another coordinator to take a call
+CALLING_S = 60.0  # for another coordinator to take a call, and for any to answer: its node may be busy
 
 
 class Answering:
-    """Listens on all addresses of this node, and answers each connection with a token, until it is closed."""
+    """Listens on all addresses of this node, and answers each connection with a token, until it is closed.
+
+    That token is a name by which rank 0's node is known, and opens nothing: the job's own is shown to nobody.
+    """
 
     def __init__(self, loop: Loop, token: str, port: int = 0) -> None:
         """Listen on `port`, 0 for a free one; raise OSError where that is not possible."""
@@ -52,7 +56,7 @@ class Dialling:
     """Connects a member's sentinel to the coordinator without waiting; who refuses is not there.
 
     At first there are three attempts. Where the coordinator was there before (`met`), it is called for a minute: its
-    port may be full while rank 0 is too busy to start another one.
+    port may be full while rank 0 is too busy to start another one. It has as long to answer on a connection.
     """
 
     def __init__(self, loop: Loop, request: Join, met: bool, answer: Callable[[Wire | None, str], None]) -> None:
@@ -63,7 +67,7 @@ class Dialling:
 
     def dial(self) -> None:
         """Try once, and later again if that fails."""
-        address = self._request.address
+        address, self._challenge = self._request.address, Challenge(self._request.token)
         self._connection = one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         one.setblocking(False)
         error = one.connect_ex((address, self._request.port))
@@ -82,8 +86,30 @@ class Dialling:
             self._give_up(os.strerror(error), error == errno.ECONNREFUSED)
             return
         self._loop.forget(one)
-        self._loop.drop_timers("dial")
-        self._answer(greet(one, self._request), "")
+        self._loop.listen(one, self._read)
+        self._loop.set_timer("dial", CALLING_S, partial(self._give_up, "no answer"))
+        with contextlib.suppress(OSError):  # the next read tells
+            one.send(self._challenge.nonce)
+
+    def _read(self) -> None:
+        """Take the coordinator's proof, and send ours."""
+        assert self._connection
+        try:
+            shown = self._challenge.take(self._connection.recv(self._challenge.missing))
+            if shown:
+                self._connection.send(shown)
+        except BlockingIOError:
+            return
+        except EOFError:  # strangers may have crowded this one out
+            self._give_up("it has hung up")
+            return
+        except OSError as error:
+            self._give_up(error.strerror or str(error), isinstance(error, PermissionError))
+            return
+        if shown:
+            self._loop.forget(self._connection)
+            self._loop.drop_timers("dial")
+            self._answer(greet(self._connection, self._request), "")
 
     def _give_up(self, error: str, refused: bool = False) -> None:
         assert self._connection
@@ -104,16 +130,15 @@ class Dialling:
 
 
 def dial(request: Join) -> Wire:
-    """Connect a member's sentinel to the coordinator; raise OSError if that fails."""
-    return greet(socket.create_connection((request.address, request.port), timeout=CONNECTING_S), request)
+    """Connect a member's sentinel to the coordinator; raise OSError or EOFError if that fails."""
+    return greet(connect((request.address, request.port), request.token, CONNECTING_S, CALLING_S), request)
 
 
 def greet(connection: socket.socket, request: Join) -> Wire:
     """Say over a new connection whose sentinel this is."""
-    keep_alive(connection)
-    wire = Wire(connection)
     with contextlib.suppress(OSError):  # the next read tells
-        connection.sendall(request.token.encode())  # before any message: it is compared before anything is parsed
+        keep_alive(connection)
+    wire = Wire(connection)
     member = request.member
     wire.send(Hello(member.rank, member.host, member.pid, member.namespace))
     return wire

@@ -16,6 +16,7 @@ from ..beside.loop import Loop
 from ..beside.wire import Wire
 from . import events
 from .calls import Answering, Dialling
+from .errands import Errands
 
 if TYPE_CHECKING:
     from .office import Office
@@ -29,14 +30,14 @@ class Connections:
     def __init__(
         self, loop: Loop, rank_wire: Wire, signals: socket.socket, watched: messages.Watched,
         post: Callable[[events.WatcherEvent], None], on_rank_closed: Callable[[], None], began_s: float,
-        is_first: bool,
+        is_first: bool, errands: Errands,
     ) -> None:
         """Connect to the rank alone; `post` gets the events, `on_rank_closed` is called when it hangs up.
 
         `began_s` is when the rank's watch began, on time.monotonic()'s clock. Where this sentinel is not the first one,
         another has met the coordinator.
         """
-        self._began_s = began_s
+        self._began_s, self._errands = began_s, errands
         self._loop, self._rank_wire, self._signals = loop, rank_wire, signals
         self._watched, self._post, self._on_rank_closed = watched, post, on_rank_closed
         self._answering: Answering | None = None  # in rank 0's sentinel
@@ -66,7 +67,8 @@ class Connections:
             self._answering.close()  # by now every node has tried
         listener = self._rank_wire.take_descriptor()
         try:
-            self._office = Office(self._loop, request, self._watched, self._post, self._began_s, listener)
+            self._office = Office(self._loop, request, self._watched, self._post, self._began_s, self._errands,
+                                  listener)
         except OSError:
             self.tell_rank(messages.Port(0, "Coordinate"))
         else:

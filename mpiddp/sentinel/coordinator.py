@@ -11,14 +11,16 @@ import math
 from ..beside import messages
 from ..plan import verdict as waits
 from ..plan.member import Member
-from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, judge
+from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, brief, judge
 from ..say import FORWARDING_S
 from . import events
 from .machine import Machine
 from .peers import Peer, Peers, Search
+from .start import LateRanks
 
 TELLING_S = 0.5  # for the rank that was first to print its reason
 UNTOLD_S = 1.0  # for the word that it is printed, when rank 0 is gone already
+DESERTED_S, SELDOM_S = 5.0, 30.0  # between two looks whether ranks wait for one that has come to its end
 LOOK_S = 2e-6  # for each rank, between one look at all reports and the next: a look takes about a fifth of that
 
 
@@ -50,9 +52,12 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         super().__init__(State.LISTENING, began_s)
         self._began_s, self._watched = began_s, watched
         self._own: Member | None = None
-        self.peers, self._search = Peers(), Search()
+        self.peers, self._search, self._late_ranks = Peers(), Search(), LateRanks()
         self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
         self._left: set[int] = set()  # ranks whose script has ended
+        self._first_left_s: float | None = None  # when the first one of them did
+        self._deserted: tuple[str, float] | None = None  # who waits for such a rank, in words, and since when
+        self._exits: list[Report] = []  # of those that raised SystemExit with an unknown status
         self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
         self._interrupted: list[int] = []
         self.reports: list[Report] = []
@@ -85,6 +90,10 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                     self._on_lost(peer, error)
             case events.Stalled(report):
                 self._add_report(report)
+            case events.Deserted(report) if self.state is State.LISTENING:
+                self._on_deserted(report)
+            case events.Due("deserted"):
+                self._look_for_deserted()
             case events.Found(seen):
                 self._do(*self._search.end(seen, self.peers.by_rank.keys() - self._left, self.peers))
             case events.OwnRankLeft() if self.state is State.LISTENING:
@@ -101,6 +110,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 self._begin_end()
             case events.Due("untold"):
                 self._tell_if_untold()
+            case events.Due("late") if self.state is State.LISTENING and self._own is not None:
+                self._do(*self._late_ranks.remind(now_s - self._began_s, self.peers.hosts, self._own.world_size))
         self._rule_if_clear()
         if self._leaving and self.owes_word and not self._waits_for_word:
             self._waits_for_word = True
@@ -161,15 +172,43 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case messages.Interrupted():
                 self._interrupted.append(peer.rank)
                 self._do(*self._search.begin())
-            case messages.ScriptEnded():
+            case messages.ScriptEnded(by_exit):
                 self._left.add(peer.rank)
+                self._exits += [by_exit] if by_exit else []
+                if self._first_left_s is None:
+                    self._first_left_s = self._now_s
+                    self._do(events.SetTimer("deserted", DESERTED_S))
+            case messages.Stage(name):
+                self._do(*self._late_ranks.note(peer.rank, name))
             case messages.Bye():
                 self._drop(peer)
             case messages.Unreadable(error):
                 raise ValueError(error)
 
+    def _look_for_deserted(self) -> None:
+        """Look whether ranks wait for one that has come to its end; the more seldom, the longer nothing is found."""
+        if self.state is not State.LISTENING:
+            return
+        assert self._first_left_s is not None
+        pause_s = DESERTED_S if self._deserted else (self._now_s - self._first_left_s) / 2
+        self._do(events.SetTimer("deserted", min(SELDOM_S, max(DESERTED_S, pause_s))))
+        if self.peers.by_rank.keys() - self._left:
+            self._do(events.LookForDeserted())
+
+    def _on_deserted(self, report: Report | None) -> None:
+        """Say that ranks wait for one that has come to its end; end the job when that has lasted."""
+        if report is None:
+            self._deserted = None
+        elif self._deserted is None or self._deserted[0] != report.cause:
+            self._deserted = report.cause, self._now_s
+            limit = f"{self._watched.exit_timeout_s:g} s (--exit-timeout)"
+            self._do(events.Say(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}"))
+        elif self._now_s - self._deserted[1] >= self._watched.exit_timeout_s:
+            self._add_report(brief(report))
+
     def _drop(self, peer: Peer) -> None:
         self.peers.drop(peer)
+        self._late_ranks.forget(peer.rank)
         self._silent.discard(peer.rank)
         self._left.discard(peer.rank)
         self._do(events.Drop(peer.link))
@@ -226,7 +265,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         verdict = judge(self.reports, waited_s, Scene(
             self.peers.hosts, self._silent, self._left - {one.rank for one in self.reports}, self._interrupted,
             self._order, self._watched.step is not None, self._watched.by_srun, self._came_s, self._own.world_size,
-            self._search.seen))
+            self._search.seen, self._exits))
         if verdict is not None:
             self._rule(verdict)
         else:
@@ -239,7 +278,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._verdict = verdict
         first = self.peers.by_rank.get(verdict.first.rank)
         self._late += [report.rank for report in self.reports if report.rank != verdict.first.rank]
-        if first is None or verdict.first.kind == ABSENT:
+        if first is None or verdict.first.kind == ABSENT or verdict.first in self._exits:
             self._tell_if_untold()
             self._do(events.SetTimer("told", FORWARDING_S))
         else:

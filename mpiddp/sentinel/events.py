@@ -120,6 +120,12 @@ class Stalled(Record):
     report: Report
 
 
+class Deserted(Record):
+    """Ranks wait for one that has come to its end, as in `report`; None: no rank does, as far as can be seen."""
+
+    report: Report | None
+
+
 class OwnRankLeft(Record):
     """Rank 0 leaves the job in order."""
 
@@ -132,7 +138,9 @@ WatcherEvent = (
     FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | CoordinatorBack | StepDaemonGone
     | Noticed | Due
 )
-CoordinatorEvent = Greeted | FromPeer | PeerLost | OwnRank | Found | Stalled | OwnRankLeft | OwnRankGone | Due
+CoordinatorEvent = (
+    Greeted | FromPeer | PeerLost | OwnRank | Found | Stalled | Deserted | OwnRankLeft | OwnRankGone | Due
+)
 
 # Actions of both
 
@@ -163,6 +171,13 @@ class TellReason(Record):
     who: Member | None
     after_s: float
     error_file: str
+
+
+class WriteRecord(Record):
+    """Write a record of why the job failed to a file."""
+
+    error_file: str
+    record: str
 
 
 class CancelStep(Record):
@@ -233,7 +248,7 @@ class WatchNeighbour(Record):
 
 
 class NoteChild(Record):
-    """Remember a process that the rank has forked."""
+    """Remember a process that the rank has started."""
 
     pid: int
 
@@ -244,6 +259,10 @@ class NoteDescendants(Record):
 
 class Alert(Record):
     """Let the rank read the `End` that it was sent, also if it is stopped."""
+
+
+class AskToFlush(Record):
+    """Let a thread of the rank flush the files that the script has open: the launcher may kill it at any moment."""
 
 
 class AskToEnd(Record):
@@ -290,9 +309,13 @@ class Survey(Record):
     """Find out where the ranks are, and let `Found` come when that is known."""
 
 
+class LookForDeserted(Record):
+    """Find out whether ranks wait for one that has come to its end, and let `Deserted` come when that is known."""
+
+
 WatcherAction = (
-    SetTimer | DropTimer | Say | TellReason | CancelStep | ToRank | ToCoordinator | AnswerTrials | BeCoordinator
-    | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild | NoteDescendants | Alert
-    | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
+    SetTimer | DropTimer | Say | TellReason | WriteRecord | CancelStep | ToRank | ToCoordinator | AnswerTrials
+    | BeCoordinator | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild
+    | NoteDescendants | Alert | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
-CoordinatorAction = SetTimer | TellReason | CancelStep | ToPeer | Drop | Survey
+CoordinatorAction = SetTimer | Say | TellReason | CancelStep | ToPeer | Drop | Survey | LookForDeserted

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from ..beside.asking import Calls, Progress, Sight
+from ..beside.asking import WHERE, Calls, Progress, Sight
 from ..beside.lines import decode
 from ..beside.loop import Loop
 from ..beside.messages import ASK_SIGNAL, STACK_SIGNAL
@@ -67,7 +67,7 @@ class Hearing:
             self._last[self._pid] = rank
             if self._sight.socket >= 0 and not self._owes:
                 with contextlib.suppress(OSError):
-                    self._owes = bool(os.write(self._sight.socket, b"?"))
+                    self._owes = bool(os.write(self._sight.socket, WHERE))
         self._awaited.update(filter(self._ask_handler, family))
         self._loop.set_timer("stack", ANSWER_S if self._awaited else 0.0, self._ask_next)
 
@@ -83,6 +83,11 @@ class Hearing:
         self._asked[pid] = one
         self._last.pop(pid, None)  # the signal wakes it
         return True
+
+    @property
+    def socket(self) -> int:
+        """The end of the socket by which the rank is asked, -1 where that is closed."""
+        return self._sight.socket
 
     @property
     def wait_s(self) -> float:

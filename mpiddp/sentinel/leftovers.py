@@ -1,14 +1,15 @@
-"""What a rank leaves behind when it fails: the processes that it started, and the other ranks' Slurm step."""
+"""What a rank leaves behind when it fails: processes that it started, MPI's shared memory, the others' Slurm step."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ..plan.member import Member
+from .segments import Segment, mapped, remove
 
 if TYPE_CHECKING:
     import psutil
@@ -19,31 +20,53 @@ CANCELLING_S = 15.0  # for scancel to return
 
 
 class Leftovers:
-    """The processes that a rank started, as far as they were seen."""
+    """The processes that descend from a rank: children of which it told, and what has stayed in their process groups.
+
+    The variables of a rank alone are no proof of descent: what a batch system or another daemon starts for it has them,
+    too. So a process that has left these groups, and whose parent has ended, is left alone.
+    """
 
     def __init__(self, rank: int) -> None:
-        """Know of no process of the rank yet; `rank` is the number of its own process."""
+        """Know of no process of the rank yet; `rank` is the number of its own process, which is there."""
         self._rank = rank
+        self._group = rank
+        with contextlib.suppress(ProcessLookupError):
+            self._group = os.getpgid(rank)
+        self._groups = {rank, self._group}  # process groups and sessions, by the number of who made them
         self._seen: set[psutil.Process] = set()
+        self._segments: set[Segment] = set()
 
     def note(self, child: int) -> None:
-        """Note a process that the rank has forked: it bears no mark of the job, and soon perhaps no parent."""
+        """Note a process that the rank has started, before it may lose its parent, and the group that it may make."""
         import psutil
 
-        if len(self._seen) > MANY_CHILDREN:
+        if len(self._groups) > MANY_CHILDREN:
             self._seen = {one for one in self._seen if one.is_running()}
+            self._groups = {self._rank, self._group, *(one.pid for one in self._seen)}
+        self._groups.add(child)
         with contextlib.suppress(psutil.Error):
             self._seen.add(psutil.Process(child))
 
     def note_descendants(self) -> None:
         """Note the rank's descendants while it is there to be their parent."""
-        self._seen |= children(self._rank)
+        found = children(self._rank)
+        self._seen |= found
+        self._groups |= {one.pid for one in found}
+        self.note_segments()
+
+    def note_segments(self) -> None:
+        """Note the shared memory that the rank has from MPI."""
+        self._segments |= mapped(self._rank)
 
     def end(self, member: Member | None) -> None:
-        """End the processes that were seen, and those that bear the mark of a member of the job."""
+        """End the processes that were seen, and those of their groups that have the variables of `member`.
+
+        Other ranks may be in the rank's own group. Then remove the shared memory that nobody has any more.
+        """
         if member is not None:
-            self._seen |= marked(f"TORCHELASTIC_RUN_ID={member.run_id}", f"RANK={member.rank}")
+            self._seen |= in_groups(self._groups, f"TORCHELASTIC_RUN_ID={member.run_id}", f"RANK={member.rank}")
         end(self._seen, CLEANING_S)
+        remove(self._segments)
 
 
 def cancel(step: str | None) -> None:
@@ -66,19 +89,18 @@ def children(pid: int) -> set[psutil.Process]:
         return set()
 
 
-def marked(*marks: str) -> set[psutil.Process]:
-    """Return this user's processes that were started with all of these NAME=VALUE in their environment."""
+def in_groups(groups: Collection[int], *variables: str) -> set[psutil.Process]:
+    """Return the processes of some process groups or sessions that were started with all of these NAME=VALUE."""
     import psutil
 
-    wanted = {mark.encode() for mark in marks}
+    wanted = {one.encode() for one in variables}
     found = set()
     for pid in psutil.pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if wanted <= set(file.read().split(b"\0")):
-                    found.add(psutil.Process(pid))
-        except (OSError, psutil.Error):
-            continue
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getpgid(pid) in groups or os.getsid(pid) in groups:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    if wanted <= set(file.read().split(b"\0")):
+                        found.add(psutil.Process(pid))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from ..beside.loop import Loop
 from ..plan.verdict import LONG_TEXT
 from ..plan.words import shortened
 from ..where import stack
-from ..where.glance import Glance, descendants, glance, other_program
+from ..where.glance import Glance, descendants, glance, other_program, unseen_among
+from ..where.traffic import Traffic
 from .hearing import Hearing
 
 LOOKING_S = 0.2  # for which the processor time is measured, and a process in the kernel is given time
@@ -23,14 +25,23 @@ INSPECTING_S = 15.0  # for py-spy, which may have to read the symbols of large l
 class Looking:
     """Looks at a rank and at the processes that it has forked, without waiting for any."""
 
-    def __init__(self, loop: Loop, pid: int, sight: Sight, tell: Callable[[Whereabouts], None]) -> None:
+    def __init__(
+        self, loop: Loop, pid: int, sight: Sight, store_port: int, tell: Callable[[Whereabouts], None]
+    ) -> None:
         self._loop, self._pid, self._tell = loop, pid, tell
-        self._hearing = Hearing(loop, pid, sight)
+        self._hearing, self._traffic = Hearing(loop, pid, sight), Traffic(store_port)
+        self._last: dict[int, Glance] = {}  # processes, as they were seen last
+        self._fed_bytes = 0  # that came for processes which waited
         self._request: Where | None = None
         self._ended = False
         self._family: list[int] = []
         self._began: Glance | None = None
         self._began_s = 0.0
+
+    @property
+    def socket(self) -> int:
+        """The end of the socket by which the rank is asked, -1 where that is closed."""
+        return self._hearing.socket
 
     def look(self, request: Where, ended: bool) -> None:
         """Look, and tell what is seen; one who asks meanwhile gets the same answer."""
@@ -56,14 +67,20 @@ class Looking:
         if now is not None and self._began is not None:
             cores = (now.main_s - self._began.main_s) / (time.monotonic() - self._began_s)
         seen = {pid: found for pid in self._family if (found := glance(pid)) is not None}
-        everyone = [*([now] if now else []), *seen.values()]
+        family = {**({self._pid: now} if now else {}), **seen}
+        everyone = list(family.values())
+        self._fed_bytes += sum(one.fed_bytes(self._last.get(pid, one)) for pid, one in family.items())
+        self._last = family
+        tcp_bytes, hidden = self._traffic.see(family)
         frames = hearing.stacks.get(self._pid, [])
         workers = list(seen.values()) if hearing.spins and stack.waits_in_torch(frames) else everyone
-        children = "\n".join(self._child(pid, found) for pid, found in seen.items() if self._is_shown(pid, found))
+        children = [self._child(pid, found) for pid, found in seen.items() if self._is_shown(pid, found)]
         self._tell(Whereabouts(
             request.number, stack.as_text(frames), now.state if now else "", now.kernel if now else "",
             round(cores, 2), sum(one.busy_s for one in workers),
-            sum(one.moved_bytes for one in everyone) - hearing.heard_bytes, self._ended, children, hearing.progress))
+            sum(one.moved_bytes for one in everyone) + self._fed_bytes + tcp_bytes - hearing.heard_bytes, self._ended,
+            json.dumps(children[:MOST], ensure_ascii=False), hearing.progress, sum(one.faults for one in everyone),
+            next(filter(None, (unseen_among(self._family), hidden, *(one.unseen for one in everyone))), "")))
 
     def _is_shown(self, pid: int, found: Glance) -> bool:
         """Tell whether a child is worth a word: it is held, has a stack that is no idle worker's, or is no Python."""
@@ -71,11 +88,10 @@ class Looking:
             return found.is_held or not stack.is_idle_worker(self._hearing.stacks[pid])
         return found.is_held or bool(other_program(pid, self._pid))
 
-    def _child(self, pid: int, found: Glance) -> str:
-        """Return what is seen of a child, in lines."""
-        lines = stack.as_text(self._hearing.stacks.get(pid, [])).splitlines()
-        head = f"{pid} {found.state} {found.kernel} {other_program(pid, self._pid)}"
-        return "\n".join([head, *(f"  {line}" for line in lines)])
+    def _child(self, pid: int, found: Glance) -> tuple[object, ...]:
+        """Return what is seen of a child, as `Whereabouts` has it."""
+        frames = self._hearing.stacks.get(pid, [])
+        return pid, stack.as_lists(frames), found.state, found.kernel, other_program(pid, self._pid)
 
 
 def inspect(loop: Loop, pid: int, request: Inspect, tell: Callable[[Inspected], None]) -> None:

@@ -9,25 +9,26 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..beside.asking import Ask, Inspect, Inspected, Whereabouts
-from ..beside.detached import fork_detached, reap, silence
 from ..beside.entrance import Entrance, keep_alive
 from ..beside.loop import Loop
 from ..beside.messages import Coordinate, Hello, Interrupted, Message, Sent, Watched
 from ..beside.wire import Wire
 from ..config import RESTARTS, RUNNING
 from ..errors import EXIT_STALLED
+from ..facts.files import open_for_writing
 from ..plan.member import Member
 from ..plan.verdict import ABSENT, Report, brief
 from ..say import say
-from ..show.report import tell
+from ..show.report import record, tell
 from ..version import __version__
-from ..where.cards import Card, job_number, path_of, remove, write
+from ..where.cards import Card, job_number, remove, withdraw, write
 from . import events
 from .coordinator import Coordinator, State
+from .errands import Errands, run_unheard
 from .leftovers import cancel
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ OWN_LINK = 0  # to this process's own watcher
 STALL_LINK = -1  # to nobody: --stall asks
 JUDGE_LINK = -2  # to nobody: the coordinator asks
 SHOW_LINK = -3  # to nobody: a SIGQUIT asks
+DESERTED_LINK = -4  # to nobody: the coordinator asks who waits for a rank that has come to its end
+OFTEN = STALL_LINK, DESERTED_LINK  # ask again and again, and so not closely
 LONGEST_S = 2.0  # for all ranks to tell where they are
 SHOWN_S = 1.0  # in which a SIGQUIT comes to all ranks
 FLUSHING_S = 2.0  # for all others to take what they are sent last
@@ -48,7 +51,7 @@ class Office:
 
     def __init__(
         self, loop: Loop, request: Coordinate, watched: Watched, post: Callable[[events.WatcherEvent], None],
-        began_s: float, listener: int = -1,
+        began_s: float, errands: Errands, listener: int = -1,
     ) -> None:
         """Listen where it is requested; raise OSError where that is not possible. `listener` is that of Entrance.
 
@@ -58,10 +61,11 @@ class Office:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self._entrance = Entrance(loop, request, self._await_hello, listener)
         self.port = self._entrance.port
-        self._loop, self._watched, self._post = loop, watched, post
+        self._loop, self._watched, self._post, self._errands = loop, watched, post, errands
         self._coordinator = Coordinator(watched, began_s)
         self._made_inquiry: Inquiry | None = None
-        self._request, self._card, self._mark = request, "", ""
+        self._request, self._mark = request, ""
+        self._card: Card | None = None
         self._interrupted = False  # ranks got a SIGINT
         self._wires: dict[int, Wire] = {}
         self._last_link = OWN_LINK
@@ -75,10 +79,10 @@ class Office:
         self.handle(events.OwnRank(OWN_LINK, member))
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
-        self._card = path_of(card)  # one before this may have written it
+        self._card = card  # one before this may have written it
         if RESTARTS in os.environ and member.error_file:
             self._mark = f"{member.error_file}{RUNNING}"
-            aside(partial(Path(self._mark).touch))
+            run_unheard(partial(touch, self._mark))
         self._loop.set_timer("card", self._watched.ready_s, partial(self._be_ready, card))
         if self._watched.stall_s:
             self._look_for_stall()
@@ -87,13 +91,14 @@ class Office:
         """Be ready to be asked: also when a file system that Python imports from answers no more."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             self._inquiry()
-        aside(partial(write, card))
+            import_module("hmac")  # of beside/handshake.py, where no other rank has called
+        run_unheard(partial(write, card))
 
     def close(self) -> None:
         """Let the job be found no more."""
         self._loop.drop_timers("card")
         if self._card:
-            aside(partial(remove, self._card))
+            run_unheard(partial(withdraw, self._card))
 
     def hear_own(self, message: Sent) -> None:
         """Take a message of this process's own watcher."""
@@ -111,7 +116,7 @@ class Office:
     def close_down(self) -> None:
         """Tell all that the job is over, in order; mpiddp.supervise, too: mpirun's status may hide a lost node."""
         if self._mark:
-            aside(partial(remove, self._mark))
+            run_unheard(partial(remove, self._mark))
         self.handle(events.OwnRankLeft())
 
     def flush(self) -> None:
@@ -151,12 +156,18 @@ class Office:
                     self._close(link)
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
+            case events.Say(text):
+                say(text)
             case events.TellReason(verdict, who, after_s, error_file):
-                tell(verdict, who, after_s, error_file)
+                tell(verdict, who, after_s)
+                if error_file:
+                    self._errands.write(error_file, record(verdict, who))
             case events.Survey():
                 self._ask(JUDGE_LINK)
+            case events.LookForDeserted():
+                self._ask(DESERTED_LINK)
             case events.CancelStep():
-                cancel(self._watched.step)
+                self._errands.run(partial(cancel, self._watched.step))
 
     def _send(self, letters: Letters) -> None:
         for link, message in letters:
@@ -168,6 +179,8 @@ class Office:
                 say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
             elif link == JUDGE_LINK:
                 self._judge()
+            elif link == DESERTED_LINK:
+                self.handle(events.Deserted(self._inquiry().deserted(time.monotonic())))
             elif link in self._wires and not self._wires[link].post(message):
                 self._loop.await_room(self._wires[link])
 
@@ -176,7 +189,7 @@ class Office:
         peers = self._coordinator.peers
         survey = self._inquiry().survey
         questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
-                               {rank: peers.hosts[rank] for rank in peers.by_rank}, asker != STALL_LINK)
+                               {rank: peers.hosts[rank] for rank in peers.by_rank}, asker not in OFTEN)
         if questions:  # none is on its way
             self._loop.set_timer("survey", LONGEST_S, lambda: self._send(survey.answer()))
             self._send(questions)
@@ -257,14 +270,9 @@ class Office:
         wire.close()
 
 
-def aside(act: Callable[[], None]) -> None:
-    """Let another process do what a file system that does not answer would hold up."""
-    def do() -> None:
-        silence(0, 1, 2)  # a launcher waits until nobody holds them
-        act()
-
-    with contextlib.suppress(OSError):
-        reap(fork_detached(do, kept=()))
+def touch(path: str) -> None:
+    """Make a file, unless it is there."""
+    os.close(open_for_writing(path, keep=True))
 
 
 def is_for_own(action: events.CoordinatorAction) -> bool:

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..beside import index
-from ..beside.asking import Answers, Inspect, Sight, Stacks, Where
+from ..beside.asking import FLUSH, Answers, Inspect, Sight, Stacks, Where
 from ..beside.detached import silence, take_title
 from ..beside.loop import Loop
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
@@ -26,9 +26,10 @@ from ..beside.wire import Wire
 from ..facts.process import Process
 from ..plan.words import folded, shortened
 from ..say import say
-from ..show.report import tell
+from ..show.report import record, tell
 from . import events
 from .connections import Connections
+from .errands import PATIENCE_S, Errands, Voice, run_unheard
 from .leftovers import Leftovers, cancel
 from .start import OTHERS_S
 from .watcher import State, Watcher
@@ -51,13 +52,14 @@ def watch(
     was killed.
     """
     silence(0, 1)
+    Voice().begin()
     try:
         process = Process(pid)
     except ProcessLookupError:  # it is gone already; if it was watched before, the coordinator knows
         if is_first and not knows_why(rank_wire):
             say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
             time.sleep(OTHERS_S)
-            cancel(watched.step)
+            run_unheard(partial(cancel, watched.step))
         return
     Sentinel(rank_wire, signals, process, watched, began_s, is_first).loop.run()
 
@@ -72,8 +74,9 @@ class Sentinel:
         self.loop = Loop(self.excuse)
         self._watched, self._process, self._is_first = watched, process, is_first
         self._watcher = Watcher(watched, began_s)
+        self._errands = Errands(self.loop)
         self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank,
-                                        began_s, is_first)
+                                        began_s, is_first, self._errands)
         self._leftovers = Leftovers(process.pid)
         self._sight = Sight()
         self._looking: Looking | None = None
@@ -129,9 +132,13 @@ class Sentinel:
                 say(text)
             case events.TellReason(verdict, who, after_s, error_file):
                 self._settle_output()
-                tell(verdict, who, after_s, error_file)
+                tell(verdict, who, after_s)
+                if error_file:
+                    self._errands.write(error_file, record(verdict, who))
                 if who is not None:
-                    index.note_end(who.log, is_first=True)
+                    self._errands.run(partial(index.note, who.log, is_first=True))
+            case events.WriteRecord(error_file, text):
+                self._errands.write(error_file, text)
             case events.AskHosts(line, timeout_s):
                 self._ask_hosts(line, timeout_s)
             case events.ToRank(message):
@@ -143,6 +150,7 @@ class Sentinel:
             case events.BeCoordinator(request):
                 self._connections.coordinate(request)
             case events.MeetCoordinator(request):
+                self._leftovers.note_segments()
                 self._connections.meet(request)
                 self.loop.set_timer("ready", self._watched.ready_s, self._be_ready)
             case events.LookAtRank(request, ended):
@@ -168,12 +176,17 @@ class Sentinel:
                 self._send_signal(END_SIGNAL)
                 if self._process.is_stopped():
                     self._send_signal(signal.SIGCONT)
+            case events.AskToFlush():
+                with contextlib.suppress(OSError):
+                    os.write(self._looking.socket if self._looking else self._sight.socket, FLUSH)
             case events.AskToEnd():
                 if self._process.handles(signal.SIGTERM):
                     self._send_signal(signal.SIGTERM)
             case events.Terminate():
+                self._leftovers.note_segments()
                 self._send_signal(signal.SIGTERM)
             case events.Kill():
+                self._leftovers.note_segments()
                 self._send_signal(signal.SIGKILL if self._process.pid != 1 else KILL_SIGNAL)
             case events.LeaveInOrder():
                 self._connections.take_leave()
@@ -181,7 +194,7 @@ class Sentinel:
             case events.LetAllEnd():
                 self._connections.let_all_end()
             case events.CancelStep():
-                cancel(self._watched.step)
+                self._errands.run(partial(cancel, self._watched.step))
             case events.CleanUp():
                 self._clean_up()
 
@@ -195,6 +208,7 @@ class Sentinel:
 
     def _be_ready(self) -> None:
         """Be named, and ready to look: also when a file system that Python imports from answers no more."""
+        self._leftovers.note_segments()
         take_title(f"mpiddp: sentinel of {self._watched.who}")
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             import_module("mpiddp.sentinel.looking")
@@ -209,7 +223,8 @@ class Sentinel:
                 from .looking import Looking  # not while the rank starts
 
                 sight = self._sight if self._sight.socket >= 0 else Sight()  # the window's second end is on its way
-                self._looking = Looking(self.loop, self._process.pid, sight,
+                port = self._watcher.member.store_port if self._watcher.member else 0
+                self._looking = Looking(self.loop, self._process.pid, sight, port,
                                         lambda found: self.post(events.Noticed(found)))
             self._looking.look(request, ended)
         else:
@@ -239,10 +254,13 @@ class Sentinel:
         self.post(events.RankGone(status, self._process.was_out_of_memory()))
 
     def _ask_hosts(self, line: str, timeout_s: float) -> None:
-        from ..facts.reach import out_of_reach
+        def ask() -> str:
+            from ..facts.reach import out_of_reach
 
-        silent = out_of_reach(self._watched.hosts(), timeout_s)
-        say(line + (f"; no answer from {folded(silent)}" if silent else ""))
+            silent = out_of_reach(self._watched.hosts(), timeout_s)
+            return line + (f"; no answer from {folded(silent)}" if silent else "")
+
+        self._errands.run(ask, say, late=line, patience_s=timeout_s + PATIENCE_S, needed=False)
 
     def _send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -251,20 +269,21 @@ class Sentinel:
     def _clean_up(self) -> None:
         """End what the rank has left behind, and this process."""
         self._note_in_index()
-        if not self._connections.busy:
-            with contextlib.suppress(OSError):  # no descriptor is left
-                silence(2)  # a launcher waits until nobody holds it
-        self._leftovers.end(self._watcher.member)
+        self._errands.run(partial(self._leftovers.end, self._watcher.member))
         self._end_when_idle()
 
     def _note_in_index(self) -> None:
         """Note how the rank has ended, where it has not done that."""
         if (member := self._watcher.member) is not None:
-            index.note_end(member.log, index.exit_status(self._wait_status), again=False)
+            status = index.exit_status(self._wait_status)
+            self._errands.run(partial(index.note, member.log, status, again=False))
 
     def _end_when_idle(self) -> None:
         """End this process when nobody needs it any more."""
-        if self._connections.busy:
+        if not self._connections.busy and not self._errands.speaking:
+            with contextlib.suppress(OSError):  # no descriptor is left
+                silence(2)  # a launcher waits until nobody holds it
+        if self._connections.busy or self._errands.busy:
             self.loop.set_timer("idle", BUSY_S, self._end_when_idle)
         else:
             self._connections.flush()

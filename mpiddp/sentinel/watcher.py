@@ -74,7 +74,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         self._over = False  # the job, in order
         self._parked = False  # the rank has a ruling that lets it wait for the job's end
         self._killing = False  # the rank's grace has begun
-        self._script_ended = False
+        self._script_ended: messages.ScriptEnded | None = None
 
     def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
         """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
@@ -119,7 +119,7 @@ class Watcher(Machine[State, events.WatcherAction]):
             case messages.Join(member):
                 self.member = member
                 self._move("joined")
-                self._do(events.MeetCoordinator(message))
+                self._do(events.MeetCoordinator(message), *self.start.join())
             case messages.Failed(report):
                 self._rank_reported = True
                 self._report(report)
@@ -131,10 +131,19 @@ class Watcher(Machine[State, events.WatcherAction]):
                 if self._move("left"):
                     self._do(events.LeaveInOrder())
             case messages.Told() | messages.Through() | messages.ScriptEnded() | messages.AskMissing():
-                self._script_ended |= isinstance(message, messages.ScriptEnded)
+                if isinstance(message, messages.ScriptEnded) and (message.exit or self._script_ended is None):
+                    self._script_ended = message
+                if isinstance(message, messages.Told):
+                    message = self._on_told(message)
                 self._do(events.ToCoordinator(message))
-                if isinstance(message, messages.Told) and self._ruling is not None:
-                    self._ruling = self._ruling._replace(verdict=None)
+
+    def _on_told(self, message: messages.Told) -> messages.Told:
+        """Let the record be written that comes with this, and return it without."""
+        if message.record and self.member is not None:
+            self._do(events.WriteRecord(self.member.error_file, message.record))
+        if self._ruling is not None:
+            self._ruling = self._ruling._replace(verdict=None)
+        return messages.Told(message.done)
 
     def _on_coordinator_message(self, message: messages.Message) -> None:
         match message:
@@ -145,7 +154,7 @@ class Watcher(Machine[State, events.WatcherAction]):
             case messages.Missing():
                 self._do(events.ToRank(message))
             case messages.Look() | Where() | Inspect():
-                self._do(events.LookAtRank(message, self._script_ended))
+                self._do(events.LookAtRank(message, self._script_ended is not None))
             case messages.Neighbour(rank, pid):
                 self._do(events.WatchNeighbour(rank, pid))
             case messages.Over():
@@ -155,6 +164,8 @@ class Watcher(Machine[State, events.WatcherAction]):
 
     def _on_due(self, timer: str) -> None:
         match timer:
+            case "late":
+                self._do(*self.start.on_due(timer, self._now_s))
             case "warn" | "start":
                 self._do(*self.start.on_due(timer, self._now_s))
                 if self.start.failed:
@@ -218,7 +229,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         if end.abort and (end.waits or self._parked or not self._rank_reported):
             self._do(events.ToRank(messages.End(end.status)), events.Alert())
         if not self._rank_reported:
-            self._do(events.SetTimer("ask", min(ASKING_S, self._grace_s())))
+            self._do(events.AskToFlush(), events.SetTimer("ask", min(ASKING_S, self._grace_s())))
         self._kill_in_time()
 
     def _on_coordinator_gone(self, closed: bool) -> None:
@@ -227,12 +238,12 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self._over or self._ruling is not None or (self._waiting is not None and self._waiting.kind == OWN):
             self._rule_alone()
         if not self._over and self._move("deserted"):
-            self._do(events.SetTimer("lost", LEAVING_S if self._script_ended else LAUNCHER_S))
+            self._do(events.SetTimer("lost", LEAVING_S if self._script_ended is not None else LAUNCHER_S))
 
     def _tell_again(self) -> None:
         """Tell a new coordinator what it has to know."""
-        if self._script_ended:
-            self._do(events.ToCoordinator(messages.ScriptEnded()))
+        if self._script_ended is not None:
+            self._do(events.ToCoordinator(self._script_ended))
         if self._waiting is not None:
             self._do(events.ToCoordinator(messages.Failed(self._waiting, self.gone)))
 
@@ -250,7 +261,7 @@ class Watcher(Machine[State, events.WatcherAction]):
     def _on_rank_gone(self, event: events.RankGone) -> None:
         """Report on a rank that is gone, if that is still to be done, and end what it left behind."""
         self.gone = True
-        self._do(*(events.DropTimer(name) for name in ("start", "warn", "ask", "kill")))
+        self._do(*(events.DropTimer(name) for name in ("start", "warn", "late", "ask", "kill")))
         if self.state is State.STARTING:
             self._do(*self.start.tell_death(early_death(event.status, event.out_of_memory)))
         if self.state is State.WORKING and self.member is not None:

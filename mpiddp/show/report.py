@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -9,23 +10,25 @@ from ..beside import progress
 from ..plan.member import Member
 from ..plan.verdict import NOBODY, OWN, Verdict
 from ..say import say
-from .files import write_json
 
 FOR_KILLED = "look at the memory (sacct: MaxRSS; dmesg on the node): fewer DataLoader workers, or ask for more (--mem)"
 
 
-def tell(verdict: Verdict, who: Member | None, after_s: float, error_file: str, stack: str = "", log_lost: int = -1,
+def tell(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1,
          speak: Callable[[str], None] = say) -> str:
-    """Print why the job failed, in one piece, write it to `error_file` as JSON if there is one, and return the text.
+    """Print why the job failed, in one piece, and return the text.
 
     `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `log_lost` is the first
     byte that its log has lost, -1 for none. `speak` prints.
     """
     words = block(verdict, who, after_s, log_lost)
     speak(words)
-    if error_file:
-        write_json(error_file, error_record(verdict, who, stack, int(time.time())))
     return words
+
+
+def record(verdict: Verdict, who: Member | None, callstack: str = "") -> str:
+    """Return why a job failed, as --error-file has it."""
+    return json.dumps(error_record(verdict, who, callstack, int(time.time())))
 
 
 def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1) -> str:

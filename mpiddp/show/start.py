@@ -9,7 +9,7 @@ from ..environment import Environment
 from ..errors import EXIT_USAGE
 from ..plan.seat import Seat
 from ..plan.words import at_port
-from ..say import say
+from ..say import answer, say
 from ..version import __version__
 from .files import write, write_json
 from .map import lines, records
@@ -48,6 +48,4 @@ def explain(told: Callable[[], str], env: Environment, rank: int) -> int:
         if env.rank == 0:
             say(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
         return EXIT_USAGE
-    if env.rank == rank:
-        print(f"{told()}\n", end="", flush=True)  # one write, however long it is
-    return 0
+    return answer(told()) if env.rank == rank else 0

@@ -22,20 +22,20 @@ FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SLOW_S = 0.0003  # to open a file
 THREADS = 16
 SENTINEL = """
-beside.entrance
+beside.entrance beside.handshake
 sentinel sentinel.calls sentinel.connections sentinel.events sentinel.leftovers sentinel.machine sentinel.postmortem
-sentinel.process sentinel.start sentinel.watcher
+sentinel.process sentinel.segments sentinel.start sentinel.watcher
 """  # of a rank's sentinel alone
 COORDINATOR = "sentinel.coordinator sentinel.office sentinel.peers where where.cards"  # of rank 0's, more
 MODULES = f"""
 api cli config environment errors exits launch say version waiting
 beside beside.asking beside.detached beside.ends beside.handle beside.index beside.lines beside.loop beside.messages
-beside.outflow beside.progress beside.succession beside.wakeup beside.window beside.wire
+beside.outflow beside.programs beside.progress beside.succession beside.wakeup beside.window beside.wire
 command command.help command.options command.values
 facts facts.cpus facts.devices facts.fabric facts.files facts.gpus facts.host facts.library facts.look facts.mpi
 facts.process facts.runtime facts.script facts.software
 join join.gathering join.hosting join.importing join.initialise join.logs join.lookups join.membership join.prepare
-join.probe join.process_group join.refusal join.rendezvous join.rollcall join.variables join.watched
+join.probe join.process_group join.refusal join.rendezvous join.rollcall join.variables join.watched join.workers
 plan plan.cores plan.devices plan.environment plan.fit plan.gpus plan.job plan.member plan.network plan.problems
 plan.seat plan.topology plan.transports plan.verdict plan.words
 relay relay.handle relay.lines relay.log relay.process relay.sink

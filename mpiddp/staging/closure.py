@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import source_from_cache
 from typing import Any, NamedTuple
 
+from ..facts.files import open_for_reading, open_for_writing, user_folder
 from .manifest import SELDOM, Range
 from .trees import holds_installed, name_of, tree_of, within
 
@@ -43,14 +44,13 @@ class Closure(NamedTuple):
 
 def record_of(trees: tuple[str, ...], environ: Mapping[str, str]) -> str:
     """Return the file that keeps what is opened of an environment."""
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(cache, "mpiddp", f"stage-{name_of(trees)}.json")
+    return os.path.join(user_folder(environ, "XDG_CACHE_HOME", ".cache"), f"stage-{name_of(trees)}.json")
 
 
 def read(path: str) -> Closure:
     """Return what a record says, nothing where there is none that can be read."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        with open(open_for_reading(path), encoding="utf-8", errors="surrogateescape") as file:
             found = json.load(file)
         if found["form"] != FORM:
             return Closure()
@@ -66,7 +66,7 @@ def write(path: str, closure: Closure) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     new = f"{path}.{os.uname().nodename}.{os.getpid()}"
     try:
-        with open(new, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with open(open_for_writing(new), "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump({"form": FORM, "paths": sorted(closure.paths), "touched": closure.touched}, file)
         os.replace(new, path)
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple
 
 # Of file systems that several hosts share (as /proc/self/mountinfo names them, man 5 proc_pid_mountinfo). What FUSE
@@ -30,14 +31,16 @@ class Mount(NamedTuple):
 
 def mounts() -> list[Mount]:
     """Return the mounted file systems, those mounted last at the end."""
-    found = []
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            place, _, kind = line.partition(" - ")
-            words = place.split()
-            path = words[4].encode().decode("unicode_escape") if "\\" in words[4] else words[4]
-            found.append(Mount(path, kind.split()[0], frozenset(words[5].split(","))))
-    return found
+    with open("/proc/self/mountinfo", "rb") as file:
+        return [parsed(line) for line in file]
+
+
+def parsed(line: bytes) -> Mount:
+    r"""Return the file system of a line, in which the kernel writes a path's spaces and the like as in \040."""
+    place, _, kind = line.partition(b" - ")
+    words = place.split(b" ")
+    path = re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), words[4])
+    return Mount(os.fsdecode(path), os.fsdecode(kind.split(b" ")[0]), frozenset(os.fsdecode(words[5]).split(",")))
 
 
 def mount_of(path: str, among: list[Mount]) -> Mount:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..config import AUTO
-from ..facts.files import number
+from ..facts.files import check_protected, number, reason
 from ..facts.process import cgroups
 from .mounts import mount_of, mounts
 
@@ -39,9 +40,10 @@ def ours(folder: str) -> str:
 
 
 def is_ours(path: str) -> bool:
-    """Tell whether a folder is there that this user has made, and that no other can write to."""
+    """Tell whether a folder is there that this user has made, and that no other can write to, or replace."""
     try:
         about = os.lstat(path)
+        check_protected(path)
     except OSError:
         return False
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not stat.S_IMODE(about.st_mode) & 0o022
@@ -72,18 +74,18 @@ def why_not(folder: str, size: int) -> str:
     try:
         make_ours(folder)
     except OSError as error:
-        return f"{folder}: {error.strerror}"
+        return f"{folder}: {reason(error, folder)}"
     return ""
 
 
 def make_ours(folder: str) -> str:
     """Return the folder of this user's mirrors, which is made if need be; raise OSError where it is not ours alone."""
     path = ours(folder)
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not is_ours(path):
-            raise PermissionError(1, f"{os.path.basename(path)} there is not this user's alone") from None
+    check_protected(path)
+    if not is_ours(path):
+        raise PermissionError(1, f"{os.path.basename(path)} there is not this user's alone")
     return path
 
 

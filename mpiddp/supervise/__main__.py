@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ..command.help import PlainParser
 from ..command.options import default_of
 from ..command.values import positive, seconds
 from ..errors import EXIT_USAGE
@@ -71,7 +72,7 @@ def existing(text: str) -> str:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
-    parser = argparse.ArgumentParser("python -m mpiddp.supervise", allow_abbrev=False, description=(
+    parser = PlainParser("python -m mpiddp.supervise", allow_abbrev=False, description=(
         "Start a job of mpiddp, and start it again in the same allocation after a fault: without the node that was at "
         "fault, and with every other."), epilog=(
         "Exit status: that of the last attempt; 75 where the job can be queued again; 2 for wrong usage."))

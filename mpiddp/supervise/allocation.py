@@ -15,6 +15,7 @@ from threading import Thread
 from typing import NamedTuple
 
 from ..facts import runtime
+from ..facts.files import open_for_reading
 
 BETWEEN_S = 1.0  # between two tries
 ANSWERS_S = 1.0  # for a node to take a connection
@@ -47,7 +48,7 @@ def allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
 def hosts_of(path: str) -> list[str]:
     """Return a host for each rank that a file has room for: by lines, `slots=2` (Open MPI) or `n1:2` (MPICH)."""
     found = []
-    with open(path) as file:
+    with open(open_for_reading(path)) as file:
         for line in file:
             words = line.partition("#")[0].split()
             if words:
@@ -69,7 +70,7 @@ def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
     Raises OSError if the file cannot be read, ValueError if it is no list.
     """
     if os.path.isfile(excluded):
-        with open(excluded) as file:
+        with open(open_for_reading(excluded), encoding="utf-8", errors="replace") as file:
             lines = [line.split("\t") for line in file if line.strip()]
         hosts = {(parts[1] if len(parts) > 2 else parts[0]).strip() for parts in lines}
     else:
@@ -159,6 +160,7 @@ def cancel(given: Allocation, step: str) -> None:
 def ask(*command: str) -> str:
     """Return what one of Slurm's commands prints, nothing if it fails or takes too long."""
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SLURM_S).stdout
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                              timeout=SLURM_S).stdout
     except (OSError, subprocess.SubprocessError):
         return ""

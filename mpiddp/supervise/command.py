@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..command.options import split
+from ..config import STANDARD_INPUT
 
 SRUN_NODES = ("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-n", "--ntasks", "-F", "--nodefile",
               "--ntasks-per-node")
@@ -103,13 +104,16 @@ def begin_of_program(command: Sequence[str], is_program: Callable[[str], object]
 def own_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     """Return the words without mpiddp's --error-file, the value of that, and --abort-grace's; empty if not given.
 
-    The options stand between `-m mpiddp`, or `mpiddp`, and the script: what follows is the script's own.
+    The options stand between `-m mpiddp`, or `mpiddp`, and the script: what follows is the script's own. Raises
+    CommandError for a script on standard input.
     """
     by_module = [at + 2 for at, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
     begins = by_module or [at + 1 for at, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
     if not begins:
         return tuple(words), "", ""
     ours, script = split(words[begins[0]:])
+    if script[:1] == [STANDARD_INPUT]:
+        raise CommandError("-: standard input cannot be read a second time; save the script in a file, and name that")
     found = {"--error-file": "", "--abort-grace": ""}
     left = []
     while ours:

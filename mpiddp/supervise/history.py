@@ -14,25 +14,26 @@ HEAD = ("attempt", "nodes", "time", "steps", "ended by", "then")
 
 
 class Record(NamedTuple):
-    """An attempt, when it began (seconds since the epoch), and what followed."""
+    """An attempt, when it began (seconds since the epoch), what followed, and its number in the job."""
 
     began: float
     attempt: Attempt
     decision: Decision
+    number: int
 
 
 def table(records: Sequence[Record]) -> list[str]:
     """Return a line for each attempt, below a head."""
-    rows = [HEAD, *(row(number, one) for number, one in enumerate(records))]
+    rows = [HEAD, *map(row, records)]
     widths = [max(len(cells[at]) for cells in rows) for at in range(len(HEAD) - 1)]
     return ["mpiddp.supervise: the attempts", *(
         "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)), cells[-1]]).rstrip()
         for cells in rows)]
 
 
-def row(number: int, record: Record) -> tuple[str, ...]:
+def row(record: Record) -> tuple[str, ...]:
     """Return the cells of an attempt."""
-    _, attempt, decision = record
+    _, attempt, decision, number = record
     out = f" without {folded(decision.without)}" if decision.without else ""
     steps = f"{attempt.steps:,}" if attempt.steps else ""
     return (str(number), folded(attempt.nodes) if attempt.nodes else "this one", duration(attempt.seconds), steps,
@@ -40,7 +41,8 @@ def row(number: int, record: Record) -> tuple[str, ...]:
 
 
 def write(path: str, records: Sequence[Record]) -> None:
-    """Write all attempts as JSON: an object for each, with the fields of Attempt, and `began`, `action`, `why`."""
+    """Write all attempts as JSON: for each the fields of Attempt, and `number`, `began`, `action`, `why`."""
     write_json(path, {"attempts": [
-        {"began": round(one.began, 3), **one.attempt._asdict(), "action": one.decision.action.value,
-         "why": one.decision.why, "without": one.decision.without} for one in records]})
+        {"number": one.number, "began": round(one.began, 3), **one.attempt._asdict(),
+         "action": one.decision.action.value, "why": one.decision.why, "without": one.decision.without}
+        for one in records]})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,27 @@ LATE_S = 2.0  # for what a job that has ended still writes
 MARK_S = 30.0  # for the end of what a job that seems to have succeeded still does, as a shared file system shows it
 GRACE_S = 3.0  # for a job that has reported to end by itself, besides its --abort-grace
 LOST_S = 0.5  # for that of one whose node does not answer: the launcher waits for it, in vain
+HANDLING_S = 0.2  # for a launcher's handler of a signal
 ENDING_S = 2.0  # between asking the launcher to end, and killing it
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
 UNKNOWN = 1  # a status, where Open MPI 5's mpirun has lost a node and says 0
-DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG (linux/prctl.h)
+# Becomes a program that gets SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes why it cannot.
+# Python code between fork and exec (preexec_fn) may wait for ever for a lock that another thread held at the fork.
+STARTER = """\
+import ctypes, os, signal, sys
+parent, failed, *words = sys.argv[1:]
+os.set_inheritable(int(failed), False)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(parent):
+    os._exit(1)
+for number in signal.SIGPIPE, signal.SIGXFSZ:  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
+try:
+    os.execvp(words[0], words)
+except OSError as error:
+    os.write(int(failed), str(error.errno).encode())
+"""
 
 
 class Running:
@@ -42,15 +58,18 @@ class Running:
         self._grace_s = abort_grace_s + GRACE_S
         self._asked: list[psutil.Process] = []  # to end, what a script has started
         self._began_s = time.monotonic()
-        libc, parent = ctypes.CDLL(None), os.getpid()
-
-        def become_child() -> None:
-            libc.prctl(DIES_WITH_PARENT, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
-        self._process = subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, start_new_session=True,
-                                         preexec_fn=become_child)
+        reading, failed = os.pipe()
+        command = [sys.executable, "-I", "-S", "-c", STARTER, str(os.getpid()), str(failed), *words]
+        with open(reading, "rb") as reader:
+            try:
+                self._process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True,
+                                                 pass_fds=[failed])
+            finally:
+                os.close(failed)
+            error = reader.read()  # to its end, which comes when the program is there
+        if error:
+            self._process.wait()
+            raise OSError(int(error), os.strerror(int(error)))
 
     def forward(self, number: int) -> None:
         """Send the launcher a signal, or if that is a script, what the script waits for: shells do not hand it on."""
@@ -62,6 +81,24 @@ class Running:
                 one.send_signal(number)
         if not below:
             self._process.send_signal(number)
+
+    def suspend(self) -> None:
+        """Stop the launcher as the terminal's Ctrl-Z would: one that has a handler for that stops its ranks.
+
+        The kernel discards SIGTSTP otherwise: the launcher has a session of its own (orphaned groups, man 2 setpgid).
+        """
+        self._signal_group(signal.SIGTSTP)
+        if self._launcher is not Launcher.OPEN_MPI:  # which goes on, to continue its ranks
+            time.sleep(HANDLING_S)
+            self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let what was stopped go on."""
+        self._signal_group(signal.SIGCONT)
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     def wait(self, nodes: tuple[str, ...], ask: Callable[[], tuple[str, ...]], cut: Callable[[], None]) -> Attempt:
         """Return how it ended, on `nodes`: as soon as its launcher is gone, or has nothing more to do.

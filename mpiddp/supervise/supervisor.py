@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
 import socket
+import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
 from ..config import RESTARTS
 from ..errors import EXIT_REQUEUE
-from ..facts import runtime
+from ..facts.files import names
 from ..facts.runtime import slurm_restarts
 from ..plan.words import folded
 from ..say import say
 from ..show import files
 from .allocation import Allocation, cancel, is_running, left_s, silent
 from .command import Command, Launcher, on_nodes
+from .counter import Counter
 from .decision import Action, Attempt, Decision, Limits, after_signal, decide, suspects
 from .history import Record, table, write
 from .running import Running
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # after which nothing is started
-SIGNALS = (*ENDING, signal.SIGUSR2)
+SIGNALS = (*ENDING, signal.SIGUSR2, signal.SIGQUIT)
+ENDED_BY_QUIT = (Launcher.SRUN, Launcher.OPEN_MPI)  # others ask their ranks where they are (batch/interactive.md)
 CRUMBS_S = 0.1  # between two SIGINTs, of which srun needs two
 
 
@@ -59,11 +63,14 @@ class Supervisor:
         self._attempts: list[Attempt] = []
         self._records: list[Record] = []
         self._running: Running | None = None
+        self._counter = Counter(os.fspath(plan.folder.parent), os.environ)
         self._signal = 0  # the first one that came of ENDING
         self._mute: tuple[str, ...] = ()  # nodes of which an answer cannot be expected, as behind a firewall
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
                 signal.signal(number, self._forward)
+        if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
+            signal.signal(signal.SIGTSTP, self._suspend)
 
     def run(self) -> int:
         """Try until it succeeds, or makes no sense any more; return the exit status."""
@@ -72,11 +79,11 @@ class Supervisor:
         if not plan.given.slurm_job:  # of whose nodes it is known that they answer
             Thread(target=self._find_mute, daemon=True).start()
         while True:
-            number, began = len(self._attempts), time.time()
+            number, began = self._counter.take(), time.time()
             attempt = self._try(number, nodes)
             self._attempts.append(attempt)
             decision = self._decide(attempt)
-            self._records.append(Record(began, attempt, decision))
+            self._records.append(Record(began, attempt, decision, number))
             if plan.history:
                 write(plan.history, self._records)
             if plan.suspects and decision.without:
@@ -88,14 +95,14 @@ class Supervisor:
             without = f", without {folded(decision.without)}" if decision.without else ""
             why = f": {decision.why}" if decision.why else ""
             say(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
-                f"mpiddp.supervise: again (restart {number + 1} of {plan.restarts}){on}{without}{why}")
+                f"mpiddp.supervise: again (restart {len(self._attempts)} of {plan.restarts}){on}{without}{why}")
             nodes = decision.nodes
 
     def _try(self, number: int, nodes: tuple[str, ...]) -> Attempt:
         """Run the job once."""
         plan, step = self._plan, f"mpiddp-{secrets.token_hex(4)}"
         report = str(plan.folder / f"attempt-{number}.json")
-        variables = {RESTARTS: str(runtime.restart_count(os.environ) + number), "MPIDDP_ERROR_FILE": report,
+        variables = {RESTARTS: str(number), "MPIDDP_ERROR_FILE": report,
                      "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
@@ -136,7 +143,7 @@ class Supervisor:
         """Say how it ended, and return the exit status."""
         last = self._attempts[-1]
         if last.status and decision.action is not Action.REQUEUE:
-            say(f"mpiddp.supervise: attempt {len(self._attempts) - 1} ended: {last.reason}")
+            say(f"mpiddp.supervise: attempt {self._records[-1].number} ended: {last.reason}")
         if len(self._records) > 1:
             say("\n".join(table(self._records)))
         if decision.why:
@@ -148,13 +155,15 @@ class Supervisor:
             say(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
+        if decision.action is Action.DONE:
+            self._counter.forget()
         if self._signal and last.status == self._signal:  # as MPICH's launcher ends by it
             return 128 + last.status
         return last.status if last.status != EXIT_REQUEUE else 1  # by 75 a batch script would queue it again
 
     def _forward(self, number: int, _: object) -> None:
         """Hand a signal on to the job, and start nothing after one of ENDING."""
-        if number in ENDING:
+        if number in ENDING or (number == signal.SIGQUIT and self._plan.command.launcher in ENDED_BY_QUIT):
             self._signal = self._signal or number
         if self._running is not None:
             self._running.forward(number)
@@ -162,19 +171,41 @@ class Supervisor:
                 time.sleep(CRUMBS_S)
                 self._running.forward(number)
 
+    def _suspend(self, *_: object) -> None:
+        """Stop with the job, and go on with it."""
+        if self._running is not None:
+            self._running.suspend()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if self._running is not None:
+            self._running.resume()
+
 
 def state_of(path: str) -> tuple[tuple[str, int, int], ...]:
     """Return what tells whether checkpoints were written: name, time in ns, size of a file, or of all in a folder.
 
     Those in the newest folder below it are told, too: FSDP's checkpoints are folders, and may be overwritten in place.
+    What cannot be looked at is left out, such as a link that leads nowhere and a file that is removed meanwhile.
     """
     if not path:
         return ()
-    try:
-        found: list[Path | os.DirEntry[str]] = list(os.scandir(path)) if os.path.isdir(path) else [Path(path)]
-        below = [one for one in found if isinstance(one, os.DirEntry) and one.is_dir()]
+    found = looked_at([path])
+    if path in found and stat.S_ISDIR(found[path].st_mode):
+        found = inside(path)
+        below = [one for one, facts in found.items() if stat.S_ISDIR(facts.st_mode)]
         if below:
-            found += os.scandir(max(below, key=lambda one: one.stat().st_mtime_ns))
-        return tuple(sorted((os.fspath(one), one.stat().st_mtime_ns, one.stat().st_size) for one in found))
-    except OSError:
-        return ()
+            found |= inside(max(below, key=lambda one: found[one].st_mtime_ns))
+    return tuple(sorted((one, facts.st_mtime_ns, facts.st_size) for one, facts in found.items()))
+
+
+def inside(folder: str) -> dict[str, os.stat_result]:
+    """Return what looked_at() does of all that is in a folder."""
+    return looked_at(os.path.join(folder, name) for name in names(folder))
+
+
+def looked_at(paths: Iterable[str]) -> dict[str, os.stat_result]:
+    """Return what the kernel tells of files; those that cannot be looked at are left out."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = os.stat(path)
+    return found

@@ -6,10 +6,13 @@ import argparse
 import sys
 import time
 
-from ..say import say
+from ..command.help import PlainParser
+from ..facts.files import open_for_writing
+from ..say import answer, say
 from ..version import __version__
 from .cards import Card
 from .client import Inspecting, UnansweredError, ask, find
+from .seen import Picture
 from .table import as_json, lines, threads, waits_for_lock
 
 HINT = "  a lock that another thread holds? --threads shows all threads, where py-spy is installed"
@@ -21,18 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         card = find(given.job)
         while True:
-            show(card, given)
-            if given.watch is None:
-                return 0
+            status = show(card, given)
+            if given.watch is None or status:
+                return status
             time.sleep(given.watch)
     except UnansweredError as error:
         say(f"mpiddp.where: {error}")
-        return 1
-    except BrokenPipeError:  # nobody reads on
-        return 1
-    except (ImportError, OSError) as error:
-        needs = " (pip install drawsvg)" if isinstance(error, ImportError) else ""
-        say(f"mpiddp.where: cannot draw {given.svg}: {error}{needs}")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -40,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
-    parser = argparse.ArgumentParser("python -m mpiddp.where", description=(
+    parser = PlainParser("python -m mpiddp.where", description=(
         "Tell where the ranks of a running job stand, and which of them are odd. The job goes on."))
     parser.add_argument("job", nargs="?", default="", metavar="JOB",
                         help="number of the batch system, with Slurm's step or without, or the beginning of the job's "
@@ -58,19 +55,28 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return given
 
 
-def show(card: Card, given: argparse.Namespace) -> None:
-    """Ask a job once, and print what it says; draw it, if that was asked for."""
+def show(card: Card, given: argparse.Namespace) -> int:
+    """Ask a job once, and print what it says; draw it, if that was asked for; return the exit status."""
     picture, inspected = ask(card, Inspecting(given.native) if given.threads or given.native else None)
     head = f"job {card.name}, {card.ranks:,} rank{'s' * (card.ranks != 1)}{picture.step and f', {picture.step}'}"
     hint = [] if inspected or not waits_for_lock(picture) else [HINT]
     table = [head, *lines(picture), *hint, *threads(inspected)]
-    text = as_json(picture, inspected) if given.json else "\n".join(table)
-    print(f"{text}\n", end="", flush=True)
-    if given.svg:
-        from .drawing import svg
+    status = answer(as_json(picture, inspected) if given.json else "\n".join(table))
+    return draw(picture, head, given.svg) or status if given.svg else status
 
-        with open(given.svg, "w", encoding="utf-8") as drawn:
+
+def draw(picture: Picture, head: str, path: str) -> int:
+    """Draw a picture into a file, or say why that cannot be done; return the exit status."""
+    from .drawing import svg
+
+    try:
+        with open(open_for_writing(path), "w", encoding="utf-8") as drawn:
             drawn.write(svg(picture, head))
+    except (ImportError, OSError) as error:
+        needs = " (pip install drawsvg)" if isinstance(error, ImportError) else ""
+        say(f"mpiddp.where: cannot draw {path}: {error}{needs}")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,10 +6,14 @@ import contextlib
 import json
 import os
 import stat
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, get_type_hints
+
+from ..facts.files import check_protected, distrust, opened, user_folder
 
 SLURM, PBS, LSF = "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"  # variables with the number of a job
 STEP = "SLURM_STEP_ID"
+MOST_BYTES = 2**16  # of a card; one has some hundred
 
 
 class Card(NamedTuple):
@@ -33,7 +37,7 @@ class Card(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call the job: as its logs are called."""
+        """What to call the job: its number, or its own name."""
         return self.names[-1] if self.step not in ("", "0") else self.names[0]
 
     @property
@@ -44,8 +48,7 @@ class Card(NamedTuple):
 
 def folder() -> str:
     """Return where the user's cards are (XDG Base Directory Specification)."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "mpiddp")
+    return user_folder(os.environ, "XDG_STATE_HOME", ".local", "state")
 
 
 def job_number() -> tuple[str, bool, str]:
@@ -61,19 +64,24 @@ def path_of(card: Card) -> str:
 
 
 def write(card: Card) -> None:
-    """Write a card; where the user's folder cannot be written, or is somebody else's, the job works without."""
-    new = f"{path_of(card)}.new"
+    """Write a card; where the user's folder cannot be written, or another user can change it, the job works without."""
+    path = path_of(card)
+    new = f"{path}.new"
     with contextlib.suppress(OSError):
-        os.makedirs(folder(), mode=0o700, exist_ok=True)
-        if os.stat(folder()).st_uid != os.getuid():
-            return
         remove(new)
         try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(opened(new, flags, partial(distrust, job_folder=True), 0o700, 0o600), "w") as file:
+                check_protected(os.path.dirname(new))
                 json.dump(card._asdict(), file)
-            os.rename(new, path_of(card))
+            os.rename(new, path)
         finally:
             remove(new)
+
+
+def withdraw(card: Card) -> None:
+    """Remove a card."""
+    remove(path_of(card))
 
 
 def remove(path: str) -> None:
@@ -85,12 +93,26 @@ def remove(path: str) -> None:
 def read_all() -> dict[str, Card]:
     """Return the cards of this user by their files, those that were written last first; what is none is left out."""
     found = []
+    names: list[str] = []
     with contextlib.suppress(OSError):
-        for name in os.listdir(folder()):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                path = os.path.join(folder(), name)
-                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-                    facts = os.fstat(file.fileno())
-                    if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and name.endswith(".json"):
-                        found.append((facts.st_mtime, path, Card(**json.load(file))))
+        names = os.listdir(folder())
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            path = os.path.join(folder(), name)
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+                facts = os.fstat(file.fileno())
+                if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and name.endswith(".json"):
+                    found.append((facts.st_mtime, path, checked(json.loads(file.read(MOST_BYTES)))))
     return {path: card for _, path, card in sorted(found, reverse=True)}
+
+
+def checked(fields: Any) -> Card:
+    """Return the card with these fields; raise TypeError or ValueError where they are those of none."""
+    import ipaddress  # not where a card is written
+
+    card = Card(**fields)
+    if [*map(type, card)] != [*get_type_hints(Card).values()]:
+        raise TypeError
+    if not ipaddress.ip_address(card.address) or not 0 < card.port < 2**16 or not 0 < card.ranks < 2**31:
+        raise ValueError
+    return card

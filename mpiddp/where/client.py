@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import ipaddress
+import os
 import shlex
 import socket
+import subprocess
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from ..beside.asking import Ask, Inspect, Inspected, Shown
+from ..beside.handshake import connect
 from ..beside.wire import Wire
 from ..plan.words import listed
 from ..version import __version__
@@ -18,7 +24,10 @@ from .seen import Picture
 from .table import from_json
 
 CONNECTING_S = 5.0
-TRYING_S = 0.5
+TRYING_S = 1.0  # to find out whether a job runs
+CALLERS = 100  # jobs that are tried at once
+SLURM_S = 5.0  # for squeue
+OLD_S = 30 * 86400.0  # for which a job is believed to run that cannot be seen
 INSPECTED, INSPECTED_S = 4, 20.0  # ranks, and for them
 ANSWER_S = 15.0  # the coordinator waits two seconds for the ranks; a busy node may take longer for the rest
 
@@ -42,36 +51,85 @@ class UnansweredError(Exception):
     """Nobody answers; the text says why, and what to do."""
 
 
+class Life(enum.Enum):
+    """Whether a job runs, as far as can be seen from here."""
+
+    RUNS = "its coordinator answers"
+    OVER = "nobody listens on its port, or another program does"
+    UNKNOWN = "it cannot be reached, or does not answer soon"
+
+
 def find(job: str) -> Card:
-    """Return the card of a job by its number or the beginning of its name, of the only one if that is empty.
+    """Return the card of a job by its number or the beginning of its name, of the only one that runs if that is empty.
 
     Raises UnansweredError where there is none, or more than one.
     """
-    cards = list(read_all().values())
-    found = [card for card in cards if not job or job in card.names or card.run_id.startswith(job)]
+    cards = read_all()
+    matching = {path: card for path, card in cards.items()
+                if not job or job in card.names or card.run_id.startswith(job)}
+    found = list(matching.values())
     if len(found) > 1:
-        found = [card for card in found if may_run(card)] or found
+        found = running(matching) or (found if job else [])
     if len(found) == 1:
         return found[0]
     if found:
         raise UnansweredError(f"which job? {listed([f'{card.run_id} ({card.name})' for card in found])}")
     if not job:
         raise UnansweredError("no job of yours is running with mpiddp, or it is still starting")
-    others = f"; there is {listed([card.name for card in cards])}" if cards else ""
+    others = f"; there is {listed([card.name for card in cards.values()])}" if cards else ""
     raise UnansweredError(f"no job {job} of yours is running with mpiddp{others}")
 
 
-def may_run(card: Card) -> bool:
-    """Tell whether a job may be running still: as far as can be seen from here, its port is not closed."""
-    if is_out_of_sight(card):
-        return True
+def running(cards: Mapping[str, Card]) -> list[Card]:
+    """Return those of the cards, which have files, whose jobs run; where none is seen to run, those that may.
+
+    All are asked at once. The cards of jobs that are over are removed. Of a job that cannot be seen from here Slurm
+    knows whether it runs; without Slurm a card is believed for OLD_S, unless this host has been started since.
+    """
+    with ThreadPoolExecutor(CALLERS) as callers:
+        lives = dict(zip(cards, callers.map(life_of, cards.values()), strict=True))
+    unknown = {path: card for path, card in cards.items() if lives[path] is Life.UNKNOWN}
+    queued = slurm_jobs() if any(card.by_slurm for card in unknown.values()) else None
+    for path in cards:
+        if lives[path] is Life.OVER or (path in unknown and is_outdated(path, cards[path])):
+            unknown.pop(path, None)
+            remove(path)
+    seen = [card for path, card in cards.items() if lives[path] is Life.RUNS]
+    return seen or [card for card in unknown.values()
+                    if not card.by_slurm or queued is None or card.number in queued]
+
+
+def is_outdated(path: str, card: Card) -> bool:
+    """Tell whether a card is older than any job, or than what runs on this host, if its job did."""
     try:
-        socket.create_connection((card.address, card.port), timeout=TRYING_S).close()
-    except ConnectionRefusedError:
-        return False
+        written_s = os.stat(path).st_mtime
     except OSError:
-        return True
-    return True
+        return False
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return written_s < time.time() - OLD_S or (card.host == socket.gethostname() and written_s < booted_s)
+
+
+def slurm_jobs() -> set[str] | None:
+    """Return the numbers of this user's jobs that Slurm knows to run or to wait, None where it does not say."""
+    try:
+        done = subprocess.run(["squeue", "--noheader", "--me", "--format=%A"], stdin=subprocess.DEVNULL,
+                              capture_output=True, timeout=SLURM_S)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return set(done.stdout.decode(errors="replace").split()) if done.returncode == 0 else None
+
+
+def life_of(card: Card) -> Life:
+    """Tell whether a job runs."""
+    if is_out_of_sight(card):
+        return Life.UNKNOWN
+    try:
+        connect((card.address, card.port), card.token, TRYING_S, TRYING_S).close()
+    except (ConnectionRefusedError, PermissionError):
+        return Life.OVER if card.host == socket.gethostname() else Life.UNKNOWN
+    except (EOFError, OSError):
+        return Life.UNKNOWN
+    return Life.RUNS
 
 
 def is_out_of_sight(card: Card) -> bool:
@@ -83,19 +141,21 @@ def ask(card: Card, inspect: Inspecting | None = None) -> tuple[Picture, dict[in
     """Return where the ranks of a job are, and what `inspect` wants; raise UnansweredError where it does not say."""
     if is_out_of_sight(card):
         raise UnansweredError(elsewhere(card))
-    if card.version != __version__ and may_run(card):
+    if card.version != __version__ and life_of(card) is not Life.OVER:
         raise UnansweredError(f"the job has mpiddp {card.version}, this is {__version__}: use the job's environment")
     try:
-        with socket.create_connection((card.address, card.port), timeout=CONNECTING_S) as connection:
+        with connect((card.address, card.port), card.token, CONNECTING_S, ANSWER_S) as connection:
             return talk(card, connection, inspect)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, PermissionError) as error:
         if card.host != socket.gethostname():
-            raise UnansweredError(f"nobody listens there any more, or a firewall refuses: {elsewhere(card)}") from None
+            why = ("another program listens there" if isinstance(error, PermissionError) else
+                   "nobody listens there any more, or a firewall refuses")
+            raise UnansweredError(f"{why}: {elsewhere(card)}") from None
         remove(path_of(card))
         raise UnansweredError(f"job {card.name} is over: it was killed, and could not say so") from None
     except EOFError:
         raise UnansweredError(f"job {card.name} has just ended") from None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UnansweredError(f"job {card.name} gives an answer that this mpiddp does not understand") from None
     except TimeoutError:
         raise UnansweredError(elsewhere(card)) from None
@@ -105,13 +165,12 @@ def ask(card: Card, inspect: Inspecting | None = None) -> tuple[Picture, dict[in
 
 def talk(card: Card, connection: socket.socket, inspect: Inspecting | None) -> tuple[Picture, dict[int, str]]:
     """Ask over a connection; raise EOFError where the other end hangs up, and UnansweredError where it is silent."""
-    connection.sendall(card.token.encode())
     wire = Wire(connection)
     wire.send(Ask())
     shown = hear(wire, Shown, 1, ANSWER_S)
     if not shown:
         raise UnansweredError(f"job {card.name} has not answered for {ANSWER_S:.0f} s")
-    picture = from_json(shown[0].picture)
+    picture = from_json(shown[0].picture, card.ranks)
     ranks = inspect.choose(picture) if inspect is not None else []
     for rank in ranks:
         wire.send(Inspect(rank, inspect is not None and inspect.native))

@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
-STATE, USER, CHILDREN_SYSTEM, STARTED = 0, 11, 14, 19  # fields of /proc/PID/stat after the name (man 5 proc)
+STATE, MINOR, MAJOR, USER, CHILDREN_SYSTEM, STARTED = 0, 7, 9, 11, 14, 19  # of /proc/PID/stat after the name (man 5)
 MANY = 1000  # descendants
 ANSWERING_S = 0.1  # for which a main thread runs; an interpreter that is asked answers sooner
+COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")  # the last two also within a call, on some file systems
+READ_AHEAD = 128 * 1024  # bytes, by default, that a major page fault reads, and for which a read() waits at a time
+RECEIVING = ("unix_stream_", "skb_wait_")  # in functions that wait for a Unix or UDP socket, whose bytes nobody counts
+PACKET = 1000  # bytes that wake a process which waits for such a socket, at least
+ASKED_TURNS = 4  # of a main thread, between two looks, for the signal by which it is asked for its stack
 
 
 class Glance(NamedTuple):
@@ -18,7 +24,8 @@ class Glance(NamedTuple):
     `state` is a letter (man 5 proc), `kernel` the function of the kernel that its main thread sleeps in, empty if that
     is not told. `main_s` is for how many seconds its main thread has run, or has waited for a processor; it has `ran_s`
     of these, in so many `turns`. `busy_s` is the processor time of all its threads, and of its children that have
-    ended; `moved_bytes` is what it has read and written.
+    ended. So are `moved_bytes`, what was read and written, also for major page faults, but without recv() and send(),
+    and `faults`, the minor page faults. `unseen` says what of it the kernel does not show, empty for nothing.
     """
 
     state: str
@@ -28,6 +35,8 @@ class Glance(NamedTuple):
     turns: int
     busy_s: float
     moved_bytes: int
+    faults: int = 0
+    unseen: str = ""
 
     @property
     def is_stopped(self) -> bool:
@@ -47,6 +56,17 @@ class Glance(NamedTuple):
         """Tell whether the main thread has run long enough since `before` for its interpreter to answer."""
         return self.ran_s - before.ran_s > ANSWERING_S
 
+    def fed_bytes(self, before: Glance) -> int:
+        """Return how much has come since `before` for a main thread that waited at both times, at least.
+
+        A long read() counts when it is over. Meanwhile the process sleeps in the kernel, and wakes for each part.
+        """
+        turns = self.turns - before.turns
+        if self.state == before.state == "D":
+            return turns * READ_AHEAD
+        receives = all(any(part in one.kernel for part in RECEIVING) for one in (self, before))
+        return max(0, turns - ASKED_TURNS) * PACKET if receives else 0
+
 
 def glance(pid: int) -> Glance | None:
     """Look at a process; None if there is none."""
@@ -54,16 +74,22 @@ def glance(pid: int) -> Glance | None:
         fields = stat_of(pid)
     except OSError:
         return None
-    kernel, ran_ns, waited_ns, turns, moved = "", 0, 0, 0, 0
+    kernel, ran_ns, waited_ns, turns, moved, unseen = "", 0, 0, 0, 0, ""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
         kernel = file.read()
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io") as file:
-        moved = sum(int(file.readline().split()[1]) for _ in ("rchar", "wchar"))
+    try:
+        with open(f"/proc/{pid}/io") as file:
+            moved = sum(int(value) for name, value in (line.split(":") for line in file) if name in COUNTED)
+    except OSError as error:
+        if fields[STATE] not in "ZX" and os.path.exists(f"/proc/{pid}"):
+            unseen = f"/proc/{pid}/io cannot be read ({error.strerror})"
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # last, sched-stats.rst
         ran_ns, waited_ns, turns = map(int, file.read().split())
     busy = sum(map(int, fields[USER:CHILDREN_SYSTEM + 1])) / os.sysconf("SC_CLK_TCK")
     main_s = (ran_ns + waited_ns) / 1e9 or busy
-    return Glance(fields[STATE], kernel if kernel != "0" else "", main_s, ran_ns / 1e9, turns, busy, moved)
+    minor, major = (int(fields[at]) + int(fields[at + 1]) for at in (MINOR, MAJOR))  # with those of ended children
+    return Glance(fields[STATE], kernel if kernel != "0" else "", main_s, ran_ns / 1e9, turns, busy,
+                  moved + major * READ_AHEAD, minor, unseen)
 
 
 def stat_of(pid: int) -> list[str]:
@@ -77,8 +103,8 @@ def other_program(pid: int, than: int) -> str:
     try:
         if os.readlink(f"/proc/{pid}/exe") == os.readlink(f"/proc/{than}/exe"):
             return ""
-        with open(f"/proc/{pid}/comm", errors="replace") as file:
-            return file.read().rstrip("\n").replace("\n", "?")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().removesuffix(b"\n").decode(errors="replace")
     except OSError:
         return ""
 
@@ -97,6 +123,21 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def unseen_among(family: Iterable[int]) -> str:
+    """Return what cannot be seen of the processes that descend from one, or of whether there are any."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return "its children cannot be seen (the kernel lacks CONFIG_PROC_CHILDREN)"
+    for pid in family:
+        if not os.path.exists(f"/proc/{pid}"):
+            try:
+                os.kill(pid, 0)
+            except PermissionError:  # it is another user's
+                return f"its child {pid} is hidden by the mount of /proc"
+            except ProcessLookupError:  # it has ended
+                continue
+    return ""
+
+
 def can_be_sent(pid: int, number: int, descriptor: int, pipe: int, age_s: float) -> bool:
     """Tell whether a process would handle a signal by printing with its `descriptor` into `pipe`.
 
@@ -106,13 +147,13 @@ def can_be_sent(pid: int, number: int, descriptor: int, pipe: int, age_s: float)
     try:
         fields = stat_of(pid)
         same = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == os.fstat(pipe).st_ino
-        with open(f"/proc/{pid}/status") as file:
-            masks = {name: int(value, 16) for name, _, value in (line.partition(":") for line in file)
-                     if name in ("SigPnd", "ShdPnd", "SigBlk", "SigCgt")}
+        with open(f"/proc/{pid}/status", "rb") as file:  # a name may be no text
+            masks = {name: int(value, 16) for name, _, value in (line.partition(b":") for line in file)
+                     if name in (b"SigPnd", b"ShdPnd", b"SigBlk", b"SigCgt")}
     except OSError:
         return False
     bit = 1 << number - 1
     started_s = int(fields[STARTED]) / os.sysconf("SC_CLK_TCK")
     is_old = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s > age_s
-    return (same and is_old and fields[STATE] not in "TtDZX" and bool(masks["SigCgt"] & bit)
-            and not (masks["SigPnd"] | masks["ShdPnd"] | masks["SigBlk"]) & bit)
+    return (same and is_old and fields[STATE] not in "TtDZX" and bool(masks[b"SigCgt"] & bit)
+            and not (masks[b"SigPnd"] | masks[b"ShdPnd"] | masks[b"SigBlk"]) & bit)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..plan.verdict import NOBODY, Seen
+from ..plan.verdict import NOBODY, Report, Seen
+from .deserted import Deserted, deserted
 from .merge import calls_of, failed_at, free, picture, places_of
 from .seen import WAITING
 from .stall import Stall
@@ -28,7 +29,7 @@ class Inquiry:
     """Asks by `survey`, and makes sentences and tables of what it has found last."""
 
     def __init__(self, stall_s: float) -> None:
-        self.survey, self._stall = Survey(), Stall(stall_s)
+        self.survey, self._stall, self._deserted = Survey(), Stall(stall_s), Deserted()
 
     @property
     def pause_s(self) -> float:
@@ -45,7 +46,11 @@ class Inquiry:
         found = picture(ranks)
         stands = found.odd is not None or all(group.place.at in WAITING for group in found.groups)
         return Seen(places_of(ranks), free(ranks), calls_of(ranks), "\n".join(lines(found)) if stands else "",
-                    has_groups=any(len(one.entered) > 1 for one in ranks))
+                    has_groups=any(len(one.entered) > 1 for one in ranks), deserted=deserted(ranks))
+
+    def deserted(self, now_s: float) -> Report | None:
+        """Return the report on ranks that wait for one which has come to its end, as Deserted.see() does."""
+        return self._deserted.see(self.survey.ranks, now_s)
 
     def standstill(self, now_s: float) -> Standstill | None:
         """Return what to say at `now_s`, on any monotonic clock, None for nothing."""

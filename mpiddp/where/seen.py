@@ -57,10 +57,11 @@ class Rank(NamedTuple):
     `frames` is the stack of its main thread, outermost first, empty where it did not answer. `state` is the letter of
     /proc/PID/stat, empty for a process that is gone, `kernel` the kernel's function that it sleeps in. `cores` is how
     much of a processor its main thread used, or waited for, while it was looked at. `busy_s` is what it and its
-    descendants have used since their start, `moved_bytes` what they have read and written, but for what they told the
-    sentinel. `heard` tells whether the sentinel has answered, `ended` that the script has come to its end. It has made
-    `steps`, the last one `step_age_s` ago. `spins` tells that it uses a processor while it waits for its GPU; `busy_s`
-    is without its own then.
+    descendants have used since their start, `moved_bytes` what they have read and written, received and sent by TCP,
+    but for what they told the sentinel and what goes over the job's store, `faults` their minor page faults. `unseen`
+    says which of that cannot be seen, empty for none. `heard` tells whether the sentinel has answered, `ended` that the
+    script has come to its end. It has made `steps`, the last one `step_age_s` ago. `spins` tells that it uses a
+    processor while it waits for its GPU; `busy_s` is without its own then.
     """
 
     rank: int
@@ -78,6 +79,8 @@ class Rank(NamedTuple):
     step_age_s: float = 0.0
     entered: tuple[Entered, ...] = ()
     spins: bool = False
+    faults: int = 0
+    unseen: str = ""
 
 
 class Place(NamedTuple):

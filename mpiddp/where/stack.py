@@ -6,10 +6,11 @@ No I/O: a sentinel reads what its rank prints, and knows which files are Python'
 from __future__ import annotations
 
 import enum
+import json
 import os
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from ..beside.asking import CUT, FIRST, MODULE
 
@@ -70,7 +71,7 @@ def is_whole(text: str, is_quiet: bool = False) -> bool:
 
     Modules that import others call them, so that the first call of a script is known by the quiet after it alone.
     """
-    *_, last = text.splitlines() or [""]
+    last = text.removesuffix("\n").rpartition("\n")[2]
     found = FRAME.fullmatch(last)
     return text.endswith("\n") and (last == CUT or (found is not None and (
         found["function"] in FIRST or (is_quiet and found["function"] == MODULE))))
@@ -82,7 +83,7 @@ def read(text: str) -> list[Frame]:
     There are none if it is another thread's stack. The package of a program that was started by its name is the script.
     """
     frames = []
-    for line in text.rpartition(HEAD)[2].splitlines():
+    for line in text.rpartition(HEAD)[2].split("\n"):
         if found := FRAME.fullmatch(line):
             number = int(found["line"]) if found["line"].isdigit() else 0
             frames.append(Frame(kind_of(found["file"]), found["file"], number, found["function"]))
@@ -117,20 +118,25 @@ def leads_on(frame: Frame) -> bool:
     return frame.file == "<frozen runpy>" or (frame.kind is Kind.PYTHON and os.path.basename(frame.file) == "runpy.py")
 
 
-def as_text(frames: Sequence[Frame]) -> str:
-    """Return frames as a message carries them, a line for each: of a deep stack the first ones and the last ones."""
+def as_lists(frames: Sequence[Frame]) -> list[tuple[str, str, int, str]]:
+    """Return frames as a message's JSON carries them: of a deep stack the first ones and the last ones."""
     shown = frames if len(frames) <= OUTERMOST + INNERMOST else [*frames[:OUTERMOST], *frames[-INNERMOST:]]
-    return "\n".join(f"{kind.value}\t{line}\t{function[-LONGEST:]}\t{file[-LONGEST:]}"
-                     for kind, file, line, function in shown)
+    return [(kind.value, file[-LONGEST:], line, function[-LONGEST:]) for kind, file, line, function in shown]
+
+
+def from_lists(found: Iterable[Any]) -> tuple[Frame, ...]:
+    """Return the frames of a message; raise ValueError or TypeError for anything else."""
+    return tuple(Frame(Kind(kind), str(file), int(line), str(function)) for kind, file, line, function in found)
+
+
+def as_text(frames: Sequence[Frame]) -> str:
+    """Return frames as JSON."""
+    return json.dumps(as_lists(frames), ensure_ascii=False)  # of which the message around it makes ASCII
 
 
 def from_text(text: str) -> tuple[Frame, ...]:
-    """Return the frames of a message; raise ValueError for anything else."""
-    frames = []
-    for one in text.splitlines():
-        kind, line, function, file = one.split("\t", 3)
-        frames.append(Frame(Kind(kind), file, int(line), function))
-    return tuple(frames)
+    """Return the frames of as_text(), none of an empty text; raise ValueError or TypeError for anything else."""
+    return from_lists(json.loads(text)) if text else ()
 
 
 def essential(frames: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:

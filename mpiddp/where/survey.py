@@ -5,13 +5,14 @@ No I/O, no clock: the coordinator's process sends what the functions return, eac
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from ..beside.asking import Progress, Shown, Where, Whereabouts
 from ..beside.messages import Sent
 from .merge import picture
 from .seen import Entered, Rank, Worker
-from .stack import Frame, from_text
+from .stack import Frame, from_lists, from_text
 from .table import as_json
 
 NOTHING = Progress(0, 0.0, "", False)
@@ -70,30 +71,29 @@ class Survey:
             if found is None:
                 ranks.append(Rank(rank, host, heard=False))
                 continue
-            if found.stack not in known:
-                known[found.stack] = from_text(found.stack)
             steps, age_s, groups, spins = found.progress or NOTHING
-            if groups not in entered:
-                entered[groups] = collectives(groups)
+            try:
+                if found.stack not in known:
+                    known[found.stack] = from_text(found.stack)
+                if groups not in entered:
+                    entered[groups] = collectives(groups)
+                children = workers(found.children)
+            except (ValueError, TypeError, RecursionError):  # that does not make the others dumb
+                ranks.append(Rank(rank, host, heard=False))
+                continue
             ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores, found.busy_s,
-                              found.moved_bytes, True, found.ended, workers(found.children), steps, age_s,
-                              entered[groups], spins))
+                              found.moved_bytes, True, found.ended, children, steps, age_s, entered[groups], spins,
+                              found.faults, found.unseen))
         return ranks
 
 
 def collectives(text: str) -> tuple[Entered, ...]:
     """Return how far a rank is in each process group, as `Progress` tells it."""
-    return tuple(Entered(int(number), ranks, name)
-                 for number, ranks, name in (line.split("\t", 2) for line in text.splitlines()))
+    return tuple(Entered(int(number), str(ranks), str(name))
+                 for number, ranks, name in (json.loads(text) if text else ()))
 
 
 def workers(text: str) -> tuple[Worker, ...]:
     """Return the processes that a message tells of."""
-    found: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
-        if line.startswith("  "):
-            found[-1][1].append(line[2:])
-        else:
-            found.append((line, []))
-    return tuple(Worker(int(pid), from_text("\n".join(lines)), state, kernel, program)
-                 for (pid, state, kernel, program), lines in ((head.split(" ", 3), lines) for head, lines in found))
+    return tuple(Worker(int(pid), from_lists(frames), str(state), str(kernel), str(program))
+                 for pid, frames, state, kernel, program in (json.loads(text) if text else ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -11,6 +12,7 @@ from .seen import At, Group, Picture, Place
 
 WIDEST_RANKS = 30  # characters
 MOST = 200  # groups, and findings, that are told; a job has few, or nothing can be said of it
+NOT_OF_HOSTS = re.compile(r"[^\w.:-]")
 NOTHING: Mapping[int, str] = MappingProxyType({})
 SHORT = ("waiting", "busy", "standing")  # what fits into a column
 
@@ -28,13 +30,45 @@ def as_json(picture: Picture, inspected: Mapping[int, str] = NOTHING) -> str:
                        "threads": {str(rank): text for rank, text in inspected.items()}})
 
 
-def from_json(text: str) -> Picture:
-    """Return the picture that as_json() wrote; raise ValueError, KeyError or TypeError for anything else."""
+def from_json(text: str, most_ranks: int) -> Picture:
+    """Return the picture that as_json() wrote of a job of so many ranks.
+
+    Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for anything else, before it makes anything
+    that is larger than `text` and the job.
+    """
     found = json.loads(text)
-    groups = [Group(Place(At[one["at"].upper()], one["place"], one["collective"]),
-                    tuple(rank for first, last in one["ranks"] for rank in range(first, last + 1)),
-                    tuple(one["hosts"]), one["odd"], one["sequence"] or 0) for one in found["groups"]]
-    return Picture(tuple(groups), tuple(found["findings"]), found["step"])
+    groups, left = [], most_ranks
+    for one in found["groups"]:
+        rows = [(number(first), number(last)) for first, last in one["ranks"]]
+        left -= sum(last - first + 1 for first, last in rows)
+        if left < 0 or not all(0 <= first <= last < most_ranks for first, last in rows):
+            raise ValueError("ranks that the job does not have")
+        ranks = tuple(rank for first, last in rows for rank in range(first, last + 1))
+        place = Place(At[string(one["at"]).upper()], string(one["place"]), string(one["collective"]))
+        groups.append(Group(place, ranks, tuple(map(host, one["hosts"])), one["odd"] is True,
+                            number(one["sequence"] or 0)))
+    return Picture(tuple(groups), tuple(map(string, found["findings"])), string(found["step"]))
+
+
+def number(value: object) -> int:
+    """Return an integer that is a count or an index; raise TypeError or ValueError for anything else."""
+    if type(value) is not int:
+        raise TypeError(f"{value!r} in the place of a number")
+    if not 0 <= value < 2**63:
+        raise ValueError("a number that is too large, or negative")
+    return value
+
+
+def string(value: object) -> str:
+    """Return a text; raise TypeError for anything else."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} in the place of a text")
+    return value
+
+
+def host(value: object) -> str:
+    """Return a hostname without what makes it stand for many, as n[0-99999999] does."""
+    return NOT_OF_HOSTS.sub("_", string(value))
 
 
 def lines(picture: Picture) -> list[str]:
@@ -49,7 +83,7 @@ def lines(picture: Picture) -> list[str]:
 def threads(inspected: Mapping[int, str]) -> list[str]:
     """Return the threads of ranks that were inspected, in lines."""
     return [printable(line) for rank, text in sorted(inspected.items())
-            for line in (f"rank {rank}:", *(f"  {one}" for one in text.splitlines()))]
+            for line in (f"rank {rank}:", *(f"  {one}" for one in text.rstrip("\n").split("\n")))]
 
 
 def waits_for_lock(picture: Picture) -> bool:

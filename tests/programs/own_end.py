@@ -120,6 +120,8 @@ else:
             raise ValueError("seven")
         if how == "exit":
             sys.exit(7)
+        if how == "built-in-exit":
+            exit(7)
         if how == "_exit":
             os._exit(7)
         if how == "kill":

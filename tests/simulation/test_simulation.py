@@ -62,3 +62,35 @@ def test_the_last_of_many_ranks_raises(ranks: int) -> None:
     assert [one.verdict.first.rank for one in world.printed] == [ranks - 1]
     assert max(rank.gone_s or 1e9 for rank in world.ranks) < 6.0
     assert not any(one.alive for one in world.sentinels)
+
+
+LONG = Shape(2, 3, exits=False, by_srun=False, kills_s=None, grace_s=5.0, script_s=1000.0, slow_s=0.02, gives_up=False)
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_ranks_that_wait_for_one_that_has_ended(exits: bool) -> None:
+    """That is said after ten seconds, and ends the job in time."""
+    world = World(LONG._replace(exits=exits), Random(1))
+    for rank in world.ranks[1:]:
+        rank.waits = True
+    world.at(5.0, world.ranks[0].end_script)
+    world.run(until_s=20.0)
+    assert world.said == ["mpiddp: others wait in vain; the job ends if that lasts for 300 s (--exit-timeout)"]
+    assert all(rank.alive for rank in world.ranks)
+    world.run(until_s=400.0)
+    assert [one.verdict.first.cause for one in world.printed] == ["others wait in vain"]
+    assert len(world.said) == 1
+    assert not any(rank.alive for rank in world.ranks)
+    assert not any(one.alive for one in world.sentinels)
+
+
+def test_ranks_that_wait_for_one_that_works_are_not_ended() -> None:
+    """One that has ended long before the others, which wait for one that computes: nothing is said."""
+    world = World(LONG, Random(1))
+    for rank in world.ranks[2:]:
+        rank.waits = True
+    world.at(5.0, world.ranks[0].end_script)
+    world.run(until_s=1100.0)
+    assert world.said == []
+    assert world.printed == []
+    assert all(rank.left for rank in world.ranks)

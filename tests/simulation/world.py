@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mpiddp.beside import messages
 from mpiddp.beside.messages import Watched
 from mpiddp.plan.member import Member
-from mpiddp.plan.verdict import CONSEQUENCE, OWN, Report, Seen, Verdict
+from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, NOBODY, OWN, Report, Seen, Verdict
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import Coordinator, State
 from mpiddp.sentinel.office import OWN_LINK, is_for_own
@@ -35,7 +35,8 @@ class Shape(NamedTuple):
     for never. `script_s`: how long the script runs. `slow_s`: the most by which a slow node's messages are late.
     `collectives`: ranks notice in their next collective that one is gone or late. `busy`: the share of the other ranks
     that a fault finds in native code, from which they never come back. `leaving_s`: in which time all leave at the end.
-    `watchdog`: a rank whose collective takes too long is ended by SIGABRT, as NCCL's watchdog does.
+    `watchdog`: a rank whose collective takes too long is ended by SIGABRT, as NCCL's watchdog does. `gives_up`: a rank
+    at its end waits no longer than EXIT_TIMEOUT_S for others.
     """
 
     nodes: int
@@ -50,6 +51,7 @@ class Shape(NamedTuple):
     busy: float = 0.0
     leaving_s: float = 0.05
     watchdog: bool = False
+    gives_up: bool = True
 
     @property
     def ranks(self) -> int:
@@ -227,6 +229,7 @@ class Rank:
         self.ruling: messages.Ruling | None = None
         self.last_words_s = 0.0
         self.script_over = False
+        self.waits = False  # in a collective, for others
         shape = world.shape
         self.member = Member(number, shape.ranks, number % shape.per_node, self.host, "cpu", 1000 + number, "run",
                              shape.grace_s, shape.exits, namespace=self.host)
@@ -279,7 +282,8 @@ class Rank:
             return
         self.script_over = True
         self.say(messages.ScriptEnded())
-        self.world.at(EXIT_TIMEOUT_S, self.give_up_others)
+        if self.world.shape.gives_up:
+            self.world.at(EXIT_TIMEOUT_S, self.give_up_others)
         if all(one.script_over for one in self.world.ranks):
             for one in self.world.ranks:
                 after_s = self.world.random.uniform(0.001, self.world.shape.leaving_s)
@@ -627,12 +631,24 @@ class Office:
                     world.send(("down", other.number), delay, other.post, events.FromCoordinator(message))
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
+            case events.Say(text):
+                world.trace(text)
             case events.TellReason(verdict):
                 world.print_report("coordinator", verdict)
             case events.CancelStep():
                 world.cancelled = True
                 world.kill_all(0.1)
+            case events.Say(text):
+                world.said.append(text)
+            case events.LookForDeserted():
+                world.at(world.random.uniform(0.2, 2.0), self._tell_deserted)
             case events.Survey():
                 world.at(world.random.uniform(0.2, 2.0), self.post, events.Found(Seen()))
             case events.Drop():
                 pass
+
+    def _tell_deserted(self) -> None:
+        """Tell whether all ranks that have not come to their end wait for those that have."""
+        living = [one for one in self.world.ranks if not one.script_over]
+        waits = living and all(one.waits for one in living)
+        self.post(events.Deserted(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))

@@ -1,0 +1,120 @@
+"""A rank has come to its end, and others wait for it in a collective."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, NOBODY, Report, Scene, Seen, judge
+from mpiddp.where import stack
+from mpiddp.where.deserted import Deserted, deserted, listed
+from mpiddp.where.seen import Entered, Rank
+from mpiddp.where.stack import Frame, Kind
+from tests.support import Mpi, check, mpiexec
+from tests.test_where import LOAD, MAIN, rank
+
+STOPS = (MAIN, Frame(Kind.OURS, f"{stack.OURS}api.py", 9, "should_stop"))
+SUMMARY = Frame(Kind.LIBRARY, "/lib/site-packages/torch/_tensor.py", 9, "item")
+
+
+def at(number: int, *frames: Frame, entered: int = 5, names: str = "0-2", **fields: object) -> Rank:
+    found = rank(number, **fields, entered=(Entered(entered, names, "0"),))
+    return found._replace(frames=frames) if frames else found
+
+
+def over(number: int, entered: int = 4, **fields: object) -> Rank:
+    return at(number, entered=entered, ended=True, **fields)
+
+
+def test_ranks_that_wait_for_one_at_its_end() -> None:
+    report = deserted([over(0), at(1), at(2)])
+    assert report is not None
+    cause = "ranks 1-2 wait in all_reduce for rank 0 on n0, which has come to the end of the script"
+    assert report[:5] == (NOBODY, "", ABSENT, cause, 1)
+    assert report.where
+
+
+def test_a_rank_that_waits_for_several_at_their_end() -> None:
+    report = deserted([over(0), at(1), over(2)])
+    assert report is not None
+    assert report.cause == "rank 1 on n0 waits in all_reduce for ranks 0,2, which have come to the end of the script"
+
+
+@pytest.mark.parametrize("ranks", [
+    [at(0), at(1)],  # nobody has come to its end
+    [over(0), over(1)],
+    [over(0), at(1), at(2, MAIN, LOAD)],  # which the others may wait for
+    [over(0), at(1), at(2, heard=False)],
+    [over(0), at(1), at(2, state="T")],
+    [over(0, entered=5), at(1), at(2)],  # it has done its part
+    [over(0, names="0-1"), at(1, names="1-2"), at(2, names="1-2")],  # another group's
+    [over(0)._replace(entered=()), at(1, names="1-2"), at(2, names="1-2")],
+    [over(0), at(1, MAIN, SUMMARY), at(2)],
+])
+def test_a_job_that_may_go_on(ranks: list[Rank]) -> None:
+    assert deserted(ranks) is None
+
+
+def test_a_rank_that_has_destroyed_its_groups_at_its_end() -> None:
+    assert deserted([over(0)._replace(entered=()), at(1), at(2)]) is not None
+
+
+def test_ranks_that_wait_for_their_gpus() -> None:
+    assert deserted([over(0), at(1, MAIN, SUMMARY, spins=True, cores=1.0), at(2)]) is not None
+
+
+@pytest.mark.parametrize(("steps", "waits"), [(7, False), (6, True)])
+def test_a_rank_that_waits_in_should_stop(steps: int, waits: bool) -> None:
+    found = deserted([over(0, entered=5, steps=steps), at(1, *STOPS, steps=7), at(2, *STOPS, steps=7)])
+    assert (found is not None) is waits
+
+
+def test_two_looks_without_a_movement() -> None:
+    looks = Deserted()
+    ranks = [over(0), at(1), at(2)]
+    moved = [over(0), at(1)._replace(moved_bytes=10**6), at(2)]
+    assert [looks.see(seen, 5.0 * number) is not None for number, seen in enumerate([ranks, ranks, moved, moved])] == [
+        False, True, False, True]
+
+
+def test_ranks_in_words_are_read_as_far_as_they_are_there() -> None:
+    assert listed("0-2,5,8-9") == {0, 1, 2, 5, 8, 9}
+    assert listed("0,2,4,6,8 and 3 more ranges") == {0, 2, 4, 6, 8}
+
+
+def test_the_timeout_of_a_rank_at_its_end_names_both() -> None:
+    late = Report(0, "n0", CONSEQUENCE, "waited 9 s for the end of rank 1 on n0", 1)
+    report = deserted([over(0), at(1), at(2)])
+    verdict = judge([late], 2.0, Scene({0: "n0", 1: "n0", 2: "n0"}, world_size=3, seen=Seen(deserted=report)))
+    assert verdict is not None
+    assert verdict.first.cause.endswith("to the end of the script: waited 9 s for the end of rank 1 on n0")
+    assert verdict.first.rank == NOBODY
+
+
+def script(folder: Path, *lines: str) -> Path:
+    path = folder / "script.py"
+    path.write_text("\n".join(["import os, sys, time", "import torch, torch.distributed as dist",
+                               "rank = int(os.environ['RANK'])", *lines]))
+    return path
+
+
+def test_a_rank_that_waits_for_one_that_has_left_is_named(quick: Mpi, tmp_path: Path) -> None:
+    path = script(tmp_path, "for batch in range(4 - (rank == 0)):", "    dist.all_reduce(torch.ones(1))",
+                  "sys.exit(0)")
+    done = mpiexec(quick, 2, "--exit-timeout=30", path)
+    assert done.returncode == 1
+    both = r"rank 1 on \S+ waits in all_reduce for rank 0 on \S+, which has come to the end of the script"
+    assert len(re.findall(rf"^mpiddp: {both}; the job ends if that lasts for 30 s \(--exit-timeout\)$", done.stderr,
+                          re.MULTILINE)) == 1
+    assert re.search(rf"^mpiddp: failed: {both}: waited 30 s for the end of rank 1 ", done.stderr, re.MULTILINE)
+    assert re.search(r"^  where +\S+script\.py, line 5, in <module>$", done.stderr, re.MULTILINE)
+
+
+def test_a_rank_that_works_while_others_wait_or_have_ended_is_not_said_to_hang(quick: Mpi, tmp_path: Path) -> None:
+    """Rank 2 waits in a group of its own for rank 1, which takes long; rank 0 has ended."""
+    path = script(tmp_path, "pair = dist.new_group([1, 2])", "if rank == 1:", "    time.sleep(16)", "if rank:",
+                  "    dist.all_reduce(torch.ones(1), group=pair)")
+    done = check(mpiexec(quick, 3, path))
+    assert "waits in" not in done.stderr

@@ -1,0 +1,69 @@
+"""A script that puts itself in its own place by os.execv(), as some do to set PYTHONHASHSEED."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mpiddp.run.execution import can_be_run
+from tests.support import MPICH_FIRST, Mpi, check, mpiexec
+
+SCRIPT = """
+import os, sys, time
+rank = int(os.environ["RANK"])
+if os.environ.get("PYTHONHASHSEED") != "7":
+    os.environ["PYTHONHASHSEED"] = "7"
+    if rank == 0 and "alone" in sys.argv:
+        time.sleep(600)
+    if "mpiddp" in sys.argv:
+        os.execv(sys.executable, sys.orig_argv)
+    try:
+        os.execl("/nowhere/python", "python")
+    except FileNotFoundError:
+        os.execlp(sys.executable, sys.executable, *sys.argv)
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+os.write(1, f"{rank} {int(total)}\\n".encode())
+dist.destroy_process_group()
+sys.exit(5 if rank == 1 else 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Return a script that replaces itself."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
+def test_the_new_program_makes_its_group_and_gives_the_status(mpi: Mpi, script: Path) -> None:
+    done = check(mpiexec(mpi, 2, script), 5)
+    assert sorted(done.stdout.splitlines()) == ["0 2", "1 2"]
+    assert done.stderr.count("mpiddp: os.execv() replaces the script: ") == 1
+    assert "mpiddp: failed" not in done.stderr
+
+
+def test_a_rank_that_does_so_alone_does_not_wait_for_ever(quick: Mpi, script: Path) -> None:
+    done = check(mpiexec(quick, 2, "--exit-timeout", "3", script, "alone"), 1)
+    assert re.search(r"mpiddp: failed: rank 0 on \S+: rank 1 has waited for it in vain: waited 3 s .*"
+                     r", before os\.execv\(\)\n", done.stderr)
+
+
+@pytest.mark.thorough
+def test_mpiddp_itself_is_refused_as_the_new_program(quick: Mpi, script: Path) -> None:
+    done = check(mpiexec(quick, 2, script, "mpiddp"), 3)
+    assert done.stderr.count("mpiddp: cannot start: started-again\n") == 1
+
+
+def test_what_can_be_run(tmp_path: Path) -> None:
+    assert can_be_run("/bin/sh")
+    assert can_be_run(b"/bin/sh")
+    assert can_be_run(3)
+    assert not can_be_run(tmp_path)
+    assert not can_be_run(tmp_path / "missing")

@@ -1,0 +1,134 @@
+"""Helpers that cannot be started are named, and a job that fails leaves no shared memory of MPI's."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiddp.beside import detached
+from mpiddp.sentinel.segments import mapped, remove
+from tests.support import MPICH_FIRST, Mpi, check, mpiexec
+
+SOON_S = 5
+SHARED = Path("/dev/shm")
+BREAKS = """
+import os, sys
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mpiddp.sentinel.process":
+            raise ImportError("broken on purpose")
+if os.environ.get("PMI_RANK") == "1":
+    sys.meta_path.insert(0, Broken())
+"""
+HOLDS = """
+import os, time
+fork = os.fork
+def held():
+    pid = fork()
+    while pid == 0:
+        time.sleep(0.1)
+        if os.getppid() == 1:
+            os._exit(1)
+    return pid
+os.fork = held
+"""
+MAPS = """
+import mmap, os, signal, sys, time
+import torch.distributed as dist
+with open(sys.argv[1], "r+b") as file:
+    both = mmap.mmap(file.fileno(), 0)
+paths = {line.split()[5] for line in open("/proc/self/maps") if "/dev/shm/" in line and "(deleted)" not in line}
+print("maps", *sorted(paths - {sys.argv[1]}), flush=True)
+dist.barrier()
+if dist.get_rank() == 1:
+    END
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    """Yield a file in /dev/shm, named as a semaphore of multiprocessing."""
+    path = SHARED / f"sem.mp-test{secrets.token_hex(4)}"
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_a_sentinel_that_cannot_begin_says_why_and_another_takes_its_place(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BREAKS)
+    done = check(mpiexec(quick, 2, "-c", "print('ran')", env={"PYTHONPATH": str(tmp_path)}))
+    assert done.stdout == "ran\n" * 2
+    said = re.findall(r"^mpiddp: the sentinel of rank (\d) on \S+ (.*)$", done.stderr, re.M)
+    assert said == [("1", "has failed: ImportError: broken on purpose"),
+                    ("1", "is gone; another one watches this rank now")]
+
+
+def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_path: Path) -> None:
+    """The one of debugpy replaces os.fork, so that the process which it makes waits for a debugger."""
+    (tmp_path / "sitecustomize.py").write_text(HOLDS)
+    done = check(mpiexec(quick, 2, "--prefix", "-c", "print('ran')", env={"PYTHONPATH": str(tmp_path)}))
+    assert done.stdout.count("ran\n") == 2
+    assert "sentinel" not in done.stderr
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_a_process_that_cannot_be_forked_is_named(
+    which: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ours, fork = os.getpid(), os.fork
+
+    def limited() -> int:
+        if which == "second" and os.getpid() == ours:
+            return fork()
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(detached, "fork", limited)
+    detached.reap(detached.fork_detached(lambda: None, kept=(), name="the sentinel of rank 1 on n07"))
+    said = capfd.readouterr().err
+    assert said.startswith("mpiddp: the sentinel of rank 1 on n07 ")
+    assert "Resource temporarily unavailable" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError"], ids=["killed", "raises"])
+def test_shared_memory_of_a_job_that_fails_is_removed(end: str, mpi: Mpi, segment: Path, tmp_path: Path) -> None:
+    """Not what another process maps, too; nor, here, what no rank has mapped."""
+    script, other = tmp_path / "script.py", SHARED / f"sem.mp-other{secrets.token_hex(4)}"
+    script.write_text(MAPS.replace("END", end))
+    other.touch()
+    try:
+        with segment.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            done = mpiexec(mpi, 2, script, segment)
+            paths = {Path(one) for line in done.stdout.splitlines() for one in line.split()[1:]}
+            deadline = time.monotonic() + SOON_S
+            while (left := [path for path in paths if path.exists()]) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert left == []
+            assert paths or mpi.name == "impi", done.stderr  # whose have no names any more
+            assert segment.exists()
+            assert other.exists()
+    finally:
+        other.unlink()
+
+
+def test_a_segment_goes_with_the_last_process_that_maps_it(segment: Path) -> None:
+    with segment.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        found = {one for one in mapped("self") if one.path == str(segment)}
+        assert len(found) == 1
+        remove(found)
+        assert segment.exists()
+    remove({one._replace(inode=one.inode + 1) for one in found})  # another file of that name
+    assert segment.exists()
+    remove(found)
+    assert not segment.exists()

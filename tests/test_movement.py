@@ -1,0 +1,134 @@
+"""What shows that a rank moves: --stall must not take one that does for one that stands still."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiddp.where import traffic
+from mpiddp.where.glance import PACKET, READ_AHEAD, Glance
+from mpiddp.where.stall import Stall, has_moved
+from tests import processes
+from tests.cluster import shared
+from tests.support import DEADLINE_S, PROGRAMS, Done, Mpi, check, first_of, mpiexec_command, need, single_node_environ
+from tests.test_where import rank
+
+STALL_S, MOVING_S = 4, 12
+SLOW = shared.Speed(bytes_per_s=400_000)
+SLEEPS = Glance("S", "hrtimer_nanosleep", 0.0, 0.0, 7, 0.0, 0)
+
+
+def moving(mpi: Mpi, kind: str, folder: Path, *before: str) -> Done:
+    """Run a job whose rank 1 moves in one way for longer than --stall, after the prefix of a command."""
+    command = mpiexec_command(mpi, 2, "-m", "mpiddp", f"--stall={STALL_S}", "--stall-abort", PROGRAMS / "moves.py",
+                              kind, MOVING_S, folder)
+    return processes.run(*before, *command, timeout=DEADLINE_S, env=single_node_environ(mpi))
+
+
+@pytest.mark.parametrize("kind", first_of(["tcp", "child", "unix", "touch"], 2))
+def test_a_rank_whose_data_no_file_counts_is_not_ended(kind: str, quick: Mpi, tmp_path: Path) -> None:
+    """It receives by TCP, its child does, by a Unix socket; or it touches new memory, a page at a time."""
+    done = check(moving(quick, kind, tmp_path))
+    assert "no rank has moved" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", first_of(["mapped", "read"]))
+def test_a_rank_that_reads_a_slow_file_at_once_is_not_ended(kind: str, quick: Mpi, tmp_path: Path) -> None:
+    """As safetensors, memmap and torch.load() do."""
+    need(["root, to mount a file system"] if os.geteuid() else [])
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "file").write_bytes(os.urandom(SLOW.bytes_per_s * MOVING_S))
+    state = shared.State(tmp_path)
+    state.set(SLOW)
+    done = check(moving(quick, kind, folder, *shared.here(state, folder)))
+    assert "no rank has moved" not in done.stderr
+
+
+def test_a_rank_that_logs_and_answers_while_it_hangs_is_found(quick: Mpi, tmp_path: Path) -> None:
+    done = moving(quick, "idle", tmp_path)
+    assert "  status   124" in done.stderr
+    assert "mpiddp: failed: rank 1 on " in done.stderr
+
+
+def test_what_cannot_be_seen_is_said_once_and_ends_nothing(quick: Mpi, tmp_path: Path) -> None:
+    need(["root, to make a network namespace"] if os.geteuid() else [])
+    done = check(moving(quick, "hidden", tmp_path))
+    assert done.stderr.count("mpiddp: --stall cannot tell whether the ranks move: of rank 1, its sockets ") == 1
+    assert "is in another network namespace" in done.stderr
+    assert "no rank has moved" not in done.stderr
+
+
+def test_what_a_connection_has_moved() -> None:
+    """In both directions, on both of its ends; nothing of the store's."""
+    own, deadline = [os.getpid()], time.monotonic() + DEADLINE_S
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        seen, without = traffic.Traffic(1), traffic.Traffic(address[1])
+        with socket.create_connection(address), listener.accept()[0]:  # and then one end waits for the other
+            pass
+        with socket.create_connection(address) as ours, listener.accept()[0] as its, socket.socket() as half:
+            half.connect(address)
+            half.close()  # while the other end is still to be accepted
+            (before, hidden), (before_without, _) = seen.see(own), without.see(own)
+            assert hidden == ""
+            ours.sendall(bytes(100_000))
+            left = 100_000
+            while left:
+                left -= len(its.recv(left))
+            while seen.see(own)[0] < before + 200_000:  # what was sent counts when it is acknowledged
+                assert time.monotonic() < deadline
+            assert seen.see(own) == (before + 200_000, "")
+            assert without.see(own) == (before_without - 100_000, "")  # as the end that listens has read
+        assert seen.see(own) == (before + 200_000, "")  # what was closed is not taken back
+
+
+def test_sockets_of_a_process_that_has_ended() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert traffic.sockets_of(child) == set()  # nobody has waited for it
+    os.waitpid(child, 0)
+    assert traffic.sockets_of(child) == set()
+
+
+def test_a_read_that_goes_on_in_the_kernel() -> None:
+    reads = SLEEPS._replace(state="D", kernel="folio_wait_bit_common")
+    assert reads.fed_bytes(reads) == 0  # as in a file system that does not answer
+    assert reads._replace(turns=9).fed_bytes(reads) == 2 * READ_AHEAD
+    assert reads._replace(turns=9).fed_bytes(SLEEPS) == 0
+    receives = SLEEPS._replace(kernel="unix_stream_read_generic")
+    assert receives._replace(turns=10).fed_bytes(receives) == 0  # it was asked for its stack
+    assert receives._replace(turns=107).fed_bytes(receives) == 96 * PACKET
+    assert SLEEPS._replace(turns=107).fed_bytes(SLEEPS) == 0  # it polls
+
+
+@pytest.mark.parametrize(("faults", "moved_bytes", "moves"), [
+    (10, 0, False), (1000, 0, True), (0, 10_000, False), (0, READ_AHEAD, True), (0, 5_000_000, True)])
+def test_how_much_is_movement(faults: int, moved_bytes: int, moves: bool) -> None:
+    assert has_moved(rank(0), rank(0, faults=faults, moved_bytes=moved_bytes), 10.0) is moves
+
+
+def test_a_rank_that_cannot_be_seen_is_told_of_once() -> None:
+    hidden = rank(3, unseen="its sockets cannot be seen (Permission denied)")
+    stall, said = Stall(10.0), []
+    for second in range(0, 60, 2):
+        ranks = [rank(0), hidden if second < 40 else rank(3)]
+        said.append(stall.see(ranks, float(second)))
+    first, second = [line for line in said if line]
+    assert first == ("--stall cannot tell whether the ranks move: of rank 3, its sockets cannot be seen "
+                     "(Permission denied)")
+    assert second.startswith("no rank has moved for 40 s (")
+
+
+@pytest.mark.parametrize("hidden", [rank(3, heard=False), rank(3, unseen="its sockets cannot be seen")])
+def test_nothing_is_concluded_of_a_rank_that_is_not_seen(hidden: object) -> None:
+    stall = Stall(10.0)
+    lines = [stall.see([rank(0), hidden], float(second)) for second in range(0, 60, 2)]  # type: ignore[list-item]
+    assert len([line for line in lines if line]) == 1
+    assert stall.lasts_s == 0.0

@@ -1,0 +1,137 @@
+"""What a script leaves open and alive at its end is closed and destroyed, as by Python's own end."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mpiddp.exits import exit_status
+from tests import processes
+from tests.support import (
+    DEADLINE_S,
+    MPICH_FIRST,
+    PROGRAMS,
+    ROOT,
+    Mpi,
+    check,
+    first_of,
+    mpiexec,
+    mpiexec_command,
+    single_node_environ,
+)
+
+SCRIPT = PROGRAMS / "open_files.py"
+TEXTS = ("text", "csv", "tee", "library", "local")
+PACKED = ("gz", "zip")
+
+
+def contents(folder: Path, rank: int, kinds: tuple[str, ...]) -> dict[str, str]:
+    """Return what a rank has written into its files of some kinds."""
+    def content(kind: str) -> str:
+        file = folder / f"{kind}.{rank}"
+        if kind == "gz":
+            return gzip.open(file, "rt").read()
+        return zipfile.ZipFile(file).read("kept").decode() if kind == "zip" else file.read_text()
+
+    return {kind: content(kind).strip() for kind in kinds}
+
+
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
+@pytest.mark.parametrize(("end", "status"), first_of(
+    [("return", 0), ("raise", 1), ("handler", 0), ("exit", 0)], number=3))
+def test_files_are_closed_and_objects_destroyed(mpi: Mpi, end: str, status: int, tmp_path: Path) -> None:
+    """Also in the place of sys.stdout, held by a library, and held by the frames of an error; logs have it, too."""
+    if end == "handler" and mpi.name != "mpich":
+        pytest.skip("this MPI makes no difference to a handler")
+    logs = tmp_path / "logs"
+    done = check(mpiexec(mpi, 2, "--log-dir", logs, SCRIPT, tmp_path, end), status)
+    for rank in (0, 1):
+        assert contents(tmp_path, rank, TEXTS + PACKED) == dict.fromkeys(TEXTS + PACKED, "kept")
+        said = [f"{where} of rank {rank} is destroyed" for where in ("global", "local")]
+        [log] = logs.glob(f"*/rank-{rank:05}.*")
+        for line in ["kept", *said]:
+            assert log.read_text().splitlines().count(line) == 1, line
+            assert line in done.stdout.splitlines()
+    assert list(tmp_path.glob("*.temporary")) == []
+    assert done.stderr.count("Exception ignored in") == done.stderr.count("ValueError: raised at the end") == 2
+
+
+def test_a_thread_that_runs_on_is_stopped_and_quiet(quick: Mpi, tmp_path: Path) -> None:
+    """It uses the globals that are dropped; rank 1 would wait for rank 0 meanwhile."""
+    done = check(mpiexec(quick, 2, SCRIPT, tmp_path, "thread"))
+    for rank in (0, 1):
+        assert contents(tmp_path, rank, TEXTS) == dict.fromkeys(TEXTS, "kept")
+    assert "NoneType" not in done.stderr
+
+
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
+def test_files_of_a_rank_that_is_ended_are_flushed(mpi: Mpi, tmp_path: Path) -> None:
+    """It sleeps, and the launcher kills it."""
+    check(mpiexec(mpi, 2, SCRIPT, tmp_path, "raise on rank 0"), 1)
+    assert contents(tmp_path, 0, TEXTS + PACKED) == dict.fromkeys(TEXTS + PACKED, "kept")
+    flushed = ("text", "csv", "library", "local", "tee")
+    assert contents(tmp_path, 1, flushed) == dict.fromkeys(flushed, "kept")
+
+
+def test_a_forked_child_closes_its_files(quick: Mpi, tmp_path: Path) -> None:
+    code = (f"import os; child = os.fork(); file = open({str(tmp_path)!r} + f'/{{child == 0}}', 'w'); "
+            "file.write('kept'); child and os.waitpid(child, 0)")
+    check(mpiexec(quick, 1, "-c", code))
+    assert [(tmp_path / name).read_text() for name in ("True", "False")] == ["kept"] * 2
+
+
+def test_os_exit_leaves_objects_as_they_are(quick: Mpi, tmp_path: Path) -> None:
+    """As by Python."""
+    code = ("import os, weakref\nclass Last:\n    def __del__(self):\n        os.write(1, b'destroyed')\n"
+            "last = Last()\nos._exit(0)")
+    assert check(mpiexec(quick, 2, "-c", code)).stdout == ""
+
+
+def test_a_destructor_that_hangs_is_cut_off(quick: Mpi) -> None:
+    code = ("import time\nclass Hangs:\n    def __del__(self):\n        time.sleep(600)\n"
+            "hangs = Hangs()\nraise ValueError('seven')")
+    start = time.monotonic()
+    done = check(mpiexec(quick, 1, "--abort-grace", "2", "-c", code), 1)
+    assert time.monotonic() - start < 60
+    assert re.search(r"mpiddp: failed: rank 0 on \S+: ValueError: seven\n", done.stderr)
+
+
+@pytest.mark.parametrize("code", [
+    "None", "0", "1", "-1", "255", "256", "256 + 3", "2**31", "2**32 + 5", "2**63 - 1", "-2**63", "2**63", "2**70",
+    "-2**70", "True", "False", "0.0", "3.0", "''", "'a word'", "[]", "(1, 2)", "object"])
+def test_sys_exit_has_the_status_that_python_gives_it(code: str) -> None:
+    expression = f"import sys; sys.exit({code})"
+    done = subprocess.run([sys.executable, "-S", "-c", expression], capture_output=True, timeout=60)
+    with pytest.raises(SystemExit) as raised:
+        exec(expression)
+    assert exit_status(raised.value.code) == done.returncode
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("sys.exit(2**70)", r"sys\.exit\(1180591620717411303424\)"),
+    ("os._exit(2**70)", "OverflowError: Python int too large to convert to C int"),
+])
+def test_a_status_too_large_is_no_success(quick: Mpi, line: str, words: str) -> None:
+    done = check(mpiexec(quick, 1, "-c", f"import os, sys\n{line}"), 255 if line.startswith("sys") else 1)
+    assert re.search(rf"mpiddp: failed: rank 0 on \S+: {words}", done.stderr)
+
+
+def test_a_program_with_its_own_main_that_fails(quick: Mpi, tmp_path: Path) -> None:
+    program = tmp_path / "own.py"
+    program.write_text(
+        "import sys, zipfile, mpiddp\nenv = mpiddp.init_process_group()\nfolder = sys.argv[1]\n"
+        "archive = zipfile.ZipFile(f'{folder}/zip.{env.rank}', 'w')\narchive.writestr('kept', 'kept')\n"
+        "class Last:\n    def __del__(self):\n        print(f'rank {env.rank} destroyed')\n"
+        "last = Last()\nraise ValueError('seven')\n")
+    done = check(processes.run(*mpiexec_command(quick, 2, program, tmp_path), timeout=DEADLINE_S, cwd=ROOT,
+                               env={**single_node_environ(quick), "MPIDDP_ABORT_GRACE": "30"}), 1)
+    first = int(re.search(r"mpiddp: failed: rank (\d) on ", done.stderr)[1])  # type: ignore[index]
+    assert contents(tmp_path, first, ("zip",)) == {"zip": "kept"}  # the other one may be ended before
+    assert f"rank {first} destroyed\n" in done.stdout

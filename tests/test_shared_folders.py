@@ -1,0 +1,202 @@
+"""Folders that others can write to, and files that are none: what another user has put there does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpiddp.facts.files import check_protected, open_for_reading, open_for_writing, reason
+from mpiddp.staging import room
+from tests import processes
+from tests.support import (
+    DEADLINE_S,
+    ROOT,
+    Done,
+    Mpi,
+    alone,
+    check,
+    first_of,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
+
+VICTIM, OTHER = 64_001, 64_002  # users of whom nothing else is known
+
+
+@pytest.fixture
+def commons() -> Iterator[Path]:
+    """Return a folder that every user can reach, with `shared`, in which each can write, and `home`, the victim's."""
+    need([] if os.geteuid() == 0 else ["root's right to be another user"])
+    folder = Path(tempfile.mkdtemp(prefix="mpiddp-tests-", dir="/tmp"))
+    try:
+        folder.chmod(0o755)
+        for name, owner, mode in (("shared", 0, 0o777), ("home", VICTIM, 0o700)):
+            (folder / name).mkdir()
+            (folder / name).chmod(mode)
+            os.chown(folder / name, owner, owner)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def as_victim(mpi: Mpi, home: Path, ranks: int, *arguments: object) -> Done:
+    """Run a job as the victim, with the number that a batch system would give it; Python may lie in root's home."""
+    need(mpi.missing())
+    environ = {**single_node_environ(mpi), "TMPDIR": str(home), "HOME": str(home), "XDG_STATE_HOME": str(home),
+               "SLURM_JOB_ID": "77"}
+    return processes.run("setpriv", f"--reuid={VICTIM}", f"--regid={VICTIM}", "--clear-groups",
+                         "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
+                         *mpiexec_command(mpi, ranks, "-m", "mpiddp", "--no-init", *arguments, "-c", "print('ran')"),
+                         timeout=DEADLINE_S, env=environ, cwd=ROOT)
+
+
+def given_to(user: int, *paths: Path) -> None:
+    """Let paths belong to a user, links themselves."""
+    for path in paths:
+        os.lchown(path, user, user)
+
+
+def precious(home: Path, *names: str) -> list[Path]:
+    """Return files of the victim's that nobody may change."""
+    files = [home / name for name in names]
+    for file in files:
+        file.write_text("precious")
+    given_to(VICTIM, *files)
+    return files
+
+
+@pytest.mark.parametrize("mode", first_of([0o755, 0o777], 2), ids=["links", "pipe"])
+def test_a_job_folder_that_another_user_has_prepared_is_refused(quick: Mpi, mode: int, commons: Path) -> None:
+    thesis, profile = precious(commons / "home", "thesis.tex", ".bashrc")
+    (prepared := commons / "shared/77").mkdir()
+    log = prepared / f"rank-00000.{os.uname().nodename.split('.')[0]}.log"
+    if mode == 0o755:
+        (prepared / "ranks.json").symlink_to(thesis)
+        log.symlink_to(profile)
+    else:
+        os.mkfifo(log)
+        log.chmod(0o666)
+    prepared.chmod(mode)
+    given_to(OTHER, prepared, *prepared.iterdir())
+    done = check(as_victim(quick, commons / "home", 1, "--log-dir", commons / "shared"), 3)
+    (found,) = re.findall("found +(.*)", done.stderr)
+    assert found.startswith(f"{prepared}: it belongs to user {OTHER}, and others than you can write to its folder")
+    assert (thesis.read_text(), profile.read_text()) == ("precious", "precious")
+    assert "ran" not in done.stdout
+
+
+def test_a_folder_that_all_can_write_to_holds_ones_own_job(quick: Mpi, commons: Path) -> None:
+    done = check(as_victim(quick, commons / "home", 1, "--log-dir", commons / "shared/new"))
+    (log,) = (commons / "shared/new/77").glob("*.log")
+    assert log.read_text() == "ran\n"
+    for folder in (log.parent, log.parent.parent):
+        assert folder.stat().st_uid == VICTIM
+        assert not folder.stat().st_mode & 0o002
+    assert done.stdout == "ran\n"
+
+
+def refusal(path: Path, **options: bool) -> str:
+    """Return why a file cannot be written, empty where it can."""
+    try:
+        os.close(open_for_writing(str(path), **options))
+    except OSError as error:
+        return reason(error, str(path))
+    return ""
+
+
+def test_what_another_user_has_put_into_a_shared_folder_is_not_written(commons: Path) -> None:
+    """As root, for whom a file of the victim's is another user's."""
+    shared, (file,) = commons / "shared", precious(commons / "home", "file")
+    (shared / "link").symlink_to(file)
+    (shared / "folder").mkdir()
+    (shared / "file").touch()
+    os.link(file, shared / "name")
+    given_to(OTHER, *(shared / name for name in ("link", "folder", "file")))
+    others = "and others than you can write to its folder"
+    assert refusal(shared / "link") == f"it belongs to user {OTHER}, {others}"
+    assert refusal(shared / "file") == f"it belongs to user {OTHER}, {others}"
+    assert refusal(shared / "folder/new") == f"{shared}/folder: it belongs to user {OTHER}, {others}"
+    given_to(0, file)
+    assert refusal(shared / "name") == f"it has a second name (a hard link), {others}"
+    assert file.read_text() == "precious"
+    (shared / "name").unlink()
+    given_to(0, shared / "link", shared / "folder")  # one's own link, to a larger disk perhaps, is followed
+    assert refusal(shared / "link") == refusal(shared / "folder/new") == ""
+    assert file.read_text() == ""
+
+
+def test_a_group_shares_files_but_no_folders_of_jobs(commons: Path) -> None:
+    (shared := commons / "shared").chmod(0o775)
+    (shared / "folder").mkdir()
+    (shared / "history").touch()
+    given_to(OTHER, shared / "folder", shared / "history")
+    assert refusal(shared / "history", append=True) == refusal(shared / "folder/new") == ""
+    assert refusal(shared / "folder/log", job_folder=True).startswith(f"{shared}/folder: it belongs to user {OTHER}")
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert refusal(pipe) == "it is a FIFO, and no regular file"
+    assert refusal(tmp_path) == "it is a folder, and no regular file"
+    with pytest.raises(OSError, match="it is a FIFO, and no regular file"):
+        open_for_reading(str(pipe))
+    for path in (os.devnull, "/dev/full", "/dev/stderr", "/dev/fd/2", "/proc/self/fd/2"):
+        assert refusal(Path(path)) == ""
+    (link := tmp_path / "link").symlink_to("/dev/stderr")
+    assert refusal(link) == ""
+    (loop := tmp_path / "loop").symlink_to("loop")
+    assert refusal(loop).endswith("Too many levels of symbolic links")
+    (dangling := tmp_path / "dangling").symlink_to("new")
+    assert refusal(dangling) == ""
+    assert (tmp_path / "new").is_file()
+    assert refusal(tmp_path / "a/b") == f"{tmp_path}/a: No such file or directory"
+
+
+def test_pipes_in_the_place_of_files_are_named(quick: Mpi, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.json")
+    named = [f"--{name}={pipe}" for name in ("map", "trace", "facts", "check-history")]
+    done = check(mpiexec(quick, 1, *named, "--check", "--no-init", "-c", "print('ran')"))
+    assert done.stdout == "ran\n"
+    assert done.stderr.count(f"mpiddp: cannot write {pipe}: it is a FIFO, and no regular file") == 3
+    assert f"check-history: cannot keep figures in {pipe}: it is a FIFO" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["mpiddp --dry-run --facts", "mpiddp.supervise --exclude n1 --hostfile"])
+def test_a_pipe_is_not_read(quick: Mpi, arguments: str, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    done = alone(quick, "-m", *arguments.split(), pipe, *(["mpiexec", "true"] if "host" in arguments else []))
+    assert done.returncode == 2
+    assert "it is a FIFO, and no regular file" in done.stderr
+
+
+@pytest.mark.parametrize(("mode", "safe"), [(0o777, False), (0o775, False), (0o1777, True), (0o755, True)])
+def test_a_folder_that_others_can_replace_is_not_protected(mode: int, safe: bool, commons: Path) -> None:
+    (shared := commons / "shared").chmod(mode)
+    (shared / "ours").mkdir()
+    with contextlib.nullcontext() if safe else pytest.raises(PermissionError, match="can be replaced by others"):
+        check_protected(str(shared / "ours"))
+    check_protected(str(shared))
+    given_to(OTHER, shared / "ours")
+    with contextlib.nullcontext() if mode == 0o755 else pytest.raises(PermissionError, match=r"by others|belongs to"):
+        check_protected(str(shared / "ours"))
+    given_to(OTHER, shared)
+    with pytest.raises(PermissionError, match=f"lies in a folder of user {OTHER}"):
+        check_protected(str(shared / "ours"))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777], ids=oct)
+def test_a_mirror_that_others_can_replace_is_not_used(mode: int, commons: Path) -> None:
+    """Neither is one made there, nor does a start use one that lies there."""
+    (shared := commons / "shared").chmod(mode)
+    why = room.why_not(str(shared), 1)
+    assert ("can be replaced by others than you" in why) is (mode == 0o777)
+    assert room.is_ours(room.ours(str(shared))) is (mode == 0o1777)
