@@ -105,7 +105,7 @@ def show(error: BaseException, full: bool = True) -> None:
             text = printed(error)
             print_whole(text if full else excerpt(text, wants_colour(sys.stderr, os.environ)))
     except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
-        say(callstack(other) + callstack(error))
+        say(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
 
 
 def run_own_hook(error: BaseException) -> None:
