@@ -327,7 +327,7 @@ def test_where_a_runner_runs_the_script(tmp_path: Path, monkeypatch: pytest.Monk
     """Of the likes of coverage, `__main__` is a file of the library."""
     script = tmp_path / "script.py"
     script.write_text("import json\ndef load():\n    json.loads('{')\nload()\n")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", joblib.__file__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", joblib.__file__, raising=False)
     assert line_of(raised(lambda: runpy.run_path(str(script))).__traceback__) == f"{script}, line 3, in load"
 
 
