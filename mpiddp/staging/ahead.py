@@ -48,9 +48,9 @@ staging.closure staging.copies staging.early staging.exchange staging.leader sta
 staging.mounts staging.reading staging.room staging.start staging.trees staging.use
 """  # more, with --stage
 EARLY = """
-api beside beside.asking beside.progress command command.options command.values config errors facts facts.files
-facts.library facts.process facts.runtime plan plan.words staging.copies staging.early staging.manifest staging.mounts
-staging.room staging.trees staging.use version
+api beside beside.asking beside.progress command command.options command.values config errors exits facts facts.files
+facts.library facts.process facts.runtime plan plan.words say staging.copies staging.early staging.manifest
+staging.mounts staging.room staging.trees staging.use version
 """  # of all these, what finds a mirror on this node, from which the others come
 
 is_slow = False  # to open a file of this package
