@@ -243,6 +243,7 @@ class Claim(NamedTuple):
     """A folder of the launch `run_id` alone, in a job that Slurm has started again for `restarts` times.
 
     A link in the folder, which leads nowhere, has the run id: making it is atomic, on NFS, too (man 2 symlink).
+    It is made in a folder of this user's alone, as open_for_writing() has it.
     """
 
     folder: str
@@ -256,11 +257,12 @@ class Claim(NamedTuple):
 
     def make(self) -> bool:
         """Claim the folder; return False if another launch has it, True too if nobody can tell."""
-        with contextlib.suppress(OSError):  # whoever writes to it tells that it cannot be written
-            os.makedirs(self.folder, FOLDER_MODE, exist_ok=True)
-            try:
-                os.symlink(self.run_id, self.mark)
-            except FileExistsError:
+        judge = functools.partial(distrust, job_folder=True)
+        try:
+            with reached(f"{self.folder}/new", judge, FOLDER_MODE) as place:
+                os.symlink(self.run_id, os.path.basename(self.mark), dir_fd=place.folder)
+        except OSError:
+            with contextlib.suppress(OSError):  # there is none, and whoever writes tells what is in the way
                 return os.readlink(self.mark) == self.run_id
         return True
 
