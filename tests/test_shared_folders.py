@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -220,3 +221,17 @@ def test_a_claimed_folder_is_not_for_all_to_write_to(tmp_path: Path) -> None:
         os.umask(before)
     for folder in (tmp_path / "logs", tmp_path / "logs/77"):
         assert folder.stat().st_mode & 0o777 == 0o775
+
+
+def test_a_file_system_that_gives_root_s_files_to_another_user(commons: Path) -> None:
+    """As NFS does that squashes root; here the kernel takes this thread for another user with files alone."""
+    (shared := commons / "shared").chmod(0o777)
+    kernel = ctypes.CDLL(None)
+    kernel.setfsuid(OTHER)
+    try:
+        assert refusal(shared / "logs/77/log", job_folder=True) == refusal(shared / "logs/77/log", append=True) == ""
+    finally:
+        kernel.setfsuid(0)
+    assert (shared / "logs/77/log").stat().st_uid == OTHER
+    assert sorted(path.name for path in shared.rglob("*")) == ["77", "log", "logs"]
+    assert refusal(shared / "logs/77/log", job_folder=True).startswith(f"{shared}/logs: it belongs to user {OTHER}")

@@ -66,7 +66,7 @@ def path_of(card: Card) -> str:
 def write(card: Card) -> None:
     """Write a card; where the user's folder cannot be written, or is another user's, the job works without.
 
-    Others may be able to write to a folder above: a umask of 002 lets the user's group, which often has no other member.
+    Others may be able to write to a folder above: a umask of 002 lets the user's group, which often is the user alone.
     """
     path = path_of(card)
     new = f"{path}.new"
