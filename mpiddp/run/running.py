@@ -67,12 +67,12 @@ class RunningJob:
         """Leave the job when every rank wants to; after `exit_timeout_s` raise EndTimeoutError: who is missing.
 
         Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
-        others. `at_end` is called when every rank has come to its end, and the group is still there. With `frees_port`
-        all wait until rank 0's store is gone: another one may listen at its port.
+        others. `at_end` is called when every rank has come to its end, and the group is still there. If any rank wants
+        that with `frees_port`, all wait until rank 0's store is gone: another one may listen at its port.
         """
         member = self.membership
         lost = self.ending is not None and self.ending.has_lost_log()
-        most_calls, some_lost = self._await_all(lost, exit_timeout_s)
+        most_calls, some_lost, frees_port = self._await_all([lost, frees_port], exit_timeout_s)
         if some_lost:
             self._incomplete = member.roll.those(lost)
         at_end()
@@ -106,15 +106,15 @@ class RunningJob:
         if self._stop is not None:
             self._stop.release()
 
-    def _await_all(self, lost: bool, timeout_s: float | None) -> Sequence[int]:
+    def _await_all(self, own: Sequence[int], timeout_s: float | None) -> Sequence[int]:
         """Wait for all ranks, also in a handler's exit(0).
 
-        Return the most calls of should_stop() that one made, and whether one has `lost` part of its log.
+        Return the most calls of should_stop() that one made, and the largest of each of the ranks' `own`.
         """
         calls = self._stop.calls if self._stop else 0
         while True:
             try:
-                return self.membership.roll.await_end([calls, lost], timeout_s, self._missing, self._remind)
+                return self.membership.roll.await_end([calls, *own], timeout_s, self._missing, self._remind)
             except SystemExit as error:
                 if failure.status_of(error):
                     raise
