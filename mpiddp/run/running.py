@@ -14,7 +14,7 @@ from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
 from ..say import say, warn
 from . import failure, script, signals
-from .execution import note_exec
+from .execution import keep_connected, note_exec
 from .output import let_flush_fail
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class RunningJob:
         self.membership, self.ending, self._write_trace = membership, ending, write_trace
         self.guard: Guard | None = None
         self.left = False  # in order
+        self.replaced: list[int] = []  # the processes of this node's ranks, if a program takes the place of any rank's
         self._incomplete: list[int] = []  # the ranks whose logs have lost something, on rank 0
         self._stop: Stop | None = None
         if stop is not None:
@@ -72,7 +73,7 @@ class RunningJob:
         """
         member = self.membership
         lost = self.ending is not None and self.ending.has_lost_log()
-        most_calls, some_lost, frees_port = self._await_all([lost, frees_port], exit_timeout_s)
+        most_calls, some_lost, some_replaced = self._await_all([lost, frees_port], exit_timeout_s)
         if some_lost:
             self._incomplete = member.roll.those(lost)
         at_end()
@@ -82,8 +83,8 @@ class RunningJob:
         if self._write_trace is not None:
             self._write_trace(member.comm, hostname())
         member.drop_store()
-        if frees_port:
-            member.roll.await_all()
+        if some_replaced:
+            self.replaced = member.roll.processes_here()
         member.roll.close()
 
     def tell_incomplete(self) -> None:
@@ -203,6 +204,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         job.left = True
         lost = ending.close()
         job.tell_incomplete()
+        keep_connected(job.replaced)
     except BaseException as error:  # a signal's handler may raise here, too
         ending.fail_leaving(error)
     if lost and config.python_exit:
@@ -229,6 +231,7 @@ def give_way(job: RunningJob, config: LaunchConfig, call: str) -> None:
         job.left = True
         ending.close()
         job.tell_incomplete()
+        keep_connected(job.replaced)
     except EndTimeoutError as error:
         ending.fail_leaving(EndTimeoutError(f"{error}, before {call}()"))
     except BaseException as error:
