@@ -25,13 +25,13 @@ def note_exec(leave: Callable[[str], object]) -> None:
     """
     def leaving(name: str, execute: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(execute)
-        def executed(path: Any, argv: Any, *env: Any) -> Any:
+        def executed(path: Any, argv: Any, env: Any = None) -> Any:
             if can_be_run(path):
                 leave(f"os.{name}")
                 mark = {LEFT: str(os.getpid())}
                 os.environ.update(mark)
-                env = tuple({**variables, **mark} for variables in env)
-            return execute(path, argv, *env)
+                env = None if env is None else {**env, **mark}
+            return execute(path, argv) if env is None else execute(path, argv, env)
 
         return executed
 
