@@ -111,6 +111,12 @@ def test_a_file_that_takes_nothing_is_given_up(quick: Mpi, tmp_path: Path) -> No
     assert "is cut off in what it does at its end, 1 s after it failed" in done.stderr
 
 
+def test_a_file_in_the_place_of_stderr_does_not_close_it(quick: Mpi) -> None:
+    """What mpiddp says after the script is printed, and no other file gets that number."""
+    done = check(mpiexec(quick, 2, "-c", "import os, sys; sys.stderr = os.fdopen(sys.stderr.fileno(), 'w', 1)"))
+    assert "mpiddp: warning: independent-ranks: " in done.stderr
+
+
 def test_a_destructor_that_hangs_is_cut_off(quick: Mpi) -> None:
     code = ("import time\nclass Hangs:\n    def __del__(self):\n        time.sleep(600)\n"
             "hangs = Hangs()\nraise ValueError('seven')")
