@@ -111,6 +111,13 @@ def test_a_file_that_takes_nothing_is_given_up(quick: Mpi, tmp_path: Path) -> No
     assert "is cut off in what it does at its end, 1 s after it failed" in done.stderr
 
 
+def test_odd_modules_and_streams_are_no_failure(quick: Mpi, tmp_path: Path) -> None:
+    code = (f"import sys, types\nfile = open({str(tmp_path / 'file')!r}, 'w')\nfile.write('kept')\n"
+            "sys.modules[5] = types.ModuleType('odd')\ndel sys.stdout, sys.__stdout__")
+    check(mpiexec(quick, 1, "-c", code))
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_a_file_in_the_place_of_stderr_does_not_close_it(quick: Mpi) -> None:
     """What mpiddp says after the script is printed, and no other file gets that number."""
     done = check(mpiexec(quick, 2, "-c", "import os, sys; sys.stderr = os.fdopen(sys.stderr.fileno(), 'w', 1)"))
