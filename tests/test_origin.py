@@ -339,7 +339,13 @@ def test_odd_errors() -> None:
     class NoGroupError(Exception):
         exceptions = None
 
+    class RaisingError(Exception):
+        @property
+        def exceptions(self) -> None:
+            raise RuntimeError("none")
+
     one, other = ValueError("one"), ValueError("other")
+    assert chain(raising := RaisingError()) == [raising]
     assert chain(no_group := NoGroupError()) == [no_group]
     one.__cause__, other.__cause__ = other, one
     assert origin(OddError()) is None

@@ -153,8 +153,9 @@ def chain(error: BaseException) -> list[BaseException]:
     while rest:
         if isinstance(one := rest.pop(), BaseException) and id(one) not in found:
             found[id(one)] = one
-            within = getattr(one, "exceptions", ())  # which may be anything where the error is no group
-            rest += [one.__cause__, one.__context__, *(within if isinstance(within, tuple) else ())]
+            with contextlib.suppress(Exception):  # of an error's own properties
+                within = getattr(one, "exceptions", ())  # which may be anything where the error is no group
+                rest += [one.__cause__, one.__context__, *(within if isinstance(within, tuple) else ())]
     return list(found.values())
 
 
