@@ -39,7 +39,7 @@ from ..show.files import write
 from ..show.report import record, tell
 from . import failure, modules
 from .handlers import give_signals_back, silence_handlers
-from .output import Outlet, Output, let_flush_fail
+from .output import Outlet, Output, keeping_open, let_flush_fail
 
 EXITED = "ended by SystemExit, with a status that only Python knows, while other ranks waited for it"
 MOST_ATTEMPTS = 20
@@ -140,7 +140,8 @@ class Ending:
         if modules.is_handling_signals():
             silence_handlers()
         self._unwritten = flush()
-        modules.drop(self._loaded, self._limit, self.main)
+        with keeping_open():
+            modules.drop(self._loaded, self._limit, self.main)
         flush()
 
     def left(self, by_exit: str | None = None) -> None:

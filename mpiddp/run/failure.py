@@ -149,11 +149,13 @@ def strip(error: BaseException) -> None:
 def chain(error: BaseException) -> list[BaseException]:
     """Return an error with its causes and contexts, and those in a group."""
     found: dict[int, BaseException] = {}
-    rest: list[BaseException | None] = [error]
+    rest: list[object] = [error]
     while rest:
-        if (one := rest.pop()) is not None and id(one) not in found:
+        if isinstance(one := rest.pop(), BaseException) and id(one) not in found:
             found[id(one)] = one
-            rest += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+            with contextlib.suppress(Exception):  # of an error's own properties
+                within = getattr(one, "exceptions", ())  # which may be anything where the error is no group
+                rest += [one.__cause__, one.__context__, *(within if isinstance(within, tuple) else ())]
     return list(found.values())
 
 
