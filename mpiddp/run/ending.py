@@ -109,16 +109,19 @@ class Ending:
 
         os._exit = self._replaced_exit = _exit
 
-    def finish(self, status: int = 0) -> NoReturn:
+    def finish(self, status: int = 0, at_end: Callable[[], object] = bool) -> NoReturn:
         """End this process in order, without the interpreter's slow tear-down; the script's forked children, too.
 
         As in Python, threads are joined first, then atexit functions are called, then the script's modules are
         dropped; those of libraries are not. After that this rank leaves the job: a script's objects may still use
         it. A script that handles signals may do so while others are waited for, and keeps its modules until then.
-        At last C's exit functions run, the last one registered first, down to those that skip_exit_functions() skips.
+        `at_end` is called in this rank while the modules are still there. At last C's exit functions run, the last one
+        registered first, down to those that skip_exit_functions() skips.
         """
         atexit.unregister(self._leave)
         run_exit_functions()
+        if self.is_ours():
+            at_end()
         if modules.is_handling_signals():
             flush_files()
         else:

@@ -152,16 +152,18 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
                 raise
         job.ending.status = status
         if not config.python_exit:
-            job.ending.finish(status)
+            job.ending.finish(status, functools.partial(warn_of_independent, job.membership, config))
     except BaseException as error:
         failed = error  # nothing but this holds it when this block has ended
     return status if failed is None else job.ending.fail_by(failed)
 
 
-def warn_of_independent(member: Membership, script: Script | None) -> None:
+def warn_of_independent(member: Membership, config: LaunchConfig) -> None:
     """Warn `independent-ranks` where rank 0 has run a script that neither used the group nor can know of its rank."""
-    size = member.environment.world_size
-    if script and size > 1 and member.environment.rank == 0 and member.groups.is_idle() and not knows_of_ranks(script):
+    size, script = member.environment.world_size, config.script
+    if script is None or size == 1 or member.environment.rank > 0 or config.local_rank_option:
+        return
+    if member.groups.is_idle() and not knows_of_ranks(script):
         words = "it used neither the process group nor its rank"
         warn([f"independent-ranks: the script ran {size} times, each for itself: {words}"])
 
@@ -195,8 +197,8 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
 
     try:
         if not MPI.Is_finalized():
-            if config.explain is None and not config.local_rank_option:
-                warn_of_independent(job.membership, config.script)
+            if config.python_exit and config.explain is None:
+                warn_of_independent(job.membership, config)
             ending.left()
             stages.begin("exit")
             job.leave(config.exit_timeout_s, bool if config.python_exit else ending.drop_script)
