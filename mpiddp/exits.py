@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .say import FORWARDING_S, STDERR
@@ -82,10 +83,15 @@ def flush_streams() -> None:
     """Flush all of C's streams, but do not wait long for a stream that a thread has locked."""
     import ctypes
 
-    flushing = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
+    shortly(lambda: ctypes.CDLL(None).fflush(None))
+
+
+def shortly(act: Callable[[], object]) -> None:
+    """Call `act` in another thread, and do not wait long for it."""
+    acting = threading.Thread(target=act, daemon=True)
     with contextlib.suppress(RuntimeError):  # no thread can be started
-        flushing.start()
-        flushing.join(FORWARDING_S)
+        acting.start()
+        acting.join(FORWARDING_S)
 
 
 def flush_files() -> list[Any]:
@@ -102,8 +108,8 @@ def flush_files() -> list[Any]:
 
 
 def let_through() -> None:
-    """Flush, and wait until the launcher has probably read the output."""
-    flush_files()
+    """Flush, and wait until the launcher has probably read the output, but not for a file system that hangs."""
+    shortly(flush_files)
     flush()
     time.sleep(FORWARDING_S)
 

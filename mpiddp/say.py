@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from .errors import EXIT_OUTPUT_LOST
 
@@ -39,8 +40,12 @@ def answer(text: str) -> int:
         if out is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         encoding = out.encoding or "utf-8"
-        out.write((text if text.endswith("\n") else f"{text}\n").encode(encoding, errors="replace").decode(encoding))
+        data = (text if text.endswith("\n") else f"{text}\n").encode(encoding, errors="replace")
         out.flush()
+        if (descriptor := descriptor_of(out)) >= 0:
+            write_all(descriptor, data)  # which waits where it does not block: Python would drop what it does not take
+        else:
+            out.write(data.decode(encoding))
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             say(f"mpiddp: cannot write stdout: {error.strerror}")
@@ -50,6 +55,14 @@ def answer(text: str) -> int:
                 out.flush()
         return EXIT_OUTPUT_LOST
     return 0
+
+
+def descriptor_of(file: TextIO) -> int:
+    """Return the descriptor of a file, -1 where it has none."""
+    try:
+        return file.fileno()
+    except OSError:
+        return -1
 
 
 def warn(warnings: Sequence[str]) -> None:

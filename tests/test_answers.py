@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -60,6 +62,22 @@ def test_an_encoding_that_lacks_characters(command: str, quick: Mpi, state: dict
         assert done.stderr == ""
         assert done.stdout.isascii()
         assert "gr??er?" in done.stdout or command != "mpiddp.where"
+
+
+def test_a_pipe_that_does_not_block_and_is_full(quick: Mpi) -> None:
+    """As another program leaves a terminal, or a pipe, that it shares with the command."""
+    need(quick.missing()[:1])
+    source, sink = os.pipe()
+    with os.fdopen(source, "rb") as reader:
+        fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, 4096)
+        os.set_blocking(sink, False)
+        with subprocess.Popen([quick.python, "-m", "mpiddp", "--help"], stdout=sink, cwd=ROOT,
+                              env=single_node_environ(quick)) as command:
+            os.close(sink)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                command.wait(2)  # the reader is slow
+            assert reader.read().decode() == check(alone(quick, "-m", "mpiddp", "--help")).stdout
+            assert command.wait(DEADLINE_S) == 0
 
 
 def test_the_table_of_a_check_that_cannot_be_written(quick: Mpi) -> None:

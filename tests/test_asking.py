@@ -84,6 +84,20 @@ def test_a_job_that_was_killed_is_forgotten(quick: Mpi, state: dict[str, str]) -
     assert not file.exists()
 
 
+def test_a_job_is_found_where_the_users_group_may_write_above_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                       ) -> None:
+    """As a umask of 002 leaves folders, and so do sites at which home folders are a group's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".local/state"))
+    before = os.umask(0o002)
+    try:
+        (tmp_path / ".local/state").mkdir(parents=True)
+        cards.write(CARD)
+    finally:
+        os.umask(before)
+    assert list(read_all().values()) == [CARD]
+    assert Path(cards.folder()).stat().st_mode & 0o777 == 0o700
+
+
 def test_a_job_of_another_version(quick: Mpi, state: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         cards.write(CARD._replace(version="0.0.1", port=server.getsockname()[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from mpiddp.beside.loop import Loop
+from mpiddp.say import say
 from mpiddp.sentinel.errands import Errands, Voice
 from tests import processes
 from tests.support import (
@@ -129,6 +131,29 @@ def test_what_is_said_into_a_file_is_appended(tmp_path: Path) -> None:
     while path.read_text().count("\n") < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert path.read_text() == "before\nseven\neight\n"
+
+
+def test_where_no_process_can_be_started_it_is_said_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpiddp.beside.detached.fork", no_process)
+    (path := tmp_path / "err").touch()
+
+    def say_all() -> None:
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), 2)
+        Voice().begin()
+        for text in ("seven", "eight"):
+            say(text)
+
+    in_child(say_all)
+    first, *others = path.read_text().splitlines()
+    assert first.startswith("mpiddp: a process that prints for a sentinel cannot be started: ")
+    assert others == ["seven", "eight"]
+
+
+def no_process() -> int:
+    """Fail as fork() does where a user has all the processes that he may have."""
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 def fail_by(error: Exception) -> None:

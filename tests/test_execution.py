@@ -55,6 +55,14 @@ def test_a_rank_that_does_so_alone_does_not_wait_for_ever(quick: Mpi, script: Pa
                      r", before os\.execv\(\)\n", done.stderr)
 
 
+def test_a_rank_does_so_while_another_one_ends_in_order(quick: Mpi, tmp_path: Path) -> None:
+    """MPICH's mpiexec leaves the program alone."""
+    (script := tmp_path / "script.py").write_text(
+        'import os\nif os.environ["RANK"] == "0": os.execve("/bin/sh", ["sh", "-c", "sleep 2; echo replaced; exit 3"], '
+        'env=os.environ)\n')
+    assert check(mpiexec(quick, 2, script), 3).stdout == "replaced\n"
+
+
 @pytest.mark.thorough
 def test_mpiddp_itself_is_refused_as_the_new_program(quick: Mpi, script: Path) -> None:
     done = check(mpiexec(quick, 2, script, "mpiddp"), 3)

@@ -48,7 +48,7 @@ class Ranks(Crew):
         self.answers: list[tuple[int, tuple[int, Any]]] = []
         self.ordered: list[tuple[str, int, tuple[Any, ...]]] = []
         self.parts = works
-        self.comm: Any = SimpleNamespace(size=size, isend=self.isend, answers=self.answers)
+        self.comm: Any = SimpleNamespace(size=size, issend=self.issend, answers=self.answers)
         ours = {name: self.on_rank_0(name) for name in works}
         super().__init__(self.comm, ours, lambda rank: f"rank {rank} on n{rank}")
 
@@ -61,7 +61,7 @@ class Ranks(Crew):
         self.ordered.append((name, rank, arguments))
         return self.parts[name](rank, *arguments)
 
-    def isend(self, order: crew.Order, rank: int, _: int) -> Any:
+    def issend(self, order: crew.Order, rank: int, _: int) -> Any:
         """Take an order to a rank, which answers at once."""
         if order.work in self.parts:
             answer = self.perform(order.work, rank, order.arguments)
@@ -94,13 +94,13 @@ def test_ranks_that_have_answered_hear_of_rank_0_while_it_waits(monkeypatch: pyt
     monkeypatch.setattr(crew, "REST_S", 0.05)
     sent: list[tuple[str, int]] = []
     ranks = Ranks(3, {"who": lambda rank: Ranks.LOST if rank == 2 else rank})
-    answer = ranks.isend
+    answer = ranks.issend
 
-    def isend(order: crew.Order, rank: int, tag: int) -> Any:
+    def issend(order: crew.Order, rank: int, tag: int) -> Any:
         sent.append((order.work, rank))
         return answer(order, rank, tag)
 
-    monkeypatch.setattr(ranks.comm, "isend", isend)
+    monkeypatch.setattr(ranks.comm, "issend", issend)
     assert ranks.do("who", {1: (), 2: ()}, 0.3, "to say who it is") == {1: 1}
     assert ranks.lost.keys() == {2}
     assert ("rest", 1) in sent and ("rest", 2) not in sent

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.config import Script
+from mpiddp.facts.script import script_facts
 from mpiddp.supervise.command import CommandError, own_options
 from tests import processes
 from tests.cluster import Cluster
@@ -170,6 +172,14 @@ def test_an_mpirun_that_does_not_pass_on_the_end_of_its_input(tmp_path: Path) ->
                          env=single_node_environ(mpi))
     assert done.returncode == 3, done.stderr
     assert "standard input had not ended after 10 s (Open MPI 5's mpirun does not pass its end on)" in done.stderr
+
+
+def test_an_absolute_path_needs_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (script := tmp_path / "plain.py").write_text("pass")
+    (left := tmp_path / "left").mkdir()
+    monkeypatch.chdir(left)
+    left.rmdir()
+    assert script_facts(Script(str(script))).error is None
 
 
 def test_a_supervised_script_is_a_file() -> None:

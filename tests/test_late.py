@@ -61,6 +61,12 @@ def test_which_lines_set_in_vain(source: str, found: list[str]) -> None:
     assert names(source) == found
 
 
+def test_code_that_is_too_deep_to_be_read() -> None:
+    source = f'import os\nos.environ["OMP_NUM_THREADS"] = "3"\nif {" + ".join(["1"] * 1200)}: pass\n'
+    compile(source, "script.py", "exec")
+    assert names(source) == []
+
+
 def test_what_is_set_already_is_no_change() -> None:
     assert names(THREADS, OMP_NUM_THREADS="3") == []
     assert names(THREADS, OMP_NUM_THREADS="1") == ["OMP_NUM_THREADS (line 2)"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import os
 import re
 import subprocess
 import sys
@@ -92,6 +94,34 @@ def test_os_exit_leaves_objects_as_they_are(quick: Mpi, tmp_path: Path) -> None:
     code = ("import os, weakref\nclass Last:\n    def __del__(self):\n        os.write(1, b'destroyed')\n"
             "last = Last()\nos._exit(0)")
     assert check(mpiexec(quick, 2, "-c", code)).stdout == ""
+
+
+def test_a_file_that_takes_nothing_is_given_up(quick: Mpi, tmp_path: Path) -> None:
+    """Then the rank ends by itself, with its own status, and is not killed."""
+    os.mkfifo(fifo := tmp_path / "full")
+    held = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(held, bytes(4096)):
+            pass
+    code = f"file = open({str(fifo)!r}, 'wb'); file.write(b'more'); raise ValueError('own')"
+    try:
+        done = check(mpiexec(quick, 2, "--abort-grace", "1", "-c", code), 1)
+    finally:
+        os.close(held)
+    assert "is cut off in what it does at its end, 1 s after it failed" in done.stderr
+
+
+def test_odd_modules_and_streams_are_no_failure(quick: Mpi, tmp_path: Path) -> None:
+    code = (f"import sys, types\nfile = open({str(tmp_path / 'file')!r}, 'w')\nfile.write('kept')\n"
+            "sys.modules[5] = types.ModuleType('odd')\ndel sys.stdout, sys.__stdout__")
+    check(mpiexec(quick, 1, "-c", code))
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_file_in_the_place_of_stderr_does_not_close_it(quick: Mpi) -> None:
+    """What mpiddp says after the script is printed, and no other file gets that number."""
+    done = check(mpiexec(quick, 2, "-c", "import os, sys; sys.stderr = os.fdopen(sys.stderr.fileno(), 'w', 1)"))
+    assert "mpiddp: warning: independent-ranks: " in done.stderr
 
 
 def test_a_destructor_that_hangs_is_cut_off(quick: Mpi) -> None:

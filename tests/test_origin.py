@@ -22,7 +22,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
 from mpiddp.plan.verdict import CONSEQUENCE, OWN, Verdict
-from mpiddp.run.failure import describe, describe_exit, line_of
+from mpiddp.run.failure import chain, describe, describe_exit, line_of
 from mpiddp.run.origin import origin, read
 from mpiddp.show.report import block
 from tests.support import free_port
@@ -327,7 +327,7 @@ def test_where_a_runner_runs_the_script(tmp_path: Path, monkeypatch: pytest.Monk
     """Of the likes of coverage, `__main__` is a file of the library."""
     script = tmp_path / "script.py"
     script.write_text("import json\ndef load():\n    json.loads('{')\nload()\n")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", joblib.__file__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", joblib.__file__, raising=False)
     assert line_of(raised(lambda: runpy.run_path(str(script))).__traceback__) == f"{script}, line 3, in load"
 
 
@@ -336,7 +336,17 @@ def test_odd_errors() -> None:
         def __str__(self) -> str:
             raise ValueError("no words")
 
+    class NoGroupError(Exception):
+        exceptions = None
+
+    class RaisingError(Exception):
+        @property
+        def exceptions(self) -> None:
+            raise RuntimeError("none")
+
     one, other = ValueError("one"), ValueError("other")
+    assert chain(raising := RaisingError()) == [raising]
+    assert chain(no_group := NoGroupError()) == [no_group]
     one.__cause__, other.__cause__ = other, one
     assert origin(OddError()) is None
     assert origin(BrokenProcessPool("terminated abruptly")) is None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -129,6 +130,33 @@ def test_a_handshake_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
             time.sleep(0.1)
             one.sendall(piece)
         assert meeting.heard() == Neighbour(1, 77)
+
+
+def test_who_had_to_wait_for_the_answer_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator may have been stopped, or too busy, between it took the connection and heard what was said."""
+    excuses: list[Exception] = []
+    admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    loop = Loop(excuses.append)
+    monkeypatch.setattr(entrance, "SHOWING_S", 0.0)
+    door = entrance.Entrance(loop, Coordinate("127.0.0.1", TOKEN, 2, 0), admitted.put)
+    with socket.create_connection(("127.0.0.1", door.port), timeout=WAIT_S) as one:
+        proving = threading.Thread(target=prove, args=(one, TOKEN, WAIT_S), daemon=True)
+        proving.start()
+        select.select([door], [], [], WAIT_S)
+        door._accept()
+        assert select.select(list(door._strangers), [], [], WAIT_S)[0]
+        monkeypatch.setattr(entrance, "SHOWING_S", WAIT_S)
+        thread = threading.Thread(target=loop.run, daemon=True)
+        thread.start()
+        try:
+            admitted.get(timeout=WAIT_S).close()
+        finally:
+            loop.over = True
+            socket.create_connection(("127.0.0.1", door.port)).close()
+        for other in (thread, proving):
+            other.join(WAIT_S)
+            assert not other.is_alive()
+    assert excuses == []
 
 
 def test_a_proof_is_good_for_one_connection(meeting: Meeting) -> None:

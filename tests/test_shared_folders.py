@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts.files import check_protected, open_for_reading, open_for_writing, reason
+from mpiddp.facts.files import Claim, check_protected, open_for_reading, open_for_writing, reason
 from mpiddp.staging import room
 from tests import processes
 from tests.support import (
@@ -200,3 +201,37 @@ def test_a_mirror_that_others_can_replace_is_not_used(mode: int, commons: Path) 
     why = room.why_not(str(shared), 1)
     assert ("can be replaced by others than you" in why) is (mode == 0o777)
     assert room.is_ours(room.ours(str(shared))) is (mode == 0o1777)
+
+
+def test_a_claim_touches_nothing_by_the_links_of_others(commons: Path) -> None:
+    (commons / "home/ours").mkdir()
+    (commons / "shared/logs").symlink_to(commons / "home/ours")
+    (commons / "shared/77").symlink_to(commons / "home/ours")
+    given_to(OTHER, commons / "shared/logs", commons / "shared/77")
+    for name in ("logs/77", "77"):
+        assert Claim(str(commons / "shared" / name), 0, "run").make()  # making the log says what is in the way
+    assert list((commons / "home/ours").iterdir()) == []
+
+
+def test_a_claimed_folder_is_not_for_all_to_write_to(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert Claim(str(tmp_path / "logs/77"), 0, "run").make()
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "logs", tmp_path / "logs/77"):
+        assert folder.stat().st_mode & 0o777 == 0o775
+
+
+def test_a_file_system_that_gives_root_s_files_to_another_user(commons: Path) -> None:
+    """As NFS does that squashes root; here the kernel takes this thread for another user with files alone."""
+    (shared := commons / "shared").chmod(0o777)
+    kernel = ctypes.CDLL(None)
+    kernel.setfsuid(OTHER)
+    try:
+        assert refusal(shared / "logs/77/log", job_folder=True) == refusal(shared / "logs/77/log", append=True) == ""
+    finally:
+        kernel.setfsuid(0)
+    assert (shared / "logs/77/log").stat().st_uid == OTHER
+    assert sorted(path.name for path in shared.rglob("*")) == ["77", "log", "logs"]
+    assert refusal(shared / "logs/77/log", job_folder=True).startswith(f"{shared}/logs: it belongs to user {OTHER}")

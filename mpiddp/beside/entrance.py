@@ -16,7 +16,7 @@ from .loop import Loop
 from .messages import Coordinate
 from .wire import listen
 
-SHOWING_S = 5.0  # for a stranger to prove that it knows the token
+SHOWING_S = 5.0  # for a stranger to say something, and to prove that it knows the token when it has got an answer
 PAUSE_S = 0.2  # where there is no descriptor for one more connection
 SPARE = 64  # connections besides two for each rank
 AT_ONCE = 64  # connections that are taken before others are heard again
@@ -83,6 +83,10 @@ class Entrance:
         stranger.setblocking(False)
         self._strangers[stranger] = Response(self._token)
         self._loop.listen(stranger, partial(self._look_at, stranger))
+        self._await(stranger)
+
+    def _await(self, stranger: socket.socket) -> None:
+        """Turn a stranger away if it has not come in after SHOWING_S from now."""
         self._loop.set_timer(timer(stranger), SHOWING_S, partial(self._turn_away, stranger))
 
     def _make_room(self) -> None:
@@ -100,6 +104,7 @@ class Entrance:
         try:
             if answer := response.take(stranger.recv(response.missing)):
                 stranger.send(answer)
+                self._await(stranger)  # which could not go on while this process was too busy to answer, or stopped
         except BlockingIOError:
             return False
         except OSError:

@@ -72,7 +72,8 @@ def open_for_writing(path: str, append: bool = False, keep: bool = False, job_fo
     - for anything but a regular file, a device such as /dev/null, and a standard stream: a FIFO may block for ever;
     - where other users can write to a folder, for what one of them has put there: a link, or a second name of a file,
       which may be ours; where everybody can write, for any file or folder of another user, too. The job's own folder,
-      and what is in it, has to be this user's. Files and folders of root's are as good as this user's.
+      and what is in it, has to be this user's. Files and folders of root's are as good as this user's, and those of
+      whom a file system gives this user's files to.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0)
     file = opened(path, flags, functools.partial(distrust, job_folder=job_folder), FOLDER_MODE * job_folder)
@@ -158,6 +159,8 @@ def reached(path: str, judge: Judge, folder_mode: int = 0) -> Iterator[Place]:
                 break
             held.append(there)
             step = Step(os.fstat(folder), os.fstat(there), len(names), trusted)
+            if judge(step) and is_given_to(step.own.st_uid, folder):
+                step = step._replace(trusted=trusted | {step.own.st_uid})
             if why := judge(step):
                 raise PermissionError(errno.EPERM, f"it {why}", at)
             if stat.S_ISLNK(step.own.st_mode):
@@ -179,6 +182,24 @@ def reached(path: str, judge: Judge, folder_mode: int = 0) -> Iterator[Place]:
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def is_given_to(owner: int, folder: int) -> bool:
+    """Tell whether what this user makes in a folder belongs to another one, as NFS and FUSE may have it.
+
+    So does what root makes where the server squashes root (man 5 exports), as in many containers.
+    """
+    name = f".mpiddp-{os.urandom(8).hex()}"
+    try:
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        return os.fstat(file).st_uid == owner  # nobody can have put another file in its place
+    finally:
+        os.close(file)
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder)
 
 
 def entry(folder: int, name: str, is_folder: bool, folder_mode: int) -> int:
@@ -243,6 +264,7 @@ class Claim(NamedTuple):
     """A folder of the launch `run_id` alone, in a job that Slurm has started again for `restarts` times.
 
     A link in the folder, which leads nowhere, has the run id: making it is atomic, on NFS, too (man 2 symlink).
+    It is made in a folder of this user's alone, as open_for_writing() has it.
     """
 
     folder: str
@@ -256,11 +278,12 @@ class Claim(NamedTuple):
 
     def make(self) -> bool:
         """Claim the folder; return False if another launch has it, True too if nobody can tell."""
-        with contextlib.suppress(OSError):  # whoever writes to it tells that it cannot be written
-            os.makedirs(self.folder, FOLDER_MODE, exist_ok=True)
-            try:
-                os.symlink(self.run_id, self.mark)
-            except FileExistsError:
+        judge = functools.partial(distrust, job_folder=True)
+        try:
+            with reached(f"{self.folder}/new", judge, FOLDER_MODE) as place:
+                os.symlink(self.run_id, os.path.basename(self.mark), dir_fd=place.folder)
+        except OSError:
+            with contextlib.suppress(OSError):  # there is none, and whoever writes tells what is in the way
                 return os.readlink(self.mark) == self.run_id
         return True
 

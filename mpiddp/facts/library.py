@@ -68,7 +68,7 @@ def interfaces(name: str, version: tuple[int, ...], path: str, description: str)
 
 def library_path(extension: str) -> str:
     """Return the file of the libmpi in this process, or the extension module if it contains libmpi."""
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape", newline="\n") as maps:
         paths = [line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line]
     named = [path for path in paths if os.path.basename(path).startswith(("libmpi.", "libmpich.", "libmpi_cray"))]
     return named[0] if named else extension

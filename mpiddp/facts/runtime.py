@@ -133,7 +133,7 @@ def step_daemon(pid: int) -> int:
     """
     while pid > 1:
         try:
-            with open(f"/proc/{pid}/stat") as file:
+            with open(f"/proc/{pid}/stat", errors="replace", newline="\n") as file:
                 name, _, fields = file.read().partition(" (")[2].rpartition(") ")
         except OSError:
             return 0

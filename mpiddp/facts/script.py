@@ -93,6 +93,8 @@ def absolute(path: str) -> str:
     """Return a script's path as Python makes it absolute, which leaves "./" and ".." in it (_Py_abspath)."""
     if path == STANDARD_INPUT:
         return "<stdin>"
+    if os.path.isabs(path):  # the working directory need not be there
+        return path
     return os.path.join(os.getcwd(), path) if path not in ("", ".") else os.getcwd()
 
 

@@ -8,6 +8,7 @@ until all of it is received, before it does anything else, such as to wait for t
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,10 +16,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import EndTimeoutError, LaunchError, LonelyLaunchError
+from ..facts.runtime import hostname, pid_namespace
 from ..plan.words import listed
 from ..say import say
 from ..stages import WAIT, begin
-from ..waiting import sleep_until, wait_for
+from ..waiting import wait_for
 
 if TYPE_CHECKING:
     import array
@@ -145,9 +147,10 @@ class RollCall:
         )
         return largest
 
-    def await_all(self) -> None:
-        """Return when all ranks have called this; for ranks that have come to their end, of which none takes long."""
-        sleep_until(self.comm.Ibarrier().Test)
+    def processes_here(self) -> list[int]:
+        """Return the processes of the ranks that this one can see, when all have called this; none takes long to."""
+        here = hostname(), pid_namespace()
+        return [pid for where, pid in self.comm.allgather((here, os.getpid())) if where == here]
 
     def those(self, is_one: bool) -> list[int]:
         """Return on rank 0 the ranks that call this with True; none elsewhere. Collective, and no rank waits asleep."""

@@ -82,6 +82,7 @@ class Upstream:
 
     def abandon(self) -> None:
         """Hand on nothing any more; what was to be done when all is shown is done now."""
+        self._loop.drop_timers("greeting")
         if self._instead is None:
             self._loop.forget(self._link.fileno())
             self._link.close()

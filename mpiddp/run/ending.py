@@ -39,7 +39,7 @@ from ..show.files import write
 from ..show.report import record, tell
 from . import failure, modules
 from .handlers import give_signals_back, silence_handlers
-from .output import Outlet, Output, let_flush_fail
+from .output import Outlet, Output, keeping_open, let_flush_fail
 
 EXITED = "ended by SystemExit, with a status that only Python knows, while other ranks waited for it"
 MOST_ATTEMPTS = 20
@@ -109,16 +109,19 @@ class Ending:
 
         os._exit = self._replaced_exit = _exit
 
-    def finish(self, status: int = 0) -> NoReturn:
+    def finish(self, status: int = 0, at_end: Callable[[], object] = bool) -> NoReturn:
         """End this process in order, without the interpreter's slow tear-down; the script's forked children, too.
 
         As in Python, threads are joined first, then atexit functions are called, then the script's modules are
         dropped; those of libraries are not. After that this rank leaves the job: a script's objects may still use
         it. A script that handles signals may do so while others are waited for, and keeps its modules until then.
-        At last C's exit functions run, the last one registered first, down to those that skip_exit_functions() skips.
+        `at_end` is called in this rank while the modules are still there. At last C's exit functions run, the last one
+        registered first, down to those that skip_exit_functions() skips.
         """
         atexit.unregister(self._leave)
         run_exit_functions()
+        if self.is_ours():
+            at_end()
         if modules.is_handling_signals():
             flush_files()
         else:
@@ -140,7 +143,8 @@ class Ending:
         if modules.is_handling_signals():
             silence_handlers()
         self._unwritten = flush()
-        modules.drop(self._loaded, self._limit, self.main)
+        with keeping_open():
+            modules.drop(self._loaded, self._limit, self.main)
         flush()
 
     def left(self, by_exit: str | None = None) -> None:

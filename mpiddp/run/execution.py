@@ -5,11 +5,14 @@ That program is no rank that MPI knows: a process can start MPI once only. So th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+import select
+from collections.abc import Callable, Collection
 from typing import Any
 
+from ..beside.detached import fork_detached, reap, silence
 from ..errors import LaunchError
 
 LEFT = "_MPIDDP_LEFT"  # the process which has been a rank, and has left its job so
@@ -22,13 +25,13 @@ def note_exec(leave: Callable[[str], object]) -> None:
     """
     def leaving(name: str, execute: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(execute)
-        def executed(path: Any, argv: Any, *env: Any) -> Any:
+        def executed(path: Any, argv: Any, env: Any = None) -> Any:
             if can_be_run(path):
                 leave(f"os.{name}")
                 mark = {LEFT: str(os.getpid())}
                 os.environ.update(mark)
-                env = tuple({**variables, **mark} for variables in env)
-            return execute(path, argv, *env)
+                env = None if env is None else {**env, **mark}
+            return execute(path, argv) if env is None else execute(path, argv, env)
 
         return executed
 
@@ -39,6 +42,30 @@ def note_exec(leave: Callable[[str], object]) -> None:
 def can_be_run(path: Any) -> bool:
     """Tell whether a path, or a descriptor, is a program."""
     return isinstance(path, int) or (os.path.isfile(path) and os.access(path, os.X_OK))
+
+
+def keep_connected(pids: Collection[int]) -> None:
+    """Keep this rank's connection to its launcher, which has the number PMI_FD, until all of the processes have ended.
+
+    MPICH 5.0's mpiexec kills all ranks of a node as soon as one of them closes it by ending after MPI_Finalize.
+    """
+    connection = os.environ.get("PMI_FD", "")
+    if pids and connection.isdecimal():
+        reap(fork_detached(functools.partial(await_end, pids), kept=(int(connection),),
+                           name="the process that keeps a rank's connection to its launcher"))
+
+
+def await_end(pids: Collection[int]) -> None:
+    """Return when all of the processes have ended; at once before Linux 5.3, which does not tell."""
+    silence(0, 1, 2)  # a launcher waits until nobody holds them
+    ends = []
+    for pid in pids:
+        with contextlib.suppress(OSError, AttributeError):
+            ends.append(os.pidfd_open(pid))
+    for end in ends:
+        awaited = select.poll()
+        awaited.register(end, select.POLLIN)
+        awaited.poll()
 
 
 def refuse_again() -> None:

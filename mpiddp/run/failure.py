@@ -105,7 +105,7 @@ def show(error: BaseException, full: bool = True) -> None:
             text = printed(error)
             print_whole(text if full else excerpt(text, wants_colour(sys.stderr, os.environ)))
     except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
-        say(callstack(other) + callstack(error))
+        say(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
 
 
 def run_own_hook(error: BaseException) -> None:
@@ -149,11 +149,13 @@ def strip(error: BaseException) -> None:
 def chain(error: BaseException) -> list[BaseException]:
     """Return an error with its causes and contexts, and those in a group."""
     found: dict[int, BaseException] = {}
-    rest: list[BaseException | None] = [error]
+    rest: list[object] = [error]
     while rest:
-        if (one := rest.pop()) is not None and id(one) not in found:
+        if isinstance(one := rest.pop(), BaseException) and id(one) not in found:
             found[id(one)] = one
-            rest += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+            with contextlib.suppress(Exception):  # of an error's own properties
+                within = getattr(one, "exceptions", ())  # which may be anything where the error is no group
+                rest += [one.__cause__, one.__context__, *(within if isinstance(within, tuple) else ())]
     return list(found.values())
 
 

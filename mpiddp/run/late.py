@@ -41,7 +41,7 @@ def warning(script: Script, environ: Mapping[str, str], device: str, backend: st
         if b"environ" not in source and b"putenv" not in source:
             return []
         found = list(settings(ast.parse(source).body))
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError):  # code that Python can compile may be too deep for ast
         return []
     late = [one for one in found if is_late(one, environ, device, backend)]
     if not late:

@@ -58,7 +58,7 @@ def drop(
     stop_threads(spared)
     vars(sys).update(dict.fromkeys(LAST))
     for name in STREAMS:
-        setattr(sys, name, getattr(sys, f"__{name}__"))
+        setattr(sys, name, getattr(sys, f"__{name}__", None))  # a script may have deleted it
     names = own_modules(loaded)
     if main is not None:
         flush_files()
@@ -104,10 +104,12 @@ def stop_threads(spared: threading.Thread | None) -> None:
 
 def own_modules(loaded: Collection[str]) -> list[str]:
     """Return the names of the script's modules: `__main__`, and those that are neither installed nor `loaded`."""
-    def is_own(name: str, module: object) -> bool:
+    def is_own(name: object, module: object) -> bool:
         if name == MAIN:
             return True
-        if name in loaded or name.partition(".")[0] in LIBRARIES or not isinstance(module, types.ModuleType):
+        if name in loaded or not isinstance(name, str) or not isinstance(module, types.ModuleType):
+            return False
+        if name.partition(".")[0] in LIBRARIES:
             return False
         file = module.__dict__.get("__file__")  # no attribute: a lazy module would load something
         return isinstance(file, str) and file.endswith((".py", ".pyc")) and not is_installed(file)

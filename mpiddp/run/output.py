@@ -20,6 +20,8 @@ from ..relay.handle import Relay
 from ..say import say
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..join.membership import Membership
 
 FOLDED = "[{rank}] "  # before folded lines
@@ -173,6 +175,22 @@ def occupy_closed() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+
+
+@contextlib.contextmanager
+def keeping_open() -> Iterator[None]:
+    """Keep stdout and stderr open in this block: a file that the script has made for them closes them at its end."""
+    copies: dict[int, int] = {}
+    with contextlib.suppress(OSError):  # one is closed already, or no descriptor is left
+        for descriptor in (1, 2):
+            copies[descriptor] = os.dup(descriptor)
+    try:
+        yield
+    finally:
+        for descriptor, copy in copies.items():
+            if not is_open(descriptor):
+                os.dup2(copy, descriptor)
+            os.close(copy)
 
 
 def is_open(descriptor: int) -> bool:

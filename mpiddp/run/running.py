@@ -14,7 +14,7 @@ from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
 from ..say import say, warn
 from . import failure, script, signals
-from .execution import note_exec
+from .execution import keep_connected, note_exec
 from .output import let_flush_fail
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class RunningJob:
         self.membership, self.ending, self._write_trace = membership, ending, write_trace
         self.guard: Guard | None = None
         self.left = False  # in order
+        self.replaced: list[int] = []  # the processes of this node's ranks, if a program takes the place of any rank's
         self._incomplete: list[int] = []  # the ranks whose logs have lost something, on rank 0
         self._stop: Stop | None = None
         if stop is not None:
@@ -67,12 +68,12 @@ class RunningJob:
         """Leave the job when every rank wants to; after `exit_timeout_s` raise EndTimeoutError: who is missing.
 
         Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the
-        others. `at_end` is called when every rank has come to its end, and the group is still there. With `frees_port`
-        all wait until rank 0's store is gone: another one may listen at its port.
+        others. `at_end` is called when every rank has come to its end, and the group is still there. If any rank wants
+        that with `frees_port`, all wait until rank 0's store is gone: another one may listen at its port.
         """
         member = self.membership
         lost = self.ending is not None and self.ending.has_lost_log()
-        most_calls, some_lost = self._await_all(lost, exit_timeout_s)
+        most_calls, some_lost, some_replaced = self._await_all([lost, frees_port], exit_timeout_s)
         if some_lost:
             self._incomplete = member.roll.those(lost)
         at_end()
@@ -82,8 +83,8 @@ class RunningJob:
         if self._write_trace is not None:
             self._write_trace(member.comm, hostname())
         member.drop_store()
-        if frees_port:
-            member.roll.await_all()
+        if some_replaced:
+            self.replaced = member.roll.processes_here()
         member.roll.close()
 
     def tell_incomplete(self) -> None:
@@ -106,15 +107,15 @@ class RunningJob:
         if self._stop is not None:
             self._stop.release()
 
-    def _await_all(self, lost: bool, timeout_s: float | None) -> Sequence[int]:
+    def _await_all(self, own: Sequence[int], timeout_s: float | None) -> Sequence[int]:
         """Wait for all ranks, also in a handler's exit(0).
 
-        Return the most calls of should_stop() that one made, and whether one has `lost` part of its log.
+        Return the most calls of should_stop() that one made, and the largest of each of the ranks' `own`.
         """
         calls = self._stop.calls if self._stop else 0
         while True:
             try:
-                return self.membership.roll.await_end([calls, lost], timeout_s, self._missing, self._remind)
+                return self.membership.roll.await_end([calls, *own], timeout_s, self._missing, self._remind)
             except SystemExit as error:
                 if failure.status_of(error):
                     raise
@@ -151,16 +152,18 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
                 raise
         job.ending.status = status
         if not config.python_exit:
-            job.ending.finish(status)
+            job.ending.finish(status, functools.partial(warn_of_independent, job.membership, config))
     except BaseException as error:
         failed = error  # nothing but this holds it when this block has ended
     return status if failed is None else job.ending.fail_by(failed)
 
 
-def warn_of_independent(member: Membership, script: Script | None) -> None:
+def warn_of_independent(member: Membership, config: LaunchConfig) -> None:
     """Warn `independent-ranks` where rank 0 has run a script that neither used the group nor can know of its rank."""
-    size = member.environment.world_size
-    if script and size > 1 and member.environment.rank == 0 and member.groups.is_idle() and not knows_of_ranks(script):
+    size, script = member.environment.world_size, config.script
+    if script is None or size == 1 or member.environment.rank > 0 or config.local_rank_option:
+        return
+    if member.groups.is_idle() and not knows_of_ranks(script):
         words = "it used neither the process group nor its rank"
         warn([f"independent-ranks: the script ran {size} times, each for itself: {words}"])
 
@@ -194,8 +197,8 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
 
     try:
         if not MPI.Is_finalized():
-            if config.explain is None and not config.local_rank_option:
-                warn_of_independent(job.membership, config.script)
+            if config.python_exit and config.explain is None:
+                warn_of_independent(job.membership, config)
             ending.left()
             stages.begin("exit")
             job.leave(config.exit_timeout_s, bool if config.python_exit else ending.drop_script)
@@ -203,6 +206,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         job.left = True
         lost = ending.close()
         job.tell_incomplete()
+        keep_connected(job.replaced)
     except BaseException as error:  # a signal's handler may raise here, too
         ending.fail_leaving(error)
     if lost and config.python_exit:
@@ -229,6 +233,7 @@ def give_way(job: RunningJob, config: LaunchConfig, call: str) -> None:
         job.left = True
         ending.close()
         job.tell_incomplete()
+        keep_connected(job.replaced)
     except EndTimeoutError as error:
         ending.fail_leaving(EndTimeoutError(f"{error}, before {call}()"))
     except BaseException as error:

@@ -108,7 +108,12 @@ class Voice:
             data = data[written_now(descriptor, data):]
             if not data:
                 return
+            write_through(write_all)  # also what is said where no process can be started: that had better wait
             self._speaker = speaker(descriptor)
+            if self._speaker < 0:
+                write_all(descriptor, data)
+                return
+            self.begin()
         with contextlib.suppress(BlockingIOError):
             while data:
                 data = data[os.write(self._speaker, data):]
@@ -135,7 +140,7 @@ def written_now(descriptor: int, data: bytes) -> int:
 
 
 def speaker(descriptor: int) -> int:
-    """Start a process that writes to a descriptor, and return a pipe to it."""
+    """Start a process that writes to a descriptor, and return a pipe to it; -1 where it cannot be started."""
     reading, writing = os.pipe()
 
     def speak() -> None:
@@ -143,8 +148,12 @@ def speaker(descriptor: int) -> int:
             write_all(descriptor, data)
 
     try:
-        reap(fork_detached(speak, kept=(reading, descriptor), name="a process that prints for a sentinel"))
+        forking = fork_detached(speak, kept=(reading, descriptor), name="a process that prints for a sentinel")
     finally:
         os.close(reading)
+    if not forking:
+        os.close(writing)
+        return -1
+    reap(forking)
     os.set_blocking(writing, False)
     return writing

@@ -37,7 +37,7 @@ def write(path: str, comm: MPI.Comm, host: str) -> None:
 
 def age_ns() -> int:
     """Return how long ago this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
-    with open("/proc/self/stat") as file:
+    with open("/proc/self/stat", errors="replace") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 

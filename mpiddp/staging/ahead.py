@@ -23,8 +23,8 @@ SLOW_S = 0.0003  # to open a file
 THREADS = 16
 SENTINEL = """
 beside.entrance beside.handshake
-sentinel sentinel.calls sentinel.connections sentinel.events sentinel.leftovers sentinel.machine sentinel.postmortem
-sentinel.process sentinel.segments sentinel.start sentinel.watcher
+sentinel sentinel.calls sentinel.connections sentinel.errands sentinel.events sentinel.leftovers sentinel.machine
+sentinel.postmortem sentinel.process sentinel.segments sentinel.start sentinel.watcher
 """  # of a rank's sentinel alone
 COORDINATOR = "sentinel.coordinator sentinel.office sentinel.peers where where.cards"  # of rank 0's, more
 MODULES = f"""
@@ -39,7 +39,8 @@ join.probe join.process_group join.refusal join.rendezvous join.rollcall join.va
 plan plan.cores plan.devices plan.environment plan.fit plan.gpus plan.job plan.member plan.network plan.problems
 plan.seat plan.topology plan.transports plan.verdict plan.words
 relay relay.handle relay.lines relay.log relay.process relay.sink
-run run.caller run.ending run.failure run.handlers run.output run.running run.script run.signals run.walltime
+run run.caller run.ending run.execution run.failure run.handlers run.modules run.output run.running run.script
+run.signals run.walltime
 show show.files show.report
 {SENTINEL}"""  # of any rank and of its sentinel, up to the script
 STAGING = """
@@ -47,9 +48,9 @@ staging.closure staging.copies staging.early staging.exchange staging.leader sta
 staging.mounts staging.reading staging.room staging.start staging.trees staging.use
 """  # more, with --stage
 EARLY = """
-api beside beside.asking beside.progress command command.options command.values config errors facts facts.files
-facts.library facts.process facts.runtime plan plan.words staging.copies staging.early staging.manifest staging.mounts
-staging.room staging.trees staging.use version
+api beside beside.asking beside.progress command command.options command.values config errors exits facts facts.files
+facts.library facts.process facts.runtime plan plan.words say staging.copies staging.early staging.manifest
+staging.mounts staging.room staging.trees staging.use version
 """  # of all these, what finds a mirror on this node, from which the others come
 
 is_slow = False  # to open a file of this package

@@ -9,7 +9,7 @@ import stat
 from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
-from ..facts.files import check_protected, distrust, opened, user_folder
+from ..facts.files import distrust, opened, user_folder
 
 SLURM, PBS, LSF = "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"  # variables with the number of a job
 STEP = "SLURM_STEP_ID"
@@ -64,7 +64,10 @@ def path_of(card: Card) -> str:
 
 
 def write(card: Card) -> None:
-    """Write a card; where the user's folder cannot be written, or another user can change it, the job works without."""
+    """Write a card; where the user's folder cannot be written, or is another user's, the job works without.
+
+    Others may be able to write to a folder above: a umask of 002 lets the user's group, which often is the user alone.
+    """
     path = path_of(card)
     new = f"{path}.new"
     with contextlib.suppress(OSError):
@@ -72,7 +75,6 @@ def write(card: Card) -> None:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with open(opened(new, flags, partial(distrust, job_folder=True), 0o700, 0o600), "w") as file:
-                check_protected(os.path.dirname(new))
                 json.dump(card._asdict(), file)
             os.rename(new, path)
         finally:

@@ -153,7 +153,7 @@ def ask(card: Card, inspect: Inspecting | None = None) -> tuple[Picture, dict[in
             raise UnansweredError(f"{why}: {elsewhere(card)}") from None
         remove(path_of(card))
         raise UnansweredError(f"job {card.name} is over: it was killed, and could not say so") from None
-    except EOFError:
+    except (EOFError, ConnectionResetError, BrokenPipeError):
         raise UnansweredError(f"job {card.name} has just ended") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UnansweredError(f"job {card.name} gives an answer that this mpiddp does not understand") from None

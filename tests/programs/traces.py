@@ -12,7 +12,7 @@ from mpi4py import MPI
 assert MPI.Is_initialized()
 print(json.dumps({
     "chosen": sorted(name for name in os.environ if name.startswith(("OMPI_MCA_btl", "OMPI_MCA_mtl"))),
-    "gc": [gc.isenabled(), gc.get_freeze_count(), gc.get_threshold()],
+    "gc": [gc.isenabled(), gc.get_threshold()],
     "getframeinfo": inspect.getframeinfo.__defaults__,
     "threads": [one.name for one in threading.enumerate()],
     "here": inspect.getframeinfo(sys._getframe()).code_context is not None,

@@ -631,8 +631,6 @@ class Office:
                     world.send(("down", other.number), delay, other.post, events.FromCoordinator(message))
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
-            case events.Say(text):
-                world.trace(text)
             case events.TellReason(verdict):
                 world.print_report("coordinator", verdict)
             case events.CancelStep():
