@@ -186,8 +186,8 @@ def conflict(options: argparse.Namespace) -> str:
     if options.show.folded and options.port > 65533:
         return f"--port {options.port}: --show fold needs two more ports after it"
     if options.show.folded and options.prefix != PREFIX and not fits_folded(options.prefix):
-        return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have the fields "
-                "rank, a text as in 0-3, and time alone")
+        return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have two "
+                "fields alone: rank, a text as in 0-3, and time")
     return ""
 
 

@@ -17,7 +17,7 @@ import pytest
 from mpiddp.config import RESTARTS
 from tests import processes
 from tests.cluster import Cluster
-from tests.support import MPIS, Mpi, mpiexec, srun
+from tests.support import MPIS, Mpi, first_of, mpiexec, srun
 
 DETACHED = """
 import os, signal, subprocess, sys, time
@@ -106,7 +106,7 @@ def test_what_a_rank_has_started_ends_with_it(end: str, quick: Mpi, tmp_path: Pa
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize("twice", [False, True], ids=["a-child", "twice-detached"])
+@pytest.mark.parametrize("twice", first_of([True, False]), ids=["twice-detached", "a-child"])
 def test_what_a_spooler_has_started_for_a_rank_lives_on(
     twice: bool, spooler: str, quick: Mpi, tmp_path: Path
 ) -> None:

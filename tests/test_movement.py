@@ -29,7 +29,7 @@ def moving(mpi: Mpi, kind: str, folder: Path, *before: str) -> Done:
     return processes.run(*before, *command, timeout=DEADLINE_S, env=single_node_environ(mpi))
 
 
-@pytest.mark.parametrize("kind", first_of(["tcp", "child", "unix", "touch"], 2))
+@pytest.mark.parametrize("kind", first_of(["tcp", "child", "unix", "touch"]))
 def test_a_rank_whose_data_no_file_counts_is_not_ended(kind: str, quick: Mpi, tmp_path: Path) -> None:
     """It receives by TCP, its child does, by a Unix socket; or it touches new memory, a page at a time."""
     done = check(moving(quick, kind, tmp_path))

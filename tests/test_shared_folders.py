@@ -235,3 +235,20 @@ def test_a_file_system_that_gives_root_s_files_to_another_user(commons: Path) ->
     assert (shared / "logs/77/log").stat().st_uid == OTHER
     assert sorted(path.name for path in shared.rglob("*")) == ["77", "log", "logs"]
     assert refusal(shared / "logs/77/log", job_folder=True).startswith(f"{shared}/logs: it belongs to user {OTHER}")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_an_error_file_may_be_a_standard_stream(quick: Mpi, stream: str, tmp_path: Path) -> None:
+    """What a batch system's file has got before stays."""
+    (tmp_path / "script.py").write_text("print('before', flush=True)\nraise ValueError('seven')\n")
+    command = ["-m", "mpiddp", "--no-init", "--error-file", f"/dev/{stream}", str(tmp_path / "script.py")]
+    with (tmp_path / "output").open("a") as output:
+        done = processes.start([str(quick.python), *command], single_node_environ(quick), stdout=output, stderr=output)
+        try:
+            assert done.wait(DEADLINE_S) == 1
+        finally:
+            processes.end_tree(done.pid)
+    said = (tmp_path / "output").read_text()
+    assert "before\n" in said
+    assert "mpiddp: failed: rank 0" in said
+    assert '"errorCode": 1' in said

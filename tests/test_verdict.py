@@ -276,7 +276,7 @@ def test_an_interrupt_without_a_signal_is_an_error_like_any() -> None:
     assert sent.outside
     lone = judge([interrupt], SETTLING_S, Scene(HOSTS, interrupted=[0]))
     assert lone is not None
-    assert (lone.outside, lone.first.kind, lone.first.cause) == (False, ENDED, "cause 0, by SIGINT")
+    assert (lone.outside, lone.first.kind, lone.first.cause) == (False, ENDED, "cause 0 (SIGINT)")
 
 
 def test_a_program_that_has_exited_while_others_waited_for_it() -> None:

@@ -43,7 +43,8 @@ def size(text: str) -> int:
     """Return a number of bytes, with K, M and G for 1024 and its powers."""
     number = text[:-1] if text[-1:] in tuple(UNITS) else text
     if not number.isdecimal() or (found := int(number) * UNITS.get(text[-1], 1)) < LEAST_BYTES:
-        raise argparse.ArgumentTypeError(f"must be a number of bytes from {LEAST_BYTES} on, as in 100M, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a number of bytes from {LEAST_BYTES} on, as in 100M (K, M, G), got {text!r}")
     return found
 
 

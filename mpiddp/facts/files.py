@@ -75,11 +75,8 @@ def open_for_writing(path: str, append: bool = False, keep: bool = False, job_fo
       and what is in it, has to be this user's. Files and folders of root's are as good as this user's, and those of
       whom a file system gives this user's files to.
     """
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0)
-    file = opened(path, flags, functools.partial(distrust, job_folder=job_folder), FOLDER_MODE * job_folder)
-    if not append and not keep and stat.S_ISREG(os.fstat(file).st_mode):
-        os.ftruncate(file, 0)
-    return file
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0 if keep else os.O_TRUNC)
+    return opened(path, flags, functools.partial(distrust, job_folder=job_folder), FOLDER_MODE * job_folder)
 
 
 def distrust(step: Step, job_folder: bool = False) -> str:

@@ -172,7 +172,7 @@ def with_signal(report: Report, interrupted: Collection[int]) -> Report:
     """Return the report on a KeyboardInterrupt as that on a rank that SIGINT has ended, if the rank got one."""
     if report.kind != OWN or not report.signal or report.rank not in interrupted:
         return report
-    return report._replace(kind=ENDED, cause=f"{report.cause}, by {report.signal}")
+    return report._replace(kind=ENDED, cause=f"{report.cause} ({report.signal})")
 
 
 def may_follow(own: Report, gone: Sequence[Report], reports: Sequence[Report]) -> bool:

@@ -30,6 +30,7 @@ from ..exits import (
     let_through,
     run_exit_functions,
 )
+from ..facts.files import stream_of
 from ..plan.environment import Endpoint
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, LONG_TEXT, OWN, Report, Verdict
@@ -317,7 +318,8 @@ class Ending:
         self._output.reveal(words)
         index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
         error_record = record(verdict, self._member, shortened(stack, LONG_TEXT)) if self._member.error_file else ""
-        if not self._sentinel.told(error_record) and error_record:
+        is_stream = stream_of(self._member.error_file) >= 0  # of this process alone
+        if (not self._sentinel.told("" if is_stream else error_record) or is_stream) and error_record:
             writing = threading.Thread(target=write, args=(self._member.error_file, error_record), daemon=True)
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 writing.start()

@@ -104,6 +104,8 @@ def show(error: BaseException, full: bool = True) -> None:
         else:
             text = printed(error)
             print_whole(text if full else excerpt(text, wants_colour(sys.stderr, os.environ)))
+    except SystemExit:  # of the script's own hook: Python shows no more then
+        return
     except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
         say(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
 

@@ -11,6 +11,7 @@ from functools import partial
 
 from ..beside.detached import fork_detached, reap, silence
 from ..beside.loop import Loop
+from ..facts.files import stream_of
 from ..say import STDERR, say, write_all, write_through
 from ..show.files import written
 
@@ -36,7 +37,10 @@ class Errands:
         return any(self._needed.values())
 
     def write(self, path: str, content: str) -> None:
-        """Write a file that was asked for, or say why that cannot be done."""
+        """Write a file that was asked for, or say why that cannot be done; to a standard stream the rank writes."""
+        if (stream := stream_of(path)) >= 0:
+            say(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it is gone")
+            return
         late = f"mpiddp: cannot write {path}: no answer within {PATIENCE_S:g} s"
         self.run(partial(written, path, content), say, late)
 

@@ -31,6 +31,7 @@ from . import events
 from .connections import Connections
 from .errands import PATIENCE_S, Errands, Voice, run_unheard
 from .leftovers import Leftovers, cancel
+from .segments import unmap_inherited
 from .start import OTHERS_S
 from .watcher import State, Watcher
 
@@ -53,6 +54,7 @@ def watch(
     """
     silence(0, 1)
     Voice().begin()
+    unmap_inherited()
     try:
         process = Process(pid)
     except ProcessLookupError:  # it is gone already; if it was watched before, the coordinator knows

@@ -28,6 +28,18 @@ def mapped(pid: int | str) -> set[Segment]:
     return set()
 
 
+def unmap_inherited() -> None:
+    """Unmap the segments of MPI that this process has from the one that has forked it."""
+    with open("/proc/self/maps", errors="surrogateescape") as file:
+        ranges = [line.split(None, 1)[0].split("-") for line in file if any(name in line for name in BEGINNINGS)]
+    if ranges:
+        import ctypes
+
+        unmap = ctypes.CDLL(None).munmap
+        for begin, end in ranges:
+            unmap(ctypes.c_void_p(int(begin, 16)), ctypes.c_size_t(int(end, 16) - int(begin, 16)))
+
+
 def remove(segments: Collection[Segment]) -> None:
     """Remove those of the segments that no process maps.
 
