@@ -65,7 +65,7 @@ def run_all(script: Script) -> dict[str, Result]:
 
 
 def run(script: Script, way: str) -> Result:
-    """Run a script in a way, in a folder that is removed then. Raises TimeoutExpired, with its processes ended."""
+    """Run a script in a way, in a folder that is removed then; one that does not end in time is ended, and says so."""
     folder = Path(tempfile.mkdtemp(prefix="mpiddp-scripts-"))
     ranks = 2 if way == TWO_RANKS else 1
     try:
@@ -92,8 +92,11 @@ def run_bytes(arguments: list[str], env: dict[str, str], folder: Path) -> subpro
         process = processes.start(arguments, env, folder, stdout=out, stderr=err)
         try:
             process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            err.write(b"TimeoutError: it has not ended\n")
         finally:
             processes.end_tree(process.pid)
+            process.wait(DEADLINE_S)
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, process.returncode, out.read(), err.read())
