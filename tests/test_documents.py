@@ -69,6 +69,7 @@ RUN_BY = {
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
        for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts", "output",
                     "accusing")},
+    "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),
     "python -m tests.benchmarks.checking": (
         "tests/test_check.py::test_a_bad_node_is_named", "tests.benchmarks.checking"),
     "srun --mpi=pmix python -m mpiddp.check": ("tests/test_check.py::test_a_bad_node_is_named", "mpiddp.check"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support import Mpi, alone, check
+
 from .__main__ import BEGIN, DOCUMENT
 from .catalogue import SCRIPTS, Script
 from .reasons import explain
 from .ways import ONE_RANK, PLAIN, TWO_RANKS, differences, run
 
 # For tests/run, with two ranks: each of another kind.
-QUICK = ("exit-huge", "hook-writes", "exec-itself", "open-global", "open-error-local", "zip", "tee", "fork-open-file")
+QUICK = ("open-global", "open-error-local", "zip", "tee", "fork-open-file")
 
 
 @pytest.mark.parametrize(("script", "way"), [
@@ -21,6 +23,12 @@ QUICK = ("exit-huge", "hook-writes", "exec-itself", "open-global", "open-error-l
 def test_a_script_does_the_same(script: Script, way: str) -> None:
     found = differences(run(script, PLAIN), run(script, way))
     assert not [difference for difference in found if not explain(script.name, way, difference)]
+
+
+def test_the_command(quick: Mpi) -> None:
+    done = check(alone(quick, "-m", "tests.scripts", "exit-zero"))
+    assert done.stdout == "| `exit-zero` | `sys.exit(0)` | 0 | = | = | = |\n"
+    assert done.stderr == ""
 
 
 def test_the_table_has_all_scripts() -> None:
