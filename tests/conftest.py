@@ -18,7 +18,7 @@ MARKERS = (
     "row(started_by, mpi): the row of the matrix that a test runs",
     "thorough: left out by tests/run, and run by tests/run --all",
     "gpu: needs a GPU; run by tests/gpu/run",
-    "alone: measures time, so that nothing else may run beside it",
+    "alone: measures time or fills the machine, so that nothing else may run beside it",
 )
 
 LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
