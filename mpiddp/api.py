@@ -80,7 +80,8 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
     except LaunchError as error:  # a program has no command line of ours
         from .command.options import in_variables
 
-        raise type(error)(error.name, *map(in_variables, (error.found, error.needed, error.do))) from None
+        found, needed, do = map(in_variables, (error.found, error.needed, error.do))
+        raise type(error)(error.name, found, needed, do) from None
     return _own
 
 

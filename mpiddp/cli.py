@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(job, Desk):
         return plan_at_desk(job)
     if isinstance(job, Shape):
-        from .facts.runtime import slurm_hosts
+        from .facts.schedulers import slurm_hosts
         from .plan.dry_run import describe
 
         return answer(describe(job, slurm_hosts(os.environ)))

@@ -17,13 +17,13 @@ class LaunchError(Exception):
     """A named reason why the job cannot start.
 
     Attributes: `name`, short and in kebab-case, as PROBLEMS.md lists it; `found`, what is there, with
-    values; `needed`, what must be there; `do`, what the user can do about it. Pickles, so that rank 0
-    can send it to every rank.
+    values; `needed`, what must be there; `do`, what the user can do about it; `speaker`, the rank that prints it
+    before MPI_Init. Pickles, so that rank 0 can send it to every rank.
     """
 
-    def __init__(self, name: str, found: str, needed: str, do: str) -> None:
-        super().__init__(name, found, needed, do)
-        self.name, self.found, self.needed, self.do = name, found, needed, do
+    def __init__(self, name: str, found: str, needed: str, do: str, speaker: int = 0) -> None:
+        super().__init__(name, found, needed, do, speaker)
+        self.name, self.found, self.needed, self.do, self.speaker = name, found, needed, do, speaker
 
     def __str__(self) -> str:
         lines = [f"mpiddp: cannot start: {self.name}"]

@@ -16,7 +16,7 @@ from . import stages
 from .config import RESTARTS, LaunchConfig
 from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from .exits import abort, let_through, skip_exit_functions
-from .facts import runtime
+from .facts import launchers, runtime
 from .facts.library import needs_exit_functions
 from .facts.look import look_at_host
 from .join.hosting import Hosting
@@ -93,7 +93,7 @@ def start(config: LaunchConfig) -> RunningJob:
     runtime.disown(os.environ)
     if RESTARTS in os.environ:  # the supervisor awaits a report on this job, not on those that its script submits
         os.environ.pop("MPIDDP_ERROR_FILE", None)
-    started_by = runtime.detect(os.environ)
+    started_by = launchers.detect(os.environ)
     note_preloaded()
     output = Output(is_relayed(config))
     sentinel = fork_sentinel(config, started_by, prepare_sentinel)  # 1
@@ -226,7 +226,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join(comm, config)
     runtime.disown(os.environ)
-    started_by = runtime.detect(os.environ)
+    started_by = launchers.detect(os.environ)
     sentinel = fork_sentinel(config, started_by)
     sentinel.stage("the start after MPI_Init")
     try:

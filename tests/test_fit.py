@@ -6,7 +6,8 @@ import pytest
 
 from mpiddp.config import Script
 from mpiddp.errors import LaunchError
-from mpiddp.facts import runtime
+from mpiddp.facts import runtime, schedulers
+from mpiddp.facts.launchers import detect
 from mpiddp.facts.library import ALL_INTERFACES, Library, interfaces
 from mpiddp.plan.fit import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
 from tests import processes
@@ -31,7 +32,8 @@ FAMILY = {"openmpi4": "pmix", "openmpi5": "pmix", "mpich": "pmi", "impi": "pmi"}
 OPEN_MPI_5 = Library("Open MPI", (5, 0, 11), "/lib/libmpi.so.40", frozenset({"pmix"}))
 MPICH = Library("MPICH", (5, 0, 2), "/lib/libmpi.so.12", frozenset({"pmi"}))
 INTEL = Library("Intel MPI", (2021, 19, 0), "/lib/libmpi.so", frozenset({"pmi"}))
-UNKNOWN = Library("Cray MPICH", (8, 1), "/lib/libmpi_cray.so", ALL_INTERFACES)
+CRAY = Library("Cray MPICH", (8, 1), "/opt/cray/pe/lib64/libmpi_cray.so.12", ALL_INTERFACES)
+UNKNOWN = Library("Fujitsu MPI", (4, 0), "/lib/libmpi.so", ALL_INTERFACES)
 
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "x", "PMIX_RANK": "1"}
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}
@@ -68,7 +70,7 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "6"}
     (IN_PMIX, MPICH), (IN_PMI2, OPEN_MPI_5), (IN_PMI2, INTEL),
 ])
 def test_what_fits(environ: dict[str, str], library: Library) -> None:
-    check_fit(runtime.detect(environ), library)
+    check_fit(detect(environ), library)
 
 
 @pytest.mark.parametrize(("environ", "library", "name", "words"), [
@@ -78,16 +80,16 @@ def test_what_fits(environ: dict[str, str], library: Library) -> None:
     ({**STEP, **HYDRA}, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
     ({**IN_PMIX, **BY_MPICH}, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
     ({**IN_PMI2, **BY_PRRTE}, MPICH, "launcher-mismatch", "start with MPICH's mpiexec"),
-    (STEP, OPEN_MPI_5, "no-pmix", "add --mpi=pmix to srun"),
-    (STEP, MPICH, "no-pmix", "add --mpi=pmi2 to srun"),
-    (STEP, UNKNOWN, "no-pmix", "add --mpi=pmix or --mpi=pmi2 to srun"),
-    (STEP_PMIX, MPICH, "pmi-unsupported", "use --mpi=pmi2"),
-    (STEP_PMI2, OPEN_MPI_5, "pmi-unsupported", "use --mpi=pmix"),
+    (STEP, OPEN_MPI_5, "no-pmix", "use srun --mpi=pmix"),
+    (STEP, MPICH, "no-pmix", "use srun --mpi=pmi2"),
+    (STEP, UNKNOWN, "no-pmix", "use srun --mpi=pmix or --mpi=pmi2"),
+    (STEP_PMIX, MPICH, "pmi-unsupported", "use srun --mpi=pmi2"),
+    (STEP_PMI2, OPEN_MPI_5, "pmi-unsupported", "use srun --mpi=pmix"),
     (STEP_PMI2, INTEL, "pmi-unsupported", "I_MPI_PMI_LIBRARY"),
 ])
 def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str, words: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        check_fit(runtime.detect(environ), library)
+        check_fit(detect(environ), library)
     assert caught.value.name == name
     assert words in str(caught.value)
 
@@ -109,8 +111,8 @@ def test_one_launcher_in_another(environ: dict[str, str], script: str, words: st
 @pytest.mark.parametrize("launcher", [BY_OPEN_MPI, BY_PRRTE, BY_MPICH, BY_INTEL])
 def test_a_launcher_in_each_task_of_a_step(launcher: dict[str, str]) -> None:
     for kind in (IN_STEP, IN_PMI2, IN_PMIX):
-        check_tasks(runtime.detect({**kind, **launcher}))
-        found = runtime.detect({**kind, **launcher, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
+        check_tasks(detect({**kind, **launcher}))
+        found = detect({**kind, **launcher, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
         assert found is not None
         assert (found.size, found.task) == (4, 1)
         with pytest.raises(LaunchError, match="nested-launcher") as caught:
@@ -120,8 +122,8 @@ def test_a_launcher_in_each_task_of_a_step(launcher: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("launcher", DAEMONS)
 def test_a_launcher_whose_daemons_are_tasks_of_a_step(launcher: dict[str, str]) -> None:
-    check_tasks(runtime.detect({**ON_NODES, **launcher}))
-    check_tasks(runtime.detect(STEP_PMI2))
+    check_tasks(detect({**ON_NODES, **launcher}))
+    check_tasks(detect(STEP_PMI2))
 
 
 @pytest.mark.parametrize(("environ", "step"), [
@@ -131,7 +133,7 @@ def test_a_launcher_whose_daemons_are_tasks_of_a_step(launcher: dict[str, str]) 
 ])
 def test_only_a_step_of_this_jobs_ranks_may_be_cancelled(environ: dict[str, str], step: str | None) -> None:
     environ = {**environ, "SLURM_JOB_ID": "7"}
-    assert runtime.slurm_step(environ, runtime.detect(environ)) == step
+    assert runtime.slurm_step(environ, detect(environ)) == step
 
 
 @pytest.mark.parametrize(("environ", "name"), [
@@ -139,7 +141,7 @@ def test_only_a_step_of_this_jobs_ranks_may_be_cancelled(environ: dict[str, str]
     ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, "7.2"), ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "batch"}, "7"),
 ])
 def test_the_logs_of_two_steps_are_not_one_file(environ: dict[str, str], name: str | None) -> None:
-    assert runtime.slurm_name(environ) == name
+    assert schedulers.name_logs(environ) == (name or "")
 
 
 @pytest.mark.parametrize(("environ", "library", "beginning"), [
@@ -149,18 +151,22 @@ def test_the_logs_of_two_steps_are_not_one_file(environ: dict[str, str], name: s
     ({**IN_PMI2, **BY_PRRTE}, OPEN_MPI_5, ""), ({**IN_PMI2, **SLURM_PMI}, INTEL, ""), ({}, MPICH, ""),
 ])
 def test_what_a_library_must_not_see_of_a_step(environ: dict[str, str], library: Library, beginning: str) -> None:
-    found = hidden(runtime.detect(environ), library)
+    found = hidden(detect(environ), library)
     assert beginning in found if beginning else found == ()
 
 
+def alone(environ: dict[str, str], library: Library) -> list[str]:
+    """Return what is said to a process that no launcher has started."""
+    return unlaunched(library, *schedulers.find_allotment(environ))
+
+
 def test_a_process_alone_in_an_allocation_of_several_tasks() -> None:
-    line, = unlaunched(runtime.detect(BATCH), OPEN_MPI_5, runtime.slurm_tasks(BATCH))
-    assert line.startswith("no-launcher: the Slurm allocation is for 6 tasks")
+    line, = alone(BATCH, OPEN_MPI_5)
+    assert line.startswith("no-launcher: the Slurm job is for 6 tasks")
     assert "srun --mpi=pmix python -m mpiddp ..., or the same with Open MPI's mpirun" in line
-    assert "--mpi=pmi2" in unlaunched(None, MPICH, 2)[0]
-    for started_by, tasks in ((None, 1), (None, runtime.slurm_tasks({"SLURM_NTASKS": "many"})),
-                              (runtime.detect(STEP_PMIX), 6), (runtime.detect(MPIRUN), 6)):
-        assert unlaunched(started_by, OPEN_MPI_5, tasks) == []
+    assert "--mpi=pmi2" in alone(BATCH, MPICH)[0]
+    for environ in ({**BATCH, "SLURM_NTASKS": "1"}, {**BATCH, "SLURM_NTASKS": "many"}, {}):
+        assert alone(environ, OPEN_MPI_5) == []
 
 
 def test_torchrun_around_mpiddp_is_refused_once() -> None:
@@ -173,15 +179,15 @@ def test_torchrun_around_mpiddp_is_refused_once() -> None:
 
 def test_a_value_that_this_slurm_lacks_is_not_named() -> None:
     with pytest.raises(LaunchError) as caught:
-        check_fit(runtime.detect(STEP), UNKNOWN, ["none", "pmi2"])
-    assert caught.value.do == "add --mpi=pmi2 to srun; this Slurm has --mpi=none, pmi2"
+        check_fit(detect(STEP), UNKNOWN, ["none", "pmi2"])
+    assert caught.value.do == "use srun --mpi=pmi2; this Slurm has --mpi=none, pmi2"
 
 
 def test_a_world_that_is_split() -> None:
-    check_whole(runtime.detect(MPIRUN), 4, OPEN_MPI_5)
-    check_whole(runtime.detect({}), 1, OPEN_MPI_5)
+    check_whole(detect(MPIRUN), 4, OPEN_MPI_5)
+    check_whole(detect({}), 1, OPEN_MPI_5)
     with pytest.raises(LaunchError, match="split-world") as caught:
-        check_whole(runtime.detect(MPIRUN), 1, UNKNOWN)
+        check_whole(detect(MPIRUN), 1, UNKNOWN)
     assert "4 processes started by Open MPI's mpirun, but MPI has 1 in one world" in caught.value.found
 
 
@@ -189,9 +195,9 @@ def test_a_world_that_is_split() -> None:
     ("MPICH", (5, 0, 2), "MPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra", {"pmi"}),
     ("MPICH", (4, 1), "MPICH configure: --with-pmix=/usr/lib/pmix", {"pmi", "pmix"}),
     ("Open MPI", (5, 0, 11), "", {"pmix"}),
-    ("Open MPI", (4, 1, 6), "", {"pmi", "pmix"}),  # no component files are found: a static build
+    ("Open MPI", (4, 1, 6), "", ALL_INTERFACES),  # no component files are found: a static build
     ("Intel MPI", (2021, 19), "", {"pmi"}),
-    ("Fujitsu MPI", (4,), "", {"pmi", "pmix"}),
+    ("Fujitsu MPI", (4,), "", ALL_INTERFACES), ("Cray MPICH", (8, 1), "", ALL_INTERFACES),
 ])
 def test_what_a_library_speaks(name: str, version: tuple[int, ...], description: str, spoken: set[str]) -> None:
     assert interfaces(name, version, "/nowhere/libmpi.so", description) == spoken

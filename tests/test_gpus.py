@@ -15,7 +15,7 @@ from mpiddp.config import LaunchConfig, Script
 from mpiddp.environment import Place
 from mpiddp.errors import LaunchError
 from mpiddp.facts import gpus as facts_gpus
-from mpiddp.facts import runtime
+from mpiddp.facts import schedulers
 from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.gpus import Gpu, visible
@@ -222,20 +222,20 @@ def test_ranks_and_the_gpus_that_slurm_has_given(ranks: int, given: int, problem
     ({"SLURM_GPUS_ON_NODE": "4", "SLURM_TRES_PER_TASK": "cpu=8"}, 4),  # as --cpus-per-task sets it since Slurm 23.11
 ])
 def test_what_slurm_says_it_has_given(environ: dict[str, str], given: int) -> None:
-    assert runtime.gpus_on_node(environ) == given
+    assert schedulers.slurm_gpus_on_node(environ) == given
 
 
 @pytest.mark.parametrize(("value", "given"), [("8", 8), ("a100:4", 4), ("a100:1,v100:2", 3), ("a100", 1), ("", 0)])
 def test_what_slurm_says_it_gives_each_task(value: str, given: int) -> None:
-    assert runtime.gpus_of_task({"SLURM_GPUS_PER_TASK": value}) == given
-    assert runtime.gpus_of_task({}) == 0
+    assert schedulers.slurm_gpus_of_task({"SLURM_GPUS_PER_TASK": value}) == given
+    assert schedulers.slurm_gpus_of_task({}) == 0
 
 
 @pytest.mark.parametrize(("value", "given"), [
     ("cpu:4,gres/gpu:2", 2), ("cpu=4,gres/gpu:a100=2", 2), ("gres/gpu:a100:2", 2), ("cpu=4", 0), ("gres/gpu", 1),
     ("gres:gpu:2", 2), ("gres/gpumem=8,gres/gpu=1", 1)])
 def test_what_slurm_says_of_each_tasks_resources(value: str, given: int) -> None:
-    assert runtime.gpus_of_task({"SLURM_TRES_PER_TASK": value}) == given
+    assert schedulers.slurm_gpus_of_task({"SLURM_TRES_PER_TASK": value}) == given
 
 
 ON_NODE, SHOWN = "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"

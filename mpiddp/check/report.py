@@ -10,7 +10,7 @@ from ..compare.figures import Figures, Finding
 from ..compare.hints import hints
 from ..compare.judge import incomparable, judge
 from ..environment import Environment
-from ..facts import runtime, software
+from ..facts import schedulers, software
 from ..facts.files import reason
 from ..measure.channels import serving
 from ..measure.deadlines import within
@@ -51,7 +51,7 @@ def inspect(crew: Crew, env: Environment, asked: Asked, patience_s: float) -> in
 
 def head(backend: str) -> str:
     """Return a line of when and with what a check was made, for whoever reads its table later."""
-    job = runtime.slurm_name(os.environ)
+    job = schedulers.name_logs(os.environ)
     return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend, software.stack("")])
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from .files import names, number, text
+from .schedulers import PE_HOSTFILE, find_job, find_scheduler
 
 CPUS, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
-
-
-# The variables in which a scheduler tells how many CPUs it gave the job, and the job's number.
-GRANTS = (("SLURM_CPUS_ON_NODE", "SLURM_JOB_ID"), ("SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_ID"), ("NCPUS", "PBS_JOBID"),
-          ("LSB_MCPU_HOSTS", "LSB_JOBID"))
-EACH = "NCPUS"  # counts the CPUs of one process: PBS gives it the value of OMP_NUM_THREADS
 
 
 class Topology(NamedTuple):
@@ -49,22 +45,32 @@ def grant(environ: Mapping[str, str], host: str, by_mpirun: bool) -> Grant | Non
     SLURM_CPUS_ON_NODE counts the CPUs of the Slurm step that this process is in. Under mpirun that is the
     step of mpirun's daemon, which may have fewer CPUs than the job: the variable is asked last then.
     """
-    names = (*GRANTS[1:], GRANTS[0]) if by_mpirun else GRANTS
-    for name, job in names:
-        number = environ.get(job, "").partition(".")[0].partition("[")[0]
-        if number.isdigit() and (cpus := count(environ.get(name, ""), host)):
-            return Grant(cpus, name == EACH, int(number))
+    scheduler = find_scheduler(environ)
+    job = re.match(r"\d+", find_job(environ)[0])
+    if scheduler is None or job is None:
+        return None
+    for name in reversed(scheduler.cpus) if by_mpirun else scheduler.cpus:
+        value = environ.get(name, "")
+        if cpus := count_in_hostfile(value, host) if name == PE_HOSTFILE else count(value, host):
+            return Grant(cpus, name == scheduler.each, int(job[0]))
     return None
 
 
-def count(text: str, host: str) -> int:
+def count(value: str, host: str) -> int:
     """Return a host's CPUs from "16", "16(x3)" (16 on each of 3 nodes) or "n1 16 n2 8"; 0 from any other text."""
-    words = text.split()
+    words = value.split()
     if len(words) > 1:
         by_host = {name.partition(".")[0]: cpus for name, cpus in zip(words[::2], words[1::2], strict=False)}
-        text = by_host.get(host.partition(".")[0], "")
-    number, _, rest = text.partition("(x")
-    return int(number) if number.isdigit() and "," not in rest else 0
+        value = by_host.get(host.partition(".")[0], "")
+    cpus, _, rest = value.partition("(x")
+    return int(cpus) if cpus.isdigit() and "," not in rest else 0
+
+
+def count_in_hostfile(path: str, host: str) -> int:
+    """Return a host's slots from SGE's file: a line has a host, its slots, a queue and processors (man sge_pe)."""
+    fields = [line.split() for line in text(path).splitlines()]
+    return sum(int(line[1]) for line in fields if len(line) > 1 and line[1].isdecimal()
+               and line[0].partition(".")[0] == host.partition(".")[0])
 
 
 def allowed() -> frozenset[int]:

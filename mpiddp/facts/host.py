@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from . import cpus, runtime, software
+from . import cpus, launchers, runtime, schedulers, software
 from .cpus import Grant, Topology
 from .gpus import Gpu, from_kernel, gpus, visible
 from .script import ScriptFacts
@@ -33,7 +33,8 @@ class HostFacts(NamedTuple):
     """One rank's host.
 
     `node` is the lowest rank on the same node. `cpus` are those that this rank was given to run on, `allowed`
-    those that its cgroup would let it have. `topology` tells how the allowed ones belong together. `alone` is
+    those that its cgroup would let it have, or under Flux the same. `topology` tells how all that the cgroup lets a
+    rank have belong together. `alone` is
     true if no launcher started the rank. `cpus_per_task` is what the user asked Slurm for. `interfaces` is
     empty if one node has all ranks. `unaddressed` are the names of further interfaces, which are up and have no
     address but link-local ones of IPv6. `options` are those of LaunchConfig.common(). `script` is None if the
@@ -43,7 +44,8 @@ class HostFacts(NamedTuple):
     number of GPUs that Slurm has given the job on this node, `task_gpus` the number for each task, 0 if Slurm
     does not say. `grant` is what a scheduler has given the job of the node's CPUs, None if none says so or if a
     cgroup keeps the job to its share. Only the lowest rank of a node looks for `topology`, `interfaces` and
-    `grant`; the others have none.
+    `grant`; the others have none. `launcher` and `scheduler` are the names of what started the rank and of what runs
+    the job, empty for none (facts/launchers.py, facts/schedulers.py).
     """
 
     hostname: str
@@ -66,6 +68,8 @@ class HostFacts(NamedTuple):
     grant: Grant | None = None
     unaddressed: tuple[str, ...] = ()
     options: Mapping[str, str] = {}
+    launcher: str = ""
+    scheduler: str = ""
 
 
 def host_facts(
@@ -76,17 +80,20 @@ def host_facts(
     found = gpus() if look_at_gpus else ()
     seen = visible(found, environ) if found or not look_at_gpus else from_kernel(environ)
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
-    allowed = cpus.allowed()
-    started_by = runtime.detect(environ)
-    by_mpirun = started_by is not None and started_by.launcher is not runtime.SRUN
-    unconfined = rank == node and cpus.are_all(allowed)
+    allowed = reachable = cpus.allowed()
+    scheduler = schedulers.find_scheduler(environ)
+    started_by = launchers.detect(environ)
+    by_mpirun = started_by is not None and not started_by.by_srun
+    if started_by is not None and started_by.launcher is launchers.FLUX:  # which binds tasks, without a cgroup
+        allowed = frozenset(os.sched_getaffinity(0))
+    unconfined = rank == node and cpus.are_all(reachable)
     addresses, unaddressed = ((), ()) if whole or rank != node else interfaces()
     return HostFacts(
         hostname=runtime.hostname(),
         node=node,
         cpus=frozenset(os.sched_getaffinity(0)),
         allowed=allowed,
-        topology=cpus.topology(allowed) if rank == node else None,
+        topology=cpus.topology(reachable) if rank == node else None,
         alone=started_by is None,
         cpus_per_task=int(per_task) if per_task.isdigit() else None,
         interfaces=addresses,
@@ -97,10 +104,12 @@ def host_facts(
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         gpus=found,
         seen=seen,
-        given_gpus=runtime.gpus_on_node(environ),
-        task_gpus=runtime.gpus_of_task(environ),
+        given_gpus=schedulers.slurm_gpus_on_node(environ),
+        task_gpus=schedulers.slurm_gpus_of_task(environ),
         grant=cpus.grant(environ, runtime.hostname(), by_mpirun) if unconfined else None,
         unaddressed=unaddressed,
+        launcher=started_by.launcher.name if started_by else "",
+        scheduler=scheduler.name if scheduler else "",
     )
 
 

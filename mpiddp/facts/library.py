@@ -9,21 +9,29 @@ from typing import NamedTuple
 
 from .files import names
 
-PMI, PMIX = "pmi", "pmix"
-ALL_INTERFACES = frozenset({PMI, PMIX})
+PMI, PMIX, CRAY, FLUX_PMI = "pmi", "pmix", "Cray's PMI", "Flux's PMI"
+ALL_INTERFACES = frozenset({PMI, PMIX, CRAY, FLUX_PMI})
+# Open MPI up to 4 meets a launcher by one of these components.
+COMPONENTS = {"mca_pmix_s1.so": PMI, "mca_pmix_s2.so": PMI, "mca_pmix_cray.so": CRAY, "mca_pmix_flux.so": FLUX_PMI}
 
 
 class Library(NamedTuple):
     """The MPI library: its name and version, the file it lies in, and the interfaces it speaks.
 
-    The interfaces are PMI (versions 1 and 2, as MPICH's mpiexec and srun --mpi=pmi2 offer it) and
-    PMIx (Open MPI's mpirun and srun --mpi=pmix). An unknown library is taken to speak both.
+    The interfaces are PMI (versions 1 and 2, as MPICH's mpiexec and srun --mpi=pmi2 offer it), PMIx (Open MPI's
+    mpirun and srun --mpi=pmix), Cray's PMI (PALS and srun --mpi=cray_shasta), and the library libpmi of Flux, for
+    those that speak no PMI without it. An unknown library is taken to speak all.
     """
 
     name: str
     version: tuple[int, ...]
     path: str
     interfaces: frozenset[str]
+
+    @property
+    def is_cray(self) -> bool:
+        """Tell whether this is Cray MPICH, by the name that mpi4py has for it, or by its file's."""
+        return self.name == "Cray MPICH" or os.path.basename(self.path).startswith("libmpi_cray")
 
     @property
     def title(self) -> str:
@@ -48,30 +56,38 @@ def interfaces(name: str, version: tuple[int, ...], path: str, description: str)
     """Return the interfaces that a library speaks.
 
     Intel MPI speaks PMI; with I_MPI_PMI set it may speak either. MPICH's description tells how it was
-    configured. Open MPI 5 speaks PMIx only. For Open MPI up to 4 a site may have built components that speak
-    Slurm's PMI: they are files beside the library.
+    configured, and Cray's PMI is a file that it has loaded. Open MPI 5 speaks PMIx only. For Open MPI up to 4 a site
+    may have built components that speak another one: they are files beside the library.
     """
     if name == "Intel MPI":
-        return ALL_INTERFACES if os.environ.get("I_MPI_PMI") else frozenset({PMI})
-    if name == "MPICH":
-        return ALL_INTERFACES if "pmix" in description.lower() else frozenset({PMI})
+        return frozenset({PMI, PMIX}) if os.environ.get("I_MPI_PMI") else frozenset({PMI})
+    if name == "MPICH" and not has_cray_pmi():
+        return frozenset({PMI, PMIX}) if "pmix" in description.lower() else frozenset({PMI})
     if name == "Open MPI" and version >= (5,):
         return frozenset({PMIX})
     if name == "Open MPI":
         folder = os.path.dirname(path)
         places = [f"{folder}/openmpi", *(f"{folder}/openmpi/lib/{name}" for name in names(f"{folder}/openmpi/lib", ""))]
-        components = [file for place in places for file in names(place, "mca_pmix_")]
-        if components and not {"mca_pmix_s1.so", "mca_pmix_s2.so"} & set(components):
-            return frozenset({PMIX})
+        if files := [file for place in places for file in names(place, "mca_pmix_")]:
+            return frozenset({PMIX, *(COMPONENTS[file] for file in files if file in COMPONENTS)})
     return ALL_INTERFACES
+
+
+def has_cray_pmi() -> bool:
+    """Tell whether this process has loaded Cray's PMI library: libpmi from a folder of Cray's, which loads libpals."""
+    return any("/libpals." in path or ("/libpmi" in path and "cray" in path) for path in mapped_files())
+
+
+def mapped_files() -> list[str]:
+    """Return the files that are mapped into this process (man 5 proc_pid_maps)."""
+    with open("/proc/self/maps", errors="surrogateescape", newline="\n") as maps:
+        return [line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line]
 
 
 def library_path(extension: str) -> str:
     """Return the file of the libmpi in this process, or the extension module if it contains libmpi."""
-    with open("/proc/self/maps", errors="surrogateescape", newline="\n") as maps:
-        paths = [line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line]
-    named = [path for path in paths if os.path.basename(path).startswith(("libmpi.", "libmpich.", "libmpi_cray"))]
-    return named[0] if named else extension
+    names = "libmpi.", "libmpich.", "libmpi_cray"
+    return next((path for path in mapped_files() if os.path.basename(path).startswith(names)), extension)
 
 
 def needs_exit_functions(environ: Mapping[str, str]) -> bool:

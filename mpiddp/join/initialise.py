@@ -8,8 +8,9 @@ from typing import Any
 from ..beside.handle import SentinelHandle
 from ..config import LaunchConfig
 from ..errors import LaunchError
-from ..facts import fabric, mpi, runtime
+from ..facts import fabric, mpi, runtime, schedulers
 from ..facts.host import why_no_shm
+from ..facts.launchers import Runtime
 from ..facts.library import Library, library
 from ..plan.fit import check_fit, check_nested, check_shm, check_tasks, check_whole, hidden, unlaunched
 from ..plan.transports import left_out
@@ -18,7 +19,7 @@ from ..stages import begin
 from . import variables
 
 
-def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, sentinel: SentinelHandle) -> Any:
+def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: SentinelHandle) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
     If launcher and library don't fit, MPI_Init ends the process, or makes each process a world of its own.
@@ -33,10 +34,12 @@ def initialise_mpi(config: LaunchConfig, started_by: runtime.Runtime | None, sen
     try:
         check_fit(started_by, loaded)
     except LaunchError:  # srun is asked only now, by the rank that speaks: it takes time
-        check_fit(started_by, loaded, runtime.srun_mpi_types() if started_by and started_by.rank == 0 else ())
+        asks = started_by is not None and started_by.by_srun and started_by.rank == 0
+        check_fit(started_by, loaded, schedulers.srun_mpi_types() if asks else ())
     check_shm(loaded, why_no_shm(), runtime.hostname())
     sentinel.stage("MPI_Init")
-    warn(unlaunched(started_by, loaded, runtime.slurm_tasks(os.environ)))
+    if started_by is None:
+        warn(unlaunched(loaded, *schedulers.find_allotment(os.environ)))
     former = variables.set_all(transports(loaded)) | variables.hide(hidden(started_by, loaded))
     begin("MPI_Init")
     mpi.initialise(MPI)

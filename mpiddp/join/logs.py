@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..beside.index import NAME, write_index
 from ..config import RESTARTS, LaunchConfig
 from ..environment import Place
-from ..facts import runtime
+from ..facts import runtime, schedulers
 from ..facts.files import Claim, free_claim, open_for_writing, reason
 from ..plan.member import LogPlan
 from ..plan.problems import check_logs
@@ -33,13 +33,14 @@ class Opened(NamedTuple):
 def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) -> LogPlan:
     """Make this rank's log in a folder of the job's own and return how it is kept.
 
-    That folder has the Slurm job's number, with that of the step from the second on, or the job's `run_id`; where
-    `mpiddp.supervise` starts the job, that of the attempt, too. Where another launch has that folder, a number follows.
+    That folder has the scheduler's number of the job, with that of the step from the second on, or the job's `run_id`;
+    where `mpiddp.supervise` starts the job, that of the attempt, too. Where another launch has that folder, a number
+    follows.
     Collective. Raises LaunchError `log-unwritable` or `no-zstd` on every rank.
     """
-    name = runtime.slurm_name(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
+    name = schedulers.name_logs(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     if RESTARTS in os.environ:
-        name = f"{runtime.slurm_job(os.environ) or run_id}-attempt-{runtime.restart_count(os.environ)}"
+        name = f"{schedulers.find_job(os.environ)[0] or run_id}-attempt-{runtime.restart_count(os.environ)}"
     named = name, os.urandom(16).hex()
     name, token = roll.agree("naming logs", None, lambda ranks: [named] * len(ranks))
     folder = claim_folder(roll, place, f"{config.log_dir}/{name}", run_id)
@@ -60,7 +61,7 @@ def claim_folder(roll: RollCall, place: Place, wanted: str, run_id: str) -> str:
     numbers = itertools.count(1)
 
     def choose(_: object) -> list[Claim]:
-        return [free_claim(wanted, runtime.slurm_restarts(os.environ), run_id, numbers)] * roll.size
+        return [free_claim(wanted, schedulers.slurm_restarts(os.environ), run_id, numbers)] * roll.size
 
     while True:
         claim: Claim = roll.agree("naming logs", None, choose)

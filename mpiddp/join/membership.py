@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..config import LaunchConfig
 from ..environment import Environment, Place
 from ..errors import LonelyLaunchError
-from ..facts import devices, runtime, software
+from ..facts import devices, launchers, runtime, software
 from ..plan.environment import Endpoint, explain, exports, ways
 from ..plan.job import DevicePlan
 from ..plan.member import LogPlan, Member
@@ -89,7 +89,7 @@ class Membership:
     def describe(self, config: LaunchConfig) -> Member:
         """Return what this rank's sentinel has to know of it."""
         env = self.environment
-        exits = runtime.kills_aborted(runtime.detect(os.environ))
+        exits = runtime.loses_status(launchers.detect(os.environ))
         return Member(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
                       f"{env.node_rank} {runtime.pid_namespace()}", self.endpoint.port)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from ..exits import abort, let_through
-from ..facts import runtime
+from ..facts import launchers
 from ..say import FORWARDING_S, say
 from ..waiting import wait_for
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
 
 
-def refuse_early(message: str, on_node: bool = False) -> None:
+def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
     """Print a reason before MPI is there; return when the launcher has had time to pass it on.
 
-    A rank knows its own number from the launcher's variables. Rank 0 speaks; where each task of a Slurm
-    step has started a launcher, only rank 0 of the first task. If the reason is one of this node alone (`on_node`), a
-    rank of another node than rank 0's speaks, too, where no launcher has ended it by then.
+    A rank knows its own number from the launcher's variables. The rank `speaker` speaks; where each task of a Slurm
+    step or Flux job has started a launcher, only rank 0 of the first task. If the reason is one of this node alone
+    (`on_node`), a rank of another node than rank 0's speaks, too, where no launcher has ended it by then.
     """
-    launcher = runtime.detect(os.environ)
-    if launcher is not None and (launcher.rank > 0 or launcher.task > 0):
+    launcher = launchers.detect(os.environ)
+    if launcher is not None and (launcher.rank != speaker or launcher.task > 0):
         time.sleep(PATIENCE_S)
-        if not on_node or launcher.task > 0 or not runtime.is_first_on_node(os.environ):
+        if not on_node or launcher.task > 0 or not launchers.is_first_on_node(os.environ):
             return
     say(message)
     if launcher is not None:
@@ -46,7 +46,7 @@ def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
         yield
     except LaunchError as error:
         sentinel.settle()
-        refuse_early(str(error), on_node=isinstance(error, LonelyLaunchError))
+        refuse_early(str(error), isinstance(error, LonelyLaunchError), error.speaker)
         raise
 
 

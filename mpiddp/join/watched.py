@@ -10,25 +10,25 @@ from typing import Any
 from ..beside.handle import SentinelHandle
 from ..beside.messages import KILL_SIGNAL, Watched
 from ..config import DESERTED_TIMEOUT_S, LaunchConfig
-from ..facts import runtime
+from ..facts import launchers, runtime, schedulers
 
 
 def fork_sentinel(
-    config: LaunchConfig, started_by: runtime.Runtime | None, prepare: Callable[[bool], object] = bool
+    config: LaunchConfig, started_by: launchers.Runtime | None, prepare: Callable[[bool], object] = bool
 ) -> SentinelHandle:
     """Fork the process that watches this one; rank 0's can ask other hosts whether they answer.
 
     It calls `prepare` before anything else, with whether it is rank 0's.
     """
     rank = started_by.rank if started_by else 0
-    by_srun = started_by is not None and started_by.launcher is runtime.SRUN
+    by_srun = started_by is not None and started_by.by_srun
     if os.getpid() == 1:
         let_be_killed()
     return SentinelHandle(Watched(
         who=f"rank {rank} on {runtime.hostname()}",
-        first_on_node=runtime.is_first_on_node(os.environ),
+        first_on_node=launchers.is_first_on_node(os.environ),
         step=runtime.slurm_step(os.environ, started_by),
-        hosts=lambda: runtime.slurm_hosts(os.environ) if rank == 0 else [],
+        hosts=lambda: schedulers.slurm_hosts(os.environ) if rank == 0 else [],
         by_srun=by_srun,
         step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
         timeout_s=config.startup_timeout_s,

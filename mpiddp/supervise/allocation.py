@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import NamedTuple
 
-from ..facts import runtime
+from ..facts import schedulers
 from ..facts.files import open_for_reading
 
 BETWEEN_S = 1.0  # between two tries
@@ -36,10 +36,10 @@ def allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
     """Return the nodes of a hostfile, else of Slurm's or PBS's job; raise OSError if a file cannot be read."""
     if hostfile:
         return counted(hosts_of(hostfile))
-    if job := runtime.slurm_task(environ):
+    if job := schedulers.slurm_task(environ):
         tasks = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
         counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
-        return Allocation(tuple(runtime.slurm_hosts(environ)), min(counts, default=0), job)
+        return Allocation(tuple(schedulers.slurm_hosts(environ)), min(counts, default=0), job)
     if file := environ.get("PBS_NODEFILE"):
         return counted(hosts_of(file))
     return Allocation((), 0)
@@ -144,7 +144,7 @@ def is_running(given: Allocation) -> bool:
 
 def left_s(given: Allocation) -> float:
     """Return the seconds until the batch system ends the job, infinity if that is not known."""
-    end = runtime.job_end(os.environ, True) if given.slurm_job else None
+    end = schedulers.find_end(os.environ, True) if given.slurm_job else None
     return end - time.time() if end is not None else float("inf")
 
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 
-from ..facts import runtime
+from ..facts import runtime, schedulers
 from ..facts.files import free_claim, names
 
 
@@ -21,9 +21,9 @@ class Counter:
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
         self._next, self._folder = runtime.restart_count(environ), ""
-        if job := runtime.slurm_job(environ):
+        if job := environ.get("SLURM_JOB_ID"):
             wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
-            restarts, own = runtime.slurm_restarts(environ), secrets.token_hex(4)
+            restarts, own = schedulers.slurm_restarts(environ), secrets.token_hex(4)
             self._folder = free_claim(wanted, restarts, own, itertools.count(1)).folder
             self._next = max([self._next, *(int(name) + 1 for name in names(self._folder) if name.isdecimal())])
 

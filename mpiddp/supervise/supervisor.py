@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ..config import RESTARTS
 from ..errors import EXIT_REQUEUE
 from ..facts.files import names
-from ..facts.runtime import slurm_restarts
+from ..facts.schedulers import slurm_restarts
 from ..plan.words import folded
 from ..say import say
 from ..show import files

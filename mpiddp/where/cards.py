@@ -10,18 +10,17 @@ from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
 from ..facts.files import distrust, opened, user_folder
+from ..facts.schedulers import SLURM, find_job, find_scheduler
 
-SLURM, PBS, LSF = "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"  # variables with the number of a job
-STEP = "SLURM_STEP_ID"
 MOST_BYTES = 2**16  # of a card; one has some hundred
 
 
 class Card(NamedTuple):
     """What one has to know to ask a job where its ranks are.
 
-    `run_id` is the job's own name, `number` that of the batch system, empty without one; `by_slurm` tells that it is
-    Slurm's, and `step` is the number of its step, empty for none. The coordinator listens on `address` and `port` of
-    `host` for those that show `token`.
+    `run_id` is the job's own name, `number` that of the scheduler, empty without one; `by_slurm` tells that it is
+    Slurm's, and `step` is the number of its step, or of Flux's job in a batch job, empty for none. The coordinator
+    listens on `address` and `port` of `host` for those that show `token`.
     """
 
     run_id: str
@@ -52,10 +51,9 @@ def folder() -> str:
 
 
 def job_number() -> tuple[str, bool, str]:
-    """Return the number that the batch system has given this job, empty for none; whether it is Slurm's; its step."""
-    name = next((name for name in (SLURM, PBS, LSF) if os.environ.get(name)), "")
-    step = os.environ.get(STEP, "") if name == SLURM else ""
-    return os.environ.get(name, ""), name == SLURM, step if step.isdigit() else ""
+    """Return the number that the scheduler has given this job, empty for none; whether it is Slurm's; its step."""
+    job, step = find_job(os.environ)
+    return job, find_scheduler(os.environ) is SLURM, step
 
 
 def path_of(card: Card) -> str:

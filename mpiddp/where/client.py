@@ -65,8 +65,10 @@ def find(job: str) -> Card:
     Raises UnansweredError where there is none, or more than one.
     """
     cards = read_all()
+    wanted = job.replace("ƒ", "f").replace("[", "_").replace("]", "")  # as facts.schedulers.find_job() writes it
     matching = {path: card for path, card in cards.items()
-                if not job or job in card.names or card.run_id.startswith(job)}
+                if not job or wanted in card.names or card.run_id.startswith(job)
+                or (not card.by_slurm and wanted.partition(".")[0] == card.number)}
     found = list(matching.values())
     if len(found) > 1:
         found = running(matching) or (found if job else [])

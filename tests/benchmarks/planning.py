@@ -95,7 +95,7 @@ def checks_ms(times: int) -> float:
     code = ("import time, os, socket, mpi4py.MPI, mpiddp.config; start = time.perf_counter(); "
             "from mpiddp.facts import library, runtime, script, software; from mpiddp.plan import fit, problems; "
             "found = library.library(); fit.check_nested(runtime.outer_launcher(os.environ), None); "
-            "fit.check_fit(runtime.detect(os.environ), found); software.versions(found.title); "
+            "fit.check_fit(launchers.detect(os.environ), found); software.versions(found.title); "
             f"script.script_facts(mpiddp.config.Script({__file__!r})); "
             "print(time.perf_counter() - start)")
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

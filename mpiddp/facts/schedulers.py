@@ -1,0 +1,276 @@
+"""The schedulers that run jobs: their variables for a job's number, size, CPUs and end, and the words of their options.
+
+Sources: sbatch(1), flux-environment(7), pbs_job_attributes(7B), bsub(1), sge_pe(5), and the documents of HTCondor, the
+MPI Operator and AWS Batch. A real Slurm runs in the tests, Flux 0.88 was tried by hand; the others are known from
+reading alone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+ANSWERS_S = 2.0  # for a scheduler's command
+PE_HOSTFILE = "PE_HOSTFILE"  # names a file
+NO_LIMIT_S = 2**32 - 1  # flux job timeleft
+TIMES = "%Y-%m-%dT%H:%M:%S", "%a %b %d %H:%M:%S %Y"  # squeue's and qstat's
+
+
+class Scheduler(NamedTuple):
+    """A scheduler.
+
+    `jobs` are the variables that hold the job's number, of which the first that is set counts, `step` the one that
+    holds the number of a part of it. `size` returns how many ranks, or at least nodes, a job is meant for, as `unit`
+    says, 0 if that is not known; `process` is the variable that numbers the processes where it starts one on each node.
+    `cpus` are the variables that tell how many CPUs of a node the job has, or each process of it (`each`).
+    `ask_end` is the command that tells when the job ends, with {job} in it, and `parse_end` makes a time of
+    time.time() of what it prints and of the present one, or raises ValueError.
+    The rest are words for a user: what starts ranks in a job (`start`; empty: an mpirun), how to ask for GPUs of each
+    node (`gpus`) and for more memory (`memory`), empty where sites differ.
+    """
+
+    name: str
+    jobs: tuple[str, ...]
+    step: str = ""
+    size: Callable[[Mapping[str, str]], int] = lambda _: 0
+    unit: str = "nodes"
+    process: str = ""
+    cpus: tuple[str, ...] = ()
+    each: str = ""
+    ask_end: tuple[str, ...] = ()
+    parse_end: Callable[[str, float], float] = lambda text, _: float(text)
+    start: str = ""
+    gpus: str = ""
+    memory: str = ""
+
+
+def read_count(name: str) -> Callable[[Mapping[str, str]], int]:
+    """Return a function that reads a number from a variable, 0 if it holds none."""
+    return lambda environ: int(environ[name]) if environ.get(name, "").isdecimal() else 0
+
+
+def count_pbs_slots(environ: Mapping[str, str]) -> int:
+    """Return the number of lines of the file PBS_NODEFILE: one for each MPI process that was asked for (mpiprocs)."""
+    try:
+        with open(environ.get("PBS_NODEFILE", ""), errors="replace") as file:
+            return len(file.read().split())
+    except OSError:
+        return 0
+
+
+def count_lsf_hosts(environ: Mapping[str, str]) -> int:
+    """Return the number of hosts in LSB_MCPU_HOSTS, "n1 16 n2 8": LSF's slots are cores, not processes."""
+    return len(environ.get("LSB_MCPU_HOSTS", "").split()) // 2
+
+
+def count_flux_resources(environ: Mapping[str, str]) -> int:
+    """Return the number of nodes, or of GPUs if it is larger, of the Flux instance around a script or a shell."""
+    if "FLUX_ENCLOSING_ID" not in environ or "FLUX_TASK_RANK" in environ:
+        return 0
+    counts = ask("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}").split()
+    return max((int(count) for count in counts if count.isdecimal()), default=0)
+
+
+def parse_time(text: str) -> float:
+    """Return the time of squeue's or qstat's words for it."""
+    for words in TIMES:
+        try:
+            return time.mktime(time.strptime(text.strip(), words))
+        except ValueError:
+            continue
+    raise ValueError(text)
+
+
+def parse_flux_end(text: str, now_s: float) -> float:
+    """Return the end from `flux job timeleft`: whole seconds; raise ValueError if the job has no limit."""
+    left_s = int(text)
+    if left_s >= NO_LIMIT_S:
+        raise ValueError(text)
+    return now_s + left_s
+
+
+def parse_pbs_end(text: str, now_s: float) -> float:
+    """Return the end from `qstat -f`: of PBS its start and walltime, of Torque what remains in seconds."""
+    attributes = dict(re.findall(r"^ *([\w.]+) = (.*)$", text, re.MULTILINE))
+    if (remaining := attributes.get("Walltime.Remaining", "")).isdecimal():
+        return now_s + int(remaining)
+    hours, minutes, seconds = map(int, attributes.get("Resource_List.walltime", "").split(":"))
+    return parse_time(attributes.get("stime", "")) + hours * 3600 + minutes * 60 + seconds
+
+
+def parse_lsf_end(text: str, now_s: float) -> float:
+    """Return the end from `bjobs -o time_left`: hours and minutes with a letter, as in "0:42 L"."""
+    hours, minutes = map(int, text.partition(" ")[0].split(":"))
+    return now_s + hours * 3600 + minutes * 60
+
+
+FLUX = Scheduler(
+    "Flux", ("FLUX_JOB_ID_PATH", "FLUX_ENCLOSING_ID"), size=count_flux_resources, unit="nodes or GPUs",
+    ask_end=("flux", "job", "timeleft"),
+    parse_end=parse_flux_end, start="flux run", gpus="--gpus-per-node=N")
+SLURM = Scheduler(
+    "Slurm", ("SLURM_JOB_ID",), "SLURM_STEP_ID", read_count("SLURM_NTASKS"), "tasks",
+    cpus=("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"),
+    ask_end=("squeue", "--noheader", "--jobs={job}", "--format=%e"),
+    parse_end=lambda text, _: parse_time(text), start="srun",
+    gpus="--gpus-per-node=N", memory="--mem")
+PBS = Scheduler(
+    "PBS", ("PBS_JOBID",), size=count_pbs_slots, unit="MPI processes", cpus=("NCPUS",),
+    each="NCPUS",  # PBS gives it the value of OMP_NUM_THREADS
+    ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus=N", memory="-l select=…:mem=")
+LSF = Scheduler(
+    "LSF", ("LSB_JOBID",), size=count_lsf_hosts, cpus=("LSB_MCPU_HOSTS",),
+    ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end, gpus="-gpu num=N",
+    memory="-M")
+SGE = Scheduler("SGE", ("JOB_ID",), size=read_count("NHOSTS"), cpus=(PE_HOSTFILE,))
+HTCONDOR = Scheduler("HTCondor", ("_CONDOR_PROCNO",), size=read_count("_CONDOR_NPROCS"), process="_CONDOR_PROCNO")
+AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_BATCH_JOB_NUM_NODES"),
+                      process="AWS_BATCH_JOB_NODE_INDEX")
+MPI_OPERATOR = Scheduler(
+    "Kubernetes' MPI Operator", ("K_MPI_JOB_ROLE",), size=lambda environ: 2 * (environ["K_MPI_JOB_ROLE"] == "launcher"))
+SCHEDULERS = (FLUX, SLURM, PBS, LSF, SGE, HTCONDOR, AWS_BATCH, MPI_OPERATOR)
+NUMBERLESS = (HTCONDOR, MPI_OPERATOR)  # their variables do not name a job
+
+
+def find_scheduler(environ: Mapping[str, str]) -> Scheduler | None:
+    """Return the scheduler of the job around this process, None outside of one.
+
+    JOB_ID is a common name: it is SGE's beside SGE_ROOT alone.
+    """
+    return next((scheduler for scheduler in SCHEDULERS if any(environ.get(name) for name in scheduler.jobs)
+                 and (scheduler is not SGE or "SGE_ROOT" in environ)), None)
+
+
+def find_job(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the number that the scheduler has given this job and the number of its part, each empty for none.
+
+    Of Flux a job's path counts, /ƒ6PMw2aL7/ƒXGLLfH in a batch job: ids begin anew in each. Its ids are written with an
+    f, which Flux takes as well. Elements of an array differ in the number; the name of PBS's server is left out.
+    """
+    scheduler = find_scheduler(environ)
+    if scheduler is None or scheduler in NUMBERLESS:
+        return "", ""
+    number = next(environ[name] for name in scheduler.jobs if environ.get(name))
+    if scheduler is FLUX:
+        number, _, part = number.replace("ƒ", "f").lstrip("/").partition("/")
+        return number, part.replace("/", ".")
+    element = environ.get("LSB_JOBINDEX" if scheduler is LSF else "SGE_TASK_ID", "")
+    if scheduler in (LSF, SGE) and element.isdecimal() and element != "0":
+        return f"{number}_{element}", ""
+    if scheduler is PBS:
+        number = number.partition(".")[0].replace("[", "_").rstrip("]")
+    step = environ.get(scheduler.step, "")
+    return number.partition("#")[0], step if step.isdecimal() else ""
+
+
+def name_logs(environ: Mapping[str, str]) -> str:
+    """Return a name for what runs in a job, empty outside of one: its number, with a step's from the second on.
+
+    It is the same when the job was queued again.
+    """
+    job, step = find_job(environ)
+    return f"{job}.{step}" if step and step != "0" else job
+
+
+def find_allotment(environ: Mapping[str, str]) -> tuple[Scheduler | None, int]:
+    """Return the scheduler of a job and for how many it is meant, as in Scheduler.size.
+
+    Where it starts a process on each node, that is known to the first of them alone, since one is to speak.
+    """
+    scheduler = find_scheduler(environ)
+    if scheduler is None or environ.get(scheduler.process, "0") != "0":
+        return None, 0
+    return scheduler, scheduler.size(environ)
+
+
+def end_unknown(environ: Mapping[str, str]) -> str:
+    """Return in words who does not say when the job ends."""
+    scheduler = find_scheduler(environ)
+    if scheduler is None:
+        return "no scheduler is known here that could say when the job ends"
+    return f"{scheduler.ask_end[0] if scheduler.ask_end else scheduler.name} does not say here when the job ends"
+
+
+def find_end(environ: Mapping[str, str], asks: bool) -> float | None:
+    """Return when the scheduler will end this job, as a time of time.time(), None if it does not say.
+
+    Newer versions of Slurm set SLURM_JOB_END_TIME. If it is missing, the one rank that `asks` calls a command.
+    """
+    if (end := environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
+        return float(end)
+    scheduler = find_scheduler(environ)
+    if scheduler is None or not scheduler.ask_end or not asks:
+        return None
+    job = slurm_task(environ) or next((environ[name] for name in scheduler.jobs if environ.get(name)), "")
+    try:
+        return scheduler.parse_end(ask(*(word.format(job=job) for word in scheduler.ask_end)), time.time())
+    except ValueError:
+        return None
+
+
+def ask(*command: str) -> str:
+    """Return what a scheduler's command prints, empty if it fails or does not answer in time."""
+    import subprocess
+
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWERS_S)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def slurm_task(environ: Mapping[str, str]) -> str | None:
+    """Return what Slurm's commands call this job alone: a number may stand for a whole array (man scontrol)."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID")
+
+
+def slurm_restarts(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has started the job again (sbatch, SLURM_RESTART_COUNT)."""
+    return read_count("SLURM_RESTART_COUNT")(environ)
+
+
+def slurm_hosts(environ: Mapping[str, str]) -> list[str]:
+    """Return the nodes of the Slurm allocation that this process is in, none outside of one."""
+    nodes = environ.get("SLURM_JOB_NODELIST")
+    if nodes is None:
+        return []
+    from ClusterShell.NodeSet import NodeSet
+
+    return list(NodeSet(nodes))
+
+
+def slurm_gpus_on_node(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs Slurm has given the job on this node (srun, SLURM_GPUS_ON_NODE), 0 if it does not say.
+
+    Return 0, too, if the user asked for GPUs per task: Slurm itself gives each task its number then.
+    """
+    return 0 if slurm_gpus_of_task(environ) else read_count("SLURM_GPUS_ON_NODE")(environ)
+
+
+def slurm_gpus_of_task(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs Slurm gives each task, 0 if it does not say.
+
+    That is SLURM_GPUS_PER_TASK (8, a100:8, or a100:1,v100:1), or among others in SLURM_TRES_PER_TASK, which has CPUs
+    too (cpu=4,gres/gpu:a100=8; srun, "--tres-per-task").
+    """
+    tres = [part.replace("=", ":").replace("gres/", "gres:") for part in
+            environ.get("SLURM_TRES_PER_TASK", "").split(",")]
+    of_gpus = [part.removeprefix("gres:gpu") for part in tres if f"{part}:".startswith("gres:gpu:")]
+    parts = [part for part in environ.get("SLURM_GPUS_PER_TASK", "").split(",") if part] or of_gpus
+    numbers = [part.rpartition(":")[2] for part in parts]
+    return sum(int(number) if number.isdecimal() else 1 for number in numbers)
+
+
+def srun_mpi_types() -> list[str]:
+    """Return the values of --mpi that this Slurm's srun lists, none if srun cannot be asked."""
+    import subprocess
+
+    try:
+        done = subprocess.run(["srun", "--mpi=list"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=ANSWERS_S)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.startswith("\t")]

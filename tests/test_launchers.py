@@ -1,0 +1,296 @@
+"""Launchers and schedulers: what is concluded from their variables, as they were dumped or are documented."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiddp.errors import LaunchError
+from mpiddp.facts import launchers, schedulers
+from mpiddp.facts.cpus import Grant, grant
+from mpiddp.facts.launchers import LAUNCHERS, detect, is_first_on_node
+from mpiddp.facts.library import ALL_INTERFACES, Library
+from mpiddp.facts.runtime import loses_status, slurm_step
+from mpiddp.plan.fit import check_fit, check_tasks, check_whole, hidden, unlaunched
+
+MPICH = Library("MPICH", (5, 0, 2), "/lib/libmpi.so.12", frozenset({"pmi"}))
+CRAY_BUILT = Library("MPICH", (4, 1), "/opt/x/libmpi.so.12", ALL_INTERFACES)  # it has loaded Cray's libpmi
+OPEN_MPI_4 = Library("Open MPI", (4, 1, 4), "/lib/libmpi.so.40", frozenset({"pmix", "Flux's PMI"}))  # as Debian has it
+OPEN_MPI_5 = Library("Open MPI", (5, 0, 11), "/lib/libmpi.so.40", frozenset({"pmix"}))
+INTEL = Library("Intel MPI", (2021, 19, 0), "/lib/libmpi.so", frozenset({"pmi"}))
+CRAY = Library("Cray MPICH", (8, 1, 28), "/opt/cray/pe/lib64/libmpi_cray.so.12", ALL_INTERFACES)
+MVAPICH = Library("MVAPICH", (3, 0), "/lib/libmpi.so.12", ALL_INTERFACES)
+LIBRARIES = (MPICH, CRAY_BUILT, OPEN_MPI_4, OPEN_MPI_5, INTEL, CRAY, MVAPICH)
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_LOCALID": "0"}
+PALS_SET = {"PALS_APID": "7.0", "PALS_APINFO": "/var/spool/apinfo", "PALS_NODEID": "1", "PALS_RANKID": "2",
+            "PALS_SPOOL_DIR": "/var/spool"}
+SHASTA_22 = {**STEP, "SLURM_MPI_TYPE": "cray_shasta", **PALS_SET}
+SHASTA_24 = {**SHASTA_22, "PALS_LOCAL_RANKID": "0", "PMI_JOBID": "7", "PMI_RANK": "2", "PMI_LOCAL_RANK": "0",
+             "PMI_LOCAL_SIZE": "2", "PMI_SIZE": "4", "PMI_UNIVERSE_SIZE": "4", "PMI_SHARED_SECRET": "1"}
+FLUX_TASK = {"FLUX_TASK_RANK": "2", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2",
+             "FLUX_JOB_ID": "ƒXGLLfH", "FLUX_JOB_ID_PATH": "/ƒ6PMw2aL7/ƒXGLLfH", "FLUX_ENCLOSING_ID": "ƒ6PMw2aL7",
+             "FLUX_URI": "local:///run/flux/local"}
+FLUX_SIMPLE = {**FLUX_TASK, "PMI_FD": "9", "PMI_RANK": "2", "PMI_SIZE": "4", "FLUX_PMI_LIBRARY_PATH": "/libpmi.so"}
+FLUX_PMIX = {**FLUX_TASK, "PMIX_NAMESPACE": "ƒXGLLfH", "PMIX_RANK": "2"}
+FLUX_CRAY = {**FLUX_TASK, **PALS_SET, "PMI_CONTROL_PORT": "1,2", "PMI_SHARED_SECRET": "1"}
+FLUX_SPECTRUM = {**FLUX_TASK, "OMPI_COMM_WORLD_RANK": "2"}
+PALS = {**PALS_SET, "PALS_LOCAL_RANKID": "0", "PALS_LOCAL_SIZE": "2", "PALS_DEPTH": "8", "PBS_JOBID": "9.pbs01"}
+PALS_CRAY = {**PALS, "PMI_RANK": "2", "PMI_LOCAL_RANK": "0", "PMI_SIZE": "4", "PMI_LOCAL_SIZE": "2"}
+PALS_PMIX = {**PALS, "PALS_TRANSFER": "0", "PMIX_NAMESPACE": "x", "PMIX_RANK": "2"}
+PARASTATION = {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_FD": "9", "PMI_ID": "1", "PMI_UNIVERSE_SIZE": "4",
+               "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "PS_JOB_SIZE": "4", "PSP_SMP_NODE_ID": "1"}
+PARASTATION_PMIX = {"PMIX_NAMESPACE": "x", "PMIX_RANK": "2", "PS_JOB_SIZE": "4", "PMIX_JOB_SIZE": "4"}
+PSSLURM_PMI = {**STEP, **PARASTATION}
+PSSLURM_PMIX = {**STEP, **PARASTATION_PMIX, "SLURM_MPI_TYPE": "pspmix"}
+JSRUN = {"JSM_NAMESPACE_RANK": "2", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "0",
+         "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "x", "PMIX_RANK": "2"}
+MPIRUN_RSH = {"MPIRUN_RANK": "2", "MPIRUN_NPROCS": "4", "MV2_COMM_WORLD_RANK": "2", "MV2_COMM_WORLD_SIZE": "4",
+              "MV2_COMM_WORLD_LOCAL_RANK": "0", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}
+APRUN = {"ALPS_APP_PE": "2", "ALPS_APP_DEPTH": "8", "PMI_FORK_RANK": "0"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+          "PMIX_NAMESPACE": "x", "PMIX_RANK": "2", "PMIX_SERVER_URI2": "1565458432.0;tcp4://127.0.0.1:35401"}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_FD": "9", "MPI_LOCALRANKID": "0", "HYDI_CONTROL_FD": "7"}
+SET = {
+    "srun none": STEP, "srun pmi2": {**STEP, "SLURM_MPI_TYPE": "pmi2", "PMI_FD": "10", "PMI_RANK": "2", "PMI_SIZE": "4"},
+    "srun pmix": {**STEP, "SLURM_MPI_TYPE": "pmix", "PMIX_NAMESPACE": "x", "PMIX_RANK": "2"},
+    "srun cray_shasta 22": SHASTA_22, "srun cray_shasta 24": SHASTA_24, "flux simple": FLUX_SIMPLE,
+    "flux pmix": FLUX_PMIX, "flux cray-pals": FLUX_CRAY, "flux cray-pals,simple": {**FLUX_CRAY, **FLUX_SIMPLE},
+    "flux off": FLUX_TASK, "flux spectrum": FLUX_SPECTRUM, "PALS cray": PALS_CRAY, "PALS pmix": PALS_PMIX,
+    "PALS without a size": PALS, "ParaStation": PARASTATION, "ParaStation pmix": PARASTATION_PMIX,
+    "psslurm pmi": PSSLURM_PMI, "psslurm pmix": PSSLURM_PMIX, "jsrun": JSRUN, "mpirun_rsh": MPIRUN_RSH, "aprun": APRUN,
+    "mpirun": MPIRUN, "mpiexec": HYDRA, "pmix": {"PMIX_NAMESPACE": "x", "PMIX_RANK": "2", "PMIX_JOB_SIZE": "4"},
+}
+NAMES = {"srun": "srun", "psslurm": "srun", "flux": "flux run", "PALS": "PALS's mpiexec", "jsrun": "jsrun",
+         "ParaStation": "ParaStation's mpiexec", "mpirun_rsh": "mpirun_rsh", "aprun": "aprun",
+         "mpirun": "Open MPI's mpirun", "mpiexec": "MPICH's or Intel MPI's mpiexec", "pmix": "a PMIx launcher"}
+SIZELESS = {"PALS pmix", "PALS without a size", "aprun"}
+
+
+@pytest.mark.parametrize("kind", SET)
+def test_each_launcher_is_known_by_its_variables(kind: str) -> None:
+    found = detect(SET[kind])
+    assert found is not None
+    assert (found.launcher.name, found.rank, found.size) == (
+        NAMES[kind.split()[0]], 2, None if kind in SIZELESS else 4)
+    assert found.tasks == 1
+    assert is_first_on_node(SET[kind])
+    local = next((name for name in found.launcher.local_ranks if name in SET[kind]), None)
+    assert local is None or not is_first_on_node({**SET[kind], local: "1"})
+
+
+@pytest.mark.parametrize("kind", SET)
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_a_split_world_is_named_by_one_rank(kind: str, library: Library) -> None:
+    """Each process is a world of its own. Where nobody knows the number of ranks, rank 1 speaks, and rank 0 trains."""
+    speakers = []
+    for rank in range(4):
+        started_by = detect({name: str(rank) if value == "2" and "RANK" in name.upper() + "RANK" * (name in (
+            "SLURM_PROCID", "ALPS_APP_PE")) else value for name, value in SET[kind].items()})
+        assert started_by is not None
+        assert started_by.rank == rank
+        try:
+            check_whole(started_by, 1, library)
+        except LaunchError as error:
+            assert error.name == "split-world"
+            assert started_by.launcher.name in error.found
+            speakers += [rank] if error.speaker == rank else []
+    assert speakers == [1 if kind in SIZELESS else 0]
+    check_whole(detect(SET[kind]), 4, library)
+
+
+FITS = {
+    "srun pmi2": {MPICH, CRAY_BUILT, CRAY, MVAPICH}, "srun pmix": {CRAY_BUILT, OPEN_MPI_4, OPEN_MPI_5, CRAY, MVAPICH},
+    "srun cray_shasta 22": {CRAY_BUILT, CRAY, MVAPICH}, "srun cray_shasta 24": {CRAY_BUILT, CRAY, MVAPICH},
+    "flux simple": {MPICH, INTEL, CRAY_BUILT, CRAY, MVAPICH, OPEN_MPI_4},
+    "flux pmix": {OPEN_MPI_4, OPEN_MPI_5, CRAY_BUILT, CRAY, MVAPICH}, "flux cray-pals": {CRAY_BUILT, CRAY, MVAPICH},
+    "flux cray-pals,simple": {*LIBRARIES} - {OPEN_MPI_5}, "PALS cray": {CRAY_BUILT, CRAY, MVAPICH},
+    "PALS pmix": {OPEN_MPI_4, OPEN_MPI_5, CRAY_BUILT, CRAY, MVAPICH},
+    "PALS without a size": {CRAY_BUILT, CRAY, MVAPICH},
+    "ParaStation": {MPICH, INTEL, CRAY_BUILT, CRAY, MVAPICH}, "psslurm pmi": {MPICH, INTEL, CRAY_BUILT, CRAY, MVAPICH},
+    "ParaStation pmix": {OPEN_MPI_4, OPEN_MPI_5, CRAY_BUILT, CRAY, MVAPICH},
+    "psslurm pmix": {OPEN_MPI_4, OPEN_MPI_5, CRAY_BUILT, CRAY, MVAPICH}, "srun none": set(), "flux off": set(),
+    "flux spectrum": set(), "mpirun": {OPEN_MPI_4, OPEN_MPI_5, CRAY_BUILT, CRAY, MVAPICH},
+    "mpiexec": {MPICH, INTEL, CRAY_BUILT, CRAY, MVAPICH}, "jsrun": {*LIBRARIES}, "mpirun_rsh": {*LIBRARIES},
+    "aprun": {*LIBRARIES}, "pmix": {*LIBRARIES},
+}
+
+
+@pytest.mark.parametrize("kind", SET)
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: f"{library.title} {len(library.interfaces)}")
+def test_what_can_start_and_what_is_refused_by_name(kind: str, library: Library) -> None:
+    if library in FITS[kind]:
+        check_fit(detect(SET[kind]), library)
+        return
+    with pytest.raises(LaunchError) as caught:
+        check_fit(detect(SET[kind]), library)
+    error = caught.value
+    assert error.name in ("launcher-mismatch", "no-pmix", "pmi-unsupported")
+    assert "  do       " in str(error)
+    words = error.needed + error.do
+    if kind.startswith(("PALS", "ParaStation")) and library in (MPICH, INTEL):
+        assert f"start with {library.name}'s mpiexec" in words  # no option of these launchers helps
+    if kind.startswith("srun cray_shasta"):
+        assert ("--mpi=pmi2" if library in (MPICH, INTEL) else "--mpi=pmix") in words
+
+
+@pytest.mark.parametrize("kind", SET)
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: f"{library.title} {len(library.interfaces)}")
+def test_no_refusal_names_the_option_of_another_launcher(kind: str, library: Library) -> None:
+    started_by = detect(SET[kind])
+    assert started_by is not None
+    said = []
+    for check in (lambda: check_fit(started_by, library), lambda: check_whole(started_by, 1, library),
+                  lambda: check_tasks(started_by._replace(tasks=2, outer="flux run"))):
+        try:
+            check()
+        except LaunchError as error:
+            said.append(str(error))
+    own = {*started_by.launcher.options.values()}
+    foreign = {option for launcher in (*LAUNCHERS, launchers.PSSLURM) for option in launcher.options.values()} - own
+    for text in said:
+        assert not [option for option in foreign if option in text], text
+
+
+def test_cray_mpich_is_told_of_cray_shasta_where_slurm_has_it() -> None:
+    for library in (CRAY, CRAY_BUILT):
+        for types, option in (((), "cray_shasta"), (("none", "pmix", "cray_shasta", "pmi2"), "cray_shasta"),
+                              (("none", "pmi2"), "pmi2")):
+            with pytest.raises(LaunchError) as caught:
+                check_fit(detect(STEP), library, types)
+            assert caught.value.needed == f"srun --mpi={option}"
+
+
+@pytest.mark.parametrize(("kind", "step"), [
+    ("srun cray_shasta 22", "7.0"), ("srun cray_shasta 24", "7.0"), ("psslurm pmi", "7.0"), ("flux simple", None),
+    ("PALS cray", None)])
+def test_the_step_of_ranks_that_srun_has_started(kind: str, step: str | None) -> None:
+    assert slurm_step(SET[kind], detect(SET[kind])) == step
+
+
+def test_mpi_abort_loses_the_status_under_flux_and_slurms_pmi2_alone() -> None:
+    found = {kind for kind in SET if loses_status(detect(SET[kind]))}
+    assert found == {kind for kind in SET if kind.startswith("flux ") and kind not in ("flux off", "flux spectrum")} | {
+        "srun pmi2"}
+
+
+@pytest.mark.parametrize("outer", [FLUX_SIMPLE, FLUX_PMIX])
+@pytest.mark.parametrize("inner", [MPIRUN, HYDRA])
+def test_a_launcher_in_a_task_of_flux(outer: dict[str, str], inner: dict[str, str]) -> None:
+    one = {**outer, **inner, "FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"}
+    found = detect(one)
+    assert found is not None
+    assert (found.size, found.rank) == (4, 2)
+    check_tasks(found)
+    check_whole(found, 4, MPICH)
+    with pytest.raises(LaunchError, match="nested-launcher") as caught:
+        check_tasks(detect({**outer, **inner}))
+    assert "in each of 4 tasks that flux run has started" in caught.value.found
+
+
+@pytest.mark.parametrize("kind", ["srun cray_shasta 22", "flux pmix", "PALS cray"])
+def test_a_single_task_that_is_offered_nothing_useful_is_a_world_of_one(kind: str) -> None:
+    environ = {name: "1" if name in ("SLURM_STEP_NUM_TASKS", "FLUX_JOB_SIZE", "PMI_SIZE") else value
+               for name, value in SET[kind].items()}
+    check_fit(detect(environ), MPICH)
+    prefixes = hidden(detect(environ), MPICH)
+    assert not [name for name in environ if name.startswith(("PMI", "PALS_")) and not name.startswith(prefixes)]
+
+
+@pytest.mark.parametrize(("environ", "job"), [
+    ({"SLURM_JOB_ID": "7"}, ("7", "")), ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, ("7", "2")),
+    (FLUX_TASK, ("f6PMw2aL7", "fXGLLfH")), ({"FLUX_JOB_ID_PATH": "/ƒ5tczL6YX"}, ("f5tczL6YX", "")),
+    ({"FLUX_ENCLOSING_ID": "ƒ6PMw2aL7"}, ("f6PMw2aL7", "")), ({"PBS_JOBID": "9.pbs01"}, ("9", "")),
+    ({"PBS_JOBID": "9[3].pbs01"}, ("9_3", "")), ({"LSB_JOBID": "5", "LSB_JOBINDEX": "0"}, ("5", "")),
+    ({"LSB_JOBID": "5", "LSB_JOBINDEX": "2"}, ("5_2", "")),
+    ({"JOB_ID": "4", "SGE_ROOT": "/sge", "SGE_TASK_ID": "undefined"}, ("4", "")), ({"JOB_ID": "4"}, ("", "")),
+    ({"_CONDOR_PROCNO": "1"}, ("", "")), ({"AWS_BATCH_JOB_ID": "a-b#1"}, ("a-b", "")), ({}, ("", "")),
+])
+def test_the_number_of_a_job(environ: dict[str, str], job: tuple[str, str]) -> None:
+    assert schedulers.find_job(environ) == job
+
+
+@pytest.mark.parametrize(("environ", "start"), [
+    ({"PBS_JOBID": "9", "PBS_NODEFILE": "@"}, "the PBS job is for 4 MPI processes"),
+    ({"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 16 n2 16"}, "the LSF job is for 2 nodes"),
+    ({"JOB_ID": "4", "SGE_ROOT": "/sge", "NHOSTS": "2", "NSLOTS": "8"}, "the SGE job is for 2 nodes"),
+    ({"_CONDOR_PROCNO": "0", "_CONDOR_NPROCS": "3"}, "the HTCondor job is for 3 nodes"),
+    ({"AWS_BATCH_JOB_ID": "a", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"}, "the AWS Batch job"),
+    ({"K_MPI_JOB_ROLE": "launcher"}, "the Kubernetes' MPI Operator job is for 2"),
+])
+def test_a_process_alone_in_a_job_for_several(environ: dict[str, str], start: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
+    environ = {name: value.replace("@", str(tmp_path / "nodes")) for name, value in environ.items()}
+    line, = unlaunched(OPEN_MPI_5, *schedulers.find_allotment(environ))
+    assert line.startswith(f"no-launcher: {start}")
+    assert line.endswith("type Open MPI's mpirun python -m mpiddp ...")
+    assert "srun" not in line
+
+
+@pytest.mark.parametrize("environ", [
+    {"_CONDOR_PROCNO": "1", "_CONDOR_NPROCS": "3"}, {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 16"},
+    {"AWS_BATCH_JOB_ID": "a", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"},
+    {"JOB_ID": "4", "SGE_ROOT": "/sge", "NHOSTS": "1", "NSLOTS": "8"}, {"PBS_JOBID": "9", "PBS_NODEFILE": "/nowhere"},
+    {"K_MPI_JOB_ROLE": "worker"}, {}])
+def test_who_is_alone_by_right_or_is_not_to_speak(environ: dict[str, str]) -> None:
+    assert unlaunched(OPEN_MPI_5, *schedulers.find_allotment(environ)) == []
+
+
+PBS_PRO = """Job Id: 9.pbs01
+    Resource_List.walltime = 01:00:00
+    stime = Wed Nov 25 10:00:00 2026
+    resources_used.walltime = 00:10:00
+"""
+TORQUE = """Job Id: 9.torque
+    Resource_List.walltime = 01:00:00
+    start_time = Wed Nov 25 10:00:00 2026
+    Walltime.Remaining = 1200
+"""
+
+
+@pytest.mark.parametrize(("scheduler", "text", "end_s"), [
+    (schedulers.SLURM, "2026-11-25T11:00:00\n", time.mktime((2026, 11, 25, 11, 0, 0, 0, 0, -1))),
+    (schedulers.PBS, PBS_PRO, time.mktime((2026, 11, 25, 11, 0, 0, 0, 0, -1))), (schedulers.PBS, TORQUE, 2200),
+    (schedulers.FLUX, "600\n", 1600), (schedulers.LSF, "0:42 L\n", 1000 + 42 * 60), (schedulers.LSF, "25:00 X", 91000),
+])
+def test_when_a_job_ends(scheduler: schedulers.Scheduler, text: str, end_s: float) -> None:
+    assert scheduler.parse_end(text, 1000) == end_s
+
+
+@pytest.mark.parametrize(("scheduler", "text"), [
+    (schedulers.SLURM, "Unknown"), (schedulers.SLURM, ""), (schedulers.FLUX, "4294967295"), (schedulers.FLUX, ""),
+    (schedulers.PBS, "Job Id: 9"), (schedulers.PBS, ""), (schedulers.LSF, "-"), (schedulers.LSF, "")])
+def test_a_job_whose_end_is_not_known(scheduler: schedulers.Scheduler, text: str) -> None:
+    with pytest.raises(ValueError):
+        scheduler.parse_end(text, 1000)
+
+
+@pytest.mark.parametrize("scheduler", [schedulers.FLUX, schedulers.PBS, schedulers.LSF, schedulers.SLURM],
+                         ids=lambda scheduler: scheduler.name)
+def test_the_schedulers_command_is_asked_by_one_rank(
+    scheduler: schedulers.Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"Flux": "600", "PBS": TORQUE, "LSF": "0:10 L", "Slurm": "2026-11-25T11:00:00"}[scheduler.name]
+    command = tmp_path / scheduler.ask_end[0]
+    command.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    environ = {scheduler.jobs[0]: "9"}
+    assert schedulers.find_end(environ, asks=False) is None
+    found = schedulers.find_end(environ, asks=True)
+    assert found is not None
+    assert scheduler is schedulers.SLURM or 0 < found - time.time() <= 1200
+    command.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert schedulers.find_end(environ, asks=True) is None
+    assert scheduler.ask_end[0] in schedulers.end_unknown(environ)
+
+
+def test_sges_slots_on_this_host(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("n1.site 8 all.q@n1 UNDEFINED\nn2.site 4 all.q@n2 UNDEFINED\n")
+    environ = {"JOB_ID": "4", "SGE_ROOT": "/sge", "PE_HOSTFILE": str(tmp_path / "hosts")}
+    assert grant(environ, "n2", by_mpirun=True) == Grant(4, False, 4)
+    assert grant(environ, "n3", by_mpirun=True) is None
