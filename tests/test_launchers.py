@@ -33,7 +33,7 @@ SHASTA_24 = {**SHASTA_22, "PALS_LOCAL_RANKID": "0", "PMI_JOBID": "7", "PMI_RANK"
              "PMI_LOCAL_SIZE": "2", "PMI_SIZE": "4", "PMI_UNIVERSE_SIZE": "4", "PMI_SHARED_SECRET": "1"}
 FLUX_TASK = {"FLUX_TASK_RANK": "2", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2",
              "FLUX_JOB_ID": "ƒXGLLfH", "FLUX_JOB_ID_PATH": "/ƒ6PMw2aL7/ƒXGLLfH", "FLUX_ENCLOSING_ID": "ƒ6PMw2aL7",
-             "FLUX_URI": "local:///run/flux/local"}
+             "FLUX_URI": "local:///run/flux"}
 FLUX_SIMPLE = {**FLUX_TASK, "PMI_FD": "9", "PMI_RANK": "2", "PMI_SIZE": "4", "FLUX_PMI_LIBRARY_PATH": "/libpmi.so"}
 FLUX_PMIX = {**FLUX_TASK, "PMIX_NAMESPACE": "ƒXGLLfH", "PMIX_RANK": "2"}
 FLUX_CRAY = {**FLUX_TASK, **PALS_SET, "PMI_CONTROL_PORT": "1,2", "PMI_SHARED_SECRET": "1"}
@@ -55,7 +55,8 @@ MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_W
           "PMIX_NAMESPACE": "x", "PMIX_RANK": "2", "PMIX_SERVER_URI2": "1565458432.0;tcp4://127.0.0.1:35401"}
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_FD": "9", "MPI_LOCALRANKID": "0", "HYDI_CONTROL_FD": "7"}
 SET = {
-    "srun none": STEP, "srun pmi2": {**STEP, "SLURM_MPI_TYPE": "pmi2", "PMI_FD": "10", "PMI_RANK": "2", "PMI_SIZE": "4"},
+    "srun none": STEP,
+    "srun pmi2": {**STEP, "SLURM_MPI_TYPE": "pmi2", "PMI_FD": "10", "PMI_RANK": "2", "PMI_SIZE": "4"},
     "srun pmix": {**STEP, "SLURM_MPI_TYPE": "pmix", "PMIX_NAMESPACE": "x", "PMIX_RANK": "2"},
     "srun cray_shasta 22": SHASTA_22, "srun cray_shasta 24": SHASTA_24, "flux simple": FLUX_SIMPLE,
     "flux pmix": FLUX_PMIX, "flux cray-pals": FLUX_CRAY, "flux cray-pals,simple": {**FLUX_CRAY, **FLUX_SIMPLE},

@@ -86,6 +86,7 @@ def test_the_order_in_which_processes_ended(order: list[int], waited_s: float, f
 @pytest.mark.parametrize(("signals", "outside"), [
     (["SIGTERM", "SIGTERM"], True), (["SIGINT", "SIGKILL"], True), (["SIGTERM"], False), (["SIGHUP", "SIGKILL"], False),
     (["SIGKILL", "SIGKILL"], False), (["SIGSEGV", "SIGSEGV"], False),
+    (["SIGALRM", "SIGALRM"], True), (["SIGALRM"], False),
 ])
 def test_a_signal_to_the_whole_job(signals: list[str], outside: bool) -> None:
     reports = [report(rank, ENDED, signal) for rank, signal in enumerate(signals)]
@@ -300,7 +301,7 @@ def test_the_block_names_all_there_is() -> None:
 
 def test_the_block_on_a_killed_rank_says_where_to_look() -> None:
     killed = Report(5, "n2", ENDED, "ended by SIGKILL (Killed)", 137, signal="SIGKILL")
-    assert "\n  do       look at the memory (sacct: MaxRSS" in block(Verdict(killed), None, 1.0)
+    assert "\n  do       look at the memory (dmesg on the node): fewer" in block(Verdict(killed), None, 1.0)
     assert "\n  do  " not in block(Verdict(killed._replace(signal="SIGSEGV")), None, 1.0)
 
 

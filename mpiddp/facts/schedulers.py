@@ -28,7 +28,8 @@ class Scheduler(NamedTuple):
     `ask_end` is the command that tells when the job ends, with {job} in it, and `parse_end` makes a time of
     time.time() of what it prints and of the present one, or raises ValueError.
     The rest are words for a user: what starts ranks in a job (`start`; empty: an mpirun), how to ask for GPUs of each
-    node (`gpus`) and for more memory (`memory`), empty where sites differ.
+    node (`gpus`) and for more memory (`memory`), and what tells a job's use of it (`memory_use`); empty where sites
+    differ.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Scheduler(NamedTuple):
     start: str = ""
     gpus: str = ""
     memory: str = ""
+    memory_use: str = ""
 
 
 def read_count(name: str) -> Callable[[Mapping[str, str]], int]:
@@ -115,15 +117,16 @@ SLURM = Scheduler(
     cpus=("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"),
     ask_end=("squeue", "--noheader", "--jobs={job}", "--format=%e"),
     parse_end=lambda text, _: parse_time(text), start="srun",
-    gpus="--gpus-per-node=N", memory="--mem")
+    gpus="--gpus-per-node=N", memory="--mem", memory_use="sacct: MaxRSS")
 PBS = Scheduler(
     "PBS", ("PBS_JOBID",), size=count_pbs_slots, unit="MPI processes", cpus=("NCPUS",),
     each="NCPUS",  # PBS gives it the value of OMP_NUM_THREADS
-    ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus=N", memory="-l select=…:mem=")
+    ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus=N",
+    memory="-l select=…:mem=", memory_use="qstat -xf: resources_used.mem")
 LSF = Scheduler(
     "LSF", ("LSB_JOBID",), size=count_lsf_hosts, cpus=("LSB_MCPU_HOSTS",),
     ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end, gpus="-gpu num=N",
-    memory="-M")
+    memory="-M", memory_use="bjobs -l: MAX MEM")
 SGE = Scheduler("SGE", ("JOB_ID",), size=read_count("NHOSTS"), cpus=(PE_HOSTFILE,))
 HTCONDOR = Scheduler("HTCondor", ("_CONDOR_PROCNO",), size=read_count("_CONDOR_NPROCS"), process="_CONDOR_PROCNO")
 AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_BATCH_JOB_NUM_NODES"),
@@ -191,6 +194,15 @@ def end_unknown(environ: Mapping[str, str]) -> str:
     if scheduler is None:
         return "no scheduler is known here that could say when the job ends"
     return f"{scheduler.ask_end[0] if scheduler.ask_end else scheduler.name} does not say here when the job ends"
+
+
+def advise_on_memory(environ: Mapping[str, str]) -> str:
+    """Return what to do if a rank was killed for lack of memory, empty if no scheduler is known that limits it."""
+    scheduler = find_scheduler(environ)
+    if scheduler is None or not scheduler.memory:
+        return ""
+    return (f"look at the memory ({scheduler.memory_use}; dmesg on the node): fewer DataLoader workers, or ask for "
+            f"more ({scheduler.memory})")
 
 
 def find_end(environ: Mapping[str, str], asks: bool) -> float | None:

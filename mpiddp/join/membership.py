@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..config import LaunchConfig
 from ..environment import Environment, Place
 from ..errors import LonelyLaunchError
-from ..facts import devices, launchers, runtime, software
+from ..facts import devices, launchers, runtime, schedulers, software
 from ..plan.environment import Endpoint, explain, exports, ways
 from ..plan.job import DevicePlan
 from ..plan.member import LogPlan, Member
@@ -92,7 +92,8 @@ class Membership:
         exits = runtime.loses_status(launchers.detect(os.environ))
         return Member(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
-                      f"{env.node_rank} {runtime.pid_namespace()}", self.endpoint.port)
+                      f"{env.node_rank} {runtime.pid_namespace()}", self.endpoint.port,
+                      schedulers.advise_on_memory(os.environ))
 
     def create_group(
         self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object], binds: bool = True

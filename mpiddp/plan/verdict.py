@@ -14,7 +14,8 @@ SEARCHING_S = 1.0  # in which the reason for what looks like a consequence is re
 
 OWN, ENDED, CONSEQUENCE, ABSENT = "own", "ended", "consequence", "absent"
 NOBODY = -1  # the rank of a report on a job of which no rank is known to be at fault
-FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")  # what users and schedulers send
+WALLTIME = "SIGALRM"  # Flux sends it to all ranks at the time limit; a script that has set an alarm gets it, too
+FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME)  # from users and schedulers
 
 GIVING_UP = "SIGABRT"  # by which NCCL's watchdog ends a rank whose collective takes too long, and C's abort() any
 
@@ -281,7 +282,8 @@ def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
     first, others = gone[0], [one.signal for one in gone[1:]]
     others += ["SIGINT" for rank in scene.interrupted if rank != first.rank]
     killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
-    return first.signal in FROM_OUTSIDE and (len(scene.hosts) == 1 or first.signal in others or killed_too)
+    is_alone = len(scene.hosts) == 1 and first.signal != WALLTIME
+    return first.signal in FROM_OUTSIDE and (is_alone or first.signal in others or killed_too)
 
 
 def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:

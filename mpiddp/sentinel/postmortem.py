@@ -10,7 +10,7 @@ from ..plan.member import Member
 from ..plan.verdict import ENDED, OUT_OF_MEMORY, Report
 
 LAUNCHING = (f'File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}', "<frozen runpy>")
-BY_LAUNCHERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP)
+BY_LAUNCHERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)  # the last one: Flux
 BY_WHOM = "by its launcher, by hand or by the kernel"
 
 
