@@ -138,7 +138,7 @@ def test_warnings() -> None:
     tight = machine(2)
     assert warnings(ranks(LAPTOP, *[range(16)] * 8), "auto") == []
     assert warnings([*ranks(tight, *[range(2)] * 4), *ranks(tight, *[range(2)] * 4, node=4)], "auto") == [
-        "one-core: 4 ranks have 2 cores on n[0,4]; ask for more (--cpus-per-task), or start fewer ranks"]
+        "one-core: 4 ranks have 2 cores on n[0,4]; ask for more, or start fewer ranks"]
     one_for_all = ranks(LAPTOP, *[[0]] * 4)
     assert warnings(one_for_all, "auto") == []
     assert [line.split(" on ")[0] for line in warnings(one_for_all, "launcher")] == [

@@ -19,6 +19,7 @@ from ..environment import Place
 from ..errors import LaunchError
 from ..facts.devices import use_device
 from ..facts.runtime import hostname
+from ..facts.schedulers import find_scheduler
 from ..join.rollcall import RollCall
 from ..measure.machine import kind, machine, switch
 from ..measure.own import Own, measure
@@ -149,7 +150,9 @@ def refusal(findings: Sequence[Finding]) -> LaunchError | None:
     """Return why a job does not start on its nodes, LaunchError `bad-node` or `slow-node`; None if nothing is odd."""
     bad, slow = split(findings)
     hosts = dict.fromkeys(host for one in findings for host in one.hosts)
-    without = f"leave it out with --exclude={folded(hosts)} (sbatch, srun), or start" if hosts else "start"
+    scheduler = find_scheduler(os.environ)
+    option = (scheduler and scheduler.exclude) or "mpiddp.supervise --exclude={}"
+    without = f"leave it out with {option.format(folded(hosts))}, or start" if hosts else "start"
     cure = f"{without} with --check alone, which warns"
     if bad:
         return LaunchError(

@@ -26,8 +26,9 @@ class Launcher(NamedTuple):
     `own` are the interfaces (facts/library.py) that it offers itself, `options` the words by which a user asks for
     them. `hides` are the prefixes of its variables, which the library of a single process must not see.
     `loses_status` are the interfaces through which MPI_Abort loses the job's exit status.
-    The rest are words for a user: what starts ranks (`command`), and its options for the ranks of a node, for a
-    rank's cores, against its own binding, and for handing on variables; empty where it has none.
+    The rest are words for a user: what starts ranks (`command`), and its options for the ranks of a node (with {} for
+    their number), for a rank's cores, against its own binding, for handing on variables, and for showing each rank all
+    GPUs of its node or its own alone; empty where it has none.
     """
 
     name: str
@@ -44,33 +45,36 @@ class Launcher(NamedTuple):
     cores: str = ""
     unbound: str = ""
     export: str = ""
+    all_gpus: str = ""
+    own_gpu: str = ""
 
 
 JSRUN = Launcher(
     "jsrun", ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",),  # sets OMPI_ ones, too
-    command="jsrun", ranks_per_node="--tasks_per_rs", cores="--cpu_per_rs", unbound="--bind none",
+    command="jsrun", ranks_per_node="--tasks_per_rs {}", cores="--cpu_per_rs", unbound="--bind none",
     export="--env_eval NAME")
 OPEN_MPI = Launcher(
     "Open MPI's mpirun", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",),
     marks=("OMPI_COMM_WORLD_SIZE",),  # flux run -o mpi=spectrum sets a rank alone
-    own=frozenset({PMIX}), command="mpirun", ranks_per_node="--map-by ppr:N:node", cores="--map-by slot:PE=N",
+    own=frozenset({PMIX}), command="mpirun", ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N",
     unbound="--bind-to none", export="-x NAME")
 MPIRUN_RSH = Launcher(
     "mpirun_rsh", ("MPIRUN_RANK",), ("MPIRUN_NPROCS",), ("MV2_COMM_WORLD_LOCAL_RANK",), command="mpirun_rsh",
     unbound="MV2_ENABLE_AFFINITY=0", export="NAME=VALUE")
 HYDRA = Launcher(
     "MPICH's or Intel MPI's mpiexec", ("PMI_RANK",), ("PMI_SIZE",), (OF_HYDRA,), own=frozenset({PMI}),
-    command="mpiexec", ranks_per_node="-ppn N", unbound="-bind-to none", export="-genvall")
+    command="mpiexec", ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall")
 PARASTATION = Launcher(
     "ParaStation's mpiexec", ("PMI_RANK", "PMIX_RANK"), (OF_PARASTATION, "PMI_SIZE"), (OF_HYDRA,),
     marks=(OF_PARASTATION,), options={PMIX: "--pmix"}, command="mpiexec",
-    ranks_per_node="--ppn", export="--envall")
+    ranks_per_node="--ppn {}", export="--envall")
 # A batch script has SLURM_PROCID too; only a step, which srun started, has a numeric SLURM_STEP_ID.
 SRUN = Launcher(
     "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",),
     options={PMIX: "--mpi=pmix", PMI: "--mpi=pmi2", CRAY: "--mpi=cray_shasta"},
     hides=("SLURM_", "PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY"), loses_status=frozenset({PMI}), command="srun",
-    ranks_per_node="--ntasks-per-node", cores="--cpus-per-task", unbound="--cpu-bind=none", export="--export=ALL")
+    ranks_per_node="--ntasks-per-node={}", cores="--cpus-per-task", unbound="--cpu-bind=none", export="--export=ALL",
+    all_gpus="--gpu-bind=none", own_gpu="--gpus-per-task=1")
 PSSLURM = SRUN._replace(  # it looks at this variable, and at --mpi=none alone (psslurm, getPMIType())
     marks=(OF_PARASTATION,), options={PMIX: "PSSLURM_PMI_TYPE=pmix", PMI: "PSSLURM_PMI_TYPE=pspmi"},
     loses_status=frozenset())
@@ -78,13 +82,13 @@ FLUX = Launcher(
     "flux run", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",),
     options={PMIX: "-o pmi=pmix", PMI: "-o pmi=simple", FLUX_PMI: "-o pmi=simple", CRAY: "-o pmi=cray-pals"},
     hides=("FLUX_PMI_", "PMI_", "PMIX_", "PALS_"), loses_status=ALL_INTERFACES,  # the abort cancels the job: 143
-    command="flux run", ranks_per_node="--tasks-per-node", cores="--cores-per-task", unbound="-o cpu-affinity=off",
-    export="--env=NAME")
+    command="flux run", ranks_per_node="--tasks-per-node={}", cores="--cores-per-task", unbound="-o cpu-affinity=off",
+    export="--env=NAME", all_gpus="-o gpu-affinity=off", own_gpu="-o gpu-affinity=per-task")
 PALS = Launcher(
     "PALS's mpiexec", ("PALS_RANKID",), ("PMI_SIZE",), ("PALS_LOCAL_RANKID",),  # PALS_NRANKS is what a user exports
     options={PMIX: "--pmi=pmix", CRAY: "--pmi=cray"}, hides=("PALS_", "PMI_", "PMIX_"), command="mpiexec",
-    ranks_per_node="--ppn", cores="--depth", unbound="--cpu-bind none", export="--envall")
-APRUN = Launcher("aprun", ("ALPS_APP_PE",), command="aprun", ranks_per_node="-N", cores="-d", unbound="-cc none")
+    ranks_per_node="--ppn {}", cores="--depth", unbound="--cpu-bind none", export="--envall")
+APRUN = Launcher("aprun", ("ALPS_APP_PE",), command="aprun", ranks_per_node="-N {}", cores="-d", unbound="-cc none")
 PMIX_LAUNCHER = Launcher("a PMIx launcher", ("PMIX_RANK",), ("PMIX_JOB_SIZE",), own=frozenset({PMIX}))
 TORCHRUN = Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",))
 LAUNCHERS = (JSRUN, OPEN_MPI, MPIRUN_RSH, HYDRA, PARASTATION, SRUN, FLUX, PALS, APRUN, PMIX_LAUNCHER)

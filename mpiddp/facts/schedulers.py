@@ -27,8 +27,8 @@ class Scheduler(NamedTuple):
     `cpus` are the variables that tell how many CPUs of a node the job has, or each process of it (`each`).
     `ask_end` is the command that tells when the job ends, with {job} in it, and `parse_end` makes a time of
     time.time() of what it prints and of the present one, or raises ValueError.
-    The rest are words for a user: what starts ranks in a job (`start`; empty: an mpirun), how to ask for GPUs of each
-    node (`gpus`) and for more memory (`memory`), and what tells a job's use of it (`memory_use`); empty where sites
+    The rest are words for a user: what starts ranks in a job (`start`; empty: an mpirun), how to ask for the GPUs of a
+    node (`gpus`, with {} for their number), for more cores of a rank (`cores`), without some nodes (`exclude`) and for more memory (`memory`), and what tells a job's use of it (`memory_use`); empty where sites
     differ.
     """
 
@@ -44,6 +44,8 @@ class Scheduler(NamedTuple):
     parse_end: Callable[[str, float], float] = lambda text, _: float(text)
     start: str = ""
     gpus: str = ""
+    cores: str = ""
+    exclude: str = ""
     memory: str = ""
     memory_use: str = ""
 
@@ -111,22 +113,24 @@ def parse_lsf_end(text: str, now_s: float) -> float:
 FLUX = Scheduler(
     "Flux", ("FLUX_JOB_ID_PATH", "FLUX_ENCLOSING_ID"), size=count_flux_resources, unit="nodes or GPUs",
     ask_end=("flux", "job", "timeleft"),
-    parse_end=parse_flux_end, start="flux run", gpus="--gpus-per-node=N")
+    parse_end=parse_flux_end, start="flux run", gpus="--gpus-per-node={}", cores="--cores-per-task",
+    exclude="--requires='not hosts:{}'")
 SLURM = Scheduler(
     "Slurm", ("SLURM_JOB_ID",), "SLURM_STEP_ID", read_count("SLURM_NTASKS"), "tasks",
     cpus=("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"),
     ask_end=("squeue", "--noheader", "--jobs={job}", "--format=%e"),
     parse_end=lambda text, _: parse_time(text), start="srun",
-    gpus="--gpus-per-node=N", memory="--mem", memory_use="sacct: MaxRSS")
+    gpus="--gpus-per-node={}", cores="--cpus-per-task", exclude="--exclude={}", memory="--mem",
+    memory_use="sacct: MaxRSS")
 PBS = Scheduler(
     "PBS", ("PBS_JOBID",), size=count_pbs_slots, unit="MPI processes", cpus=("NCPUS",),
     each="NCPUS",  # PBS gives it the value of OMP_NUM_THREADS
-    ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus=N",
+    ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus={}", cores="-l select=…:ncpus=",
     memory="-l select=…:mem=", memory_use="qstat -xf: resources_used.mem")
 LSF = Scheduler(
     "LSF", ("LSB_JOBID",), size=count_lsf_hosts, cpus=("LSB_MCPU_HOSTS",),
-    ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end, gpus="-gpu num=N",
-    memory="-M", memory_use="bjobs -l: MAX MEM")
+    ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end, gpus="-gpu num={}",
+    cores="-n", memory="-M", memory_use="bjobs -l: MAX MEM")
 SGE = Scheduler("SGE", ("JOB_ID",), size=read_count("NHOSTS"), cpus=(PE_HOSTFILE,))
 HTCONDOR = Scheduler("HTCondor", ("_CONDOR_PROCNO",), size=read_count("_CONDOR_NPROCS"), process="_CONDOR_PROCNO")
 AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_BATCH_JOB_NUM_NODES"),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from ..config import LaunchConfig
 from ..errors import LaunchError
 from ..facts.host import HostFacts
+from .advice import advice_for, brackets
 from .words import folded, listed, minority
 
 SMALL_SHM_BYTES = 2**30
@@ -65,13 +66,14 @@ def check_options(facts: Sequence[HostFacts]) -> None:
         if one.options != first:
             name = next(name for name in (*first, *one.options) if first.get(name) != one.options.get(name))
             has, lacks = (facts[0].options.get(name), one.options.get(name))
+            launcher = advice_for(one).launcher
             raise LaunchError(
                 "options-differ",
                 found=f"{name} is {has or 'not set'} on rank 0, but {lacks or 'not set'} on rank {rank} "
                 f"on {one.hostname}",
                 needed="the same options for all ranks, in each part of the command line and in MPIDDP_ variables",
-                do="give all parts of `mpirun … : …` the same options before their scripts, or export the variables\n"
-                "to all nodes (mpirun -x, srun --export=ALL)",
+                do="give all parts of a command line with colons the same options before their scripts, or export the\n"
+                f"variables to all nodes{brackets(f'{launcher.command} {launcher.export}'.strip())}",
             )
 
 
@@ -103,7 +105,7 @@ def check_idle(facts: Sequence[HostFacts]) -> None:
             "idle-gpus",
             found=f"1 rank, but {given} GPUs on {hosts_of(idle)}",
             needed="one rank for each GPU",
-            do=f"start {given} ranks a node (--ntasks-per-node={given}, --gpus-per-task=1), or ask for one GPU\n"
+            do=f"start {given} ranks a node{advice_for(idle[0]).ranks_per_node(given)}, or ask for one GPU\n"
             "(--allow-idle-gpus for a script that uses several itself)",
         )
 
@@ -118,13 +120,13 @@ def check_given(facts: Sequence[HostFacts]) -> None:
     ranks = Counter(one.node for one in facts)
     short = [one for one in facts if 0 < one.given_gpus < ranks[one.node] and len(one.gpus) < ranks[one.node]]
     if short:
-        given, wanted = short[0].given_gpus, ranks[short[0].node]
+        given, wanted, advice = short[0].given_gpus, ranks[short[0].node], advice_for(short[0])
         raise LaunchError(
             "too-few-gpus",
             found=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {hosts_of(short)}, as Slurm says",
             needed="one GPU for each rank of a node",
-            do=f"start {given} rank{'s' * (given != 1)} a node (--ntasks-per-node={given}), or ask for more GPUs "
-            f"(--gpus-per-node={wanted});\n--share-gpus lets ranks share one, --device=cpu takes none",
+            do=f"start {given} rank{'s' * (given != 1)} a node{advice.ranks_per_node(given)}, or ask for more GPUs"
+            f"{advice.gpus(wanted)};\n--share-gpus lets ranks share one, --device=cpu takes none",
         )
 
 
