@@ -17,7 +17,7 @@ from .config import RESTARTS, LaunchConfig
 from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from .exits import abort, let_through, skip_exit_functions
 from .facts import launchers, runtime
-from .facts.library import needs_exit_functions
+from .facts.library import library, needs_exit_functions
 from .facts.look import look_at_host
 from .join.hosting import Hosting
 from .join.initialise import initialise_mpi
@@ -223,9 +223,9 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     """
     from .run.guard import Guard
 
+    refuse_split_world()
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join(comm, config)
-    runtime.disown(os.environ)
     started_by = launchers.detect(os.environ)
     sentinel = fork_sentinel(config, started_by)
     sentinel.stage("the start after MPI_Init")
@@ -245,6 +245,20 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     started.ending.watch(leave, outlet_of(membership, config))
     started.guard = Guard(started.ending, leave)
     return started
+
+
+def refuse_split_world() -> None:
+    """Raise LaunchError `split-world` where MPI has made several worlds of a launcher's processes, as under srun alone.
+
+    A process that a rank has started may be a world of its own.
+    """
+    from mpi4py import MPI
+
+    from .plan.fit import check_whole
+
+    runtime.disown(os.environ)
+    if runtime.outer_launcher(os.environ) is None:
+        check_whole(launchers.detect(os.environ), MPI.COMM_WORLD.size, library())
 
 
 def join(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:

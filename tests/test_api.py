@@ -48,6 +48,19 @@ def test_a_with_block_holds_a_group_and_restores_the_environment(mpi: Mpi) -> No
         "mpiddp: warning: stale-environment: already set, and set anew from MPI: RANK=stale on rank 0"]
 
 
+def test_a_split_world_is_refused_on_every_rank() -> None:
+    """As under `srun` without an interface that the library speaks: each process is a world of its own."""
+    mpiexec_of, library = MPIS["mpich"], MPIS["openmpi5"]
+    need([*mpiexec_of.missing(), *library.missing()])
+    command = mpiexec_command(mpiexec_of, 2, PROGRAM, "with")
+    command[command.index(str(mpiexec_of.python))] = str(library.python)
+    done = processes.run(*command, timeout=DEADLINE_S, env={**single_node_environ(mpiexec_of), **FROM_ROOT}, cwd=ROOT)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "LaunchError: mpiddp: cannot start: split-world" in done.stderr
+    assert "2 processes started by MPICH's or Intel MPI's mpiexec, but MPI has 1 in one world" in done.stderr
+
+
 @pytest.mark.thorough
 def test_one_group_after_another(quick: Mpi) -> None:
     assert check(own_main(quick, 2, PROGRAM, "again")).stdout == "again\n" * 2

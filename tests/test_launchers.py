@@ -14,6 +14,8 @@ from mpiddp.facts.launchers import LAUNCHERS, detect, is_first_on_node
 from mpiddp.facts.library import ALL_INTERFACES, Library
 from mpiddp.facts.runtime import loses_status, slurm_step
 from mpiddp.plan.fit import check_fit, check_tasks, check_whole, hidden, unlaunched
+from mpiddp.where.cards import Card, job_number, write
+from mpiddp.where.client import UnansweredError, find
 
 MPICH = Library("MPICH", (5, 0, 2), "/lib/libmpi.so.12", frozenset({"pmi"}))
 CRAY_BUILT = Library("MPICH", (4, 1), "/opt/x/libmpi.so.12", ALL_INTERFACES)  # it has loaded Cray's libpmi
@@ -212,6 +214,25 @@ def test_a_single_task_that_is_offered_nothing_useful_is_a_world_of_one(kind: st
 ])
 def test_the_number_of_a_job(environ: dict[str, str], job: tuple[str, str]) -> None:
     assert schedulers.find_job(environ) == job
+
+
+@pytest.mark.parametrize(("environ", "names"), [
+    (FLUX_TASK, ("ƒ6PMw2aL7", "f6PMw2aL7", "f6PMw2aL7.fXGLLfH", "ƒ6PMw2aL7.ƒXGLLfH", "")),
+    ({"PBS_JOBID": "9[3].pbs01"}, ("9[3].pbs01", "9[3]", "9_3")), ({"PBS_JOBID": "9.pbs01"}, ("9.pbs01", "9")),
+    ({"LSB_JOBID": "5"}, ("5",))])
+def test_a_job_is_found_by_what_its_scheduler_calls_it(
+    environ: dict[str, str], names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in (name for scheduler in schedulers.SCHEDULERS for name in scheduler.jobs):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    card = Card("mpiddp-1", *job_number(), "n1", "127.0.0.1", 4000, "token", 2, "0")
+    write(card)
+    assert {name: find(name).run_id for name in names} == dict.fromkeys(names, "mpiddp-1")
+    with pytest.raises(UnansweredError):
+        find("77.pbs01")
 
 
 @pytest.mark.parametrize(("environ", "start"), [

@@ -101,8 +101,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "log-dir": {
         "default": "", "metavar": "DIR",
-        "help": "write each rank's output to a file, too: DIR/JOB/rank-00013.HOST.log, where JOB is the "
-                "scheduler's number of the job, or a random name that the report of a failure tells; ranks.json there has a line for each",
+        "help": "write each rank's output to a file, too: DIR/JOB/rank-00013.HOST.log, where JOB is the scheduler's "
+                "number of the job, or a random name that the report of a failure tells; ranks.json there has a line "
+                "for each",
     },
     "log-compress": {
         "default": "", "choices": ("gzip", "zstd"),

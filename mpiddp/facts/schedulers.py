@@ -28,8 +28,8 @@ class Scheduler(NamedTuple):
     `ask_end` is the command that tells when the job ends, with {job} in it, and `parse_end` makes a time of
     time.time() of what it prints and of the present one, or raises ValueError.
     The rest are words for a user: what starts ranks in a job (`start`; empty: an mpirun), how to ask for the GPUs of a
-    node (`gpus`, with {} for their number), for more cores of a rank (`cores`), without some nodes (`exclude`) and for more memory (`memory`), and what tells a job's use of it (`memory_use`); empty where sites
-    differ.
+    node (`gpus`, with {} for their number), for more cores of a rank (`cores`), without some nodes (`exclude`) and for
+    more memory (`memory`), and what tells a job's use of it (`memory_use`); empty where sites differ.
     """
 
     name: str
