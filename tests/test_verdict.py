@@ -133,6 +133,18 @@ def killed(came_s: dict[int, float], waited_s: float, scene: Scene, cause: str =
 
 
 SRUN = Scene(HOSTS, by_node=True, by_srun=True, world_size=6)
+
+
+@pytest.mark.parametrize(("scene", "cause", "outside"), [
+    (Scene({0: "n0"}, by_srun=True, world_size=1), "killed", True), (Scene({0: "n0"}, world_size=1), "killed", False),
+    (Scene({0: "n0"}, by_srun=True, world_size=1), OUT_OF_MEMORY, False)])
+def test_the_only_rank_of_srun_is_killed(scene: Scene, cause: str, outside: bool) -> None:
+    """As on a SIGTERM to srun; by hand, it was sent from outside as well."""
+    verdict = killed({0: 0.0}, SEARCHING_S, scene, cause)
+    assert verdict is not None
+    assert verdict.outside == outside
+
+
 AT_ONCE = {4: 0.0, 5: 0.01, 2: 0.02, 3: 0.03, 0: 0.04, 1: 0.05}
 FOLLOWED = {4: 0.0, 5: 0.2, 2: 0.21, 3: 0.22, 0: 0.23, 1: 0.24}
 

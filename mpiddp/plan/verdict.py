@@ -289,13 +289,14 @@ def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
 def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
     """Tell whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
 
-    If only one rank was killed, by hand or for lack of memory, the others live on until this job ends them.
+    If only one rank was killed, by hand or for lack of memory, the others live on until this job ends them. A job of
+    one rank has no others: there it was srun, unless the kernel tells of a lack of memory.
     """
-    if not scene.by_srun or len(gone) == 1:
-        return False
+    plain = scene.by_srun and all(one.signal == "SIGKILL" and OUT_OF_MEMORY not in one.cause for one in gone)
+    if not plain or len(gone) == 1:
+        return plain and len(scene.hosts) == 1
     first_s, second_s = sorted(scene.came_s[one.rank] for one in gone)[:2]
-    plainly = all(one.signal == "SIGKILL" and OUT_OF_MEMORY not in one.cause for one in gone)
-    return plainly and second_s - first_s < SETTLING_S
+    return second_s - first_s < SETTLING_S
 
 
 def alike(own: Sequence[Report]) -> list[Report]:
