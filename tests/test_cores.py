@@ -15,7 +15,7 @@ import pytest
 
 from mpiddp.facts import cpus
 from mpiddp.facts.cpus import Grant, Topology, allowed, grant, topology
-from mpiddp.facts.host import HostFacts
+from mpiddp.facts.host import HostFacts, host_facts
 from mpiddp.plan.cores import Share, cores_in, shares, warnings
 from tests import processes
 from tests.cluster import Cluster
@@ -215,6 +215,25 @@ SLURM, PBS, LSF = {"SLURM_JOB_ID": "8"}, {"PBS_JOBID": "9[3].server"}, {"LSB_JOB
 ])
 def test_what_a_scheduler_says_that_it_has_given(environ: dict[str, str], found: Grant | None) -> None:
     assert grant(environ, "n2", by_mpirun=False) == found
+
+
+@pytest.mark.parametrize(("masks", "wanted"), [
+    ([{17}], [{17}]), ([{0, 1}, {0, 1}], [{0}, {1}]), ([{4}, {5}], [{4}, {5}]), ([range(64)], [range(64)])])
+def test_what_flux_gave_a_job_is_all_there_is(masks: list[Collection[int]], wanted: list[Collection[int]]) -> None:
+    """Flux binds tasks, without a cgroup: what a rank is allowed is what it was given, the topology is the node's."""
+    node = [one._replace(allowed=one.cpus) for one in ranks(A100_NODE, *masks)]
+    assert [share.cpus for share in shares(node, "auto")] == [frozenset(cpus) for cpus in wanted]
+    few = [one._replace(allowed=one.cpus) for one in ranks(A100_NODE, {3}, {3})]
+    assert warnings(few, "auto") == ["one-core: 2 ranks have 1 core on n0; ask for more, or start fewer ranks"]
+
+
+def test_a_rank_of_flux_keeps_to_its_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {cpu})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    flux = {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_ID_PATH": "/f1"}
+    facts = host_facts(flux, 0, 0, True, None, "", False)
+    assert (facts.cpus, facts.allowed, facts.launcher, facts.scheduler) == ({cpu}, {cpu}, "flux run", "Flux")
 
 
 def test_what_slurm_has_given_the_job_counts_for_mpirun_not_its_daemons_step() -> None:
