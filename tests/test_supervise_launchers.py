@@ -213,9 +213,10 @@ def test_a_signal_ends_a_job_of_flux(quick: Mpi, tmp_path: Path, flux: dict[str,
         began = time.monotonic()
         said = process.communicate(timeout=30)[0]
         took_s = time.monotonic() - began
-        assert not processes.leftovers(environ)
     finally:
         processes.end_tree(process.pid)
+        left = processes.leftovers(environ)
+    assert not left
     assert process.returncode, said
     assert took_s < 15
     assert [one["action"] for one in json.loads((tmp_path / "h.json").read_text())["attempts"]] == ["stop"], said

@@ -1,7 +1,8 @@
 """The launchers that start a job's ranks, a row for each: what its command looks like, and what it does with signals.
 
 Sources: man srun; man flux-run, flux-job and flux-jobs; mpiexec(1) of MPICH and mpirun(1) of Open MPI. Of PALS: the
-options of `mpiexec` in HPE's craycli and Common Tools Interface, which hand SIGINT and SIGQUIT on to the ranks.
+`mpiexec` of HPE's craycli, with its options, the signals that it hands on to the ranks, SIGINT and SIGQUIT among them,
+and its status, the highest of all ranks.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ FLUX_RUN = Launcher(
         "--dependency", "--env", "--env-file", "--env-remove", "--error", "--flags", "--gpus-per-task", "--input",
         "--job-name", "--output", "--queue", "--rlimit", "--setattr", "--setopt", "--signal", "--taskmap",
         "--time-limit", "--urgency"), 1))
-PALS = Launcher(  # what it prints for --version is not known: it is not asked
+PALS = Launcher(  # told by HPE's folder, /opt/cray/pals or /opt/cray/pe/pals: what it prints for --version is not known
     "PALS's mpiexec", ("mpiexec",), MPI_PROGRAM, by_pals, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
     counts=("-n", "-np", "--np"), per_node=("-ppn", "--ppn"),
     chooses=("-host", "--host", "-hosts", "--hosts", "-hostlist", "--hostlist", "-f", "-hostfile", "--hostfile",
