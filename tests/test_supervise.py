@@ -20,7 +20,7 @@ import torch
 from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, ENDED, OUT_OF_MEMORY, OWN
 from mpiddp.show.files import note_suspects
 from mpiddp.supervise.allocation import allocation, without
-from mpiddp.supervise.command import CommandError, Launcher, on_nodes, own_options, read
+from mpiddp.supervise.command import CommandError, on_nodes, own_options, read
 from mpiddp.supervise.decision import (
     Action,
     Attempt,
@@ -32,6 +32,7 @@ from mpiddp.supervise.decision import (
     device_fault,
     suspects,
 )
+from mpiddp.supervise.launchers import NONE, OPEN_MPI, SLURM, Placement
 from mpiddp.supervise.running import Running, attempt_of
 from mpiddp.supervise.supervisor import state_of
 from tests import processes
@@ -211,7 +212,7 @@ def test_months_of_a_thousand_nodes() -> None:
         sum(one.lost_h for one in outcomes) for name, outcomes in found.items() if outcomes is not ours)
 
 
-OPEN_MPI, HYDRA_SAYS = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
+OPEN_MPI_SAYS, HYDRA_SAYS = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
 PROGRAMS_THERE = ("python", "python3.11", "./a.out", "ch-run")
 JOB = ("python3.11", "-m", "mpiddp", "train.py")
 
@@ -219,7 +220,7 @@ JOB = ("python3.11", "-m", "mpiddp", "train.py")
 @pytest.mark.parametrize(("command", "version", "nodes", "started"), [
     (("srun", "--mpi=pmix", *JOB), "", ("n1", "n3"), (
         "srun", "--overlap", "--nodes=2", "--ntasks=4", "--nodelist=n1,n3", "--job-name=s", "--mpi=pmix", *JOB)),
-    (("mpirun", "--bind-to", "none", *JOB), OPEN_MPI, ("n1", "n3"), (
+    (("mpirun", "--bind-to", "none", *JOB), OPEN_MPI_SAYS, ("n1", "n3"), (
         "mpirun", "-n", "4", "--host", "n1:2,n3:2", "-x", "A", "-x", "B", "--bind-to", "none", *JOB)),
     (("/opt/bin/mpiexec", "-n", "2", *JOB), HYDRA_SAYS, (), ("/opt/bin/mpiexec", "-n", "2", *JOB)),
     (("mpiexec", *JOB), HYDRA_SAYS, ("n1", "n3"), ("mpiexec", "-n", "4", "-hosts", "n1,n3", "-ppn", "2", *JOB)),
@@ -233,16 +234,17 @@ JOB = ("python3.11", "-m", "mpiddp", "train.py")
 def test_the_command_on_some_nodes(
     command: tuple[str, ...], version: str, nodes: tuple[str, ...], started: tuple[str, ...]
 ) -> None:
-    assert tuple(on_nodes(read(command, version, PROGRAMS_THERE.__contains__), nodes, 2, "s", ["A", "B"])) == started
+    where = Placement(nodes, 2, "s", ["A", "B"])
+    assert tuple(on_nodes(read(command, version, PROGRAMS_THERE.__contains__), where)) == started
 
 
 def test_what_a_command_asks_for() -> None:
-    found = read(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"), OPEN_MPI,
+    found = read(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"), OPEN_MPI_SAYS,
                  PROGRAMS_THERE.__contains__)
-    assert (found.launcher, found.tasks, found.options, found.error_file) == (Launcher.OPEN_MPI, 8, (), "e.json")
+    assert (found.launcher, found.tasks, found.options, found.error_file) == (OPEN_MPI, 8, (), "e.json")
     assert found.rest == ("python", "-m", "mpiddp", "train.py")
     theirs = ("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x")
-    assert read(theirs, "", PROGRAMS_THERE.__contains__)[3:] == (theirs[2:], None, "", "")
+    assert read(theirs, "", PROGRAMS_THERE.__contains__)[3:] == (theirs[2:], None, None, "", "")
 
 
 @pytest.mark.parametrize(("words", "found"), [
@@ -262,7 +264,7 @@ def test_a_value_that_is_called_as_a_program() -> None:
     command = ("srun", "-p", "python", "--qos", "python3.11", "-A", "ch-run", *JOB)
     assert read(command, "", PROGRAMS_THERE.__contains__).rest == JOB
     mpirun = ("mpirun", "--map-by", "python", "--mca", "python", "python", "-n", "2", *JOB)
-    assert read(mpirun, OPEN_MPI, PROGRAMS_THERE.__contains__)[2:5] == (mpirun[1:6], JOB, 2)
+    assert read(mpirun, OPEN_MPI_SAYS, PROGRAMS_THERE.__contains__)[2:5] == (mpirun[1:6], JOB, 2)
 
 
 def test_what_a_report_says_of_devices() -> None:
@@ -275,14 +277,13 @@ def test_what_a_report_says_of_devices() -> None:
 
 
 @pytest.mark.parametrize("command", [
-    ("srun", "-N2", *JOB), ("srun", "--nodelist=n1", *JOB), ("srun", "-n", "4", *JOB), ("mpirun", "-H", "n1", *JOB),
-    ("mpiexec", "-hosts", "n1", *JOB), ("srun", "--ntasks-per-node=2", *JOB), ("mpirun", "-N", "2", *JOB),
-    ("mpiexec", "-ppn", "2", *JOB), ("mpirun", *JOB, ":", "-n", "1", "./a.out"),
+    ("srun", "-N2", *JOB), ("srun", "--nodelist=n1", *JOB), ("mpirun", "-H", "n1", *JOB),
+    ("mpiexec", "-hosts", "n1", *JOB), ("mpirun", *JOB, ":", "-n", "1", "./a.out"),
     ("mpirun", "-n", "all", *JOB), ("srun", "--mpi=pmix", "nowhere"),
 ])
 def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
     with pytest.raises(CommandError, match=r"-.*: must|-.*: mpiddp.supervise chooses the nodes|no program|':' between"):
-        read(command, OPEN_MPI, PROGRAMS_THERE.__contains__)
+        read(command, OPEN_MPI_SAYS, PROGRAMS_THERE.__contains__)
 
 
 def test_nodes_that_are_excluded(tmp_path: Path) -> None:
@@ -299,13 +300,11 @@ def test_nodes_that_are_excluded(tmp_path: Path) -> None:
 
 def test_the_nodes_of_an_allocation(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"}
-    assert allocation(slurm, "") == (("n1", "n2", "n3"), 2, "7")
+    assert allocation(slurm, "") == (("n1", "n2", "n3"), 2, SLURM, "7")
     assert allocation({**slurm, "SLURM_NTASKS_PER_NODE": "4"}, "").tasks_per_node == 4
-    (tmp_path / "pbs").write_text("n1\nn1\nn2\nn2\n")
-    assert allocation({"PBS_NODEFILE": str(tmp_path / "pbs")}, "") == (("n1", "n2"), 2, "")
     (tmp_path / "hosts").write_text("n1 slots=4\nn2:4  # MPICH's way\n\n")
-    assert allocation(slurm, str(tmp_path / "hosts")) == (("n1", "n2"), 4, "")
-    assert allocation({}, "") == ((), 0, "")
+    assert allocation(slurm, str(tmp_path / "hosts")) == (("n1", "n2"), 4, "", "")
+    assert allocation({}, "") == ((), 0, "", "")
 
 
 def notes(file: Path) -> list[tuple[int, str, float]]:
@@ -712,10 +711,10 @@ def test_a_job_gets_sigterm_when_its_supervisor_is_killed(tmp_path: Path) -> Non
     """The launcher's process is the program itself as soon as it is there, and ignores no signal of ours."""
     code = """\
 import os, signal, sys
-from mpiddp.supervise.command import Launcher
+from mpiddp.supervise.launchers import NONE
 from mpiddp.supervise.running import Running
 pid = Running(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, "", \
-Launcher.NONE, 1.0)._process.pid
+NONE, 1.0)._process.pid
 status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
 assert status["Name"].strip() in ("sh", "dash", "bash"), status
 assert int(status["SigIgn"], 16) == 0, status
@@ -740,4 +739,4 @@ def test_a_launcher_that_cannot_be_started(tmp_path: Path, text: str, error: typ
         path.write_text(text)
         path.chmod(0o644 if error is PermissionError else 0o755)
     with pytest.raises(error):
-        Running([str(path)], os.environ, "", Launcher.NONE, 1.0)
+        Running([str(path)], os.environ, "", NONE, 1.0)

@@ -18,7 +18,8 @@ from ..errors import EXIT_USAGE
 from ..say import say
 from ..version import __version__
 from .allocation import Allocation, allocation, without
-from .command import Command, CommandError, Launcher, launcher_of, read
+from .command import Command, CommandError, read
+from .launchers import HYDRA, NONE, SLURM, STARTERS, launcher_of
 from .supervisor import Plan, Supervisor
 
 VERSION_S = 10.0  # for a launcher to tell its version
@@ -29,9 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parsed(arguments)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a job ended
     try:
-        command = read(given.command, version_of(given.command[0]))
+        path = os.path.realpath(shutil.which(given.command[0]) or given.command[0])
+        command = read(given.command, version_of(given.command[0], path), path=path)
         allowed = allocation(os.environ, given.hostfile or "")
-        if command.launcher is Launcher.NONE:  # it runs on this machine
+        if command.launcher is NONE:  # it runs on this machine
             allowed = allowed._replace(nodes=())
         allowed = usable(allowed, given.exclude)
         plan = plan_of(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
@@ -94,7 +96,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dir", type=existing, default=".", metavar="DIR", help="a folder that all nodes share, for "
                         "the reports of the attempts (default: this one)")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND…", help="srun or mpirun, and the rest")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND…", help=f"{STARTERS}, and the rest")
     found = parser.parse_args(arguments)
     if not found.command:
         parser.error("a command is needed: srun --mpi=pmix python -m mpiddp train.py")
@@ -116,37 +118,47 @@ def usable(allowed: Allocation, excluded: str) -> Allocation:
 
 def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, folder: Path) -> Plan:
     """Return what is to be done; raise CommandError if it cannot be."""
-    nodes = given.nodes or max(1, len(allowed.nodes))
     here = len(allowed.nodes) or 1
+    nodes = wanted = given.nodes or here
     lowest = given.min_nodes or nodes
     if given.min_nodes and given.min_nodes <= here < nodes:  # as when some are excluded
         nodes = here
     try:
         grace_s = seconds(command.abort_grace or str(default_of("abort-grace", os.environ)))
-        if command.launcher is Launcher.SRUN and not allowed.slurm_job:
-            raise CommandError("srun: start it in an allocation: with sbatch, or in a shell of salloc")
+        launcher = command.launcher
+        if launcher.system not in ("", allowed.system):
+            raise CommandError(f"{launcher.name}: start it in an allocation of {launcher.system}: {launcher.begin}")
         if nodes > here:
-            needs = "" if command.launcher is not Launcher.NONE else "; for more, begin with srun, mpirun or mpiexec"
+            needs = "" if launcher is not NONE else f"; for more, begin with {STARTERS}"
             raise CommandError(f"--nodes {nodes}: there {'is 1 node' if here == 1 else f'are {here} nodes'}{needs}")
         if lowest > nodes:
             raise CommandError(f"--min-nodes {lowest}: must be at most --nodes {nodes}")
-        if command.tasks is not None and command.tasks % nodes:
-            raise CommandError(f"-n {command.tasks}: does not go into {nodes} nodes evenly")
-        tasks = command.tasks // nodes if command.tasks is not None else allowed.tasks_per_node
-        if not tasks and command.launcher is not Launcher.NONE:
-            raise CommandError("how many ranks? say -n N after the launcher's name, or --ntasks-per-node to sbatch")
+        tasks_per_node = ranks_of_a_node(command, wanted) or allowed.tasks_per_node
+        if not tasks_per_node and launcher is not NONE:
+            besides = ", or --ntasks-per-node to sbatch" if allowed.system == SLURM else ""
+            raise CommandError(f"how many ranks? say -n N after {' '.join(command.program)}{besides}")
     except (CommandError, argparse.ArgumentTypeError) as error:
         folder.rmdir()
         raise CommandError(error) from None
     error_file = next(filter(None, (command.error_file, os.environ.get("MPIDDP_ERROR_FILE"),
                                     os.environ.get("TORCHELASTIC_ERROR_FILE"))), "")
-    return Plan(command, allowed, nodes, lowest, tasks, given.max_restarts, given.stop_before, grace_s,
+    return Plan(command, allowed, nodes, lowest, tasks_per_node, given.max_restarts, given.stop_before, grace_s,
                 error_file, given.progress_file, given.history, given.suspects, folder.resolve())
 
 
-def version_of(program: str) -> str:
-    """Return what a launcher prints for --version, nothing if it is none; raise CommandError if it does not tell."""
-    if launcher_of(program, "") in (Launcher.SRUN, Launcher.NONE):
+def ranks_of_a_node(command: Command, nodes: int) -> int:
+    """Return how many ranks a command asks for on each of so many nodes, 0 if it does not say; raise CommandError."""
+    tasks, of_each = command.tasks, command.tasks_per_node
+    if tasks and of_each and tasks != of_each * nodes:
+        raise CommandError(f"-n {tasks}: is not {of_each} ranks on each of {nodes} nodes")
+    if tasks and tasks % nodes:
+        raise CommandError(f"-n {tasks}: is not a multiple of {nodes} nodes")
+    return of_each or (tasks or 0) // nodes
+
+
+def version_of(program: str, path: str) -> str:
+    """Return what an mpiexec prints for --version, if that tells whose it is; raise CommandError if it says nothing."""
+    if launcher_of(program, path, "") is not HYDRA:
         return ""
     try:
         done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,

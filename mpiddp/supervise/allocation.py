@@ -16,32 +16,47 @@ from typing import NamedTuple
 
 from ..facts import schedulers
 from ..facts.files import open_for_reading
+from .launchers import FLUX, SLURM
 
 BETWEEN_S = 1.0  # between two tries
 ANSWERS_S = 1.0  # for a node to take a connection
-SLURM_S = 5.0  # for Slurm's controller to answer
+COMMAND_S = 5.0  # for a batch system's command to answer
 SLURMD_PORT, SSH_PORT = 6818, 22
 CALLERS = 64  # nodes that are asked at a time
+KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # where Kubernetes' MPI operator writes it, on its launcher's pod
 
 
 class Allocation(NamedTuple):
-    """Nodes, none for this machine alone; how many ranks each gets, 0 if nobody has said; and Slurm's job, if any."""
+    """Nodes, none for this machine alone; and how many ranks each gets, 0 if nobody has said.
+
+    `system` is the batch system, if it says which nodes answer, and `job` what Slurm calls the job.
+    """
 
     nodes: tuple[str, ...]
     tasks_per_node: int
-    slurm_job: str = ""
+    system: str = ""
+    job: str = ""
 
 
 def allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
-    """Return the nodes of a hostfile, else of Slurm's or PBS's job; raise OSError if a file cannot be read."""
+    """Return the nodes of a hostfile, else of the job of Slurm, Flux, PBS or Kubernetes' MPI operator.
+
+    In `flux batch` and `flux alloc`, FLUX_URI leads to a Flux that has the job's nodes; in a task of `flux run`, to one
+    that may have all of the cluster's. A line of PBS_NODEFILE stands for a rank (`mpiprocs` of a node), a line of the
+    operator's file for a node with its slots. Raises OSError if a file cannot be read.
+    """
     if hostfile:
         return counted(hosts_of(hostfile))
     if job := schedulers.slurm_task(environ):
         tasks = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
         counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
-        return Allocation(tuple(schedulers.slurm_hosts(environ)), min(counts, default=0), job)
+        return Allocation(tuple(schedulers.slurm_hosts(environ)), min(counts, default=0), SLURM, job)
+    if environ.get("FLUX_URI") and "FLUX_TASK_RANK" not in environ and (nodes := flux_nodes()):
+        return Allocation(nodes, 0, FLUX)
     if file := environ.get("PBS_NODEFILE"):
         return counted(hosts_of(file))
+    if environ.get("K_MPI_JOB_ROLE") == "launcher" and os.path.exists(KUBERNETES_HOSTS):
+        return counted(hosts_of(KUBERNETES_HOSTS))
     return Allocation((), 0)
 
 
@@ -87,12 +102,23 @@ def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
 
 
 def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return those of `nodes` that do not answer: where Slurm's daemon, or the host, takes no connection, twice.
+    """Return those of `nodes` that do not answer; where this node seems not to answer, no answer is believed."""
+    lost = unlisted(nodes) if given.system == FLUX else unreachable(nodes, given.system == SLURM)
+    here = socket.gethostname().partition(".")[0]
+    return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
+
+
+def unlisted(nodes: Sequence[str]) -> Sequence[str]:
+    """Return the nodes that Flux does not list as up; none where it does not answer itself."""
+    found = frozenset(flux_nodes())
+    return [node for node in nodes if node not in found] if found else ()
+
+
+def unreachable(nodes: Sequence[str], by_slurm: bool) -> Sequence[str]:
+    """Return the nodes where Slurm's daemon, or the host, takes no connection, twice.
 
     TCP repeats a lost packet after a second (RFC 6298), so one try of a second would take a lost one for a lost node.
-    Where this node does not seem to answer, no answer is believed.
     """
-    by_slurm = bool(given.slurm_job)
     addresses = slurm_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes}
 
     def answers(node: str) -> bool:
@@ -104,8 +130,7 @@ def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
             nodes = [node for node, found in zip(nodes, callers.map(answers, nodes), strict=True) if not found]
             if nodes and not again:
                 time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
-    here = socket.gethostname().partition(".")[0]
-    return () if here in (node.partition(".")[0] for node in nodes) else tuple(nodes)
+    return nodes
 
 
 def is_there(address: str, port: int, by_host: bool) -> bool:
@@ -136,31 +161,49 @@ def slurm_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
 
 def is_running(given: Allocation) -> bool:
     """Tell whether the allocation is still this job's: Slurm may be about to end it, or to queue it again."""
-    if not given.slurm_job:
+    if given.system != SLURM:
         return True
-    state = ask("squeue", "--noheader", f"--jobs={given.slurm_job}", "--format=%T").split()
+    state = ask("squeue", "--noheader", f"--jobs={given.job}", "--format=%T").split()
     return not state or state[0] == "RUNNING"
 
 
-def left_s(given: Allocation) -> float:
+def left_s() -> float:
     """Return the seconds until the batch system ends the job, infinity if that is not known."""
-    end = schedulers.find_end(os.environ, True) if given.slurm_job else None
+    end = schedulers.find_end(os.environ, True)
     return end - time.time() if end is not None else float("inf")
 
 
 def cancel(given: Allocation, step: str) -> None:
-    """Let Slurm kill what runs of a step, by its name; scancel waits for a lost node, and nobody for scancel."""
-    if given.slurm_job:
-        lines = ask("squeue", "--noheader", "--steps", f"--jobs={given.slurm_job}", "--format=%i %j").splitlines()
+    """Let the batch system kill what runs of a step, by its name; scancel waits for a lost node, and nobody for it."""
+    if given.system == FLUX:
+        for number in ask("flux", "jobs", f"--name={step}", "-no", "{id}").split():
+            ask("flux", "cancel", number)
+    if given.system == SLURM:
+        lines = ask("squeue", "--noheader", "--steps", f"--jobs={given.job}", "--format=%i %j").splitlines()
         for number, name in (line.split(maxsplit=1) for line in lines if " " in line):
             if name.strip() == step:
                 Thread(target=ask, args=("scancel", "--signal=KILL", number), daemon=True).start()
 
 
+def flux_nodes() -> tuple[str, ...]:
+    """Return the nodes that Flux lists as up, none if it does not answer: a lost one is gone at once, a drained too."""
+    return expanded(ask("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"))
+
+
+def expanded(text: str) -> tuple[str, ...]:
+    """Return the nodes that lines such as n[1-3] name."""
+    from ClusterShell.NodeSet import NodeSet
+
+    nodes = NodeSet()
+    for line in text.split():
+        nodes.update(line)
+    return tuple(nodes)
+
+
 def ask(*command: str) -> str:
-    """Return what one of Slurm's commands prints, nothing if it fails or takes too long."""
+    """Return what a batch system's command prints, nothing if it fails or takes too long."""
     try:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                              timeout=SLURM_S).stdout
+                              timeout=COMMAND_S).stdout
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -17,8 +17,8 @@ import psutil
 
 from ..config import RUNNING
 from ..plan.verdict import OWN
-from .command import Launcher
 from .decision import Attempt, device_fault
+from .launchers import NONE, Launcher
 
 LOOKING_S = 0.1  # between two looks at the process and at the file
 LATE_S = 2.0  # for what a job that has ended still writes
@@ -88,7 +88,7 @@ class Running:
         The kernel discards SIGTSTP otherwise: the launcher has a session of its own (orphaned groups, man 2 setpgid).
         """
         self._signal_group(signal.SIGTSTP)
-        if self._launcher is not Launcher.OPEN_MPI:  # which goes on, to continue its ranks
+        if not self._launcher.stops_ranks:  # one that does goes on, to continue them
             time.sleep(HANDLING_S)
             self._signal_group(signal.SIGSTOP)
 
@@ -113,7 +113,7 @@ class Running:
             time.sleep(LOOKING_S)
             if self._asked and not any(one.is_running() for one in self._asked):
                 deadline = min(deadline, time.monotonic() + ENDING_S)  # a script may go on with something else
-            if self._launcher is not Launcher.NONE and not found and (found := self._read()):
+            if self._launcher is not NONE and not found and (found := self._read()):
                 ended_s = time.monotonic()
                 silent = ask() if found.get("kind") != OWN else ()
                 deadline = ended_s + (LOST_S if silent else self._grace_s)
@@ -135,8 +135,8 @@ class Running:
         return attempt_of(nodes, ended_s - self._began_s, status, found)._replace(silent=silent)
 
     def _has_failed(self) -> bool:
-        """Tell whether the job has not ended in order: Open MPI's status 0 is no proof of that."""
-        if self._process.returncode != 0 or self._launcher is not Launcher.OPEN_MPI:
+        """Tell whether the job has not ended in order: status 0 of a launcher that hides losses is no proof of that."""
+        if self._process.returncode != 0 or not self._launcher.hides_losses:
             return self._process.returncode != 0
         try:
             os.close(os.open(self._report + RUNNING, os.O_RDONLY))  # NFS asks its server when a file is opened

@@ -22,16 +22,16 @@ from ..plan.words import folded
 from ..say import say
 from ..show import files
 from .allocation import Allocation, cancel, is_running, left_s, silent
-from .command import Command, Launcher, on_nodes
+from .command import Command, on_nodes
 from .counter import Counter
 from .decision import Action, Attempt, Decision, Limits, after_signal, decide, suspects
 from .history import Record, table, write
+from .launchers import Placement
 from .running import Running
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # after which nothing is started
 SIGNALS = (*ENDING, signal.SIGUSR2, signal.SIGQUIT)
-ENDED_BY_QUIT = (Launcher.SRUN, Launcher.OPEN_MPI)  # others ask their ranks where they are (batch/interactive.md)
-CRUMBS_S = 0.1  # between two SIGINTs, of which srun needs two
+INTERRUPTS_S = 0.1  # between two SIGINTs, of which some launchers need two
 
 
 class Plan(NamedTuple):
@@ -76,7 +76,7 @@ class Supervisor:
         """Try until it succeeds, or makes no sense any more; return the exit status."""
         plan = self._plan
         nodes = plan.given.nodes[:plan.nodes]
-        if not plan.given.slurm_job:  # of whose nodes it is known that they answer
+        if not plan.given.system:  # of whose nodes it is known that they answer
             Thread(target=self._find_mute, daemon=True).start()
         while True:
             number, began = self._counter.take(), time.time()
@@ -106,7 +106,7 @@ class Supervisor:
                      "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
-        words = on_nodes(plan.command, nodes, plan.tasks_per_node, step, [*variables])
+        words = on_nodes(plan.command, Placement(nodes, plan.tasks_per_node, step, [*variables]))
         before = state_of(plan.progress_file)
         self._running = Running(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s)
         if self._signal:  # it came while the launcher was started
@@ -129,7 +129,7 @@ class Supervisor:
 
     def _decide(self, attempt: Attempt) -> Decision:
         plan = self._plan
-        left = left_s(plan.given) - (plan.stop_before_s or 0.0) if attempt.status else 0.0
+        left = left_s() - (plan.stop_before_s or 0.0) if attempt.status else 0.0
         pool = plan.given.nodes or (socket.gethostname(),)
         found = decide(self._attempts, pool, Limits(
             max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, slurm_restarts(os.environ)))
@@ -163,12 +163,13 @@ class Supervisor:
 
     def _forward(self, number: int, _: object) -> None:
         """Hand a signal on to the job, and start nothing after one of ENDING."""
-        if number in ENDING or (number == signal.SIGQUIT and self._plan.command.launcher in ENDED_BY_QUIT):
+        launcher = self._plan.command.launcher
+        if number in ENDING or (number == signal.SIGQUIT and launcher.ends_by_quit):
             self._signal = self._signal or number
         if self._running is not None:
             self._running.forward(number)
-            if number == signal.SIGINT and self._plan.command.launcher is Launcher.SRUN:
-                time.sleep(CRUMBS_S)
+            for _again in range(1, launcher.interrupts if number == signal.SIGINT else 1):
+                time.sleep(INTERRUPTS_S)
                 self._running.forward(number)
 
     def _suspend(self, *_: object) -> None:

@@ -1,0 +1,247 @@
+"""A job that is started again, by any launcher: Flux by a stand-in; PALS, PBS and Kubernetes by plain functions."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiddp.supervise import allocation
+from mpiddp.supervise.__main__ import ranks_of_a_node
+from mpiddp.supervise.allocation import Allocation
+from mpiddp.supervise.command import Command, CommandError, on_nodes, read
+from mpiddp.supervise.launchers import FLUX, HYDRA, LAUNCHERS, NONE, OPEN_MPI, PALS, SRUN, Placement, launcher_of
+from tests import processes
+from tests.support import ROOT, Mpi, check, need, single_node_environ
+
+FLUX_FOLDER = ROOT / "tests/standins/flux-supervise"
+PALS_PATH = "/opt/cray/pe/pals/1.2.11/bin/mpiexec"  # on NCAR's Derecho; /opt/cray/pals/1.8/bin/mpiexec on ALCF's Aurora
+OPEN_MPI_SAYS, HYDRA_SAYS = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
+JOB = ("python", "-m", "mpiddp", "train.py")
+
+
+def read_command(words: str, path: str = "") -> Command:
+    """Return the command of JOB by a launcher; a value that is called as a program is there, too."""
+    return read((*words.split(), *JOB), HYDRA_SAYS, {"python", "8"}.__contains__, path)
+
+
+@pytest.mark.parametrize(("program", "path", "version", "launcher"), [
+    ("srun", "/usr/bin/srun", "", SRUN), ("mpiexec", PALS_PATH, "", PALS),
+    ("/opt/cray/pals/1.8/bin/mpiexec", "/opt/cray/pals/1.8/bin/mpiexec", "mpiexec version 1.8.0", PALS),
+    ("mpiexec", "/home/pals/mpich/bin/mpiexec.hydra", HYDRA_SAYS, HYDRA), ("mpirun", "", OPEN_MPI_SAYS, OPEN_MPI),
+    ("mpiexec", "/opt/cray/pe/mpich/bin/mpiexec", "", HYDRA), ("python", PALS_PATH, "", NONE),
+    ("fluxion", "", "", NONE),
+])
+def test_whose_a_command_is(program: str, path: str, version: str, launcher: object) -> None:
+    assert launcher_of(program, path, version) is launcher
+
+
+@pytest.mark.parametrize(("words", "path", "started"), [
+    ("flux run -c 8 -g1 -n4", "", "flux run --nodes=2 --ntasks=4 --requires=hosts:n1,n3 --job-name=s -c 8 -g1"),
+    ("/opt/flux/bin/flux run -x -o pmi=pmix", "",
+     "/opt/flux/bin/flux run --nodes=2 --ntasks=4 --requires=hosts:n1,n3 --job-name=s -x -o pmi=pmix"),
+    ("mpiexec -n 4 --ppn 2 --depth 8 --cpu-bind depth --env A=7", PALS_PATH,
+     "mpiexec -n 4 --ppn 2 --hosts n1,n3 --depth 8 --cpu-bind depth --env A=7"),
+    ("mpiexec -np=4 -ppn 2", "", "mpiexec -n 4 -hosts n1,n3 -ppn 2"),
+    ("srun -n4 --ntasks-per-node=2 -c 8", "",
+     "srun --overlap --nodes=2 --ntasks=4 --nodelist=n1,n3 --job-name=s -c 8"),
+])
+def test_the_command_on_two_nodes(words: str, path: str, started: str) -> None:
+    found = on_nodes(read_command(words, path), Placement(("n1", "n3"), 2, "s", ["A"]))
+    assert tuple(found) == (*started.split(), *JOB)
+
+
+@pytest.mark.parametrize(("words", "nodes", "ranks"), [
+    ("srun", 2, 0), ("srun -n 4", 2, 2), ("srun --ntasks 4", 4, 1), ("srun -n4 --ntasks-per-node=2", 2, 2),
+    ("srun --ntasks-per-node 3", 5, 3), ("flux run --ntasks=8", 4, 2), ("flux run --tasks-per-node=3", 4, 3),
+    ("mpiexec -ppn 2", 3, 2), ("srun -n 4 -n 6", 3, 2),
+])
+def test_the_ranks_of_a_node(words: str, nodes: int, ranks: int) -> None:
+    assert ranks_of_a_node(read_command(words), nodes) == ranks
+
+
+@pytest.mark.parametrize(("words", "error"), [
+    ("srun -n 5", "-n 5: is not a multiple of 2 nodes"),
+    ("srun -n 4 --ntasks-per-node=4", "-n 4: is not 4 ranks on each of 2 nodes"),
+    ("srun -n 0", "-n 0: must be a number of ranks"), ("flux run -nall", "-n all: must be a number of ranks"),
+    ("flux run -N2", "-N2: mpiddp.supervise chooses the nodes of flux run"),
+    ("flux run --requires=fast", "--requires=fast: mpiddp.supervise chooses the nodes of flux run"),
+    ("mpiexec --hosts n1", "--hosts: mpiddp.supervise chooses the nodes of MPICH's or Intel MPI's mpiexec"),
+    ("flux alloc -n 4", "flux alloc: mpiddp.supervise starts jobs by flux run"),
+])
+def test_ranks_and_nodes_that_do_not_fit(words: str, error: str) -> None:
+    with pytest.raises(CommandError, match=f"^{re.escape(error)}"):
+        ranks_of_a_node(read_command(words), 2)
+
+
+@pytest.mark.parametrize("option", ["--hosts", "--hostfile", "-f", "-hostlist"])
+def test_pals_nodes_are_ours_to_choose(option: str) -> None:
+    with pytest.raises(CommandError, match=f"^{option}: mpiddp.supervise chooses the nodes of PALS's mpiexec"):
+        read_command(f"mpiexec {option} n1", PALS_PATH)
+
+
+def test_no_launchers_row_lacks_words() -> None:
+    for row in LAUNCHERS:
+        assert row.counts, row.name
+        assert row.per_node, row.name
+        assert bool(row.system) == bool(row.begin)
+        assert not {*row.chooses} & {*row.counts, *row.per_node}
+
+
+@pytest.mark.parametrize(("lines", "nodes", "ranks"), [
+    ("n1\nn1\nn2\nn2\n", ("n1", "n2"), 2),  # mpiprocs=2, and place=scatter
+    ("n1\nn2\nn1\nn2\n", ("n1", "n2"), 2),
+    ("x1001c0s0b0n0.site.gov\nx1000c0s0b0n0.site.gov\n", ("x1001c0s0b0n0.site.gov", "x1000c0s0b0n0.site.gov"), 1),
+    ("n1\n" * 4 + "n2\n" * 2, ("n1", "n2"), 2),  # chunks of unlike sizes
+    ("", (), 0),
+])
+def test_the_nodes_of_a_pbs_job(tmp_path: Path, lines: str, nodes: tuple[str, ...], ranks: int) -> None:
+    (tmp_path / "nodes").write_text(lines)
+    environ = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    assert allocation.allocation(environ, "") == Allocation(nodes, ranks)
+
+
+def test_a_node_file_that_is_gone(quick: Mpi, tmp_path: Path) -> None:
+    environ = {**single_node_environ(quick), "PBS_NODEFILE": str(tmp_path / "gone")}
+    done = processes.run(str(quick.python), "-m", "mpiddp.supervise", str(quick.mpiexec), "true", timeout=60,
+                         env=environ, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"mpiddp.supervise: {tmp_path}/gone: No such file or directory\n")
+
+
+@pytest.mark.parametrize("lines", ["w-0.w.ns.svc slots=2\nw-1.w.ns.svc slots=2\n", "w-0.w.ns.svc:2\nw-1.w.ns.svc:2\n"])
+def test_the_nodes_of_an_mpi_job_of_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    """As the MPI operator writes them for Open MPI, and for Intel MPI and MPICH."""
+    (tmp_path / "hostfile").write_text(lines)
+    monkeypatch.setattr(allocation, "KUBERNETES_HOSTS", str(tmp_path / "hostfile"))
+    found = Allocation(("w-0.w.ns.svc", "w-1.w.ns.svc"), 2)
+    assert allocation.allocation({"K_MPI_JOB_ROLE": "launcher"}, "") == found
+    assert allocation.allocation({"K_MPI_JOB_ROLE": "worker"}, "") == Allocation((), 0)
+
+
+@pytest.fixture
+def flux(quick: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the environment of a script of `flux batch` on three nodes, of which a stand-in tells."""
+    need(quick.missing())
+    (tmp_path / "up").write_text("node[1-3]\n")
+    (tmp_path / "timeleft").write_text(f"{2**32 - 1}\n")
+    environ = single_node_environ(quick)
+    ours = {"PATH": f"{FLUX_FOLDER}:{environ['PATH']}", "FLUX_URI": "local:///stand-in",
+            "FLUX_ENCLOSING_ID": "ƒ6PMw2aL7", "FLUX_STANDIN": str(tmp_path),
+            "FLUX_STANDIN_MPIEXEC": shlex.join([str(quick.mpiexec), *quick.options])}
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    return {**environ, **ours}
+
+
+def test_what_flux_says_of_an_allocation(flux: dict[str, str]) -> None:
+    folder = Path(flux["FLUX_STANDIN"])
+    given = Allocation(("node1", "node2", "node3"), 0, FLUX)
+    assert allocation.allocation(flux, "") == given
+    assert allocation.allocation({**flux, "FLUX_TASK_RANK": "0"}, "") == Allocation((), 0)
+    assert allocation.left_s() == float("inf")
+    (folder / "timeleft").write_text("77\n")
+    assert 70 < allocation.left_s() <= 77
+    assert allocation.silent(given, given.nodes) == ()
+    (folder / "up").write_text("node1\nnode3\n")
+    assert allocation.silent(given, given.nodes) == ("node2",)
+    (folder / "up").write_text("\n")  # a Flux that does not answer says nothing of its nodes
+    assert allocation.silent(given, given.nodes) == ()
+
+
+LOSES_A_NODE = """\
+import os, signal, sys
+import torch.distributed as dist
+import mpiddp
+dist.barrier()
+if mpiddp.restart_count == 0 and dist.get_rank() == 1:
+    with open(sys.argv[1], "w") as file:
+        file.write("node[1,3]")
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+
+
+def supervised(mpi: Mpi, folder: Path, *words: object) -> list[str]:
+    return [str(mpi.python), "-m", "mpiddp.supervise", "--dir", str(folder), "--history", str(folder / "h.json"),
+            *map(str, words)]
+
+
+def test_a_lost_node_is_left_out_under_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
+    """Two ranks of the stand-in: the node goes from Flux's list, and the job to the spare one."""
+    (tmp_path / "train.py").write_text(LOSES_A_NODE)
+    command = supervised(quick, tmp_path, "--nodes", 2, "flux", "run", "-n", 2, "-c", 1, quick.python, "-m", "mpiddp",
+                         "--quiet", tmp_path / "train.py", tmp_path / "up")
+    environ = processes.marked(flux)
+    done = check(processes.run(*command, timeout=100, env=environ, cwd=ROOT))
+    assert not processes.leftovers(environ)
+    attempts = json.loads((tmp_path / "h.json").read_text())["attempts"]
+    assert [(one["action"], one["nodes"]) for one in attempts] == [
+        ("again", ["node1", "node2"]), ("done", ["node1", "node3"])], done.stderr
+    assert "without node2: node2 does not answer" in done.stderr
+    jobs = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("run ")]
+    expected = (r"run --nodes=2 --ntasks=2 --requires=hosts:node1,(node\d) --job-name=mpiddp-\w+ -c 1 \S+python -m "
+                "mpiddp .*")
+    hosts = [found[1] for line in jobs if (found := re.fullmatch(expected, line))]
+    assert hosts == ["node2", "node3"], jobs
+
+
+def test_no_attempt_begins_that_fluxs_limit_would_end(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
+    (tmp_path / "timeleft").write_text("29\n")
+    done = processes.run(*supervised(quick, tmp_path, "flux", "run", "-n", 3, "sh", "-c", "exit 7"), timeout=60,
+                         env=flux, cwd=ROOT)
+    assert done.returncode == 75, done.stderr
+    assert "status 75: 29 s of the walltime are left, too few for an attempt" in done.stderr
+
+
+@pytest.mark.parametrize("number", [
+    signal.SIGINT, signal.SIGQUIT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+def test_a_signal_ends_a_job_of_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str], number: signal.Signals) -> None:
+    """SIGINT has to come twice, SIGQUIT ends `flux run` alone, and SIGTERM is handed on to the tasks."""
+    environ = processes.marked(flux)
+    process = processes.start(supervised(quick, tmp_path, "flux", "run", "-n", 3, "sh", "-c", "echo READY; sleep 600"),
+                              environ, ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert process.stdout is not None
+        said = "".join(process.stdout.readline() for _ in range(3))
+        assert said == 3 * "READY\n"
+        process.send_signal(number)
+        began = time.monotonic()
+        said = process.communicate(timeout=30)[0]
+        took_s = time.monotonic() - began
+    finally:
+        processes.end_tree(process.pid)
+        left = processes.leftovers(environ)
+    assert not left
+    assert process.returncode, said
+    assert took_s < 15
+    assert [one["action"] for one in json.loads((tmp_path / "h.json").read_text())["attempts"]] == ["stop"], said
+    assert ("\ncancel " in (tmp_path / "log").read_text()) == (number == signal.SIGQUIT)
+
+
+@pytest.mark.parametrize(("variables", "words", "error"), [
+    ({}, "flux run -n 2", "flux run: start it in an allocation of Flux: with flux batch, or in a shell of flux alloc"),
+    ({}, "srun -n 2", "srun: start it in an allocation of Slurm: with sbatch, or in a shell of salloc"),
+    ({"FLUX_URI": "local:///stand-in"}, "flux run", "how many ranks? say -n N after flux run\n"),
+])
+def test_a_command_that_lacks_something(
+    quick: Mpi, tmp_path: Path, flux: dict[str, str], variables: dict[str, str], words: str, error: str
+) -> None:
+    environ = {name: value for name, value in flux.items() if name != "FLUX_URI"}
+    done = processes.run(str(quick.python), "-m", "mpiddp.supervise", *words.split(), "true", timeout=60,
+                         env={**environ, **variables}, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"mpiddp.supervise: {error}" in done.stderr
+    assert not list(tmp_path.glob(".mpiddp*"))
+
+
+def test_fewer_nodes_get_as_many_ranks_each(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
+    """-n is for --nodes: where there are fewer, as --min-nodes allows, each has the same number."""
+    options = ("--nodes", 4, "--min-nodes", 2, "flux", "run", "-n", 8, "true")
+    check(processes.run(*supervised(quick, tmp_path, *options), timeout=60, env=flux, cwd=ROOT))
+    assert "run --nodes=3 --ntasks=6 --requires=hosts:node1,node2,node3 " in (tmp_path / "log").read_text()
