@@ -372,6 +372,16 @@ def test_every_script_is_short_and_told_of() -> None:
         assert f"| `{script.name}`, {len(lines)}" in told or script.name in NO_RECIPE
 
 
+def test_each_centre_has_a_script_and_a_source() -> None:
+    section = (BATCH / "README.md").read_text().split("\n## Your centre's line, and ours\n")[1]
+    rows = [row for line in section.splitlines() if line.startswith("| ") and "**" not in line
+            for row in [line.strip("| ").split(" | ")]][2:]
+    assert len(rows) == 21
+    assert {name for name in re.findall(r"`(\w+\.sh)`", section) if not (BATCH / name).exists()} == set()
+    assert [row[0] for row in rows if "`" not in row[2] or not re.search(r"read|beginning", row[3])] == []
+    assert set(re.findall(r"\]\[([\w-]+)\]", section)) == set(re.findall(r"^\[([\w-]+)\]: http", section, re.MULTILINE))
+
+
 def test_srun_is_told_the_cores_of_a_task() -> None:
     """It does not take them over from the batch job (man sbatch, from 22.05 on)."""
     starts = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines()

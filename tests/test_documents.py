@@ -133,6 +133,8 @@ def commands(text: str) -> list[str]:
             if COMMAND.fullmatch(line := one.partition(" # ")[0].strip()) and (" " in line or line == "tests/run")]
 
 
+CENTRES = (ROOT / "batch/README.md").read_text().split("\n## Your centre's line, and ours\n")[1]
+NAMED |= {command for command in commands(CENTRES) if "mpiddp" not in command}  # what centres tell their users to type
 FOUND = sorted({command for path in DOCUMENTS for command in commands(path.read_text())})
 PIECES = {one for one in FOUND if any(f"{one} " in other for other in FOUND if other not in NAMED)}
 AS_THEY_STAND = [one for one in FOUND if one not in {*RUN_BY, *SET_UP, *NAMED, *PIECES}]
