@@ -19,6 +19,7 @@
 MODULES=""                                                       # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv; conda: as in requeue.sh
 CONFIG="$HOME/.cache/huggingface/accelerate/default_config.yaml" # edit
+SRUN="srun --mpi=pmix"                                           # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py"                              # edit: your script, and its arguments
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
@@ -28,9 +29,8 @@ settings=$(python - "$CONFIG" <<'END'
 # What accelerate launch would set for its ranks; how many there are, and where, is not the configuration's to say.
 import contextlib, os, shlex, sys
 with contextlib.redirect_stdout(sys.stderr):
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils import launch
-    args, told, precision = _validate_launch_command(launch_command_parser().parse_args(["--config_file", sys.argv[1], "train.py"]))
+    from accelerate.commands import launch
+    args, told, precision = launch._validate_launch_command(launch.launch_command_parser().parse_args(["--config_file", sys.argv[1], "train.py"]))
     args.num_machines, args.main_process_port, args.gpu_ids = 1, 0, "all"
     args.deepspeed_fields_from_accelerate_config = ",".join([*(told.deepspeed_config if told else ()), *["mixed_precision"] * precision])
     made = launch.prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else launch.prepare_multi_gpu_env(args)
@@ -40,4 +40,4 @@ END
 ) || exit 1
 eval "$settings" || exit 1
 export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
-eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
+eval "exec $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

@@ -19,14 +19,16 @@
 MODULES="pytorch"                    # edit: your site's, MPI's among them; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 CONTAINER=""                         # edit: an Apptainer image with torch, mpi4py, MPI and mpiddp in it; empty for none
+APPTAINER="apptainer exec --nv"      # edit: --rocm for AMD; singularity; run for exec where the image's own start script is needed
 MOUNTS="$PWD"                        # edit: folders that the container shall see, with commas between
+SRUN="srun --mpi=pmix"               # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 if [ -n "$CONTAINER" ]; then
     [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }
-    COMMAND="apptainer exec --nv --bind \"/tmp,\$MOUNTS\" \"\$CONTAINER\" $COMMAND"  # PMIx meets Slurm by files in /tmp
+    COMMAND="$APPTAINER --bind \"/tmp,\$MOUNTS\" \"\$CONTAINER\" $COMMAND"  # PMIx meets Slurm by files in /tmp
 fi
 export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
-eval "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
+eval "exec $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

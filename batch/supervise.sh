@@ -22,13 +22,14 @@
 # Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES=""                              # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/miniforge3/bin/activate NAME
+SRUN="srun --mpi=pmix"                  # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
 SUPERVISE="python -m mpiddp.supervise --nodes 2 --max-restarts 10 --stop-before 120"  # edit: nodes without the spare ones
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
 source $ENVIRONMENT || exit 1
 export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1  # after mpiddp's report little follows
-eval "$SUPERVISE srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
+eval "$SUPERVISE $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
 status=$?
 if [ $status = 75 ]; then scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"; fi
 exit $status

@@ -78,6 +78,7 @@ def folder(cluster: Cluster) -> Iterator[Path]:
     for name, path in (("pytorch", PYTHON), ("mpi/openmpi", PYTHON), ("standins", STANDINS),
                        ("pyxis", STANDINS / "pyxis")):
         (found / f"modules/{name}.lua").write_text(f'prepend_path("PATH", "{path}")\n')
+    (found / "modules/cray.lua").write_text('setenv("SLURM_MPI_TYPE", "pmix")\n')  # a site whose srun needs no --mpi
     return found
 
 
@@ -86,8 +87,9 @@ def edited(folder: Path, name: str, **values: object) -> Path:
     text = (BATCH / name).read_text()
     for key, value in values.items():
         option = key.replace("_", "-")
-        text, options = re.subn(rf"^(#SBATCH --{option}=)\S+(?=.*# edit)", rf"\g<1>{value}", text, flags=re.MULTILINE)
-        text, settings = re.subn(rf'^((?:export )?{key}=)".*"(?=.*# edit)', rf'\g<1>"{value}"', text,
+        text, options = re.subn(rf"^(#(?:SBATCH|flux:) --{option}=)\S+(?=.*# edit)", rf"\g<1>{value}", text,
+                                flags=re.MULTILINE)
+        text, settings = re.subn(rf'^((?:export )?{key}=)(?:".*?"|\d+)(?=.*# edit)', rf'\g<1>"{value}"', text,
                                  flags=re.MULTILINE)
         assert options + settings == 1, f"{name} has no marked line for {key}"
     (copy := folder / name).write_text(text)
@@ -99,6 +101,7 @@ def edited(folder: Path, name: str, **values: object) -> Path:
 @pytest.mark.parametrize(("name", "values"), [
     ("llsub.sh", {"MODULES": "pytorch mpi/openmpi", "cpus_per_task": 2, "gres": "gpu:2"}),
     ("srun_pmix.sh", {"MODULES": "pytorch"}), ("requeue.sh", {"ENVIRONMENT": ACTIVATE}),
+    ("cray.sh", {"MODULES": "pytorch cray", "ntasks_per_node": 2, "gpus_per_node": 2, "cpus_per_task": 4}),
     ("supervise.sh", {"ENVIRONMENT": ACTIVATE}),
 ])
 def test_a_script_says_hello(cluster: Cluster, folder: Path, name: str, values: dict[str, object]) -> None:
@@ -350,26 +353,40 @@ def test_tasks_and_gpus_that_do_not_fit(cluster: Cluster, folder: Path, tasks: i
 
 
 def test_srun_without_mpi(cluster: Cluster, folder: Path) -> None:
-    script = edited(folder, "srun_pmix.sh", MODULES="pytorch", COMMAND=HELLO)
-    script.write_text(script.read_text().replace("srun --mpi=pmix ", "srun "))
+    script = edited(folder, "srun_pmix.sh", MODULES="pytorch", SRUN="srun", COMMAND=HELLO)
     done = Submitted(cluster, script).wait()
     assert (done.state, done.exit_code) == ("FAILED", "3:0"), done.output
     assert "mpiddp: cannot start: no-pmix" in done.output
+
+
+NO_RECIPE = ("cray.sh", "flux.sh", "jsrun.sh", "pals.sh", "pbs.sh")  # the project did not begin with one
 
 
 def test_every_script_is_short_and_told_of() -> None:
     told = (BATCH / "README.md").read_text()
     for script in BATCH.glob("*.sh"):
         assert f"| `{script.name}` |" in told
-        lines = [line for line in script.read_text().splitlines() if re.match(r"\s*(#(SBATCH|PBS|BSUB)|[^\s#])", line)]
+        lines = [line for line in script.read_text().splitlines()
+                 if re.match(r"\s*(#(SBATCH|PBS|BSUB|flux: -)|[^\s#])", line)]
         assert len(lines) <= 30
-        assert f"| `{script.name}`, {len(lines)}" in told or script.name in ("pbs.sh", "jsrun.sh")
+        assert f"| `{script.name}`, {len(lines)}" in told or script.name in NO_RECIPE
+
+
+def test_each_centre_has_a_script_and_a_source() -> None:
+    section = (BATCH / "README.md").read_text().split("\n## Your centre's line, and ours\n")[1]
+    rows = [row for line in section.splitlines() if line.startswith("| ") and "**" not in line
+            for row in [line.strip("| ").split(" | ")]][2:]
+    assert len(rows) == 21
+    assert {name for name in re.findall(r"`(\w+\.sh)`", section) if not (BATCH / name).exists()} == set()
+    assert [row[0] for row in rows if "`" not in row[2] or not re.search(r"read|beginning", row[3])] == []
+    assert set(re.findall(r"\]\[([\w-]+)\]", section)) == set(re.findall(r"^\[([\w-]+)\]: http", section, re.MULTILINE))
 
 
 def test_srun_is_told_the_cores_of_a_task() -> None:
     """It does not take them over from the batch job (man sbatch, from 22.05 on)."""
-    starts = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines() if "srun --mpi" in line]
-    assert len(starts) == 6
+    starts = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines()
+              if re.search(r"(exec|SUPERVISE) (\$SRUN|srun) ", line)]
+    assert len(starts) == 7
     assert [line for line in starts if ' --cpus-per-task=$SLURM_CPUS_PER_TASK ' not in line.replace('"', "")] == []
 
 

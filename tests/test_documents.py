@@ -19,9 +19,9 @@ from tests.test_readme import FIRST
 FOLDERS = ("", "batch", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
-    "LLsub", "accelerate", "bsub", "ch-run", "conda", "grep", "jq", "jsrun", "kill", "mpiexec", "mpirun", "nohup",
-    "pip", "pkill", "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel", "scontrol",
-    "srun", "tests/gpu/run", "tests/run", "tests/simulation/run", "torchrun", "ulimit")
+    "LLsub", "accelerate", "bsub", "ch-run", "conda", "flux", "grep", "ibrun", "jq", "jsrun", "kill", "mpiexec",
+    "mpirun", "nohup", "pip", "pkill", "py-spy", "pytest", "python", "python3", "qsub", "salloc", "sbatch", "scancel",
+    "scontrol", "srun", "tests/gpu/run", "tests/run", "tests/simulation/run", "torchrun", "ulimit")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ +)*(?:{'|'.join(map(re.escape, PROGRAMS))})(?: +\S.*)?")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}(\S.*)$", re.MULTILINE)
@@ -32,6 +32,14 @@ RUN_BY = {
     "sbatch job.sh": ("tests/test_readme.py::test_the_batch_script_of_ten_lines", "job.sh"),
     "srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK python -m mpiddp train.py": (
         "tests/test_readme.py::test_the_batch_script_of_ten_lines", "job.sh"),
+    "flux run -N2 -n8 -c8 -g1 python -m mpiddp train.py": (
+        "tests/test_batch_launchers.py::test_flux", '"flux", "batch"'),
+    "mpiexec -n 8 --ppn 4 --cpu-bind none python -m mpiddp train.py": (
+        "tests/test_batch_launchers.py::test_pals", "--ppn 2 --cpu-bind none"),
+    "srun python -m mpiddp train.py": ("tests/test_batch.py::test_a_script_says_hello", '"cray.sh"'),
+    'COMMAND="shifter python -m mpiddp train.py"': (
+        "tests/test_batch_launchers.py::test_what_srun_is_told", '"shifter '),
+    "srun --mpi=list": ("tests/test_fit.py::test_srun_that_offers_nothing_fitting", "this Slurm has --mpi=pmix"),
     "sbatch srun_pmix.sh": ("tests/test_batch.py::test_a_script_says_hello", '"srun_pmix.sh"'),
     "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
     "LLsub llsub.sh": ("tests/test_batch.py::test_llsub", '"LLsub"'),
@@ -106,12 +114,12 @@ SET_UP = {
     "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
     "pip install zstandard": ("tests/constraints.txt", "zstandard=="),
 }
-# Names of what others start, which mpiddp takes the place of; and the one line of our own syntax.
+# Names of what others start, which mpiddp takes the place of; the one line of our own syntax; a launcher of one centre.
 NAMED = {
     "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
     "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
     "srun --output=%x-%j.%t.out", "torchrun …",
-    "python -m mpiddp [options] script.py [arguments]",
+    "python -m mpiddp [options] script.py [arguments]", "ibrun python -m mpiddp train.py",
 }
 
 
@@ -125,6 +133,8 @@ def commands(text: str) -> list[str]:
             if COMMAND.fullmatch(line := one.partition(" # ")[0].strip()) and (" " in line or line == "tests/run")]
 
 
+CENTRES = (ROOT / "batch/README.md").read_text().split("\n## Your centre's line, and ours\n")[1]
+NAMED |= {command for command in commands(CENTRES) if "mpiddp" not in command}  # what centres tell their users to type
 FOUND = sorted({command for path in DOCUMENTS for command in commands(path.read_text())})
 PIECES = {one for one in FOUND if any(f"{one} " in other for other in FOUND if other not in NAMED)}
 AS_THEY_STAND = [one for one in FOUND if one not in {*RUN_BY, *SET_UP, *NAMED, *PIECES}]

@@ -1,0 +1,118 @@
+"""Batch scripts for launchers that this machine lacks run over stand-ins for these; and what others hand to srun."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, need, single_node_environ
+from tests.test_batch import BATCH, edited
+
+LAUNCHERS = ROOT / "tests/standins/launchers"
+HELLO = f"python -m mpiddp {EXAMPLES / 'hello_world.py'}"
+
+STOPS_ONCE = """\
+import os, mpiddp
+print(f"rank {os.environ['RANK']}, {mpiddp.restart_count}\\n", end="", flush=True)
+if mpiddp.restart_count == 0:
+    mpiddp.stop_for_requeue()
+"""
+
+
+def run(folder: Path, *command: str, mpi: str = "mpich", **variables: str) -> Done:
+    """Run a command on this machine, where the stand-ins come first and write to FOLDER/log."""
+    need(MPIS[mpi].missing())
+    env = single_node_environ(MPIS[mpi])
+    logs = {f"{name}_STANDIN_LOG": str(folder / "log") for name in ("FLUX", "JSRUN", "PALS")}
+    return processes.run(*command, timeout=DEADLINE_S, cwd=folder,
+                         env={**env, **logs, "PATH": f"{LAUNCHERS}:{env['PATH']}", **variables})
+
+
+def test_flux(tmp_path: Path) -> None:
+    """All tasks stop in the first run. The script submits itself again, and they come to their end."""
+    (program := tmp_path / "stops_once.py").write_text(STOPS_ONCE)
+    command = f"python -m mpiddp {program}"
+    script = edited(tmp_path, "flux.sh", nodes=1, MODULES="", TASKS=2, CORES=1, OPTIONS="",
+                    STOP="--signal=SIGUSR1@120s", COMMAND=command)
+    check(run(tmp_path, "flux", "batch", str(script)), 75)
+    outputs = [path.read_text() for path in tmp_path.glob("mpiddp-*.out")]
+    assert sorted(re.findall(r"^rank \d, \d$", "\n".join(outputs), re.MULTILINE)) == [
+        "rank 0, 0", "rank 0, 1", "rank 1, 0", "rank 1, 1"], outputs
+    log = (tmp_path / "log").read_text()
+    started = f"flux run --nodes=1 --ntasks=2 --cores-per-task=1 --signal=SIGUSR1@120s {command}\n"
+    assert log.count(started) == 2, log
+    assert len(re.findall("^flux --parent batch /", log, re.MULTILINE)) == 1, log
+
+
+def test_pals(tmp_path: Path) -> None:
+    """The host file names each node once, or once for each of its mpiprocs."""
+    (nodes := tmp_path / "nodes").write_text("n1\nn1\n")
+    script = edited(tmp_path, "pals.sh", TASKS=2, COMMAND=HELLO)
+    check_hello(run(tmp_path, "bash", str(script), PBS_O_WORKDIR=str(tmp_path), PBS_NODEFILE=str(nodes)), 2)
+    assert (tmp_path / "log").read_text() == f"mpiexec -n 2 --ppn 2 --cpu-bind none {HELLO}\n"
+
+
+@pytest.mark.thorough
+def test_pbs(tmp_path: Path) -> None:
+    """By a real Open MPI's mpirun, which finds no PBS and takes the host file."""
+    (nodes := tmp_path / "nodes").write_text("localhost\nlocalhost\n")
+    script = edited(tmp_path, "pbs.sh", MODULES="", MPIRUN="mpirun --hostfile $PBS_NODEFILE -x PATH", COMMAND=HELLO)
+    check_hello(run(tmp_path, "bash", str(script), mpi="openmpi4", PBS_O_WORKDIR=str(tmp_path),
+                    PBS_NODEFILE=str(nodes)), 2)
+
+
+@pytest.mark.thorough
+def test_jsrun(tmp_path: Path) -> None:
+    (hosts := tmp_path / "hosts").write_text("launch\nn1\nn1\n")
+    script = edited(tmp_path, "jsrun.sh", MODULES="", GPUS=2, CORES=1, COMMAND=HELLO)
+    check_hello(run(tmp_path, "bash", str(script), LSB_DJOB_HOSTFILE=str(hosts)), 2)
+    assert (tmp_path / "log").read_text() == (
+        f"jsrun --nrs 2 --rs_per_host 2 --tasks_per_rs 1 --cpu_per_rs 1 --gpu_per_rs 1 --bind none {HELLO}\n")
+
+
+@pytest.fixture
+def srun(tmp_path: Path) -> str:
+    """Return a PATH with an srun that prints its arguments and variables."""
+    (tmp_path / "tools").mkdir()
+    (command := tmp_path / "tools/srun").write_text('#!/bin/sh\n[ "$1" = --help ] || { echo "srun $*"; env; }\n')
+    command.chmod(0o755)
+    return f"{command.parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(("name", "values", "started"), [
+    ("srun_pmix.sh", {}, "srun --mpi=pmix --cpus-per-task=4 python -m mpiddp train.py"),
+    ("srun_pmix.sh", {"SRUN": "srun"}, "srun --cpus-per-task=4 python -m mpiddp train.py"),
+    ("srun_pmix.sh", {"SRUN": "srun --environment=./x.toml"},
+     "srun --environment=./x.toml --cpus-per-task=4 python -m mpiddp train.py"),
+    ("srun_pmix.sh", {"APPTAINER": "singularity run --rocm", "CONTAINER": "/bin/sh", "MOUNTS": "/data"},
+     "srun --mpi=pmix --cpus-per-task=4 singularity run --rocm --bind /tmp,/data /bin/sh python -m mpiddp train.py"),
+    ("srun_pmix.sh", {"SRUN": "srun", "COMMAND": "shifter python -m mpiddp train.py"},
+     "srun --cpus-per-task=4 shifter python -m mpiddp train.py"),
+    ("cray.sh", {}, "srun --cpus-per-task=4 python -m mpiddp train.py"),
+])
+def test_what_srun_is_told(name: str, values: dict[str, str], started: str, srun: str, tmp_path: Path) -> None:
+    script = edited(tmp_path, name, **{"MODULES": "", **values})
+    done = check(run(tmp_path, "bash", str(script), PATH=srun, SLURM_CPUS_PER_TASK="4"))
+    assert done.stdout.splitlines()[0] == started
+
+
+def test_what_cray_sites_advise_is_shell_code(srun: str, tmp_path: Path) -> None:
+    """Each line is taken out of its comment, as a user does it."""
+    script = edited(tmp_path, "cray.sh", MODULES="")
+    text, lines = re.subn("^# export ", "export ", script.read_text(), flags=re.MULTILINE)
+    script.write_text(text)
+    told = check(run(tmp_path, "bash", str(script), PATH=srun, SLURM_CPUS_PER_TASK="4", SLURM_JOB_ID="7")).stdout
+    assert lines == 4
+    assert {"MPICH_GPU_SUPPORT_ENABLED=0", "NCCL_NET=AWS Libfabric", "MIOPEN_USER_DB_PATH=/tmp/miopen-7",
+            "MIOPEN_CUSTOM_CACHE_DIR=/tmp/miopen-7", "TRITON_HOME=/dev/shm", "CUDA_CACHE_DISABLE=1",
+            } <= set(told.splitlines())
+
+
+@pytest.mark.parametrize("script", sorted(BATCH.glob("*.sh")), ids=lambda path: path.name)
+def test_a_script_is_shell_code(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    check(processes.run("bash", "-n", str(script), timeout=30))
