@@ -17,7 +17,7 @@
 ##SBATCH --network=disable_rdzv_get  # OLCF: large jobs that use RCCL much more than MPI, with FI_CXI_RDZV_PROTO=alt_read
 
 # Once before, with these modules: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
-MODULES=""                           # edit: your site's; rccl-net-plugin (OLCF) or aws-ofi-nccl lets NCCL use Slingshot; empty for none
+MODULES=""                           # edit: your site's, with its aws-ofi-nccl, by which NCCL uses Slingshot: rccl-net-plugin (OLCF); empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
@@ -27,6 +27,6 @@ if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 # export MPICH_GPU_SUPPORT_ENABLED=0  # CSCS: MPI on GPUs can deadlock beside NCCL; mpiddp sends nothing from GPUs by MPI
 # export NCCL_NET="AWS Libfabric"     # CSCS, ALCF: end rather than use TCP; on one node alone leave it out (OLCF)
 # export MIOPEN_USER_DB_PATH="/tmp/miopen-$SLURM_JOB_ID" MIOPEN_CUSTOM_CACHE_DIR="/tmp/miopen-$SLURM_JOB_ID"  # OLCF, LUMI: errors of a shared disk
-# export TRITON_HOME=/dev/shm CUDA_CACHE_DISABLE=1  # CSCS: many small files of many ranks on Lustre
+# export TRITON_HOME=/dev/shm CUDA_CACHE_DISABLE=1  # CSCS: many small files on Lustre; not in its Container Engine
 export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
 eval "exec srun --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

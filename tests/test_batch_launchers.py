@@ -52,7 +52,8 @@ def test_pals(tmp_path: Path) -> None:
     """The host file names each node once, or once for each of its mpiprocs."""
     (nodes := tmp_path / "nodes").write_text("n1\nn1\n")
     script = edited(tmp_path, "pals.sh", TASKS=2, COMMAND=HELLO)
-    check_hello(run(tmp_path, "bash", str(script), PBS_O_WORKDIR=str(tmp_path), PBS_NODEFILE=str(nodes)), 2)
+    check_hello(run(tmp_path, "bash", str(script), PBS_JOBID="5.pbs", PBS_O_WORKDIR=str(tmp_path),
+                    PBS_NODEFILE=str(nodes), NCPUS="64"), 2)
     assert (tmp_path / "log").read_text() == f"mpiexec -n 2 --ppn 2 --cpu-bind none {HELLO}\n"
 
 
