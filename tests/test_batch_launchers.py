@@ -48,6 +48,26 @@ def test_flux(tmp_path: Path) -> None:
     assert len(re.findall("^flux --parent batch /", log, re.MULTILINE)) == 1, log
 
 
+FAILS = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
+
+
+def test_a_failure_under_flux(tmp_path: Path) -> None:
+    """Each rank ends by itself with the job's status: MPI_Abort would have Flux cancel the job, with status 143."""
+    command = ["flux", "run", "--nodes=1", "--ntasks=2", "--cores-per-task=1", "python", "-m", "mpiddp"]
+    done = run(tmp_path, *command, "--abort-grace=1", "-c", FAILS)
+    assert done.returncode == 7, done.stderr
+    assert len(re.findall("mpiddp: failed: rank 1 on ", done.stderr)) == 1, done.stderr
+    assert "MPI_Abort" not in done.stderr
+    assert "Abort(" not in done.stderr
+
+
+def test_a_job_under_flux_is_named_as_flux_names_it(tmp_path: Path) -> None:
+    command = ["flux", "run", "--nodes=1", "--ntasks=2", "--cores-per-task=1", "python", "-m", "mpiddp"]
+    check(run(tmp_path, *command, "--no-init", "--log-dir", str(tmp_path / "logs"), "-c", "print(1)"))
+    assert [path.name for path in (tmp_path / "logs").iterdir() if not path.name.startswith(".")] == [
+        "f6PMw2aL7.f5tczL6YX"]
+
+
 def test_pals(tmp_path: Path) -> None:
     """The host file names each node once, or once for each of its mpiprocs."""
     (nodes := tmp_path / "nodes").write_text("n1\nn1\n")
