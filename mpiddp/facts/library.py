@@ -74,6 +74,16 @@ def library_path(extension: str) -> str:
     return named[0] if named else extension
 
 
+def is_cray(loaded: Library, description: str) -> bool:
+    """Tell whether a library is Cray MPICH; `description` is what MPI_Get_library_version returns.
+
+    That begins with "MPI VERSION    : CRAY MPICH version 8.1.25.17" or the like. It tells also where the file has the
+    name of MPICH's (module cray-mpich-abi) and mpi4py was built against MPICH.
+    """
+    return (loaded.name == "Cray MPICH" or "CRAY MPICH" in description
+            or os.path.basename(loaded.path).startswith("libmpi_cray"))
+
+
 def needs_exit_functions(environ: Mapping[str, str]) -> bool:
     """Tell whether the exit functions that C libraries have registered up to now must run.
 
