@@ -157,7 +157,7 @@ def configuration(options: argparse.Namespace, script: Script | None, environ: M
 
 # Options that are in the configuration what they are on the command line.
 SAME = ("quiet", "explain", "stall_abort", "log_compress", "log_max_bytes", "prefix", "threads", "virtual_local_rank",
-        "interface", "port", "check", "check_history", "stage", "stage_keep")
+        "gpu_aware_mpi", "interface", "port", "check", "check_history", "stage", "stage_keep")
 
 
 def fits_folded(prefix: str) -> bool:

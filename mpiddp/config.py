@@ -90,7 +90,8 @@ class LaunchConfig(NamedTuple):
     at which each rank began each stage to `trace_file`; empty writes neither. `stop_before_s` is how long
     before the end of the Slurm job mpiddp.should_stop() becomes true; None leaves that to signals.
     `idle_gpus` lets the only rank of a node have several GPUs. `share_gpus` lets several ranks share a GPU.
-    `virtual_local_rank` shows each rank only its own GPU and exports LOCAL_RANK=0. `interface` and
+    `virtual_local_rank` shows each rank only its own GPU and exports LOCAL_RANK=0. `gpu_aware_mpi` leaves Cray MPICH's
+    support for GPUs as the user set it. `interface` and
     `master_addr` name the network on which nodes meet; None takes the best one. `port` of rank 0's node is where
     they do, and the next one is its sentinel's; 0 takes free ones. `local_rank_option` is the
     option by which the script is told its local rank, empty for none. Rank 0 writes what each rank sees of its
@@ -131,6 +132,7 @@ class LaunchConfig(NamedTuple):
     idle_gpus: bool = False
     share_gpus: bool = False
     virtual_local_rank: bool = False
+    gpu_aware_mpi: bool = False
     interface: str | None = None
     master_addr: str | None = None
     port: int = 0

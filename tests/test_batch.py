@@ -42,6 +42,7 @@ class Submitted:
         self.cluster, self.folder = cluster, script.parent
         environ = {
             **MPIS["openmpi4"].environ(), "MODULEPATH": str(self.folder / "modules"), "USER": "root",
+            "MPIDDP_DEVICE": "cpu",  # Slurm gives GPUs that are files of no use
             "APPTAINER_STANDIN_LOG": str(self.folder / "log"), "ENROOT_STANDIN_LOG": str(self.folder / "log"),
             "PYXIS_STANDIN_LOG": str(self.folder / "log"),
         }

@@ -81,5 +81,6 @@ def configuration(given: argparse.Namespace, environ: Mapping[str, str]) -> Laun
         interface=given.interface, master_addr=given.master_addr, port=given.port,
         startup_timeout_s=given.startup_timeout, binding=settings.binding, threads=settings.threads,
         share_gpus=settings.share_gpus, virtual_local_rank=settings.virtual_local_rank,
+        gpu_aware_mpi=settings.gpu_aware_mpi,
         unknown_variables=settings.unknown_variables, ready_s=QUICK_READY_S if given.quick else DEFAULT_READY_S,
         init=False, quiet=True)

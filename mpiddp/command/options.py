@@ -191,6 +191,7 @@ FLAGS = {
     "quiet": "print no start line and no map",
     "allow-idle-gpus": "let the only rank of a node have several GPUs: the script uses more than its own",
     "share-gpus": "let several ranks have one GPU, with gloo",
+    "gpu-aware-mpi": "keep MPICH_GPU_SUPPORT_ENABLED with Cray MPICH: the script passes GPU buffers to MPI itself",
     "virtual-local-rank": "show each rank its own GPU alone and set LOCAL_RANK=0, as torchrun's option does",
 }
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import re
+import resource
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .gpus import Gpu, address, numa_node
+from . import schedulers
+from .files import text
+from .gpus import DRIVER, HIP, ROCR, VISIBLE, Gpu, address, describe_openable, names_gpu, numa_node
 
 if TYPE_CHECKING:
     import torch
+
+
+class Unseen(NamedTuple):
+    """GPUs that a rank should have and torch does not see.
+
+    `given` says in words what tells of them. `built_for` is what torch was built for, as in "CUDA 12.8", empty for
+    the CPU alone; `says` is its own reason, empty for none. `driver` is the version of the GPUs' driver, empty
+    without one.
+    """
+
+    given: str
+    built_for: str
+    says: str
+    driver: str
 
 
 class DeviceFacts(NamedTuple):
@@ -17,7 +36,8 @@ class DeviceFacts(NamedTuple):
     `kind` is a device type of torch, "cpu" if there is no accelerator. `gpus` are the accelerators in
     torch's order. `default_backends` maps a device type to torch's default backend for it. `backends`
     maps each backend of this torch to the device types that it serves. `nccl_version` is empty if
-    this torch has no NCCL.
+    this torch has no NCCL. `unseen` tells of GPUs that torch should see, None where it sees any, or none is there.
+    `unlimited_stack` is true where `ulimit -s` is unlimited.
     """
 
     torch_version: str = ""
@@ -27,6 +47,8 @@ class DeviceFacts(NamedTuple):
     default_backends: Mapping[str, str] = {}
     backends: Mapping[str, tuple[str, ...]] = {}
     error: str | None = None
+    unseen: Unseen | None = None
+    unlimited_stack: bool = False
 
 
 def torch_error() -> str | None:
@@ -55,7 +77,50 @@ def device_facts(cpu_only: bool = False) -> DeviceFacts:
             name: tuple(devices) for name, devices in dist.Backend.backend_capability.items()
             if dist.is_backend_available(name)
         },
+        unseen=None if cpu_only or count else find_unseen(torch, os.environ),
+        unlimited_stack=resource.getrlimit(resource.RLIMIT_STACK)[0] == resource.RLIM_INFINITY,
     )
+
+
+def find_unseen(torch: Any, environ: Mapping[str, str]) -> Unseen | None:
+    """Return which GPUs a rank should have although torch sees none, None if nothing tells of any."""
+    given = find_evidence(environ)
+    if not given:
+        return None
+    versions = {name: getattr(torch.version, name.lower(), None) for name in ("CUDA", "HIP", "XPU")}
+    built_for = next((f"{name} {version}" for name, version in versions.items() if version), "")
+    says = ask_reason(torch.xpu if versions["XPU"] else torch.cuda) if built_for else ""
+    return Unseen(given, built_for, says, read_driver())
+
+
+def find_evidence(environ: Mapping[str, str]) -> str:
+    """Return in words what tells of GPUs for this process: Slurm, device files, or a list of visible GPUs.
+
+    Flux and PBS set CUDA_VISIBLE_DEVICES. Empty where nothing tells of any, and where a list hides all of them.
+    """
+    lists = {name: environ[name] for name in (VISIBLE, ROCR, HIP) if name in environ}
+    if not all(map(names_gpu, lists.values())):
+        return ""
+    given = max(schedulers.slurm_gpus_on_node(environ), schedulers.slurm_gpus_of_task(environ))
+    if given:
+        return f"{given} GPU{'s' * (given > 1)} given by Slurm"
+    return describe_openable() or next((f"{name}={value}" for name, value in lists.items()), "")
+
+
+def ask_reason(module: Any) -> str:
+    """Return the first sentence of what torch says when it shall use GPUs that it does not see; empty for nothing."""
+    try:
+        module.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().partition(". ")[0].partition("\n")[0]
+    return ""
+
+
+def read_driver() -> str:
+    """Return the name and version of the driver of NVIDIA's or AMD's GPUs, empty without one."""
+    nvidia = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text(DRIVER))
+    amd = text("/sys/module/amdgpu/version")
+    return f"NVIDIA {nvidia[1]}" if nvidia else f"amdgpu {amd}" if amd else ""
 
 
 def nccl_version() -> str:

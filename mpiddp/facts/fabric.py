@@ -8,13 +8,19 @@ from collections.abc import Mapping
 from .files import names
 
 # Where the kernel lists devices of InfiniBand, RoCE, Omni-Path and EFA; of Slingshot; of Aries.
-PLACES = ("/sys/class/infiniband", "/sys/class/cxi", "/sys/class/gni")
+VERBS = "/sys/class/infiniband"
+PLACES = (VERBS, "/sys/class/cxi", "/sys/class/gni")
 PREFIX = "OMPI_MCA_"
 
 
 def has_fabric() -> bool:
     """Tell whether this node has a network device that programs drive without the kernel."""
     return any(map(names, PLACES))
+
+
+def has_verbs() -> bool:
+    """Tell whether this node has a network device that libibverbs drives: InfiniBand, RoCE, EFA."""
+    return bool(names(VERBS))
 
 
 def chosen_components(environ: Mapping[str, str], library: str) -> dict[str, str]:

@@ -10,7 +10,11 @@ from .files import names, number, text
 
 DRIVER = "/proc/driver/nvidia/version"
 DRM, DRI = "/sys/class/drm", "/dev/dri"
+DEV = "/dev"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+INTEGRATED = "0000:00:02.0"  # where Intel's processors have their own graphics
+DISPLAY_OTHER = "0x0380"  # the beginning of the PCI class of what drives no display (pci.ids, class 03, subclass 80)
 
 
 class Gpu(NamedTuple):
@@ -95,15 +99,72 @@ def from_kernel(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     Their UUID is what ROCm makes of the kernel's unique_id. ROCm's variables are lists as CUDA_VISIBLE_DEVICES is,
     which HIP takes where its own is not set; it counts in what ROCR_VISIBLE_DEVICES has left.
     """
-    found = []
-    for card in sorted(name for name in names(DRM) if name.startswith("card") and name[4:].isdigit()):
-        device = os.path.realpath(f"{DRM}/{card}/device")
-        if os.path.basename(os.path.realpath(f"{device}/driver")) == "amdgpu" and can_open(device):
-            pci, unique = os.path.basename(device), text(f"{device}/unique_id")
-            uuid = f"GPU-{unique}" if unique else f"GPU at {pci}"
-            found.append(Gpu(uuid, uuid, "", pci, number(f"{device}/numa_node")))
-    shown = visible(sorted(found, key=lambda gpu: gpu.pci), environ, "ROCR_VISIBLE_DEVICES")
-    return visible(shown, environ, "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else VISIBLE)
+    return visible(list_rocr_gpus(environ), environ, choose_hip_list(environ))
+
+
+def list_rocr_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return AMD's GPUs that this process may open and that ROCR_VISIBLE_DEVICES names, as the kernel tells of them."""
+    boards = []
+    for device in list_cards("amdgpu"):
+        pci, unique = os.path.basename(device), text(f"{device}/unique_id")
+        uuid = f"GPU-{unique}" if unique else f"GPU at {pci}"
+        boards.append(Gpu(uuid, uuid, "", pci, number(f"{device}/numa_node")))
+    return visible(sorted(boards, key=lambda gpu: gpu.pci), environ, ROCR)
+
+
+def choose_hip_list(environ: Mapping[str, str]) -> str:
+    """Return the name of the variable by which HIP selects GPUs (ROCm, "HIP environment variables")."""
+    return HIP if HIP in environ else VISIBLE
+
+
+def describe_clash(environ: Mapping[str, str]) -> str:
+    """Return in words how AMD's two lists of visible GPUs together leave none, empty where they do not.
+
+    HIP's list counts among the GPUs that ROCR_VISIBLE_DEVICES leaves (torch.cuda, _parse_visible_devices). Slurm sets
+    ROCR_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES to the same numbers unless gres.conf says otherwise (man gres.conf,
+    "Flags"). Where a list names no GPU, the user wants none.
+    """
+    second = choose_hip_list(environ)
+    if not all(names_gpu(environ.get(name, "")) for name in (ROCR, second)):
+        return ""
+    left = list_rocr_gpus(environ)
+    if not left or visible(left, environ, second):
+        return ""
+    return (f"{ROCR}={environ[ROCR]} leaves {len(left)} GPU{'s' * (len(left) > 1)}, numbered from 0, and "
+            f"{second}={environ[second]} selects none of these")
+
+
+def names_gpu(value: str) -> bool:
+    """Tell whether a list of visible GPUs names any: an empty one does not, nor do "-1" and Slurm's "NoDevFiles"."""
+    first = value.split(",")[0].strip()
+    return first.isdecimal() or first.startswith(("GPU-", "MIG-"))
+
+
+def describe_openable() -> str:
+    """Return in words the GPUs for computing that this process may open, by their device files; empty for none.
+
+    Cards that may be there for a display alone do not count: of AMD's those without a unique_id, such as those inside
+    a processor, and of Intel's those that can drive a display. A device file that a cgroup denies does not count
+    (access(2) asks the cgroup, too).
+    """
+    files = [f"{DEV}/{name}" for name in sorted(names(DEV, "nvidia")) if name[6:].isdigit()]
+    nvidia = [file for file in files if os.access(file, os.R_OK | os.W_OK)]
+    has_kfd = os.access(f"{DEV}/kfd", os.R_OK | os.W_OK)  # by which ROCm computes
+    amd = [device for device in list_cards("amdgpu") if has_kfd and text(f"{device}/unique_id")]
+    intel = [device for device in list_cards("i915", "xe")
+             if text(f"{device}/class").startswith(DISPLAY_OTHER) and os.path.basename(device) != INTEGRATED]
+    for vendor, present in (("NVIDIA", nvidia), ("AMD", amd), ("Intel", intel)):
+        if present:
+            several = len(present) > 1
+            return f"{len(present)} {vendor} GPU{'s' * several} ({os.path.basename(present[0])}{', …' * several})"
+    return ""
+
+
+def list_cards(*drivers: str) -> list[str]:
+    """Return the folders in /sys of the graphics cards with one of these drivers that this process may open."""
+    devices = [os.path.realpath(f"{DRM}/{card}/device") for card in sorted(names(DRM, "card")) if card[4:].isdigit()]
+    return [device for device in devices
+            if os.path.basename(os.path.realpath(f"{device}/driver")) in drivers and can_open(device)]
 
 
 def can_open(device: str) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from . import cpus, launchers, runtime, schedulers, software
 from .cpus import Grant, Topology
-from .gpus import Gpu, from_kernel, gpus, visible
+from .gpus import Gpu, describe_clash, from_kernel, gpus, visible
 from .script import ScriptFacts
 
 SHM = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
@@ -43,9 +43,10 @@ class HostFacts(NamedTuple):
     could be shown, `seen` those that it is shown; both are empty if only torch can tell. `given_gpus` is the
     number of GPUs that Slurm has given the job on this node, `task_gpus` the number for each task, 0 if Slurm
     does not say. `grant` is what a scheduler has given the job of the node's CPUs, None if none says so or if a
-    cgroup keeps the job to its share. Only the lowest rank of a node looks for `topology`, `interfaces` and
-    `grant`; the others have none. `launcher` and `scheduler` are the names of what started the rank and of what runs
-    the job, empty for none (facts/launchers.py, facts/schedulers.py).
+    cgroup keeps the job to its share. `hidden` tells how two lists of visible GPUs leave none together, empty where
+    they do not. Only the lowest rank of a node looks for `topology`, `interfaces` and `grant`; the others have none.
+    `launcher` and `scheduler` are the names of what started the rank and of what runs the job, empty for none
+    (facts/launchers.py, facts/schedulers.py).
     """
 
     hostname: str
@@ -70,6 +71,7 @@ class HostFacts(NamedTuple):
     options: Mapping[str, str] = {}
     launcher: str = ""
     scheduler: str = ""
+    hidden: str = ""
 
 
 def host_facts(
@@ -79,6 +81,7 @@ def host_facts(
     """Return the facts of this rank's host; `whole` says that one node has all ranks, so that no network is needed."""
     found = gpus() if look_at_gpus else ()
     seen = visible(found, environ) if found or not look_at_gpus else from_kernel(environ)
+    hidden = describe_clash(environ) if look_at_gpus and not (found or seen) else ""
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     allowed = reachable = cpus.allowed()
     scheduler = schedulers.find_scheduler(environ)
@@ -110,6 +113,7 @@ def host_facts(
         unaddressed=unaddressed,
         launcher=started_by.launcher.name if started_by else "",
         scheduler=scheduler.name if scheduler else "",
+        hidden=hidden,
     )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from .files import names
 
 PMI, PMIX, CRAY, FLUX_PMI = "pmi", "pmix", "Cray's PMI", "Flux's PMI"
+CRAY_MPICH = "Cray MPICH"  # as mpi4py calls it
 ALL_INTERFACES = frozenset({PMI, PMIX, CRAY, FLUX_PMI})
 # Open MPI up to 4 meets a launcher by one of these components.
 COMPONENTS = {"mca_pmix_s1.so": PMI, "mca_pmix_s2.so": PMI, "mca_pmix_cray.so": CRAY, "mca_pmix_flux.so": FLUX_PMI}
@@ -30,8 +31,8 @@ class Library(NamedTuple):
 
     @property
     def is_cray(self) -> bool:
-        """Tell whether this is Cray MPICH, by the name that mpi4py has for it, or by its file's."""
-        return self.name == "Cray MPICH" or os.path.basename(self.path).startswith("libmpi_cray")
+        """Tell whether this is Cray MPICH."""
+        return self.name == CRAY_MPICH
 
     @property
     def title(self) -> str:
@@ -48,8 +49,19 @@ def library() -> Library:
     from mpi4py import MPI
 
     name, version = MPI.get_vendor()
-    path = library_path(MPI.__file__)
-    return Library(name, version, path, interfaces(name, version, path, MPI.Get_library_version()))
+    path, description = library_path(MPI.__file__), MPI.Get_library_version()
+    name = name_library(name, path, description)
+    return Library(name, version, path, interfaces(name, version, path, description))
+
+
+def name_library(name: str, path: str, description: str) -> str:
+    """Return a library's name; Cray MPICH's also where mpi4py was built against MPICH, and calls it so.
+
+    `description` is what MPI_Get_library_version returns: "MPI VERSION    : CRAY MPICH version 8.1.25.17" or the like,
+    also where the file has the name of MPICH's (module cray-mpich-abi).
+    """
+    is_cray = "CRAY MPICH" in description or os.path.basename(path).startswith("libmpi_cray")
+    return CRAY_MPICH if is_cray else name
 
 
 def interfaces(name: str, version: tuple[int, ...], path: str, description: str) -> frozenset[str]:

@@ -10,6 +10,10 @@ from .gpus import Choice
 from .problems import check_version
 from .words import folded, minority
 
+INSTALL = "activate the environment whose torch is built for these GPUs, or install one (pytorch.org/get-started)"
+UPDATE = ("run nvidia-smi or rocm-smi there; update the driver, or install a torch for the version that it supports;\n"
+          "in a container, pass the GPUs in (apptainer --nv or --rocm, docker --gpus all)")
+
 
 def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
     """Raise LaunchError `torch-unusable` if a rank cannot import torch, `version-skew` if versions differ."""
@@ -50,6 +54,46 @@ def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence
             needed="the same kind of device for every rank",
             do="ask Slurm for GPUs on every node (--gpus-per-node), or take none: --device=cpu",
         )
+
+
+def check_unseen(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
+    """Raise LaunchError `no-gpu-seen` if torch sees no GPU on any rank, and something tells that there are some."""
+    blind = [rank for rank, rank_facts in enumerate(facts) if rank_facts.unseen]
+    if not blind or any(rank_facts.gpus for rank_facts in facts):
+        return
+    first = facts[blind[0]]
+    assert first.unseen
+    given, built_for, says, driver = first.unseen
+    hostnames = folded(hosts[rank] for rank in blind)
+    build = f"torch {first.torch_version}, built for {built_for or 'CPUs only'},"
+    raise LaunchError(
+        "no-gpu-seen",
+        found=f"{given} on {hostnames}, but {build} sees no GPU"
+        + f"\ntorch says: {says}" * bool(says) + f"\ndriver: {driver}" * bool(driver),
+        needed="a torch that sees these GPUs",
+        do=f"{UPDATE if built_for else INSTALL};\n--device=cpu trains on the CPU",
+    )
+
+
+def warn_of_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> list[str]:
+    """Return the warning `unlimited-stack` where NCCL's threads have small stacks because there is no limit.
+
+    GNU libc gives threads 2 MiB then (man pthread_create), too little for NCCL's search of a large NVLink network. NCCL
+    2.28 and newer choose the size themselves (NCCL User Guide, "Stack size"; NVIDIA/nccl#2186).
+    """
+    ranks = [rank for rank, rank_facts in enumerate(facts)
+             if rank_facts.unlimited_stack and needs_larger_stack(rank_facts)]
+    if not ranks:
+        return []
+    hostnames, version = folded(hosts[rank] for rank in ranks), facts[ranks[0]].nccl_version
+    crash = f"NCCL {version} may crash then on large NVLink systems such as GB200"
+    return [f"unlimited-stack: ulimit -s is unlimited on {hostnames}; {crash}; set ulimit -s 8192"]
+
+
+def needs_larger_stack(facts: DeviceFacts) -> bool:
+    """Tell whether a rank has an NVIDIA GPU and an NCCL that leaves the size of its threads' stacks to GNU libc."""
+    version = tuple(int(part) for part in facts.nccl_version.split(".") if part.isdigit())
+    return bool(version) and version < (2, 28) and any(not gpu.name.startswith("AMD") for gpu in facts.gpus)
 
 
 def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtual: bool, early: bool) -> None:

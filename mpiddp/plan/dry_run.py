@@ -39,7 +39,8 @@ def seats(facts: Sequence[HostFacts], config: LaunchConfig) -> tuple[list[Seat],
     the user asks for a device of which they tell nothing, it has no number.
     """
     sees = config.device in (None, "cuda")
-    facts = [one._replace(options={}, gpus=one.gpus * sees, seen=one.seen * sees) for one in facts]
+    facts = [one._replace(options={}, gpus=one.gpus * sees, seen=one.seen * sees, hidden=one.hidden * sees)
+             for one in facts]
     plans = plan_hosts(facts, config, final=True)
     best = network.candidates(facts, network.Asked(config.interface, config.master_addr))[0]
     own = {one.node: one.interfaces for one in facts if one.interfaces}

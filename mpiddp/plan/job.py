@@ -75,6 +75,7 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig, final: bool = F
     problems.check_options(facts)
     problems.check_software(facts)
     problems.check_script(facts)
+    problems.check_hidden(facts)
     if config.script is not None and config.device != "cpu" and not config.idle_gpus:  # other programs use them
         problems.check_idle(facts)
     if config.device != "cpu" and not config.share_gpus:
@@ -148,12 +149,14 @@ def plan_devices(
     """
     found, virtual = [one.devices for one in facts], config.virtual_local_rank
     devices.check_kinds(config.device, found, hosts)
+    devices.check_unseen(found, hosts)
     kind = found[0].kind
     choices = choose_late(facts, hosts, config) if kind != "cpu" else [None] * len(facts)
     shared = config.share_gpus and gpus.are_shared(one for one in choices if one)
     backend = devices.backend(config.backend, found, hosts, shared)
     warnings = problems.stale_variables(
         (one.place.rank, one.former, environment.exports(one.place, endpoint, virtual)) for one in facts if one.former)
+    warnings += devices.warn_of_stack(found, hosts)
     warnings += gpus.warnings(
         (hosts[one.place.rank], choice.ordinal != (0 if virtual else one.place.local_rank))
         for one, choice in zip(facts, choices, strict=True) if choice)

@@ -130,6 +130,19 @@ def check_given(facts: Sequence[HostFacts]) -> None:
         )
 
 
+def check_hidden(facts: Sequence[HostFacts]) -> None:
+    """Raise LaunchError `hidden-gpus` where two variables together hide all GPUs from a rank."""
+    hidden = [rank_facts for rank_facts in facts if rank_facts.hidden]
+    if hidden:
+        raise LaunchError(
+            "hidden-gpus",
+            found=f"{hidden[0].hidden} (on {hosts_of(hidden)})",
+            needed="one of the two lists alone, or a second one that counts from 0 among what the first one leaves",
+            do="unset HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES before mpiddp, in each task where Slurm sets them\n"
+            "(Flags=amd_gpu_env in gres.conf makes Slurm set only ROCR_VISIBLE_DEVICES); --device=cpu takes no GPU",
+        )
+
+
 def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[str]) -> None:
     """Raise LaunchError `log-unwritable` or `no-zstd` where a rank cannot write its log, or compress it.
 

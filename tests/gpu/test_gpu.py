@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.facts.devices import read_driver
+from mpiddp.facts.gpus import describe_openable
 from tests import processes
 from tests.gpu.conftest import TIMEOUT_S, Start, command, found, visible
 from tests.support import EXAMPLES, ROOT, check, free_port
@@ -67,6 +69,14 @@ def test_first_all_reduce(ranks: int, env: dict[str, str], note: Note) -> None:
     ours, peer = (statistics.median(one) for one in times.values())
     note(f"{ours:.2f} s, torchrun {peer:.2f} s: ratio {ours / peer:.2f}")
     assert ours < peer
+
+
+@pytest.mark.usefixtures("ranks")
+def test_what_tells_of_gpus(note: Note) -> None:
+    """GPUs and driver without torch, as `no-gpu-seen` names them."""
+    assert re.fullmatch(r"\d+ NVIDIA GPUs? \(nvidia\d+.*\)", describe_openable())
+    assert re.fullmatch(r"NVIDIA \d+\.\d+(\.\d+)?", read_driver())
+    note(f"{describe_openable()}, driver {read_driver()}")
 
 
 @pytest.mark.usefixtures("ranks")
