@@ -42,7 +42,8 @@ class HostFacts(NamedTuple):
     could be shown, `seen` those that it is shown; both are empty if only torch can tell. `given_gpus` is the
     number of GPUs that Slurm has given the job on this node, `task_gpus` the number for each task, 0 if Slurm
     does not say. `grant` is what a scheduler has given the job of the node's CPUs, None if none says so or if a
-    cgroup keeps the job to its share. Only the lowest rank of a node looks for `topology`, `interfaces` and
+    cgroup keeps the job to its share. `stop_in_s` is the time until --stop-before stops the job, None where this rank
+    does not know that. Only the lowest rank of a node looks for `topology`, `interfaces` and
     `grant`; the others have none.
     """
 
@@ -66,6 +67,7 @@ class HostFacts(NamedTuple):
     grant: Grant | None = None
     unaddressed: tuple[str, ...] = ()
     options: Mapping[str, str] = {}
+    stop_in_s: float | None = None
 
 
 def host_facts(

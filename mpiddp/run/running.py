@@ -7,12 +7,13 @@ import os
 from typing import TYPE_CHECKING
 
 from .. import stages
-from ..config import LaunchConfig, Script
+from ..config import RESTARTS, STOPPED, LaunchConfig, Script
 from ..errors import EXIT_REQUEUE, EndTimeoutError
 from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
 from ..say import say, warn
+from ..show.files import write
 from . import failure, script, signals
 from .execution import keep_connected, note_exec
 from .output import let_flush_fail
@@ -61,6 +62,15 @@ class RunningJob:
     def stops(self) -> bool:
         """Tell whether all ranks have agreed to stop."""
         return self._stop is not None and self._stop.reason != 0
+
+    def note_steps(self, report: str) -> None:
+        """Let rank 0 tell a supervisor how many steps were made, if all ranks have agreed to stop.
+
+        `report` is the path of the report that the supervisor would read of a failure.
+        """
+        is_told = self.membership.environment.rank == 0 and report and RESTARTS in os.environ
+        if is_told and self._stop is not None and self._stop.reason:
+            write(report + STOPPED, str(self._stop.steps))
 
     def leave(
         self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool, frees_port: bool = False
@@ -199,6 +209,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         if not MPI.Is_finalized():
             if config.python_exit and config.explain is None:
                 warn_of_independent(job.membership, config)
+            job.note_steps(config.error_file)
             ending.left()
             stages.begin("exit")
             job.leave(config.exit_timeout_s, bool if config.python_exit else ending.drop_script)
