@@ -21,12 +21,13 @@
 # Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES="openmpi"                       # edit: your MPI's, empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/miniforge3/bin/activate NAME
-COMMAND="python -m mpiddp --stop-before 120 train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
+COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
+SUPERVISE="python -m mpiddp.supervise --stop-before 120"  # edit
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
 source $ENVIRONMENT || exit 1
 trap 'kill -USR1 $job; again=yes' USR1
-eval "mpirun $COMMAND &"
+eval "$SUPERVISE mpirun $COMMAND &"
 job=$! again=yes
 while [ $again = yes ]; do again=no; wait $job; status=$?; done  # the signal ends a wait
 if [ $status = 75 ]; then scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"; fi

@@ -98,6 +98,7 @@ def destroy_process_group() -> None:
         from .run import signals
 
         job, _own, _stop = _own, None, None
+        job.note_steps(os.environ.get("MPIDDP_ERROR_FILE", ""))
         if MPI.Is_finalized():  # nobody can be waited for
             job.give_up()
         elif job.ending is None:

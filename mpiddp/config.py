@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 DEFAULT_STARTUP_TIMEOUT_S = 300.0
 RESTARTS = "MPIDDP_RESTART_COUNT"  # a variable that mpiddp.supervise sets
 RUNNING = ".running"  # ends the name of a file beside the report of a job that it started, until the job ends in order
+STOPPED = ".stopped"  # ends the name of a file with the number of steps of a job that ranks have agreed to stop
 DEFAULT_ABORT_GRACE_S = 5.0
 DEFAULT_FOLD_WINDOW_S = 1.0
 DESERTED_TIMEOUT_S = 300.0  # --exit-timeout where all others wait in vain; NCCL gives up after 600 s

@@ -107,7 +107,7 @@ def start(config: LaunchConfig) -> RunningJob:
             from .run import input as standard_input
 
             standard_input.share(MPI.COMM_WORLD, config.startup_timeout_s, sentinel.start)
-        membership = meet(MPI.COMM_WORLD, config, sentinel)  # 3 to 7
+        membership = meet(MPI.COMM_WORLD, config, sentinel, stop)  # 3 to 7
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
@@ -126,16 +126,18 @@ def start(config: LaunchConfig) -> RunningJob:
     return started
 
 
-def meet(comm: MPI.Comm, config: LaunchConfig, sentinel: SentinelHandle | None = None) -> Membership:
+def meet(
+    comm: MPI.Comm, config: LaunchConfig, sentinel: SentinelHandle | None = None, stop: Stop | None = None
+) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group; return this rank's part.
 
-    The start began when this rank's sentinel did, if it has one. Collective. Raises LaunchError, the same on every
-    rank, or LonelyLaunchError.
+    The start began when this rank's sentinel did, if it has one. `stop` says when the job stops. Collective. Raises
+    LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s, sentinel.start if sentinel else time.monotonic())
     stages.begin("facts")
     hosting = Hosting(roll, config, sentinel)  # rank 0's part
-    found = look_at_host(comm, config)
+    found = look_at_host(comm, config, stop.left_s() if stop else None)
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)  # 3
     stages.begin("variables and cores")
     probe = Probe(door, found.interfaces) if door else None
@@ -229,9 +231,10 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     started_by = launchers.detect(os.environ)
     sentinel = fork_sentinel(config, started_by)
     sentinel.stage("the start after MPI_Init")
+    stop = prepare_stop(config, started_by)
     try:
         await_all(comm, config.startup_timeout_s, sentinel.start)
-        membership = meet(comm, config, sentinel)
+        membership = meet(comm, config, sentinel, stop)
     except LonelyLaunchError as error:
         sentinel.settle()
         refuse_alone(error)
@@ -239,7 +242,6 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
         sentinel.settle()
         sentinel.dismiss()
         raise
-    stop = prepare_stop(config, started_by)
     started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)
     assert started.ending
     started.ending.watch(leave, outlet_of(membership, config))

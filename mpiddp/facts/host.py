@@ -44,7 +44,8 @@ class HostFacts(NamedTuple):
     number of GPUs that Slurm has given the job on this node, `task_gpus` the number for each task, 0 if Slurm
     does not say. `grant` is what a scheduler has given the job of the node's CPUs, None if none says so or if a
     cgroup keeps the job to its share. `hidden` tells how two lists of visible GPUs leave none together, empty where
-    they do not. Only the lowest rank of a node looks for `topology`, `interfaces` and `grant`; the others have none.
+    they do not. `stop_in_s` is the time until --stop-before stops the job, None where this rank does not know that.
+    Only the lowest rank of a node looks for `topology`, `interfaces` and `grant`; the others have none.
     `launcher` and `scheduler` are the names of what started the rank and of what runs the job, empty for none
     (facts/launchers.py, facts/schedulers.py).
     """
@@ -72,6 +73,7 @@ class HostFacts(NamedTuple):
     launcher: str = ""
     scheduler: str = ""
     hidden: str = ""
+    stop_in_s: float | None = None
 
 
 def host_facts(

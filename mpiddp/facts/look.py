@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def look_at_host(comm: MPI.Comm, config: LaunchConfig) -> HostFacts:
-    """Return the facts of this rank before torch. Collective."""
+def look_at_host(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | None = None) -> HostFacts:
+    """Return the facts of this rank before torch; the job stops in `stop_in_s`, if that is known. Collective."""
     node, whole = mpi.node_key(comm)
     found = script_facts(config.script) if config.script else None
     fresh = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
     facts = host_facts(os.environ, comm.rank, node, whole, found, library().title, look_at_gpus=fresh)
-    return facts._replace(options=config.common())
+    return facts._replace(options=config.common(), stop_in_s=stop_in_s)

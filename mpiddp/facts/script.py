@@ -17,8 +17,9 @@ from typing import NamedTuple
 from ..config import STANDARD_INPUT, Script
 
 # A script that has one of these asks for its rank, or leaves that to a library that does.
-RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"accelerat", b"lightning", b"deepspeed",
-              b"transformers", b"horovod", b"torch.distributed")
+RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"deepspeed", b"horovod", b"torch.distributed")
+# These libraries use torch's group before the first step where they know of other ranks.
+GROUP_WORDS = (b"accelerat", b"lightning", b"transformers")
 
 
 # The option by which torch.distributed.launch tells a script its local rank, in the code that parses it.
@@ -161,17 +162,19 @@ def code_of(script: Script) -> types.CodeType:
     return compiled(path_of(script))
 
 
-def knows_of_ranks(script: Script) -> bool:
+def knows_of_ranks(script: Script, has_trained: bool) -> bool:
     """Tell by the words in a script whether it may know that it is one of several ranks; True if nobody can say.
 
-    The modules that it has imported, and that are installed nowhere, are its own too.
+    The modules that it has imported, and that are installed nowhere, are its own too. `has_trained` tells that it has
+    made steps without the group.
     """
+    words = RANK_WORDS if has_trained else RANK_WORDS + GROUP_WORDS
     try:
         own = script.target.encode() if script.is_code else read(path_of(script))
         found = [own, *map(read, own_modules())]
     except (ImportError, KeyError, OSError, ValueError):
         return True
-    return any(word in source.lower() for source in found for word in RANK_WORDS)
+    return any(word in source.lower() for source in found for word in words)
 
 
 def own_modules() -> list[str]:

@@ -14,7 +14,7 @@ from ..config import LaunchConfig
 from ..environment import Environment, Place
 from ..errors import LonelyLaunchError
 from ..facts import devices, launchers, runtime, schedulers, software
-from ..plan.environment import Endpoint, explain, exports, ways
+from ..plan.environment import Endpoint, explain, exports, for_cpu, ways
 from ..plan.job import DevicePlan
 from ..plan.member import LogPlan, Member
 from ..plan.network import check_reached
@@ -42,7 +42,8 @@ def enter(
     Collective. Raises LaunchError `log-unwritable`, `no-zstd`, `address-unreachable` or `port-taken`, on every rank.
     """
     endpoint = plan.endpoint
-    former = former | variables.set_missing(ways(plan.interface, plan.sockets)) | variables.set_all(
+    unset = ways(plan.interface, plan.sockets) | for_cpu(plan.device, place.world_size)
+    former = former | variables.set_missing(unset) | variables.set_all(
         exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
     environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
                               device=devices.use_device(plan.device))

@@ -67,6 +67,7 @@ SOURCES = {
     "OMP_NUM_THREADS": "this rank's cores, shared with the ranks that have the same",
     "GLOO_SOCKET_IFNAME": "the network interface towards MASTER_ADDR",
     "NCCL_SOCKET_IFNAME": "the network interfaces that lead to the other nodes",
+    "ACCELERATE_USE_CPU": "the ranks' device: else Accelerate has each of them train alone",
     "CUDA_VISIBLE_DEVICES": "NVML, the GPUs of the node's ranks in the order of local ranks",
 }
 # The variables in which launchers tell the same thing.
@@ -100,6 +101,16 @@ def explain(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
         line += f"; the same as {', '.join(agree)}" if agree else ""
         lines.append(line + (f"; lost: {', '.join(lost)}" if lost else ""))
     return "\n".join(lines)
+
+
+def for_cpu(kind: str, ranks: int) -> dict[str, str]:
+    """Return what Accelerate has to be told for several ranks on the CPU, if the user has not; none for none.
+
+    Where torch sees no accelerator, Accelerate 1.15 has each process train alone, also under torchrun, unless this is
+    set or the script says `Accelerator(cpu=True)` (accelerate/state.py, PartialState._prepare_backend). Older versions
+    go by LOCAL_RANK. Transformers' Trainer reads it, too (transformers/training_args.py, _setup_devices).
+    """
+    return {"ACCELERATE_USE_CPU": "true"} if kind == "cpu" and ranks > 1 else {}
 
 
 def ways(interface: str, sockets: str) -> dict[str, str]:

@@ -73,6 +73,7 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig, final: bool = F
     `final` tells that no torch will be asked: a node's GPUs are those that the facts have.
     """
     problems.check_options(facts)
+    problems.check_time(facts[0], config)
     problems.check_software(facts)
     problems.check_script(facts)
     problems.check_hidden(facts)

@@ -9,7 +9,7 @@ from ..config import LaunchConfig
 from ..errors import LaunchError
 from ..facts.host import HostFacts
 from .advice import advice_for, brackets
-from .words import folded, listed, minority
+from .words import duration, folded, listed, minority
 
 SMALL_SHM_BYTES = 2**30
 FEW_FILES = 1024
@@ -75,6 +75,21 @@ def check_options(facts: Sequence[HostFacts]) -> None:
                 do="give all parts of a command line with colons the same options before their scripts, or export the\n"
                 f"variables to all nodes{brackets(f'{launcher.command} {launcher.export}'.strip())}",
             )
+
+
+def check_time(first: HostFacts, config: LaunchConfig) -> None:
+    """Raise LaunchError `stop-too-early` where --stop-before stops the job now, by what the first rank knows."""
+    if first.stop_in_s is None or first.stop_in_s > 0 or config.stop_before_s is None:
+        return
+    left, before = max(0.0, config.stop_before_s + first.stop_in_s), config.stop_before_s
+    raise LaunchError(
+        "stop-too-early",
+        found=f"{duration(left)} are left until the walltime, and --stop-before {before:g} stops the job "
+        f"{duration(before)} before it",
+        needed="time to train between the start and the stop: a job that stops at once gets no further,\n"
+        "however often it is queued again",
+        do="ask the batch system for a longer walltime, or give --stop-before fewer seconds",
+    )
 
 
 def check_software(facts: Sequence[HostFacts]) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING
+import sys
+import time
+from typing import TYPE_CHECKING, Any
 
 from .. import stages
-from ..config import LaunchConfig, Script
+from ..config import RESTARTS, STOPPED, LaunchConfig, Script
 from ..errors import EXIT_REQUEUE, EndTimeoutError
 from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
 from ..plan.words import ranges
 from ..say import say, warn
+from ..show.files import write
 from . import failure, script, signals
 from .execution import keep_connected, note_exec
 from .output import let_flush_fail
+
+TRAINED_S = 1.0  # between the first step of an optimizer and one by which a script is said to train
+ACCELERATE = "; Accelerate"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +52,8 @@ class RunningJob:
         self.replaced: list[int] = []  # the processes of this node's ranks, if a program takes the place of any rank's
         self._incomplete: list[int] = []  # the ranks whose logs have lost something, on rank 0
         self._stop: Stop | None = None
+        self.trained_s = 0.0  # how long its optimizers have made steps, as far as that was looked at
+        self.independent = False  # it was said that each rank works for itself
         if stop is not None:
             self.stop(stop)
 
@@ -61,6 +69,15 @@ class RunningJob:
     def stops(self) -> bool:
         """Tell whether all ranks have agreed to stop."""
         return self._stop is not None and self._stop.reason != 0
+
+    def note_steps(self, report: str) -> None:
+        """Let rank 0 tell a supervisor how many steps were made, if all ranks have agreed to stop.
+
+        `report` is the path of the report that the supervisor would read of a failure.
+        """
+        is_told = self.membership.environment.rank == 0 and report and RESTARTS in os.environ
+        if is_told and self._stop is not None and self._stop.reason:
+            write(report + STOPPED, str(self._stop.steps))
 
     def leave(
         self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool, frees_port: bool = False
@@ -141,6 +158,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     note_exec(functools.partial(give_way, job, config))
     signals.protect_workers()
     warn_of_late(job.membership, config)
+    look_at_training(job, config)
     status, failed = 0, None
     try:
         try:
@@ -152,20 +170,71 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
                 raise
         job.ending.status = status
         if not config.python_exit:
-            job.ending.finish(status, functools.partial(warn_of_independent, job.membership, config))
+            job.ending.finish(status, functools.partial(warn_of_independent, job, config))
     except BaseException as error:
         failed = error  # nothing but this holds it when this block has ended
     return status if failed is None else job.ending.fail_by(failed)
 
 
-def warn_of_independent(member: Membership, config: LaunchConfig) -> None:
-    """Warn `independent-ranks` where rank 0 has run a script that neither used the group nor can know of its rank."""
-    size, script = member.environment.world_size, config.script
-    if script is None or size == 1 or member.environment.rank > 0 or config.local_rank_option:
+def look_at_training(job: RunningJob, config: LaunchConfig) -> None:
+    """Warn `independent-ranks` as soon as rank 0 has trained for TRAINED_S: steps of torch's optimizers tell of it.
+
+    What torch compiles, or captures in a graph, tells nothing; then the warning comes at the end.
+    """
+    if not can_be_independent(job.membership, config):
         return
-    if member.groups.is_idle() and not knows_of_ranks(script):
-        words = "it used neither the process group nor its rank"
-        warn([f"independent-ranks: the script ran {size} times, each for itself: {words}"])
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    began_s = 0.0
+
+    def note(*_: object) -> None:
+        nonlocal began_s
+        if torch.compiler.is_compiling() or job.trained_s > TRAINED_S or job.left:
+            return
+        now = time.monotonic()
+        began_s = began_s or now
+        job.trained_s = now - began_s
+        if job.trained_s > TRAINED_S and job.ending is not None and job.ending.is_ours():
+            warn_of_independent(job, config)
+
+    register_optimizer_step_post_hook(note)  # it stays: torch goes through its hooks while it calls this one
+
+
+def can_be_independent(member: Membership, config: LaunchConfig) -> bool:
+    """Tell whether this is rank 0 of several, whose script nobody has told its local rank."""
+    env = member.environment
+    return config.script is not None and env.world_size > 1 and env.rank == 0 and not config.local_rank_option
+
+
+def warn_of_independent(job: RunningJob, config: LaunchConfig) -> None:
+    """Warn `independent-ranks`, once, where rank 0's script neither uses the group nor can know of its rank."""
+    if job.left or job.independent or not can_be_independent(job.membership, config):
+        return
+    if not job.membership.groups.is_idle():
+        return
+    assert config.script is not None
+    cure = lonely_library()
+    has_trained = job.trained_s > TRAINED_S
+    if not cure.startswith(ACCELERATE) and knows_of_ranks(config.script, has_trained):
+        return
+    job.independent = True
+    runs, uses = ("trains", "uses") if has_trained else ("ran", "used")
+    words = f"the script {runs} {job.membership.environment.world_size} times, each for itself"
+    warn([f"independent-ranks: {words}: it {uses} neither the process group nor its rank{cure}"])
+
+
+def lonely_library() -> str:
+    """Return what to do where a library that the script uses takes its process for the only one; else nothing.
+
+    Accelerate says so itself (accelerate/state.py). Lightning trains on one CPU unless it is told otherwise.
+    """
+    state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    if getattr(state, "_shared_state", {}).get("num_processes") == 1:
+        return f"{ACCELERATE} trains with others on the CPU by ACCELERATE_USE_CPU=true or Accelerator(cpu=True)"
+    if "lightning" in sys.modules or "pytorch_lightning" in sys.modules:
+        return '; Lightning has to be told of them: strategy="ddp", devices= and num_nodes=, as examples/README.md says'
+    return ""
 
 
 def warn_of_late(member: Membership, config: LaunchConfig) -> None:
@@ -198,7 +267,8 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     try:
         if not MPI.Is_finalized():
             if config.python_exit and config.explain is None:
-                warn_of_independent(job.membership, config)
+                warn_of_independent(job, config)
+            job.note_steps(config.error_file)
             ending.left()
             stages.begin("exit")
             job.leave(config.exit_timeout_s, bool if config.python_exit else ending.drop_script)

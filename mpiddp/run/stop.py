@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 WALLTIME = 1  # a reason like the numbers of signals, and less urgent than any
+EARLY = 1000  # added to a reason that was there before a rank's first step
 SPINNING_S = 0.0005  # before a rank that waits for others sleeps
 REMIND_AFTER_S = 60.0
 
@@ -25,11 +26,16 @@ class Stop:
 
     With a communicator the ranks agree: each call of `due` starts a reduction over all of them, and reads
     the reduction that the call before it has started. That one had a whole step's time.
+
+    `steps` are those that were made: the calls that said to go on. They are 0 if some rank had a reason to stop before
+    its first one, whatever was done until the ranks agreed.
     """
 
     def __init__(self) -> None:
         self.reason = 0  # on which all agree: a signal's number or WALLTIME, 0 for none yet
+        self.steps = 0
         self._end = float("inf")
+        self._early = 0  # or EARLY
         self._ready = False  # signals are noted, as far as they can be
         self._parent: MPI.Comm | None = None
         self._comm: MPI.Comm | None = None
@@ -46,6 +52,10 @@ class Stop:
         """Find it time to stop at `end`, on time.time()'s clock."""
         self._end = end
 
+    def left_s(self) -> float | None:
+        """Return the seconds until it is time to stop, None if this rank does not know when that is."""
+        return None if self._end == float("inf") else self._end - time.time()
+
     def join(self, comm: MPI.Comm) -> None:
         """Agree with the ranks of a communicator from now on."""
         self._parent = comm if comm.size > 1 else None
@@ -55,15 +65,18 @@ class Stop:
         if not self._ready:
             signals.catch()
             self._ready = True
+            self._early = EARLY if self._wanted() else 0
         if not self.reason:
             if self._parent is None:
-                self.reason = self._wanted()
+                self._decide(self._wanted())
             else:
                 self._read()
                 if not self.reason:
                     self._post()
             if self.reason:
                 self._announce()
+            else:
+                self.steps += 1
         return self.reason != 0
 
     def complete(self, most: int) -> None:
@@ -83,13 +96,19 @@ class Stop:
             say(f"mpiddp: time to stop: {why}")
 
     def _wanted(self) -> int:
-        return signals.noted or (WALLTIME if time.time() > self._end else 0)
+        reason = signals.noted or (WALLTIME if time.time() > self._end else 0)
+        return reason and reason + self._early
+
+    def _decide(self, wanted: int) -> None:
+        self.reason = wanted % EARLY
+        if wanted > EARLY:
+            self.steps = 0
 
     def _read(self) -> None:
         if self._pending is not None:
             self._await(self._pending)
             self._pending = None
-            self.reason = self._result[0]
+            self._decide(self._result[0])
 
     def _post(self) -> None:
         assert self._parent is not None

@@ -1,15 +1,19 @@
-"""The numbers of a job's attempts, which do not repeat when Slurm has queued the job again."""
+"""What is kept of a job when Slurm queues it again: its attempts' numbers, and how many starts were fruitless."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import secrets
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from ..facts import runtime, schedulers
-from ..facts.files import free_claim, names
+from ..facts.files import free_claim, names, number
+
+NOTE = "fruitless"  # a file's name
 
 
 class Counter:
@@ -17,25 +21,35 @@ class Counter:
 
     In a Slurm job a file for each attempt keeps the number, in a hidden folder of `folder`. Each supervisor of the job
     has a folder of its own. Where none can be written, the first number is how often Slurm has started the job again.
+    `fruitless` is how many starts in a row, up to now, were to stop before their first step; it is 0 where nothing is
+    kept.
     """
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
-        self._next, self._folder = runtime.restart_count(environ), ""
+        self._next, self._folder, self.fruitless = runtime.restart_count(environ), "", 0
         if job := environ.get("SLURM_JOB_ID"):
             wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
             restarts, own = schedulers.slurm_restarts(environ), secrets.token_hex(4)
             self._folder = free_claim(wanted, restarts, own, itertools.count(1)).folder
+            self.fruitless = max(0, number(os.path.join(self._folder, NOTE))) if self._folder else 0
             self._next = max([self._next, *(int(name) + 1 for name in names(self._folder) if name.isdecimal())])
 
     def take(self) -> int:
         """Return the number of the next attempt."""
-        number, self._next = self._next, self._next + 1
+        taken, self._next = self._next, self._next + 1
         if self._folder:
             try:
-                os.close(os.open(os.path.join(self._folder, str(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+                os.close(os.open(os.path.join(self._folder, str(taken)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             except OSError:  # the numbers may repeat then, but the job goes on
                 self._folder = ""
-        return number
+        return taken
+
+    def end(self, fruitless: bool) -> None:
+        """Note how a start of the job has ended."""
+        self.fruitless = self.fruitless + 1 if fruitless else 0
+        if self._folder:
+            with contextlib.suppress(OSError):
+                Path(self._folder, NOTE).write_text(str(self.fruitless))
 
     def forget(self) -> None:
         """Remove the numbers, of a job that has succeeded: any other may be queued again."""

@@ -27,7 +27,9 @@ NOT_READY = (  # that it cannot be used, which a script may have caused, too
 VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes: what differs between two errors that are alike
 KILLED_FROM_OUTSIDE = (130, 143, 15)  # of a launcher that was ended by SIGINT or SIGTERM; the last one is MPICH's
 NOT_BY_ITSELF = (ENDED, ABSENT)  # of a rank that was killed, crashed or stopped: nodes do that, too
+TOO_SHORT = "--stop-before, or the time at which the batch system sends its signal, leaves too little of the walltime"
 GOES_ON = "(does it go on from checkpoints? name these by --progress-file)"
+FRUITLESS = 2  # starts in a row that were to stop before their first step, after which no other one is made
 LONG_S = 600.0  # an attempt of which the length is no chance
 TO_GO_ON = ("SIGUSR1", "SIGTERM")  # at which a job that calls should_stop() ends with status 75
 
@@ -59,10 +61,17 @@ class Attempt(NamedTuple):
     has_progressed: bool | None = None
 
     @property
+    def has_stopped(self) -> bool:
+        """Whether all ranks have agreed to stop; a rank may fail with that status, too."""
+        return self.status == EXIT_REQUEUE and not self.kind
+
+    @property
     def reason(self) -> str:
         """Why it ended, in a line."""
         if self.status == 0:
             return "success"
+        if self.has_stopped:
+            return "all ranks agreed to stop" if self.steps != 0 else "it was to stop before its first step"
         who = f"rank {self.rank} on {self.host}: " if self.rank is not None else ""
         return who + (shortened(self.cause, 200) or f"status {self.status}, without a report")
 
@@ -70,7 +79,8 @@ class Attempt(NamedTuple):
 class Limits(NamedTuple):
     """What the user allows: so many restarts, on so many nodes, at least `min_nodes`, and the time that is `left_s`.
 
-    The batch system has started the job again for `requeues` times.
+    The batch system has started the job again for `requeues` times. Before this start `fruitless` ones in a row have
+    stopped, with status 75, before their first step.
     """
 
     nodes: int
@@ -78,6 +88,7 @@ class Limits(NamedTuple):
     restarts: int
     left_s: float = math.inf
     requeues: int = 0
+    fruitless: int = 0
 
 
 class Action(enum.Enum):
@@ -111,8 +122,8 @@ def decide(attempts: Sequence[Attempt], pool: Sequence[str], limits: Limits) -> 
     last = attempts[-1]
     if last.status == 0:
         return Decision(Action.DONE, "")
-    if last.status == EXIT_REQUEUE and not last.kind:  # a rank may fail with that status, too
-        return Decision(Action.REQUEUE, "the job has stopped, and can go on")
+    if last.has_stopped:
+        return after_stop(attempts, limits)
     if is_from_outside(last):
         why = f"{last.signal or 'a signal'} was sent to the job from outside"
         return Decision(Action.REQUEUE if can_go_on(attempts, last.signal) else Action.STOP, why)
@@ -146,6 +157,21 @@ def queued_again(why: str, without: tuple[str, ...], attempts: Sequence[Attempt]
 def is_further(attempt: Attempt) -> bool:
     """Tell whether an attempt has brought the job on: by a checkpoint, or where those are not known, by a step."""
     return bool(attempt.steps) if attempt.has_progressed is None else attempt.has_progressed
+
+
+def after_stop(attempts: Sequence[Attempt], limits: Limits) -> Decision:
+    """Return what to do after all ranks have agreed to stop."""
+    if not is_fruitless(attempts):
+        return Decision(Action.REQUEUE, "the job has stopped, and can go on")
+    if limits.fruitless + 1 < FRUITLESS:
+        return Decision(Action.REQUEUE, f"the job was to stop before its first step; {FRUITLESS} such starts in a row "
+                                        "are the last ones")
+    return Decision(Action.STOP, f"{FRUITLESS} starts in a row were to stop before their first step: {TOO_SHORT}")
+
+
+def is_fruitless(attempts: Sequence[Attempt]) -> bool:
+    """Tell whether a start's last attempt was to stop before its first step, and none before has made any."""
+    return attempts[-1].has_stopped and attempts[-1].steps == 0 and not any(one.steps for one in attempts)
 
 
 def is_from_outside(attempt: Attempt) -> bool:

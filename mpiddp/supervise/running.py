@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from ..config import RUNNING
+from ..config import RUNNING, STOPPED
+from ..errors import EXIT_REQUEUE
 from ..plan.verdict import OWN
 from .decision import Attempt, device_fault
 from .launchers import NONE, Launcher
@@ -132,7 +133,17 @@ class Running:
         status = self._process.returncode or (UNKNOWN if found or self._has_failed() else 0)
         if status and found.get("kind") != OWN and not silent:
             silent = ask()  # also a second time: a node ends its programs before its daemon
-        return attempt_of(nodes, ended_s - self._began_s, status, found)._replace(silent=silent)
+        attempt = attempt_of(nodes, ended_s - self._began_s, status, found)._replace(silent=silent)
+        return attempt._replace(steps=self._steps()) if status == EXIT_REQUEUE and not found else attempt
+
+    def _steps(self) -> int | None:
+        """Return how many steps a job made before all ranks agreed to stop, None if it does not say."""
+        refresh(os.path.dirname(self._report))
+        try:
+            with open(self._report + STOPPED) as file:
+                return int(file.read())
+        except (OSError, ValueError):
+            return None
 
     def _has_failed(self) -> bool:
         """Tell whether the job has not ended in order: status 0 of a launcher that hides losses is no proof of that."""

@@ -24,7 +24,7 @@ from ..show import files
 from .allocation import Allocation, cancel, is_running, left_s, silent
 from .command import Command, on_nodes
 from .counter import Counter
-from .decision import Action, Attempt, Decision, Limits, after_signal, decide, suspects
+from .decision import Action, Attempt, Decision, Limits, after_signal, decide, is_fruitless, suspects
 from .history import Record, table, write
 from .launchers import Placement
 from .running import Running
@@ -132,7 +132,8 @@ class Supervisor:
         left = left_s() - (plan.stop_before_s or 0.0) if attempt.status else 0.0
         pool = plan.given.nodes or (socket.gethostname(),)
         found = decide(self._attempts, pool, Limits(
-            max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, slurm_restarts(os.environ)))
+            max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, slurm_restarts(os.environ),
+            self._counter.fruitless))
         if found.action is Action.AGAIN and not is_running(plan.given):
             return Decision(Action.STOP, "the batch system ends this job", without=found.without)
         if self._signal:
@@ -142,6 +143,7 @@ class Supervisor:
     def _end(self, decision: Decision) -> int:
         """Say how it ended, and return the exit status."""
         last = self._attempts[-1]
+        self._counter.end(is_fruitless(self._attempts))
         if last.status and decision.action is not Action.REQUEUE:
             say(f"mpiddp.supervise: attempt {self._records[-1].number} ended: {last.reason}")
         if len(self._records) > 1:
@@ -149,7 +151,7 @@ class Supervisor:
         if decision.why:
             words = {Action.STOP: "stops", Action.REQUEUE: f"status {EXIT_REQUEUE}"}[decision.action]
             say(f"mpiddp.supervise: {words}: {decision.why}")
-        if last.status and not last.kind and decision.action is Action.STOP and not self._signal:
+        if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
             say("mpiddp.supervise: no report was written, as `python -m mpiddp` does it: is that in the command?")
         if last.status and self._plan.progress_file and not state_of(self._plan.progress_file):
             say(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")

@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 
-accelerator = Accelerator(cpu=not torch.cuda.is_available())
+accelerator = Accelerator()
 torch.manual_seed(0)
 x = torch.linspace(-1, 1, 64).unsqueeze(1)
 model = torch.nn.Linear(1, 1)

@@ -1,0 +1,89 @@
+"""Ranks that each do the whole work say so while they train; frameworks on the CPU train together."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiddp.config import Script
+from mpiddp.facts.script import knows_of_ranks
+from mpiddp.plan.environment import for_cpu
+from tests import processes
+from tests.support import DEADLINE_S, ROOT, Mpi, mpiexec_command, need, single_node_environ
+
+TELLS = "mpiddp: warning: independent-ranks: the script trains 2 times, each for itself: "
+PLAIN = """\
+import time, torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
+LIGHTNING = """\
+import lightning, torch
+class Line(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, _):
+        return self.layer(batch[0]).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.ones(100, 1))
+lightning.Trainer(max_epochs=-1, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
+    Line(), torch.utils.data.DataLoader(data))
+"""
+ACCELERATE = PLAIN.replace(
+    "while", "import accelerate\nmodel = accelerate.Accelerator().prepare(model)\nrank = 'a word'\nwhile")
+
+
+@pytest.mark.parametrize(("code", "env", "cure"), [
+    (PLAIN, {}, ""),
+    pytest.param(LIGHTNING, {}, '; Lightning has to be told of them: strategy="ddp", ', marks=pytest.mark.thorough),
+    pytest.param(ACCELERATE, {"ACCELERATE_USE_CPU": "false"}, "; Accelerate trains with others on the CPU by "
+                 "ACCELERATE_USE_CPU=true or Accelerator(cpu=True)", marks=pytest.mark.thorough),
+], ids=["plain", "lightning", "accelerate"])
+def test_ranks_that_train_alone_are_told_while_they_do(
+    quick: Mpi, tmp_path: Path, code: str, env: dict[str, str], cure: str
+) -> None:
+    """The script comes to no end."""
+    need(quick.missing())
+    (script := tmp_path / "train.py").write_text(code)
+    command = mpiexec_command(quick, 2, "-m", "mpiddp", script)
+    with processes.start(command, {**single_node_environ(quick), **env}, ROOT, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT) as job:
+        assert job.stdout
+        deadline, lines = time.monotonic() + DEADLINE_S, []
+        try:
+            while not lines or not lines[-1].startswith(TELLS):
+                assert time.monotonic() < deadline, lines
+                lines.append(job.stdout.readline())
+                assert lines[-1], lines
+        finally:
+            processes.end_tree(job.pid)
+    assert lines[-1].startswith(f"{TELLS}it uses neither the process group nor its rank{cure}"), lines[-1]
+
+
+@pytest.mark.parametrize(("code", "at_end", "in_training"), [
+    ("import torch", False, False), ("import lightning", True, False), ("import accelerate", True, False),
+    ("import transformers", True, False), ("print(os.environ['RANK'])", True, True), ("import deepspeed", True, True),
+    ("import torch.distributed as dist", True, True),
+])
+def test_what_a_script_may_know(
+    monkeypatch: pytest.MonkeyPatch, code: str, at_end: bool, in_training: bool
+) -> None:
+    """A library that would have used the group by its first step, and did not, knows of no other rank."""
+    monkeypatch.setattr("mpiddp.facts.script.own_modules", list)  # those of the tests
+    script = Script(code, is_code=True)
+    assert [knows_of_ranks(script, has_trained) for has_trained in (False, True)] == [at_end, in_training]
+
+
+def test_accelerate_is_told_of_several_ranks_on_the_cpu_alone() -> None:
+    assert for_cpu("cpu", 2) == {"ACCELERATE_USE_CPU": "true"}
+    assert for_cpu("cpu", 1) == for_cpu("cuda:0", 2) == {}
