@@ -20,7 +20,10 @@ from mpiddp.facts.cpus import Topology
 from mpiddp.facts.devices import DeviceFacts
 from mpiddp.facts.gpus import Gpu, visible
 from mpiddp.facts.host import HostFacts
+from mpiddp.facts.launchers import SRUN
+from mpiddp.facts.schedulers import SLURM
 from mpiddp.plan import gpus, job, topology
+from mpiddp.plan.advice import Advice
 from mpiddp.plan.environment import Endpoint
 from mpiddp.plan.gpus import Choice, Sight, choose
 from mpiddp.plan.seat import Seat
@@ -137,7 +140,7 @@ def test_a_virtual_local_rank_shows_each_rank_its_own_alone() -> None:
 
 def test_too_few_gpus() -> None:
     with pytest.raises(LaunchError) as caught:
-        choose(alike(SUPERCLOUD, 3), "n1")
+        choose(alike(SUPERCLOUD, 3), "n1", advice=Advice(SRUN, SLURM))
     assert (caught.value.name, caught.value.found) == ("too-few-gpus", "3 ranks on n1, which see 2 GPUs")
     assert "--ntasks-per-node=2" in caught.value.do
     assert "--gpus-per-node=3" in caught.value.do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -9,11 +10,17 @@ import pytest
 
 from mpiddp.errors import LaunchError
 from mpiddp.facts import launchers, schedulers
-from mpiddp.facts.cpus import Grant, grant
+from mpiddp.facts.cpus import Grant, Topology, grant
+from mpiddp.facts.devices import DeviceFacts
+from mpiddp.facts.gpus import Gpu
+from mpiddp.facts.host import HostFacts
 from mpiddp.facts.launchers import LAUNCHERS, detect, is_first_on_node
 from mpiddp.facts.library import ALL_INTERFACES, Library
 from mpiddp.facts.runtime import loses_status, slurm_step
+from mpiddp.plan import cores, devices, gpus, problems
+from mpiddp.plan.advice import advice_for
 from mpiddp.plan.fit import check_fit, check_tasks, check_whole, hidden, unlaunched
+from mpiddp.plan.gpus import Choice
 from mpiddp.where.cards import Card, job_number, write
 from mpiddp.where.client import UnansweredError, find
 
@@ -156,6 +163,59 @@ def test_no_refusal_names_the_option_of_another_launcher(kind: str, library: Lib
     foreign = {option for launcher in (*LAUNCHERS, launchers.PSSLURM) for option in launcher.options.values()} - own
     for text in said:
         assert not [option for option in foreign if option in text], text
+
+
+def options_of(row: launchers.Launcher | schedulers.Scheduler) -> set[str]:
+    """Return the options that a row names, each up to its value."""
+    fields = ("ranks_per_node", "cores", "unbound", "export", "all_gpus", "own_gpu", "gpus", "exclude", "memory")
+    named = [getattr(row, field, "") for field in fields] + [*getattr(row, "options", {}).values()]
+    return {word.partition("{")[0].rstrip(" =") for word in named if word}
+
+
+def said_in_planning(launcher: str, scheduler: str) -> list[str]:
+    """Return the messages of a start that name options, of a job with a launcher and a scheduler."""
+    node = Topology(((0,), (1,)), (0, 1), (0, 1), ((0, 0), (1, 1)))
+    facts = HostFacts("n1", 0, frozenset({0}), frozenset({0, 1}), node, False, None, (), None, {}, "", 0, 0,
+                      given_gpus=1, launcher=launcher, scheduler=scheduler)
+    three, gpu = [facts, facts._replace(topology=None), facts._replace(topology=None)], Gpu("GPU-a", "GPU-a", numa=0)
+    advice = advice_for(facts)
+    nothing, torch = DeviceFacts("2"), DeviceFacts("2", kind="cuda", gpus=(gpu,), backends={"nccl": ("cuda",)})
+    said = cores.warnings(three, cores.AUTO)
+    said += cores.far_devices([facts], [cores.Share(frozenset({0}), 1, (0,))], [1])
+    said += gpus.warnings([("n1", True)], advice)
+    for check in (
+        lambda: problems.check_idle([facts._replace(given_gpus=4)]), lambda: problems.check_given(three),
+        lambda: problems.check_options([facts, facts._replace(options={"--quiet": "1"})]),
+        lambda: gpus.choose([gpus.Sight(0, (gpu,)), gpus.Sight(1, (gpu,))], "n1", advice=advice),
+        lambda: gpus.choose([gpus.Sight(0, ()), gpus.Sight(1, ())], "n1", advice=advice),
+        lambda: devices.check_kinds("cuda", [nothing], ["n1"], advice),
+        lambda: devices.check_kinds(None, [nothing, torch], ["n1", "n2"], advice),
+        lambda: devices.check_index(Choice(gpu, 1), torch, 0, "n1", True, False, advice),
+        lambda: devices.backend("nccl", [nothing._replace(backends={"nccl": ("cuda",)})], ["n1"], advice=advice),
+    ):
+        with pytest.raises(LaunchError) as caught:
+            check()
+        said.append(str(caught.value))
+    return said
+
+
+ROWS = (*LAUNCHERS, launchers.PSSLURM, *schedulers.SCHEDULERS)
+
+
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, None], ids=lambda row: row.name if row else "none")
+@pytest.mark.parametrize("scheduler", [*schedulers.SCHEDULERS, None], ids=lambda row: row.name if row else "none")
+def test_no_message_of_a_start_names_the_option_of_another_launcher(
+    launcher: launchers.Launcher | None, scheduler: schedulers.Scheduler | None
+) -> None:
+    own = set().union(*(options_of(row) for row in (launcher, scheduler) if row))
+    foreign = set().union(*map(options_of, ROWS)) - own
+    said = said_in_planning(launcher.name if launcher else "", scheduler.name if scheduler else "")
+    assert len(said) == 12
+    if scheduler is not None:
+        said.append(schedulers.advise_on_memory({scheduler.jobs[0]: "1", "SGE_ROOT": "/sge"}))
+    for text in said:
+        assert not {option for option in foreign if re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text)}, text
+        assert scheduler is schedulers.SLURM or "Slurm" not in text or "as Slurm says" in text, text
 
 
 def test_cray_mpich_is_told_of_cray_shasta_where_slurm_has_it() -> None:

@@ -12,6 +12,7 @@ from ..beside.wire import listen
 from ..config import LaunchConfig
 from ..facts.host import HostFacts, Interface
 from ..plan import devices, network
+from ..plan.advice import advice_for
 from ..plan.environment import Endpoint
 from ..plan.job import DevicePlan, HostPlan, ReadyFacts, plan_devices, plan_hosts
 from .probe import Door, Listener
@@ -66,7 +67,7 @@ class Hosting:
         address, interfaces = network.agreed(self._offered, trials, names, self._asked, own)
         chosen = [interfaces[node] for node in range(len(self._nodes))]
         ways = dict(enumerate(zip(chosen, self._sockets(chosen, trials), strict=True)))
-        return plan_devices(facts, hosts, self._config, self._open_store(address), ways)
+        return plan_devices(facts, hosts, self._config, self._open_store(address), ways, advice_for(self._nodes[0]))
 
     @property
     def _second_port(self) -> int:

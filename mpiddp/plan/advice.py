@@ -27,6 +27,16 @@ class Advice(NamedTuple):
         """What keeps the launcher from binding ranks, in brackets after a space, empty if nothing is known."""
         return brackets(f"{self.launcher.command} {self.launcher.unbound}" if self.launcher.unbound else "")
 
+    @property
+    def all_gpus(self) -> str:
+        """What shows each rank all GPUs of its node, in brackets after a space, empty if nothing is known."""
+        return brackets(f"{self.launcher.command} {self.launcher.all_gpus}" if self.launcher.all_gpus else "")
+
+    @property
+    def own_gpu(self) -> str:
+        """What shows each rank a GPU of its own alone, in brackets after a space, empty if nothing is known."""
+        return brackets(f"{self.launcher.command} {self.launcher.own_gpu}" if self.launcher.own_gpu else "")
+
     def ranks_per_node(self, number: int) -> str:
         """Return the option for so many ranks a node, in brackets after a space, empty if none is known."""
         return brackets(self.launcher.ranks_per_node.format(number))
@@ -34,6 +44,9 @@ class Advice(NamedTuple):
     def gpus(self, number: int | str = "N") -> str:
         """Return the option for so many GPUs of each node, in brackets after a space, empty if none is known."""
         return brackets(self.scheduler.gpus.format(number))
+
+
+NO_ADVICE = Advice(NO_LAUNCHER, NO_SCHEDULER)
 
 
 def advice_for(facts: HostFacts) -> Advice:

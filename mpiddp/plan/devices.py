@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import LaunchError
 from ..facts.devices import DeviceFacts
+from .advice import NO_ADVICE, Advice
 from .gpus import Choice
 from .problems import check_version
 from .words import folded, minority
@@ -29,7 +30,9 @@ def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
     check_version("NCCL", [one.nccl_version for one in facts], hosts)
 
 
-def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
+def check_kinds(
+    asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str], advice: Advice = NO_ADVICE
+) -> None:
     """Raise LaunchError `device-unavailable` if a rank lacks the kind of device that was asked for.
 
     Raise `mixed-devices` if the user asked for no kind and ranks see different ones: they have no backend in
@@ -42,7 +45,7 @@ def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence
             found=f"--device={asked}, but on {folded(hosts[rank] for rank in lacking)} torch "
             f"{facts[lacking[0]].torch_version} sees {seen(facts[lacking[0]])}",
             needed=f"a {asked} device for every rank",
-            do="ask Slurm for GPUs (--gpus-per-node), install a torch for them, or leave --device away",
+            do=f"ask for GPUs{advice.gpus()}, install a torch for them, or leave --device away",
         )
     common, others = minority([one.kind for one in facts])
     if others:
@@ -52,7 +55,7 @@ def check_kinds(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence
             found=f"most ranks see {seen(facts[[one.kind for one in facts].index(common)])}, but "
             f"{folded(hosts[rank] for rank in ranks)} has {seen(facts[ranks[0]])}",
             needed="the same kind of device for every rank",
-            do="ask Slurm for GPUs on every node (--gpus-per-node), or take none: --device=cpu",
+            do=f"ask for GPUs on every node{advice.gpus()}, or take none: --device=cpu",
         )
 
 
@@ -96,7 +99,9 @@ def needs_larger_stack(facts: DeviceFacts) -> bool:
     return bool(version) and version < (2, 28) and any(not gpu.name.startswith("AMD") for gpu in facts.gpus)
 
 
-def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtual: bool, early: bool) -> None:
+def check_index(
+    choice: Choice, facts: DeviceFacts, rank: int, host: str, virtual: bool, early: bool, advice: Advice
+) -> None:
     """Raise LaunchError `device-unavailable` if torch does not see a rank's GPU at the index planned for it.
 
     `virtual` says that the user asked for index 0, `early` that the GPU was chosen before torch told of any.
@@ -115,7 +120,7 @@ def check_index(choice: Choice, facts: DeviceFacts, rank: int, host: str, virtua
             "device-unavailable",
             found=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
             needed="NVML, which tells a GPU's UUID before CUDA starts, or one GPU in each rank's sight",
-            do="pip install nvidia-ml-py, or start with srun --gpus-per-task=1",
+            do=f"pip install nvidia-ml-py, or show each rank its own GPU alone{advice.own_gpu}",
         )
 
 
@@ -124,7 +129,10 @@ def bare(uuid: str) -> str:
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
 
 
-def backend(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str], shared: bool = False) -> str:
+def backend(
+    asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str], shared: bool = False,
+    advice: Advice = NO_ADVICE,
+) -> str:
     """Return the job's backend: what was asked for, or torch's own for the devices.
 
     `asked` is a name such as "nccl", or torch's form "cpu:gloo,cuda:nccl" with one for each device type. If
@@ -150,7 +158,7 @@ def backend(asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str
                     "backend-unavailable",
                     found=f"backend {asked}, but rank {rank} on {hosts[rank]} has {usable(one)}",
                     needed="a backend that this torch has, for a device that every rank sees",
-                    do="leave --backend away to get the devices' own, or ask for GPUs (srun --gpus-per-task=1)"
+                    do=f"leave --backend away to get the devices' own, or ask for GPUs{advice.gpus()}"
                     if name in one.backends else "leave --backend away to get the devices' own, "
                     "or install a torch with that backend",
                 )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..facts.gpus import Gpu
+from .advice import NO_ADVICE, Advice
 from .words import folded
 
 
@@ -36,7 +37,9 @@ class Choice(NamedTuple):
     visible: tuple[str, ...] | None = None
 
 
-def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool = False) -> list[Choice]:
+def choose(
+    node: Sequence[Sight], host: str, share: bool = False, virtual: bool = False, advice: Advice = NO_ADVICE
+) -> list[Choice]:
     """Return the choice for each rank of a node, in the order of local ranks.
 
     If all ranks see the same GPUs, local rank k gets GPU k, unless that is on another socket or NUMA node than its
@@ -45,7 +48,7 @@ def choose(node: Sequence[Sight], host: str, share: bool = False, virtual: bool 
     `share` lets several ranks have one GPU. `virtual` shows each rank only its own GPU, at index 0.
     Raises LaunchError `too-few-gpus` or `duplicate-gpu`.
     """
-    taken = assign(node, host, share)
+    taken = assign(node, host, share, advice)
     if virtual or any(gpu.is_slice for gpu in taken):  # a process can use only one MIG instance
         return [alone(sight, gpu) for sight, gpu in zip(node, taken, strict=True)]
     found = [Choice(gpu, sight.seen.index(gpu)) for sight, gpu in zip(node, taken, strict=True)]
@@ -64,7 +67,7 @@ def alone(sight: Sight, gpu: Gpu) -> Choice:
     return Choice(gpu, 0, (gpu.uuid,))
 
 
-def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
+def assign(node: Sequence[Sight], host: str, share: bool, advice: Advice) -> list[Gpu]:
     """Return a GPU for each rank of a node; raise LaunchError if there are too few."""
     first = node[0].seen
     if len(first) >= len(node) and all(sight.seen == first for sight in node):
@@ -76,7 +79,7 @@ def assign(node: Sequence[Sight], host: str, share: bool) -> list[Gpu]:
     found = match(node)
     if None in found:
         if not share or not all(sight.seen for sight in node):
-            raise refusal(node, host)
+            raise refusal(node, host, advice)
         found = [sight.seen[local % len(sight.seen)] for local, sight in enumerate(node)]
     return [one for one in found if one is not None]
 
@@ -155,34 +158,33 @@ def assignment(costs: Sequence[Sequence[int]]) -> list[int]:
     return [row_of.index(row) for row in range(len(costs))]
 
 
-def refusal(node: Sequence[Sight], host: str) -> LaunchError:
+def refusal(node: Sequence[Sight], host: str, advice: Advice) -> LaunchError:
     """Return the error for a node whose ranks cannot have a GPU each."""
     owner: dict[Gpu, int] = {}
     if len(node) > 1 and all(len(sight.seen) == 1 for sight in node):
         for sight in node:
             other = owner.setdefault(sight.seen[0], sight.rank)
             if other != sight.rank:
-                return duplicate(other, sight.rank, sight.seen[0], host)
+                return duplicate(other, sight.rank, sight.seen[0], host, advice)
     union = {gpu for sight in node for gpu in sight.seen}
     return LaunchError(
         "too-few-gpus",
         found=f"{len(node)} ranks on {host}, which see {len(union)} GPU{'s' * (len(union) != 1)}",
         needed="one GPU for each rank of a node",
-        do=f"start as many ranks a node as it has GPUs (--ntasks-per-node={max(1, len(union))}), "
-        f"or ask for more (--gpus-per-node={len(node)});\n"
+        do=f"start as many ranks a node as it has GPUs{advice.ranks_per_node(max(1, len(union)))}, "
+        f"or ask for more{advice.gpus(len(node))};\n"
         "--share-gpus lets ranks share one, with gloo",
     )
 
 
-def duplicate(rank: int, other: int, gpu: Gpu, host: str) -> LaunchError:
+def duplicate(rank: int, other: int, gpu: Gpu, host: str, advice: Advice) -> LaunchError:
     """Return the error for two ranks that see the same GPU and no other."""
     return LaunchError(
         "duplicate-gpu",
         found=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
         needed="a GPU of its own for each rank",
-        do="srun --gpus-per-node=N --gpu-bind=none shows every rank all GPUs, --gpus-per-task=1 each its own;\n"
-        "look at --gpu-bind and for a CUDA_VISIBLE_DEVICES that is the same for all; --share-gpus lets ranks\n"
-        "share one, with gloo",
+        do=f"show every rank all GPUs of its node{advice.all_gpus}, or each its own{advice.own_gpu};\n"
+        "look for a CUDA_VISIBLE_DEVICES that is the same for all; --share-gpus lets ranks share one, with gloo",
     )
 
 
@@ -192,15 +194,15 @@ def are_shared(choices: Iterable[Choice]) -> bool:
     return len(set(uuids)) < len(uuids)
 
 
-def warnings(ranks: Iterable[tuple[str, bool]]) -> list[str]:
+def warnings(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_ADVICE) -> list[str]:
     """Return the warning `isolated-gpus` if a rank's device is not cuda:LOCAL_RANK.
 
     `ranks` holds for each rank its host, and True if its device is another one.
     """
     away = {host for host, elsewhere in ranks if elsewhere}
     line = ("isolated-gpus: on @ ranks are shown only some GPUs each, so that a rank's device is not cuda:LOCAL_RANK "
-            "and peer access may be lost; srun --gpu-bind=none shows all, --virtual-local-rank sets LOCAL_RANK=0 "
-            "for scripts that go by it")
+            f"and peer access may be lost; let the launcher show all GPUs of a node to all{advice.all_gpus}, or take "
+            "--virtual-local-rank, which sets LOCAL_RANK=0, for scripts that go by it")
     return [line.replace("@", folded(away))] if away else []
 
 

@@ -12,6 +12,7 @@ from ..facts.devices import DeviceFacts
 from ..facts.gpus import VISIBLE
 from ..facts.host import HostFacts
 from . import cores, devices, environment, gpus, network, problems, topology
+from .advice import NO_ADVICE, Advice, advice_for
 from .gpus import Choice, Sight
 from .seat import Seat
 
@@ -121,7 +122,7 @@ def choose_early(
         node = [Sight(rank, facts[rank].seen, facts[rank].gpus, numa, cores.away(numa, first.topology) if looks else ())
                 for rank, numa in zip(ranks, near, strict=True)]
         try:
-            choices = gpus.choose(node, first.hostname, config.share_gpus, config.virtual_local_rank)
+            choices = gpus.choose(node, first.hostname, config.share_gpus, config.virtual_local_rank, advice_for(first))
         except LaunchError:
             if final:
                 raise
@@ -141,26 +142,27 @@ def by_node(places: Sequence[Place]) -> list[list[int]]:
 
 def plan_devices(
     facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig, endpoint: environment.Endpoint,
-    ways: Mapping[int, tuple[str, str]],
+    ways: Mapping[int, tuple[str, str]], advice: Advice = NO_ADVICE,
 ) -> list[DevicePlan]:
     """Return each rank's plan after torch, in rank order, from the facts of all ranks; raise LaunchError.
 
     `hosts` are the ranks' hostnames. `endpoint` is where rank 0 serves the store. `ways` holds each
-    node's interface that leads there, and what NCCL_SOCKET_IFNAME should be, empty for nothing.
+    node's interface that leads there, and what NCCL_SOCKET_IFNAME should be, empty for nothing. `advice` is what
+    messages may name.
     """
     found, virtual = [one.devices for one in facts], config.virtual_local_rank
-    devices.check_kinds(config.device, found, hosts)
+    devices.check_kinds(config.device, found, hosts, advice)
     devices.check_unseen(found, hosts)
     kind = found[0].kind
-    choices = choose_late(facts, hosts, config) if kind != "cpu" else [None] * len(facts)
+    choices = choose_late(facts, hosts, config, advice) if kind != "cpu" else [None] * len(facts)
     shared = config.share_gpus and gpus.are_shared(one for one in choices if one)
-    backend = devices.backend(config.backend, found, hosts, shared)
+    backend = devices.backend(config.backend, found, hosts, shared, advice)
     warnings = problems.stale_variables(
         (one.place.rank, one.former, environment.exports(one.place, endpoint, virtual)) for one in facts if one.former)
     warnings += devices.warn_of_stack(found, hosts)
-    warnings += gpus.warnings(
+    warnings += gpus.warnings([
         (hosts[one.place.rank], choice.ordinal != (0 if virtual else one.place.local_rank))
-        for one, choice in zip(facts, choices, strict=True) if choice)
+        for one, choice in zip(facts, choices, strict=True) if choice], advice)
     plans, seats = [], []
     alike: dict[tuple[int, str], DevicePlan] = {}
     for one, choice in zip(facts, choices, strict=True):
@@ -175,7 +177,9 @@ def plan_devices(
     return [plans[0]._replace(warnings=tuple(warnings), seats=tuple(seats)), *plans[1:]]
 
 
-def choose_late(facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig) -> list[Choice | None]:
+def choose_late(
+    facts: Sequence[ReadyFacts], hosts: Sequence[str], config: LaunchConfig, advice: Advice
+) -> list[Choice | None]:
     """Return each rank's GPU, one of those that torch sees.
 
     On a node where CUDA was told which GPUs to show, or shows MIG instances, for which some versions of torch tell
@@ -191,8 +195,9 @@ def choose_late(facts: Sequence[ReadyFacts], hosts: Sequence[str], config: Launc
             host = hosts[ranks[0]]
             apart = gpus.told_apart([facts[rank].devices.gpus for rank in ranks], host, ranks[0])
             node = [Sight(rank, seen, near=facts[rank].seat.numa) for rank, seen in zip(ranks, apart, strict=True)]
-            choices = gpus.choose(node, host, config.share_gpus, config.virtual_local_rank)
+            choices = gpus.choose(node, host, config.share_gpus, config.virtual_local_rank, advice)
         for rank, choice in zip(ranks, choices, strict=True):
-            devices.check_index(choice, facts[rank].devices, rank, hosts[rank], config.virtual_local_rank, stands)
+            devices.check_index(choice, facts[rank].devices, rank, hosts[rank], config.virtual_local_rank, stands,
+                                advice)
             found[rank] = choice
     return [found[rank] for rank in range(len(facts))]
