@@ -149,7 +149,7 @@ def test_too_few_gpus() -> None:
 def test_two_ranks_with_one_gpu() -> None:
     sights = [one._replace(rank=one.rank + 8) for one in alike(LAPTOP, 2)]
     with pytest.raises(LaunchError) as caught:
-        choose(sights, "n2")
+        choose(sights, "n2", advice=Advice(SRUN, SLURM))
     assert (caught.value.name, caught.value.found) == (
         "duplicate-gpu", "ranks 8 and 9 on n2 both see only the GPU GPU-01")
     assert "--gpus-per-task=1" in caught.value.do
