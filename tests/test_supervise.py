@@ -109,6 +109,8 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([LOST._replace(steps=0)], Limits(3, 3, 3, requeues=2), REQUEUE, (), ("n2",)),
     ([LOST._replace(steps=0)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
     ([LOST], Limits(3, 3, 3, requeues=3), REQUEUE, (), ("n2",)),
+    ([LOST._replace(steps=1)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),  # its first step was not done
+    ([LOST._replace(steps=1, has_progressed=True)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
     ([LOST._replace(has_progressed=False)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
     ([RAISED._replace(steps=0)], Limits(2, 2, 3, 5.0, requeues=9), STOP, (), ()),
     ([CRASHED._replace(kind=CONSEQUENCE), CRASHED._replace(kind=CONSEQUENCE, rank=3, steps=90)], TWO, AGAIN, POOL[:2], (

@@ -20,9 +20,6 @@ from . import failure, script, signals
 from .execution import keep_connected, note_exec
 from .output import let_flush_fail
 
-TRAINED_S = 1.0  # between the first step of an optimizer and one by which a script is said to train
-ACCELERATE = "; Accelerate"
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -32,6 +29,9 @@ if TYPE_CHECKING:
     from .ending import Ending
     from .guard import Guard
     from .stop import Stop
+
+TRAINED_S = 1.0  # between the first step of an optimizer and one by which a script is said to train
+ACCELERATE = "; Accelerate"
 
 
 class RunningJob:

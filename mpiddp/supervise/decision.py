@@ -155,7 +155,12 @@ def queued_again(why: str, without: tuple[str, ...], attempts: Sequence[Attempt]
 
 
 def is_further(attempt: Attempt) -> bool:
-    """Tell whether an attempt has brought the job on: by a checkpoint, or where those are not known, by a step."""
+    """Tell whether an attempt has brought the job on: by a checkpoint, or where those are not known, by a step.
+
+    The step in which an attempt has failed was not done; a checkpoint that was written before the first one is none.
+    """
+    if attempt.steps == 1:
+        return False
     return bool(attempt.steps) if attempt.has_progressed is None else attempt.has_progressed
 
 
