@@ -54,7 +54,7 @@ FAILS = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else tim
 def test_a_failure_under_flux(tmp_path: Path) -> None:
     """Each rank ends by itself with the job's status: MPI_Abort would have Flux cancel the job, with status 143."""
     command = ["flux", "run", "--nodes=1", "--ntasks=2", "--cores-per-task=1", "python", "-m", "mpiddp"]
-    done = run(tmp_path, *command, "--abort-grace=1", "-c", FAILS)
+    done = run(tmp_path, *command, "--abort-grace=30", "-c", FAILS)
     assert done.returncode == 7, done.stderr
     assert len(re.findall("mpiddp: failed: rank 1 on ", done.stderr)) == 1, done.stderr
     assert "MPI_Abort" not in done.stderr
