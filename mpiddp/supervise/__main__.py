@@ -92,7 +92,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--suspects", type=folder_of, default="", metavar="FILE",
                         help="append the nodes that were left out, and why")
     parser.add_argument("--exclude", default="", metavar="NODES", help="nodes not to use, as in n[017,023], or a file "
-                        "of these, as --suspects writes it here and for mpiddp.check")
+                        "written by --suspects, here or in mpiddp.check")
     parser.add_argument("--hostfile", type=existing, metavar="FILE",
                         help="the nodes, where no batch system tells them")
     parser.add_argument("--dir", type=existing, default=".", metavar="DIR", help="a folder that all nodes share, for "
