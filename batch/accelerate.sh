@@ -17,13 +17,13 @@
 
 # Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES=""                                                       # edit: your MPI's, empty for none
-ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv; conda: as in requeue.sh
+ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 CONFIG="$HOME/.cache/huggingface/accelerate/default_config.yaml" # edit
 SRUN="srun --mpi=pmix"                                           # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py"                              # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
-source $ENVIRONMENT || exit 1
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge on an HPE Cray, or where srun comes from a module
+if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 [ -e "$CONFIG" ] || { echo "no such configuration: $CONFIG" >&2; exit 1; }
 settings=$(python - "$CONFIG" <<'END'
 # What accelerate launch would set for its ranks; how many there are, and where, is not the configuration's to say.

@@ -16,12 +16,12 @@
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 ##SBATCH --network=disable_rdzv_get  # OLCF: large jobs that use RCCL much more than MPI, with FI_CXI_RDZV_PROTO=alt_read
 
-# Once before, with these modules: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
-MODULES=""                           # edit: your site's, with its aws-ofi-nccl, by which NCCL uses Slingshot: rccl-net-plugin (OLCF); empty for none
+# Once before, with these modules, in the environment that has your torch: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
+MODULES=""                           # edit: your site's, its aws-ofi-nccl among them, with which NCCL uses Slingshot (at OLCF rccl-net-plugin); empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi  # no purge: the Cray environment is modules, too
+if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi  # no purge: the Cray environment itself is modules
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 # What some of these sites advise: take the # away.
 # export MPICH_GPU_SUPPORT_ENABLED=0  # CSCS: MPI on GPUs can deadlock beside NCCL; mpiddp sends nothing from GPUs by MPI

@@ -17,7 +17,7 @@ OPTIONS="--gpus-per-task=1"          # edit: and -o pmi=pmix for Open MPI 5; emp
 STOP=""                              # edit: --signal=SIGUSR1@120s, if the script calls mpiddp.should_stop(): it is submitted again
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where flux comes from a module
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge on an HPE Cray, or where flux comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 nodes=$(flux resource list -s up -no '{nnodes}')
 eval "flux run --nodes=$nodes --ntasks=$((nodes * TASKS)) --cores-per-task=$CORES $OPTIONS $STOP $COMMAND"

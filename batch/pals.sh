@@ -2,14 +2,17 @@
 # HPE Cray with PBS Professional, where mpiexec is that of PALS: qsub pals.sh
 #PBS -N mpiddp
 #PBS -j oe
-#PBS -l walltime=01:00:00            # edit
-#PBS -l select=2:ncpus=64:ngpus=4    # edit: nodes; of each its cores and GPUs; ALCF: 2:system=polaris:ncpus=64
+# edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and the cores and GPUs of each
+#PBS -l walltime=01:00:00
+#PBS -l select=2:ncpus=64:ngpus=4
 #PBS -l place=scatter
-##PBS -A NAME                        # and what your site asks for besides: take the first # away
+# and what your site asks for besides: take the first # away. ALCF: select=2:system=polaris:ncpus=64, and the file
+# systems that the job needs
+##PBS -A NAME
 ##PBS -q NAME
-##PBS -l filesystems=home:eagle      # ALCF: the file systems without which the job shall not start
+##PBS -l filesystems=home:eagle
 
-# Once before, with these modules: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
+# Once before, with these modules, in the environment that has your torch: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
 MODULES=""                           # edit: your site's; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 TASKS=4                              # edit: tasks of a node: as many as it has GPUs

@@ -2,14 +2,21 @@
 # PBS Professional: qsub pbs.sh
 #PBS -N mpiddp
 #PBS -j oe
-#PBS -l walltime=01:00:00                                # edit
-#PBS -l select=2:ncpus=8:ngpus=2:mpiprocs=2:ompthreads=4  # edit: nodes; of each its cores, GPUs, and as many mpiprocs
+# edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and of each its cores, its GPUs,
+# as many mpiprocs as GPUs, and the cores divided by these
+#PBS -l walltime=01:00:00
+#PBS -l select=2:ncpus=8:ngpus=2:mpiprocs=2:ompthreads=4
+# and what your site asks for besides: take the first # away
+##PBS -A NAME
+##PBS -q NAME
 
 # Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
-MODULES="pytorch openmpi"            # edit: empty for none
+MODULES="pytorch openmpi"            # edit: your site's, MPI's among them; empty for none
+ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 MPIRUN="mpirun"                      # edit: Open MPI without PBS's tm: mpirun --hostfile $PBS_NODEFILE -x PATH -x LD_LIBRARY_PATH
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 cd "$PBS_O_WORKDIR" || exit 1
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where qsub comes from a module
+if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 eval "exec $MPIRUN $COMMAND"

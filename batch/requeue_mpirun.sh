@@ -4,7 +4,7 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --signal=B:USR1@120    # edit, as --stop-before below: seconds before the walltime, for a step and a checkpoint
+#SBATCH --signal=B:USR1@120    # edit, here and in --stop-before below: how many seconds before the walltime, for a step and a checkpoint
 #SBATCH --time=01:00:00        # edit
 #SBATCH --nodes=2              # edit: nodes
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
@@ -20,12 +20,12 @@
 
 # Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES="openmpi"                       # edit: your MPI's, empty for none
-ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv; of conda: $HOME/miniforge3/bin/activate NAME
-COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: it calls mpiddp.should_stop()
-SUPERVISE="python -m mpiddp.supervise --stop-before 120"  # edit
+ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
+COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: your script, which calls mpiddp.should_stop(), and its arguments
+SUPERVISE="python -m mpiddp.supervise --stop-before 120"  # edit: the seconds of --signal above
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
-source $ENVIRONMENT || exit 1
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where mpirun or scontrol comes from a module
+if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 trap 'kill -USR1 $job; again=yes' USR1
 eval "$SUPERVISE mpirun $COMMAND &"
 job=$! again=yes

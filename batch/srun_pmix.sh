@@ -24,7 +24,7 @@ MOUNTS="$PWD"                        # edit: folders that the container shall se
 SRUN="srun --mpi=pmix"               # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where srun comes from a module
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge on an HPE Cray, or where srun comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 if [ -n "$CONTAINER" ]; then
     [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }

@@ -58,7 +58,7 @@ def test_a_split_world_is_refused_on_every_rank() -> None:
     assert done.returncode != 0
     assert done.stdout == ""
     assert "LaunchError: mpiddp: cannot start: split-world" in done.stderr
-    assert "2 processes started by MPICH's or Intel MPI's mpiexec, but MPI has 1 in one world" in done.stderr
+    assert "2 processes started by MPICH's or Intel MPI's mpiexec, but MPI's world size is 1" in done.stderr
 
 
 @pytest.mark.thorough

@@ -54,7 +54,7 @@ FAILS = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else tim
 def test_a_failure_under_flux(tmp_path: Path) -> None:
     """Each rank ends by itself with the job's status: MPI_Abort would have Flux cancel the job, with status 143."""
     command = ["flux", "run", "--nodes=1", "--ntasks=2", "--cores-per-task=1", "python", "-m", "mpiddp"]
-    done = run(tmp_path, *command, "--abort-grace=1", "-c", FAILS)
+    done = run(tmp_path, *command, "--abort-grace=30", "-c", FAILS)
     assert done.returncode == 7, done.stderr
     assert len(re.findall("mpiddp: failed: rank 1 on ", done.stderr)) == 1, done.stderr
     assert "MPI_Abort" not in done.stderr
@@ -137,3 +137,19 @@ def test_what_cray_sites_advise_is_shell_code(srun: str, tmp_path: Path) -> None
 def test_a_script_is_shell_code(script: Path) -> None:
     assert os.access(script, os.X_OK)
     check(processes.run("bash", "-n", str(script), timeout=30))
+
+
+def test_a_directive_of_pbs_has_no_comment_behind_it() -> None:
+    """To qsub its words are arguments: "qsub: directive error" (make_argv and process_opts in OpenPBS's qsub.c)."""
+    lines = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines()
+             if re.match("#+PBS ", line)]
+    assert len(lines) >= 12
+    assert [line for line in lines if "#" in line.lstrip("#")] == []
+
+
+@pytest.mark.parametrize("script", sorted(BATCH.glob("*.sh")), ids=lambda path: path.name)
+def test_a_value_may_be_empty_where_the_script_says_so(script: Path) -> None:
+    """Every ENVIRONMENT is of these: not each user has one."""
+    text = script.read_text()
+    names = re.findall(r'^(?=ENVIRONMENT=|.*# edit.*[;,] empty for none$)(\w+)=', text, re.MULTILINE)
+    assert [name for name in names if f'if [ -n "${name}" ]; then' not in text] == []

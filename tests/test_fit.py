@@ -163,8 +163,9 @@ def alone(environ: dict[str, str], library: Library) -> list[str]:
 def test_a_process_alone_in_an_allocation_of_several_tasks() -> None:
     line, = alone(BATCH, OPEN_MPI_5)
     assert line.startswith("no-launcher: the Slurm job is for 6 tasks")
-    assert "srun --mpi=pmix python -m mpiddp ..., or the same with Open MPI's mpirun" in line
+    assert "put srun --mpi=pmix, or Open MPI's mpirun, before python -m mpiddp" in line
     assert "--mpi=pmi2" in alone(BATCH, MPICH)[0]
+    assert "put srun --mpi=cray_shasta, or mpiexec, before" in alone(BATCH, CRAY)[0]
     for environ in ({**BATCH, "SLURM_NTASKS": "1"}, {**BATCH, "SLURM_NTASKS": "many"}, {}):
         assert alone(environ, OPEN_MPI_5) == []
 
@@ -188,7 +189,7 @@ def test_a_world_that_is_split() -> None:
     check_whole(detect({}), 1, OPEN_MPI_5)
     with pytest.raises(LaunchError, match="split-world") as caught:
         check_whole(detect(MPIRUN), 1, UNKNOWN)
-    assert "4 processes started by Open MPI's mpirun, but MPI has 1 in one world" in caught.value.found
+    assert "4 processes started by Open MPI's mpirun, but MPI's world size is 1" in caught.value.found
 
 
 @pytest.mark.parametrize(("name", "version", "description", "spoken"), [

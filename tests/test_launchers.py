@@ -308,7 +308,7 @@ def test_a_process_alone_in_a_job_for_several(environ: dict[str, str], start: st
     environ = {name: value.replace("@", str(tmp_path / "nodes")) for name, value in environ.items()}
     line, = unlaunched(OPEN_MPI_5, *schedulers.find_allotment(environ))
     assert line.startswith(f"no-launcher: {start}")
-    assert line.endswith("type Open MPI's mpirun python -m mpiddp ...")
+    assert line.endswith("put Open MPI's mpirun before python -m mpiddp")
     assert "srun" not in line
 
 

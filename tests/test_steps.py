@@ -141,5 +141,5 @@ def test_no_launcher_in_an_allocation_of_several_tasks_is_worth_a_warning(cluste
                        env=environ(mpi), cwd=ROOT)
     check_hello(done, 1)
     warning, = noise(done)
-    assert warning.startswith("mpiddp: warning: no-launcher: the Slurm allocation is for 4 tasks, ")
-    assert "srun --mpi=pmi2 python -m mpiddp" in warning
+    assert warning.startswith("mpiddp: warning: no-launcher: the Slurm job is for 4 tasks, ")
+    assert "put srun --mpi=pmi2, or MPICH's mpiexec, before python -m mpiddp" in warning

@@ -85,15 +85,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stall": {
         "default": None, "type": seconds, "metavar": "SECONDS",
-        "help": "say where the ranks are when none of them has moved for so long (default: never)",
+        "help": "print where the ranks are when none of them has moved for this long (default: never)",
     },
     "abort-grace": {
         "default": str(DEFAULT_ABORT_GRACE_S), "type": seconds, "metavar": "SECONDS",
-        "help": "when a rank fails, kill it and the others where they have not ended by then (default: %(default)s)",
+        "help": "after a failure, kill the ranks that have not ended within this time (default: %(default)s)",
     },
     "stop-before": {
         "default": None, "type": seconds, "metavar": "SECONDS",
-        "help": "let mpiddp.should_stop() be true so long before the walltime",
+        "help": "make mpiddp.should_stop() true this long before the walltime",
     },
     "error-file": {
         "default": None, "metavar": "FILE",
@@ -111,8 +111,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "log-max-bytes": {
         "default": 0, "type": size, "metavar": "N",
-        "help": "let a file that has N bytes be called .log.1, and go on in a new one, so that the newest N are kept; "
-                "also as in 100M (default: any number)",
+        "help": "rotate a log to .log.1 when it reaches N bytes, and keep one old file; also as in 100M (default: no "
+                "limit)",
     },
     "prefix": {
         "default": "", "type": prefix, "nargs": "?", "const": PREFIX, "metavar": "FORMAT",
@@ -130,8 +130,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "overflow": {
         "default": "wait", "choices": ("wait", "drop"),
-        "help": "with --show fold, what a rank does that says more than can be shown: wait, or have lines dropped, "
-                "with a note of how many; logs get all (default: %(default)s)",
+        "help": "with --show fold, when a rank prints faster than can be shown: let it wait, or drop lines and say how "
+                "many; logs get all (default: %(default)s)",
     },
     "map": {
         "default": "", "type": map_file, "metavar": "FILE",
@@ -155,7 +155,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "", "type": stage, "nargs": "?", "const": AUTO, "metavar": "DIR",
         "help": "read what a start opens of Python's environment once for the whole job, from shared file systems, and "
                 "keep it in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or /dev/shm); the first "
-                "start with it only records what that is",
+                "run only records which files to stage",
     },
     "trace": {
         "default": "", "type": absolute, "metavar": "FILE",

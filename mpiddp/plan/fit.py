@@ -168,14 +168,11 @@ def unlaunched(library: Library, scheduler: Scheduler | None, size: int) -> list
     """Return the warning `no-launcher` for a process that no launcher has started, in a job that is meant for more."""
     if scheduler is None or size < 2:
         return []
-    start = LAUNCHER_OF.get(library.name, "mpirun")
+    start = LAUNCHER_OF.get(library.name, "mpiexec" if library.is_cray else "mpirun")
     if launcher := next((launcher for launcher in (SRUN, FLUX) if launcher.command == scheduler.start), None):
-        options = " ".join([launcher.command, *fitting_options(launcher, library)[:1]])
-        start = f"{options} python -m mpiddp ..., or the same with {start}"
-    else:
-        start += " python -m mpiddp ..."
-    line = (f"no-launcher: the {scheduler.name} job is for {size} {scheduler.unit}, but nothing has started this "
-            f"process as one of several ranks, and it trains alone; type {start}")
+        start = f"{' '.join([launcher.command, *fitting_options(launcher, library)[:1]])}, or {start},"
+    line = (f"no-launcher: the {scheduler.name} job is for {size} {scheduler.unit}, but no launcher has started this "
+            f"process, and it trains alone; put {start} before python -m mpiddp")
     return [line]
 
 
@@ -187,18 +184,17 @@ def check_whole(runtime: Runtime | None, size: int, library: Library) -> None:
     """
     if runtime is None:
         return
-    found = f"{tasks(runtime)} started by {runtime.launcher.name}, but MPI has {size} in one world ({library})"
+    found = f"{tasks(runtime)} started by {runtime.launcher.name}, but MPI's world size is {size} ({library})"
     speaker = 0
     if runtime.size is None and runtime.rank >= size:
-        found = (f"a process with the number {runtime.rank} started by {runtime.launcher.name}, but MPI has "
-                 f"{size} in one world ({library})")
+        found = f"rank {runtime.rank} started by {runtime.launcher.name}, but MPI's world size is {size} ({library})"
         speaker = size
     elif runtime.size in (None, size):
         return
     raise LaunchError(
         "split-world",
         found=found,
-        needed="one world of all processes: a launcher and a library that belong together",
+        needed="one MPI world of all processes: launcher and library of the same MPI",
         do=f"start with {advised_launcher(runtime.launcher, library)}, or load the module of the launcher's own MPI",
         speaker=speaker,
     )

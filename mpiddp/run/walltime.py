@@ -34,4 +34,4 @@ def set_walltime(stop: Stop, before_s: float, started_by: Runtime | None) -> Non
     if end is not None:
         stop.stop_at(end - before_s)
     elif is_first:
-        warn([f"walltime-unknown: {schedulers.end_unknown(os.environ)}, so that only a signal stops it in time"])
+        warn([f"walltime-unknown: {schedulers.end_unknown(os.environ)}, so only a signal can stop it in time"])

@@ -75,22 +75,24 @@ def existing(text: str) -> str:
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = PlainParser("python -m mpiddp.supervise", allow_abbrev=False, description=(
-        "Start a job of mpiddp, and start it again in the same allocation after a fault: without the node that was at "
-        "fault, and with every other."), epilog=(
+        "Start a job of mpiddp, and start it again in the same allocation after a fault: on all nodes but the one "
+        "at fault."), epilog=(
         "Exit status: that of the last attempt; 75 where the job can be queued again; 2 for wrong usage."))
     parser.add_argument("--nodes", type=positive, metavar="N", help="nodes for the job; the allocation's others are "
                         "spares (default: all)")
     parser.add_argument("--min-nodes", type=positive, metavar="N", help="go on with so few nodes when no spare is "
                         "left: the script finds a smaller WORLD_SIZE then (default: --nodes)")
-    parser.add_argument("--max-restarts", type=count, default=3, metavar="R", help="default: 3")
+    parser.add_argument("--max-restarts", type=count, default=3, metavar="R",
+                        help="how often to start the job again (default: 3)")
     parser.add_argument("--progress-file", default="", metavar="PATH", help="the script's checkpoint, or the folder of "
-                        "these: two attempts that end alike, and did not change it, are the last ones")
-    parser.add_argument("--stop-before", type=seconds, metavar="SECONDS", help="as mpiddp's; no attempt begins later")
+                        "these: after two attempts that ended alike, and did not change it, give up")
+    parser.add_argument("--stop-before", type=seconds, metavar="SECONDS", help="like mpiddp's "
+                        "--stop-before; also, no attempt starts within this time of the walltime")
     parser.add_argument("--history", type=folder_of, default="", metavar="FILE", help="write the attempts as JSON")
     parser.add_argument("--suspects", type=folder_of, default="", metavar="FILE",
                         help="append the nodes that were left out, and why")
     parser.add_argument("--exclude", default="", metavar="NODES", help="nodes not to use, as in n[017,023], or a file "
-                        "of these: that of --suspects, mpiddp.check's too")
+                        "written by --suspects, here or in mpiddp.check")
     parser.add_argument("--hostfile", type=existing, metavar="FILE",
                         help="the nodes, where no batch system tells them")
     parser.add_argument("--dir", type=existing, default=".", metavar="DIR", help="a folder that all nodes share, for "
