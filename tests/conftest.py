@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cgroups import limited
-from tests.cluster import Cluster, missing_components
+from tests.cluster import Cluster, debian13, missing_components
 from tests.support import MPIS, ROOT, Mpi, need, scratch
 
 CLUSTERS_OWN = ROOT / "tests/cluster/test_cluster.py"
@@ -25,10 +25,14 @@ LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """Start the three-node Slurm cluster."""
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Start the three-node Slurm cluster; where the fixture's parameter is "debian13", in that root folder."""
     need(missing_components())
-    with Cluster(visible=[ROOT]) as running:
+    options = {}
+    if getattr(request, "param", None) == "debian13":
+        need(debian13.missing_components())
+        options = debian13.cluster_options()
+    with Cluster(visible=[ROOT], **options) as running:
         yield running
 
 

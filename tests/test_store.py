@@ -34,6 +34,23 @@ from tests.support import (
     srun,
 )
 
+WITHOUT_LIBUV = """\
+import os
+import torch.distributed as dist
+from mpiddp.join import rendezvous
+TCPStore = dist.TCPStore
+def without_libuv(*arguments, use_libuv=True, **options):
+    if use_libuv:
+        raise dist.DistStoreError("use_libuv was requested but PyTorch was built without libuv support, run with ...")
+    return TCPStore(*arguments, use_libuv=False, **options)
+dist.TCPStore = without_libuv
+store, endpoint = rendezvous.serve_store("127.0.0.1", timeout_s=10)
+client, reason = rendezvous.connect(endpoint, timeout_s=10)
+assert client is not None, reason
+client.set("key", "met")
+print(f"{store.get('key').decode()}, USE_LIBUV={os.environ['USE_LIBUV']}")
+"""
+
 
 def listeners(done: Done) -> dict[int, dict[str, Any]]:
     """Return what store_ports.py printed, by rank."""
@@ -50,6 +67,11 @@ def test_on_one_node_gloo_listens_on_loopback_only(name: str) -> None:
                for found in (bare, ranks)]
     assert len(outside[0]) == len(outside[1])
     assert len(ranks[1]["listening"]) > len(bare[1]["listening"])
+
+
+def test_ranks_meet_with_a_torch_that_was_built_without_libuv(quick: Mpi) -> None:
+    """As Debian 13's torch was."""
+    assert check(alone(quick, "-c", WITHOUT_LIBUV)).stdout == "met, USE_LIBUV=0\n"
 
 
 def test_across_nodes_the_store_listens_on_the_chosen_interface_only(cluster: Cluster) -> None:

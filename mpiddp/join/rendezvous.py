@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def serve_store(address: str, timeout_s: float, port: int = 0) -> tuple[dist.Sto
     with listen(address, port) as listener:
         port = int(listener.getsockname()[1])
         with lookups.suspended():
-            store = dist.TCPStore(
+            store = open_store(
                 address, port, is_master=True, wait_for_workers=False, multi_tenant=True,
                 timeout=timedelta(seconds=timeout_s), master_listen_fd=listener.detach(),
                 use_libuv=torch.__version__ >= "2.8",  # before, libuv's server took no socket (pytorch#150215)
@@ -42,11 +43,26 @@ def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, st
     patience = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
     try:
         with lookups.suspended():
-            store = dist.TCPStore(endpoint.address, endpoint.port, wait_for_workers=False, timeout=patience)
+            store = open_store(endpoint.address, endpoint.port, wait_for_workers=False, timeout=patience)
     except RuntimeError as error:  # dist.DistNetworkError among them
         return None, str(error).splitlines()[0]
     store.set_timeout(dist.distributed_c10d.default_pg_timeout)
     return store, None
+
+
+def open_store(*arguments: Any, **options: Any) -> dist.TCPStore:
+    """Return a TCPStore, without libuv where torch was built without it, as Debian 13's was.
+
+    Torch's default is libuv, and its constructor then fails before it listens or connects. A script's own
+    init_process_group() reads USE_LIBUV (docs.pytorch.org/tutorials/intermediate/TCPStore_libuv_backend.html).
+    """
+    try:
+        return dist.TCPStore(*arguments, **options)
+    except RuntimeError as error:
+        if "without libuv" not in str(error):
+            raise
+    os.environ.setdefault("USE_LIBUV", "0")
+    return dist.TCPStore(*arguments, **{**options, "use_libuv": False})
 
 
 class KeySpaces:

@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -91,11 +92,15 @@ def missing_components() -> list[str]:
 class Cluster:
     """The running cluster, as a context manager; only one runs on a machine at a time.
 
-    `visible` are the folders that jobs need on every node although they may lie under /tmp.
+    `visible` are the folders that jobs need on every node although they may lie under /tmp. `enter` is a prefix that
+    each host's daemon is started by, as one that enters another root folder; `files` are further files of Slurm's
+    configuration, by name.
     """
 
-    def __init__(self, visible: Sequence[Path]) -> None:
+    def __init__(self, visible: Sequence[Path], enter: Sequence[str] = (),
+                 files: Mapping[str, str] = MappingProxyType({})) -> None:
         self.visible = [path for path in visible if path.is_relative_to("/tmp")]
+        self.enter, self.files = enter, files
 
     def __enter__(self) -> Cluster:  # noqa: PYI034 (Self needs Python 3.11)
         self._lock = lock()
@@ -136,7 +141,8 @@ class Cluster:
     def at(self, host: str, cwd: Path | None = None) -> list[str]:
         """Return the prefix that runs a command in a host's namespaces."""
         pid = read_pid(host)
-        return ["nsenter", f"--target={pid}", "--net", "--uts", "--mount", "env", f"--chdir={cwd or Path.cwd()}"]
+        return ["nsenter", f"--target={pid}", "--net", "--uts", "--mount", "--root", "env",
+                f"--chdir={cwd or Path.cwd()}"]
 
     def restart(self, node: str) -> None:
         """Start a node again whose slurmd was ended."""
@@ -153,10 +159,9 @@ class Cluster:
         RUN.mkdir()
         for folder in ("pids", "munge", "state", "devices", "spool", *(f"spool/{node}" for node in NODES)):
             (RUN / folder).mkdir()
-        (RUN / "hosts").write_text(HOSTS)
-        (RUN / "slurm.conf").write_text(SLURM_CONF)
-        (RUN / "gres.conf").write_text(GRES_CONF)
-        (RUN / "mpi.conf").write_text(MPI_CONF)
+        files = {"hosts": HOSTS, "slurm.conf": SLURM_CONF, "gres.conf": GRES_CONF, "mpi.conf": MPI_CONF, **self.files}
+        for name, text in files.items():
+            (RUN / name).write_text(text)
         for number in range(GPUS_PER_NODE):
             os.mknod(RUN / f"devices/nvidia{number}", stat.S_IFCHR, os.makedev(1, 3))  # what /dev/null is
         start_munged()
@@ -170,7 +175,7 @@ class Cluster:
         network = [] if host == LOGIN else ["nsenter", f"--net=/run/netns/{namespace(host)}"]
         visible = " ".join(map(str, self.visible))
         start_daemon(host, *network, "unshare", "--uts", "--mount", "--propagation", "private", "sh", "-c",
-                     BECOME_HOST, host, *daemon, env={**os.environ, "RUN": str(RUN), "HOST": host,
+                     BECOME_HOST, host, *self.enter, *daemon, env={**os.environ, "RUN": str(RUN), "HOST": host,
                      "VISIBLE": visible, "SLURM_CONF": f"{RUN}/slurm.conf"})
 
     def _await_nodes(self) -> None:
