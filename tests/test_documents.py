@@ -110,16 +110,19 @@ SET_UP = {
     "tests/run": (".ci/run", "tests/run"),
     "tests/run --all": ("tests/run", "--all"),
     "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
+    "pip install drawsvg": ("tests/constraints.txt", "drawsvg=="),
     "pip install matplotlib": ("tests/constraints.txt", "matplotlib=="),
     "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
     "pip install zstandard": ("tests/constraints.txt", "zstandard=="),
 }
-# Names of what others start, which mpiddp takes the place of; the one line of our own syntax; a launcher of one centre.
+# Names of what others start, which mpiddp takes the place of; the one line of our own syntax; a launcher of one centre;
+# Flux's commands.
 NAMED = {
     "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
     "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
     "srun --output=%x-%j.%t.out", "torchrun …",
     "python -m mpiddp [options] script.py [arguments]", "ibrun python -m mpiddp train.py",
+    "flux alloc", "flux batch", "flux job timeleft", "flux run -o pmi=off",
 }
 
 

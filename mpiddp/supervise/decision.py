@@ -208,7 +208,7 @@ def stops(attempts: Sequence[Attempt]) -> str:
     """Return why it makes no sense to try again, empty if it does."""
     last = attempts[-1]
     if last.status == EXIT_USAGE and not last.kind:
-        return f"status {EXIT_USAGE}, by which programs say that their command line is wrong"
+        return f"status {EXIT_USAGE}, which means a wrong command line"
     if last.status == EXIT_CANNOT_START and not last.kind and len(attempts) == 1:
         return f"status {EXIT_CANNOT_START}, by which mpiddp says that the job cannot start"
     if last.status == EXIT_OUTPUT_LOST and not last.kind:

@@ -152,7 +152,8 @@ class Supervisor:
             words = {Action.STOP: "stops", Action.REQUEUE: f"status {EXIT_REQUEUE}"}[decision.action]
             say(f"mpiddp.supervise: {words}: {decision.why}")
         if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
-            say("mpiddp.supervise: no report was written, as `python -m mpiddp` does it: is that in the command?")
+            say("mpiddp.supervise: no failure report was written. Does the command run the script through "
+                "`python -m mpiddp`?")
         if last.status and self._plan.progress_file and not state_of(self._plan.progress_file):
             say(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
