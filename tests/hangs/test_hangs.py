@@ -38,7 +38,7 @@ ZOO_OF = [  # what rank 1 does, a part of its line, empty for no odd rank, and o
     ("lock", "take_second", ABSENT),
     ("fork", "log_in_child", ABSENT),
     ("input", "ask", ABSENT),
-    ("disk", "fuse", "rank 1 is held by the kernel"),
+    ("disk", "fuse", ABSENT),
     ("slow", "compute", "rank 1 is busy, and not in all_reduce, where others wait: slow, or spinning"),
     ("order", "", "rank 1 is at sequence 0 of ranks 0-"),
 ]
