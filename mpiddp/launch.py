@@ -225,7 +225,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     """
     from .run.guard import Guard
 
-    refuse_split_world()
+    refuse_split_world(comm)
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join(comm, config)
     started_by = launchers.detect(os.environ)
@@ -249,18 +249,22 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     return started
 
 
-def refuse_split_world() -> None:
+def refuse_split_world(comm: MPI.Comm) -> None:
     """Raise LaunchError `split-world` where MPI has made several worlds of a launcher's processes, as under srun alone.
 
-    A process that a rank has started may be a world of its own.
+    A process may be a world of its own if a rank has started it, if it asks for COMM_SELF, and if the variables were
+    taken away by which MPI meets mpirun or mpiexec, which always set some.
     """
     from mpi4py import MPI
 
     from .plan.fit import check_whole
 
     runtime.disown(os.environ)
-    if runtime.outer_launcher(os.environ) is None:
-        check_whole(launchers.detect(os.environ), MPI.COMM_WORLD.size, library())
+    started_by = launchers.detect(os.environ)
+    cut_off = started_by is not None and not started_by.offers and started_by.launcher in (
+        launchers.OPEN_MPI, launchers.HYDRA)
+    if comm != MPI.COMM_SELF and not cut_off and runtime.outer_launcher(os.environ) is None:
+        check_whole(started_by, MPI.COMM_WORLD.size, library())
 
 
 def join(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:

@@ -18,6 +18,7 @@ from tests.support import (
     MPIS,
     PROGRAMS,
     ROOT,
+    TWO_NAMES,
     Done,
     Mpi,
     alone,
@@ -59,6 +60,25 @@ def test_a_split_world_is_refused_on_every_rank() -> None:
     assert done.stdout == ""
     assert "LaunchError: mpiddp: cannot start: split-world" in done.stderr
     assert "2 processes started by MPICH's or Intel MPI's mpiexec, but MPI's world size is 1" in done.stderr
+
+
+def test_each_process_of_srun_may_work_alone_if_it_says_so(quick: Mpi) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+    assert check(alone(quick, PROGRAM, "alone", env={**FROM_ROOT, **step})).stdout == "alone\n"
+    done = alone(quick, PROGRAM, "again", env={**FROM_ROOT, **step})
+    assert "LaunchError: mpiddp: cannot start: split-world" in done.stderr
+
+
+@pytest.mark.parametrize("name", TWO_NAMES)
+def test_a_process_that_its_parent_has_cut_off_from_mpirun_is_alone(name: str) -> None:
+    """As programs do that a rank, or a test under mpirun, starts: only what MPI meets mpirun by is taken away."""
+    mpi = MPIS[name]
+    need(mpi.missing())
+    command = mpiexec_command(mpi, 2, PROGRAM, "again")
+    begin = command.index(str(mpi.python))
+    command[begin:begin] = ["bash", "-c", 'unset ${!PMIX_@} PMI_FD PMI_PORT; exec "$@"', "-"]
+    done = processes.run(*command, timeout=DEADLINE_S, env={**single_node_environ(mpi), **FROM_ROOT}, cwd=ROOT)
+    assert check(done).stdout == "again\n" * 2
 
 
 @pytest.mark.thorough

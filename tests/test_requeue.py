@@ -145,6 +145,24 @@ def test_a_supervisor_is_told_the_steps_of_a_job_that_stops(tmp_path: Path) -> N
     assert Path(f"{report}.stopped").read_text() == "4"
 
 
+def test_an_epoch_before_the_first_question_is_a_step(tmp_path: Path) -> None:
+    """The signal comes while the script trains its first epoch of this start, after which it asks."""
+    (script := tmp_path / "train.py").write_text("""\
+import os, signal, time, torch, mpiddp
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+begin = time.monotonic()
+while time.monotonic() < begin + 1.5:
+    optimizer.step()
+os.kill(os.getpid(), signal.SIGUSR1)
+while not mpiddp.should_stop():
+    pass
+mpiddp.stop_for_requeue()
+""")
+    report = tmp_path / "report"
+    check(mpiexec(MPICH, 1, script, env={"MPIDDP_RESTART_COUNT": "0", "MPIDDP_ERROR_FILE": str(report)}), 75)
+    assert Path(f"{report}.stopped").read_text() == "1"
+
+
 @pytest.mark.parametrize(("left_s", "refused"), [(-1.0, True), (0.0, True), (1.0, False), (None, False)])
 def test_a_stop_that_leaves_no_time(left_s: float | None, refused: bool) -> None:
     first = ranks(machine(2), {0})[0]._replace(stop_in_s=left_s)

@@ -63,7 +63,7 @@ def count(value: str, host: str) -> int:
         by_host = {name.partition(".")[0]: cpus for name, cpus in zip(words[::2], words[1::2], strict=False)}
         value = by_host.get(host.partition(".")[0], "")
     cpus, _, rest = value.partition("(x")
-    return int(cpus) if cpus.isdigit() and "," not in rest else 0
+    return int(cpus) if cpus.isdecimal() and "," not in rest else 0
 
 
 def count_in_hostfile(path: str, host: str) -> int:

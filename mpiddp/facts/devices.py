@@ -15,6 +15,8 @@ from .gpus import DRIVER, HIP, ROCR, VISIBLE, Gpu, address, describe_openable, n
 if TYPE_CHECKING:
     import torch
 
+SLURM_GPUS = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")  # man srun, "OUTPUT ENVIRONMENT VARIABLES"
+
 
 class Unseen(NamedTuple):
     """GPUs that a rank should have and torch does not see.
@@ -96,7 +98,8 @@ def find_unseen(torch: Any, environ: Mapping[str, str]) -> Unseen | None:
 def find_evidence(environ: Mapping[str, str]) -> str:
     """Return in words what tells of GPUs for this process: Slurm, device files, or a list of visible GPUs.
 
-    Flux and PBS set CUDA_VISIBLE_DEVICES. Empty where nothing tells of any, and where a list hides all of them.
+    Flux and PBS set CUDA_VISIBLE_DEVICES. In a job of which Slurm says nothing of GPUs, a list is what the user has in
+    all jobs. Empty where nothing tells of any, and where a list hides all of them.
     """
     lists = {name: environ[name] for name in (VISIBLE, ROCR, HIP) if name in environ}
     if not all(map(names_gpu, lists.values())):
@@ -104,7 +107,11 @@ def find_evidence(environ: Mapping[str, str]) -> str:
     given = max(schedulers.slurm_gpus_on_node(environ), schedulers.slurm_gpus_of_task(environ))
     if given:
         return f"{given} GPU{'s' * (given > 1)} given by Slurm"
-    return describe_openable() or next((f"{name}={value}" for name, value in lists.items()), "")
+    if openable := describe_openable():
+        return openable
+    if schedulers.find_scheduler(environ) is schedulers.SLURM and not any(map(environ.get, SLURM_GPUS)):
+        return ""
+    return next((f"{name}={value}" for name, value in lists.items()), "")
 
 
 def ask_reason(module: Any) -> str:

@@ -136,14 +136,16 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
 
     srun is what has a numeric SLURM_STEP_ID, whatever PALS_ variables its plugin cray_shasta has set. It gives way to
     Hydra inside a step, which alone sets OF_HYDRA; where srun offers no interface, PMI_RANK is Hydra's, too. Flux
-    sets PMI_RANK, PMIX_RANK and PALS_RANKID itself.
+    sets PMI_RANK, PMIX_RANK and PALS_RANKID itself. It hands no variables of Slurm on (flux-framework/flux-core#5237):
+    where both are set, a task of Flux has submitted the job of Slurm.
     """
     in_step = environ.get("SLURM_STEP_ID", "").isdigit()
     with_interface = environ.get("SLURM_MPI_TYPE", "none") != "none" or OF_CRAY in environ
     srun = [SRUN] if in_step else []
+    flux = [] if "SLURM_JOB_ID" in environ else [FLUX]
     order = [
         JSRUN, OPEN_MPI, *([PSSLURM] if in_step else [PARASTATION]), MPIRUN_RSH,
-        *([HYDRA] if OF_HYDRA in environ else []), *(srun if with_interface else []), FLUX, PALS, APRUN, HYDRA, *srun,
+        *([HYDRA] if OF_HYDRA in environ else []), *(srun if with_interface else []), *flux, PALS, APRUN, HYDRA, *srun,
         PMIX_LAUNCHER, *([TORCHRUN] if "TORCHELASTIC_RUN_ID" in environ else []),
     ]
     return next((launcher for launcher in order if read_number(environ, launcher.ranks) is not None
@@ -184,7 +186,7 @@ def is_in_task(launcher: Launcher, outer: Launcher, environ: Mapping[str, str]) 
     if launcher not in (OPEN_MPI, HYDRA):
         return False
     if outer is FLUX:
-        return "SLURM_STEP_ID" not in environ
+        return "SLURM_JOB_ID" not in environ
     if not environ.get("SLURM_STEP_ID", "").isdigit():
         return False
     if launcher is OPEN_MPI:

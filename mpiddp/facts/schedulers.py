@@ -137,14 +137,15 @@ AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_B
                       process="AWS_BATCH_JOB_NODE_INDEX")
 MPI_OPERATOR = Scheduler(
     "Kubernetes' MPI Operator", ("K_MPI_JOB_ROLE",), size=lambda environ: 2 * (environ["K_MPI_JOB_ROLE"] == "launcher"))
-SCHEDULERS = (FLUX, SLURM, PBS, LSF, SGE, HTCONDOR, AWS_BATCH, MPI_OPERATOR)
+SCHEDULERS = (SLURM, FLUX, PBS, LSF, SGE, HTCONDOR, AWS_BATCH, MPI_OPERATOR)
 NUMBERLESS = (HTCONDOR, MPI_OPERATOR)  # their variables do not name a job
 
 
 def find_scheduler(environ: Mapping[str, str]) -> Scheduler | None:
     """Return the scheduler of the job around this process, None outside of one.
 
-    JOB_ID is a common name: it is SGE's beside SGE_ROOT alone.
+    JOB_ID is a common name: it is SGE's beside SGE_ROOT alone. Flux hands no variables of Slurm on, as Slurm does those
+    of a task of Flux that has submitted a job (flux-framework/flux-core#5237): the first one in SCHEDULERS counts.
     """
     return next((scheduler for scheduler in SCHEDULERS if any(environ.get(name) for name in scheduler.jobs)
                  and (scheduler is not SGE or "SGE_ROOT" in environ)), None)
@@ -161,15 +162,20 @@ def find_job(environ: Mapping[str, str]) -> tuple[str, str]:
         return "", ""
     number = next(environ[name] for name in scheduler.jobs if environ.get(name))
     if scheduler is FLUX:
-        number, _, part = number.replace("ƒ", "f").lstrip("/").partition("/")
-        return number, part.replace("/", ".")
+        number, _, part = number.lstrip("/").partition("/")
+        return name_job(number), name_job(part.replace("/", "."))
     element = environ.get("LSB_JOBINDEX" if scheduler is LSF else "SGE_TASK_ID", "")
     if scheduler in (LSF, SGE) and element.isdecimal() and element != "0":
-        return f"{number}_{element}", ""
+        return name_job(f"{number}_{element}"), ""
     if scheduler is PBS:
-        number = number.partition(".")[0].replace("[", "_").rstrip("]")
+        number = number.partition(".")[0]
     step = environ.get(scheduler.step, "")
-    return number.partition("#")[0], step if step.isdecimal() else ""
+    return name_job(number.partition("#")[0]), step if step.isdecimal() else ""
+
+
+def name_job(text: str) -> str:
+    """Return a scheduler's words for a job, 9[3] or ƒ6PMw2aL7, as a name that files may have, too."""
+    return re.sub(r"[^\w.-]", "_", text.replace("ƒ", "f").replace("]", "")).lstrip(".")
 
 
 def name_logs(environ: Mapping[str, str]) -> str:
@@ -212,18 +218,29 @@ def advise_on_memory(environ: Mapping[str, str]) -> str:
 def find_end(environ: Mapping[str, str], asks: bool) -> float | None:
     """Return when the scheduler will end this job, as a time of time.time(), None if it does not say.
 
-    Newer versions of Slurm set SLURM_JOB_END_TIME. If it is missing, the one rank that `asks` calls a command.
+    Newer versions of Slurm set SLURM_JOB_END_TIME. If it is missing, or a time that is over since Slurm has been told
+    to give the job more, the one rank that `asks` calls a command.
     """
-    if (end := environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
-        return float(end)
     scheduler = find_scheduler(environ)
+    end_s = float(read_count("SLURM_JOB_END_TIME")(environ)) if scheduler in (SLURM, None) else 0.0
+    if end_s > time.time():
+        return end_s
     if scheduler is None or not scheduler.ask_end or not asks:
         return None
-    job = slurm_task(environ) or next((environ[name] for name in scheduler.jobs if environ.get(name)), "")
+    job = name_for_commands(environ, scheduler)
     try:
         return scheduler.parse_end(ask(*(word.format(job=job) for word in scheduler.ask_end)), time.time())
     except ValueError:
-        return None
+        return end_s or None
+
+
+def name_for_commands(environ: Mapping[str, str], scheduler: Scheduler) -> str:
+    """Return what a scheduler's own commands call this job: by its number alone LSF means a whole array (man bjobs)."""
+    number = next((environ[name] for name in scheduler.jobs if environ.get(name)), "")
+    if scheduler is SLURM:
+        return slurm_task(environ) or number
+    element = environ.get("LSB_JOBINDEX", "") if scheduler is LSF else ""
+    return f"{number}[{element}]" if element.isdecimal() and element != "0" else number
 
 
 def ask(*command: str) -> str:
@@ -286,7 +303,7 @@ def srun_mpi_types() -> list[str]:
 
     try:
         done = subprocess.run(["srun", "--mpi=list"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=ANSWERS_S)
+                              errors="replace", timeout=ANSWERS_S)
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.startswith("\t")]

@@ -153,9 +153,8 @@ def check_hidden(facts: Sequence[HostFacts]) -> None:
             "hidden-gpus",
             found=f"{hidden[0].hidden} (on {hosts_of(hidden)})",
             needed="one of the two lists alone, or a second one that counts from 0 among what the first one leaves",
-            do="unset HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES before mpiddp, in each task where the scheduler\n"
-            "sets them (Flags=amd_gpu_env in gres.conf makes Slurm set only ROCR_VISIBLE_DEVICES); --device=cpu takes\n"
-            "no GPU",
+            do="unset HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES before mpiddp, in each task if Slurm sets them\n"
+            "(Flags=amd_gpu_env in gres.conf makes Slurm set only ROCR_VISIBLE_DEVICES); --device=cpu takes no GPU",
         )
 
 

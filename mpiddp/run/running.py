@@ -73,11 +73,18 @@ class RunningJob:
     def note_steps(self, report: str) -> None:
         """Let rank 0 tell a supervisor how many steps were made, if all ranks have agreed to stop.
 
+        An epoch that was trained before the first should_stop() is one, also where the reason came meanwhile.
+        """
+        if self.tells_steps(report) and self._stop is not None and self._stop.reason:
+            write(report + STOPPED, str(self._stop.steps or int(self.trained_s > TRAINED_S)))
+
+    def tells_steps(self, report: str) -> bool:
+        """Tell whether this is rank 0 and a supervisor wants to know how many steps were made before a stop.
+
         `report` is the path of the report that the supervisor would read of a failure.
         """
-        is_told = self.membership.environment.rank == 0 and report and RESTARTS in os.environ
-        if is_told and self._stop is not None and self._stop.reason:
-            write(report + STOPPED, str(self._stop.steps))
+        is_told = self.membership.environment.rank == 0 and bool(report) and RESTARTS in os.environ
+        return is_told and self._stop is not None
 
     def leave(
         self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool, frees_port: bool = False
@@ -177,11 +184,11 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
 
 
 def look_at_training(job: RunningJob, config: LaunchConfig) -> None:
-    """Warn `independent-ranks` as soon as rank 0 has trained for TRAINED_S: steps of torch's optimizers tell of it.
+    """Note how long rank 0 trains, by steps of torch's optimizers; after TRAINED_S warn `independent-ranks`.
 
     What torch compiles, or captures in a graph, tells nothing; then the warning comes at the end.
     """
-    if not can_be_independent(job.membership, config):
+    if not can_be_independent(job.membership, config) and not job.tells_steps(config.error_file):
         return
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook

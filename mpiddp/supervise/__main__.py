@@ -164,7 +164,7 @@ def version_of(program: str, path: str) -> str:
         return ""
     try:
         done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=VERSION_S)
+                              errors="replace", timeout=VERSION_S)
     except subprocess.SubprocessError:
         raise CommandError(f"{program} --version: says nothing within {VERSION_S:.0f} s") from None
     return done.stdout + done.stderr

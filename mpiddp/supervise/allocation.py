@@ -191,12 +191,15 @@ def flux_nodes() -> tuple[str, ...]:
 
 
 def expanded(text: str) -> tuple[str, ...]:
-    """Return the nodes that lines such as n[1-3] name."""
-    from ClusterShell.NodeSet import NodeSet
+    """Return the nodes that lines such as n[1-3] name, none if a line is no list of nodes."""
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     nodes = NodeSet()
-    for line in text.split():
-        nodes.update(line)
+    try:
+        for line in text.split():
+            nodes.update(line)
+    except NodeSetException:
+        return ()
     return tuple(nodes)
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from ..beside.asking import Ask, Inspect, Inspected, Shown
 from ..beside.handshake import connect
 from ..beside.wire import Wire
+from ..facts.schedulers import name_job
 from ..plan.words import listed
 from ..version import __version__
 from .cards import Card, path_of, read_all, remove
@@ -65,10 +66,10 @@ def find(job: str) -> Card:
     Raises UnansweredError where there is none, or more than one.
     """
     cards = read_all()
-    wanted = job.replace("ƒ", "f").replace("[", "_").replace("]", "")  # as facts.schedulers.find_job() writes it
+    wanted = name_job(job)
     matching = {path: card for path, card in cards.items()
                 if not job or wanted in card.names or card.run_id.startswith(job)
-                or (not card.by_slurm and wanted.partition(".")[0] == card.number)}
+                or (card.number and not card.by_slurm and not card.step and wanted.partition(".")[0] == card.number)}
     found = list(matching.values())
     if len(found) > 1:
         found = running(matching) or (found if job else [])

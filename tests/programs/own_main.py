@@ -53,6 +53,10 @@ elif how == "halves":
         ports = world.allgather(env.master_port)
         assert len(set(ports)) == 2
         print(f"halves {env.rank}\n", end="", flush=True)
+elif how == "alone":
+    with mpiddp.process_group(MPI.COMM_SELF) as env:
+        assert total() == env.world_size == 1
+        print("alone\n", end="", flush=True)
 elif how == "refused":
     try:
         mpiddp.init_process_group(backend="nccl")

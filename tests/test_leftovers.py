@@ -1,0 +1,123 @@
+"""Variables that came from elsewhere: from another scheduler, from the job that submitted this one, from the user."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mpiddp.facts import schedulers
+from mpiddp.facts.devices import find_evidence
+from mpiddp.facts.launchers import detect
+from mpiddp.plan.fit import check_tasks
+from mpiddp.supervise.__main__ import version_of
+from mpiddp.supervise.allocation import expanded
+from mpiddp.where.cards import Card, write
+from mpiddp.where.client import UnansweredError, find
+from tests.test_launchers import FLUX_PMIX, FLUX_SIMPLE, FLUX_TASK, HYDRA, MPIRUN, STEP
+
+OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
+
+
+@pytest.mark.parametrize("inner", [MPIRUN, HYDRA])
+def test_mpirun_in_a_job_of_slurm_that_a_task_of_flux_has_submitted(inner: dict[str, str]) -> None:
+    """Slurm hands the task's variables on."""
+    check_tasks(detect({**FLUX_SIMPLE, **OF_SLURM, **inner}))
+
+
+def test_a_job_of_slurm_that_a_task_of_flux_has_submitted() -> None:
+    environ = {**FLUX_TASK, **OF_SLURM}
+    assert schedulers.find_job(environ) == ("7", "")
+    assert schedulers.find_allotment(environ) == (schedulers.SLURM, 4)
+    assert detect(environ) is None
+    found = detect({**FLUX_PMIX, **STEP})
+    assert found is not None
+    assert found.launcher.name == "srun"
+
+
+@pytest.mark.parametrize("number", ["..", "/..", "../../x", "/../../x", "/etc/../../x", "a/b", ".hidden"])
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "FLUX_JOB_ID_PATH", "PBS_JOBID", "LSB_JOBID", "JOB_ID",
+                                  "AWS_BATCH_JOB_ID"])
+def test_logs_stay_in_their_folder_whatever_a_job_is_called(name: str, number: str) -> None:
+    found = schedulers.name_logs({name: number, "SGE_ROOT": "/sge"})
+    assert "/" not in found
+    assert found not in (".", "..")
+
+
+def command(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a scheduler's command of this script."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_the_end_of_an_element_of_lsfs_array_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the number alone bjobs prints a line for each element."""
+    command(tmp_path, "bjobs", 'case "$*" in *"5[2]"*) echo "0:01 L";; *) echo "9:00 L"; echo "0:01 L";; esac',
+            monkeypatch)
+    end_s = schedulers.find_end({"LSB_JOBID": "5", "LSB_JOBINDEX": "2"}, asks=True)
+    assert end_s is not None
+    assert end_s - time.time() <= 60
+    end_s = schedulers.find_end({"LSB_JOBID": "5", "LSB_JOBINDEX": "0"}, asks=True)
+    assert end_s is not None
+    assert end_s - time.time() > 600
+
+
+def test_a_job_that_was_given_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable keeps the former end."""
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}
+    end_s = int(time.time()) + 3600
+    command(tmp_path, "squeue", f"date -d @{end_s} +%Y-%m-%dT%H:%M:%S", monkeypatch)
+    assert schedulers.find_end(environ, asks=True) == end_s
+    assert schedulers.find_end(environ, asks=False) is None
+    command(tmp_path, "squeue", "exit 1", monkeypatch)
+    assert schedulers.find_end(environ, asks=True) == float(environ["SLURM_JOB_END_TIME"])
+    assert schedulers.find_end({**environ, "SLURM_JOB_END_TIME": str(end_s)}, asks=False) == end_s
+    assert schedulers.find_end({"PBS_JOBID": "9", "SLURM_JOB_END_TIME": str(end_s)}, asks=False) is None
+
+
+@pytest.mark.parametrize("script", ["printf '\\377\\376\\n'", "head -c 20000000 /dev/zero", "sleep 60", "exit 1"])
+@pytest.mark.parametrize("scheduler", [row for row in schedulers.SCHEDULERS if row.ask_end], ids=lambda row: row.name)
+def test_a_command_that_says_nothing_useful(
+    scheduler: schedulers.Scheduler, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedulers, "ANSWERS_S", 0.3)
+    command(tmp_path, scheduler.ask_end[0], script, monkeypatch)
+    assert schedulers.find_end({scheduler.jobs[0]: "9"}, asks=True) is None
+
+
+def test_programs_whose_words_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(tmp_path, "srun", "printf 'MPI plugin types are\\n\\tpmix\\n\\tn\\344chster\\n' >&2", monkeypatch)
+    assert schedulers.srun_mpi_types()[0] == "pmix"
+    command(tmp_path, "mpiexec", "printf 'Open MPI \\344\\n'", monkeypatch)
+    assert "Open MPI" in version_of(str(tmp_path / "mpiexec"), str(tmp_path / "mpiexec"))
+
+
+@pytest.mark.parametrize("text", ["[warning] a module was not loaded\nn[1-3]", "n[1-", "n[x]"])
+def test_what_flux_prints_is_no_list_of_nodes(text: str) -> None:
+    assert expanded(text) == ()
+    assert expanded("n[1-2]\nm7\n") == ("m7", "n1", "n2")
+
+
+@pytest.mark.parametrize(("environ", "expected"), [
+    ({"SLURM_JOB_ID": "7"}, ""), ({"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0"}, "CUDA_VISIBLE_DEVICES=0"),
+    ({"PBS_JOBID": "9"}, "CUDA_VISIBLE_DEVICES=0"), ({"FLUX_JOB_ID_PATH": "/f1"}, "CUDA_VISIBLE_DEVICES=0"),
+    ({}, "CUDA_VISIBLE_DEVICES=0")])
+def test_a_list_of_gpus_that_a_user_has_in_all_jobs(
+    environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster without GPUs, Slurm sets no list."""
+    monkeypatch.setattr("mpiddp.facts.devices.describe_openable", str)
+    assert find_evidence({**environ, "CUDA_VISIBLE_DEVICES": "0"}) == expected
+
+
+@pytest.mark.parametrize(("number", "step", "asked"), [
+    ("f6PMw2aL7", "fXGLLfH", "f6PMw2aL7.fOTHER"), ("", "", "."), ("", "", ".7")])
+def test_another_job_is_not_asked(
+    number: str, step: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    write(Card("mpiddp-1", number, False, step, "n1", "127.0.0.1", 4000, "token", 2, "0"))
+    with pytest.raises(UnansweredError):
+        find(asked)
