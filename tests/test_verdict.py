@@ -95,6 +95,16 @@ def test_a_signal_to_the_whole_job(signals: list[str], outside: bool) -> None:
     assert verdict.outside == outside
 
 
+def test_a_rank_whose_sentinel_has_not_joined_yet() -> None:
+    """It may have died by then: what another one has lost is no reason, and a signal was not sent to all."""
+    first = Scene({0: "n0"}, world_size=2)
+    assert judge([report(0, CONSEQUENCE)], SETTLING_S, first) is None
+    assert judge([report(0, CONSEQUENCE)], SEARCHING_S, first) is not None
+    verdict = judge([report(0, ENDED, "SIGUSR1")], SEARCHING_S, first)
+    assert verdict is not None
+    assert not verdict.outside
+
+
 def test_a_signal_that_others_may_get_yet() -> None:
     """Slurm's daemons send it, on a busy node later than on another; mpirun would end the others by it meanwhile."""
     terminated = report(4, ENDED, "SIGTERM")

@@ -136,6 +136,16 @@ class Scene(NamedTuple):
     seen: Seen = Seen()
     exits: Sequence[Report] = ()
 
+    @property
+    def awaits_ranks(self) -> bool:
+        """Tell whether there are ranks whose sentinels have not joined yet: a rank may die before its sentinel has."""
+        return len(self.hosts) < self.world_size
+
+    @property
+    def has_one_rank(self) -> bool:
+        """Tell whether the job has one rank."""
+        return len(self.hosts) == 1 and not self.awaits_ranks
+
 
 def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
     """Return which of the reports is the reason for the job's end; None to wait for more reports.
@@ -152,7 +162,7 @@ def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
     if gone:
         verdict = judge_gone(gone, lost, unheard, waited_s, scene)
         return verdict and verdict._replace(others="; ".join(filter(None, (verdict.others, failed_too(own)))))
-    if not reports or (waited_s < SEARCHING_S and unheard):
+    if not reports or (waited_s < SEARCHING_S and (unheard or scene.awaits_ranks)):
         return None
     if scene.exits:
         return Verdict(scene.exits[0], told(lost))
@@ -282,7 +292,7 @@ def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
     first, others = gone[0], [one.signal for one in gone[1:]]
     others += ["SIGINT" for rank in scene.interrupted if rank != first.rank]
     killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
-    is_alone = len(scene.hosts) == 1 and first.signal != WALLTIME
+    is_alone = scene.has_one_rank and first.signal != WALLTIME
     return first.signal in FROM_OUTSIDE and (is_alone or first.signal in others or killed_too)
 
 
@@ -294,7 +304,7 @@ def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
     """
     plain = scene.by_srun and all(one.signal == "SIGKILL" and OUT_OF_MEMORY not in one.cause for one in gone)
     if not plain or len(gone) == 1:
-        return plain and len(scene.hosts) == 1
+        return plain and scene.has_one_rank
     first_s, second_s = sorted(scene.came_s[one.rank] for one in gone)[:2]
     return second_s - first_s < SETTLING_S
 
