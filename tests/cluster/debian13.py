@@ -104,10 +104,13 @@ def enter(root: Path, folders: Sequence[Path]) -> list[str]:
 
     It sees this machine's devices, processes, /tmp and hosts file, and `folders` under the same names.
     """
-    mounts = [("mkdir -p", path) for path in ("/dev", "/proc", "/sys", "/tmp", *map(str, folders))]
-    lines = [f"{make} {shlex.quote(f'{root}{path}')}; mount --rbind {shlex.quote(path)} {shlex.quote(f'{root}{path}')}"
-             for make, path in [*mounts, ("touch", "/etc/hosts")]]
-    return ["sh", "-ec", "\n".join([*lines, f'exec chroot {shlex.quote(str(root))} "$@"']), "enter"]
+    inner = shlex.quote(str(root))
+    lines = [f"mount --bind {inner} {inner}"]  # as its "/" is a mount, too
+    for make, path in [*(("mkdir -p", path) for path in ("/dev", "/proc", "/sys", "/tmp", *map(str, folders))),
+                       ("touch", "/etc/hosts")]:
+        target = shlex.quote(f"{root}{path}")
+        lines.append(f"{make} {target}; mount --rbind {shlex.quote(path)} {target}")
+    return ["sh", "-ec", "\n".join([*lines, f'exec chroot {inner} "$@"']), "enter"]
 
 
 def inside(root: Path, cwd: Path = ROOT) -> list[str]:
