@@ -493,7 +493,7 @@ def test_a_signal_at_any_moment(quick: Mpi, tmp_path: Path, delay: float) -> Non
     process = processes.start(command, environ, ROOT, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 20
-        while not (tmp_path / "begun").exists():
+        while not (tmp_path / "begun").exists() or not (tmp_path / "begun").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(delay)

@@ -36,8 +36,8 @@ facts facts.cpus facts.devices facts.fabric facts.files facts.gpus facts.host fa
 facts.launchers facts.process facts.runtime facts.schedulers facts.script facts.software
 join join.gathering join.hosting join.importing join.initialise join.logs join.lookups join.membership join.prepare
 join.probe join.process_group join.refusal join.rendezvous join.rollcall join.variables join.watched join.workers
-plan plan.cores plan.devices plan.environment plan.fit plan.gpus plan.job plan.member plan.network plan.problems
-plan.seat plan.topology plan.transports plan.verdict plan.words
+plan plan.advice plan.cores plan.devices plan.environment plan.fit plan.gpus plan.job plan.member plan.network
+plan.problems plan.seat plan.topology plan.transports plan.verdict plan.words
 relay relay.handle relay.lines relay.log relay.process relay.sink
 run run.caller run.ending run.execution run.failure run.handlers run.modules run.output run.running run.script
 run.signals run.walltime

@@ -93,7 +93,8 @@ def checks_ms(times: int) -> float:
     syntax; what they import is counted, what a start without them would import too is not.
     """
     code = ("import time, os, socket, mpi4py.MPI, mpiddp.config; start = time.perf_counter(); "
-            "from mpiddp.facts import library, runtime, script, software; from mpiddp.plan import fit, problems; "
+            "from mpiddp.facts import launchers, library, runtime, script, software; "
+            "from mpiddp.plan import fit, problems; "
             "found = library.library(); fit.check_nested(runtime.outer_launcher(os.environ), None); "
             "fit.check_fit(launchers.detect(os.environ), found); software.versions(found.title); "
             f"script.script_facts(mpiddp.config.Script({__file__!r})); "
