@@ -346,8 +346,8 @@ def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path
 
 @pytest.mark.parametrize(("tasks", "gpus", "reason"), first_of([(1, 4, "idle-gpus"), (4, 2, "too-few-gpus")]))
 def test_tasks_and_gpus_that_do_not_fit(cluster: Cluster, folder: Path, tasks: int, gpus: int, reason: str) -> None:
-    script = edited(folder, "srun_pmix.sh", MODULES="pytorch", COMMAND=HELLO, ntasks_per_node=tasks,
-                    gpus_per_node=gpus, cpus_per_task=1)
+    script = edited(folder, "srun_pmix.sh", MODULES="pytorch", COMMAND=f"env -u MPIDDP_DEVICE {HELLO}",
+                    ntasks_per_node=tasks, gpus_per_node=gpus, cpus_per_task=1)
     done = Submitted(cluster, script).wait()
     assert (done.state, done.exit_code) == ("FAILED", "3:0"), done.output
     assert f"mpiddp: cannot start: {reason}" in "\n".join(done.output.splitlines()[-12:])

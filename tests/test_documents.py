@@ -122,7 +122,7 @@ NAMED = {
     "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
     "srun --output=%x-%j.%t.out", "torchrun …",
     "python -m mpiddp [options] script.py [arguments]", "ibrun python -m mpiddp train.py",
-    "flux alloc", "flux batch", "flux job timeleft", "flux run -o pmi=off",
+    "flux alloc", "flux batch", "flux job timeleft", "flux run -o pmi=off", "srun --mpi=cray_shasta", "srun --mpi=none",
 }
 
 

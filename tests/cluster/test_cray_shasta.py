@@ -13,6 +13,7 @@ from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, check_hello, need, single_node_environ
+from tests.test_steps import in_step, mpirun
 
 FAULTS = ROOT / "tests/faults"
 ADVISED = {"mpich": "--mpi=pmi2", "impi": "--mpi=pmi2", "openmpi4": "--mpi=pmix", "openmpi5": "--mpi=pmix"}
@@ -40,14 +41,14 @@ def test_a_split_world_is_refused_before_it_trains(mpi: str, cluster: Cluster) -
 
 
 def test_what_a_rank_concludes_from_the_steps_variables(cluster: Cluster) -> None:
-    """The plugin sets PALS's variables; the cores are the step's, not the allocation's."""
+    """The plugin sets PALS's variables; the cores are those that Slurm has given, not the node's eight."""
     done = check(cluster.run("salloc", "--quiet", "-N2", "--ntasks-per-node=2", "srun", "--mpi=cray_shasta", "-n2",
                              "--ntasks-per-node=1", str(MPIS["mpich"].python), "-c", IN_STEP, timeout=DEADLINE_S,
                              env=single_node_environ(MPIS["mpich"]), cwd=ROOT))
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line[:2] for line in lines] == [["srun", 2]] * 2
     assert all(re.fullmatch(r"\d+\.0", line[2]) for line in lines)
-    assert [line[3:] for line in lines] == [[True, 1]] * 2
+    assert [line[3:] for line in lines] == [[True, 2]] * 2
 
 
 def test_a_single_task_trains(cluster: Cluster) -> None:
@@ -60,10 +61,8 @@ def test_a_single_task_trains(cluster: Cluster) -> None:
 
 def test_an_mpiexec_in_a_single_task_trains(cluster: Cluster) -> None:
     library = MPIS["mpich"]
-    need(library.missing())
-    check_hello(cluster.run("srun", "--mpi=cray_shasta", "-n1", str(library.mpiexec), *library.options, "-n", "2",
-                            str(library.python), "-m", "mpiddp", str(EXAMPLES / "hello_world.py"), timeout=DEADLINE_S,
-                            env=single_node_environ(library), cwd=ROOT), 2)
+    command = mpirun(library, 2, library.python, "-m", "mpiddp", EXAMPLES / "hello_world.py")
+    check_hello(in_step(cluster, library, "--mpi=cray_shasta -n1", command), 2)
 
 
 def test_a_signal_to_srun_is_told_in_one_line(cluster: Cluster) -> None:
