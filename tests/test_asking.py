@@ -322,6 +322,7 @@ def test_children_whose_names_break_lines(quick: Mpi, state: dict[str, str], tmp
         assert " in all_reduce, where others wait" in shown
 
 
+@pytest.mark.thorough
 def test_threads_and_a_picture(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     """Both threads of a dead-lock are shown, where py-spy is on the path of the job, and else how to get it."""
     for path, threads in ((f"{VENVS / 'base/bin'}:/usr/bin:/bin", ["take_second", "lock_against_each_other.<locals>"]),

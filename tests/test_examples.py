@@ -60,6 +60,7 @@ def test_a_script_for_one_gpu_made_distributed(quick: Mpi, tmp_path: Path) -> No
     assert all(abs(weight - 1) < 0.3 for weights in (one, other) for weight in weights["weight"].flatten())
 
 
+@pytest.mark.thorough
 def test_the_example_that_stops_goes_on_to_the_same_weights(quick: Mpi, tmp_path: Path) -> None:
     """It is sent a signal before its first step; its last step is done once."""
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"

@@ -6,6 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from mpiddp.facts.files import Claim
 from tests import processes
 from tests.cluster import Cluster
@@ -75,6 +77,7 @@ def test_launches_side_by_side_have_a_folder_each(quick: Mpi, tmp_path: Path) ->
             assert len(numbers) >= 12
 
 
+@pytest.mark.thorough
 def test_launches_one_after_another_and_again_after_a_requeue(quick: Mpi, tmp_path: Path) -> None:
     """Each goes on in the files that it had before the job was queued again, and keeps its index."""
     logs = tmp_path / "logs"
