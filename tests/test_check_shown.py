@@ -21,6 +21,7 @@ from mpiddp.check import command, drawing, record
 from mpiddp.check.table import TALLEST, WIDEST, lines, significant
 from mpiddp.compare.figures import Figures, Finding, Who
 from mpiddp.config import DEFAULT_READY_S
+from mpiddp.facts import schedulers
 from mpiddp.join import watched
 from tests import processes
 from tests.fabrics import Faults, fabric, found, many, three
@@ -64,6 +65,8 @@ def test_odd_nodes_come_first_and_are_marked() -> None:
     assert [at for at, cell in enumerate(by_host["n021"]) if "*" in cell] == [2]  # the matrix product
     assert float(by_host["n021"][2].rstrip("*")) < 0.8 * float(rows[5][4])  # its worst rank's, not the median
     assert shown[-1] == "leave out: --exclude=n[017,021,042]"
+    assert lines(figures, *found(figures), schedulers.FLUX.exclude)[-1] == (
+        "leave out: --requires='not hosts:n[017,021,042]'")
 
 
 def test_alike_nodes_have_one_row_and_nothing_is_odd() -> None:

@@ -21,6 +21,7 @@ from mpiddp.plan import cores, devices, gpus, problems
 from mpiddp.plan.advice import advice_for
 from mpiddp.plan.fit import check_fit, check_tasks, check_whole, hidden, unlaunched
 from mpiddp.plan.gpus import Choice
+from mpiddp.plan.words import memory_advice
 from mpiddp.where.cards import Card, job_number, write
 from mpiddp.where.client import UnansweredError, find
 
@@ -212,7 +213,7 @@ def test_no_message_of_a_start_names_the_option_of_another_launcher(
     said = said_in_planning(launcher.name if launcher else "", scheduler.name if scheduler else "")
     assert len(said) == 12
     if scheduler is not None:
-        said.append(schedulers.advise_on_memory({scheduler.jobs[0]: "1", "SGE_ROOT": "/sge"}))
+        said.append(memory_advice(scheduler.memory_use, scheduler.memory))
     for text in said:
         assert not {option for option in foreign if re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text)}, text
         assert scheduler is schedulers.SLURM or "Slurm" not in text or "as Slurm says" in text, text

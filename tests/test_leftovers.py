@@ -12,7 +12,7 @@ from mpiddp.facts.devices import find_evidence
 from mpiddp.facts.launchers import detect
 from mpiddp.plan.fit import check_tasks
 from mpiddp.supervise.__main__ import version_of
-from mpiddp.supervise.allocation import expanded
+from mpiddp.supervise.allocation import expand_nodelists
 from mpiddp.where.cards import Card, write
 from mpiddp.where.client import UnansweredError, find
 from tests.test_launchers import FLUX_PMIX, FLUX_SIMPLE, FLUX_TASK, HYDRA, MPIRUN, STEP
@@ -96,8 +96,8 @@ def test_programs_whose_words_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("text", ["[warning] a module was not loaded\nn[1-3]", "n[1-", "n[x]"])
 def test_what_flux_prints_is_no_list_of_nodes(text: str) -> None:
-    assert expanded(text) == ()
-    assert expanded("n[1-2]\nm7\n") == ("m7", "n1", "n2")
+    assert expand_nodelists(text) == ()
+    assert expand_nodelists("n[1-2]\nm7\n") == ("m7", "n1", "n2")
 
 
 @pytest.mark.parametrize(("environ", "expected"), [

@@ -23,7 +23,7 @@ from .history import OwnPast
 from .inspection import QUICK, Extent, Inspection
 from .progress import Progress
 from .record import as_json
-from .table import lines
+from .table import EXCLUDE, lines
 
 WRITING_S = 20.0  # a file, in a folder that may be slow
 DRAWING_S = 120.0  # with the import of matplotlib, from a file system that may be slow
@@ -43,10 +43,16 @@ def inspect(crew: Crew, env: Environment, asked: Asked, patience_s: float) -> in
     figures = Inspection(crew, env.world_size, extent, Progress(), patience_s).run(past)
     findings = [*judge(figures), *(past.judge(figures) if past else ())]
     notes += [*incomparable(figures), *hints(figures, env.backend)]
-    lost = answer("\n".join([head(env.backend), *lines(figures, findings, notes)]))
+    lost = answer("\n".join([head(env.backend), *lines(figures, findings, notes, exclusion())]))
     warn(past.keep(figures) if past else ())
     keep(figures, findings, notes, asked)
     return ODD if findings else lost
+
+
+def exclusion() -> str:
+    """Return the option by which the job's scheduler, or mpiddp.supervise, leaves hosts out, with {} for them."""
+    scheduler = schedulers.find_scheduler(os.environ)
+    return (scheduler and scheduler.exclude) or EXCLUDE
 
 
 def head(backend: str) -> str:

@@ -31,6 +31,7 @@ HEADS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("/tmp", "write", ("tmp-write",), ()),  # noqa: S108 — a head, no path
     ("", "free", ("tmp-free",), ()),
 )
+EXCLUDE = "--exclude={}"  # as mpiddp.supervise takes it, and Slurm
 
 
 class Column(NamedTuple):
@@ -55,8 +56,12 @@ class Row(NamedTuple):
     odd: bool
 
 
-def lines(figures: Figures, findings: Sequence[Finding], notes: Sequence[str]) -> list[str]:
+def lines(
+    figures: Figures, findings: Sequence[Finding], notes: Sequence[str], exclude: str = EXCLUDE
+) -> list[str]:
     """Return the table, the all-reduce where one was measured, the findings, the notes, and whom to leave out.
+
+    `exclude` is the option that leaves hosts out of a job, with {} for their names.
 
     There are TALLEST lines of WIDEST characters at most, whatever the number of nodes; what has no place is counted.
     """
@@ -64,7 +69,7 @@ def lines(figures: Figures, findings: Sequence[Finding], notes: Sequence[str]) -
     head = [title(figures, nodes), "", *table(figures, findings, nodes), ""]
     curve = [*all_reduce(figures), ""] if figures.reduced else []
     told = [line for note in bounded(notes, MOST_NOTES, "note") for line in wrap(note, WIDEST, subsequent_indent="  ")]
-    left_out = leave_out(findings)
+    left_out = leave_out(findings, exclude)
     room = TALLEST - len(head) - len(curve) - len(told[:MOST_NOTE_LINES]) - len(left_out)
     found = bounded([one.words for one in findings], room, "finding") or ["nothing odd"]
     return [cut(line.rstrip()) for line in (*head, *curve, *found, *told[:MOST_NOTE_LINES], *left_out)]
@@ -273,12 +278,12 @@ def all_reduce(figures: Figures) -> list[str]:
     return ["  ".join([cells[0].ljust(first), *(cell.rjust(8) for cell in cells[1:])]) for cells in table]
 
 
-def leave_out(findings: Sequence[Finding]) -> list[str]:
-    """Return the line with the option that leaves hosts out, as Slurm takes it; none if no host is to be left out."""
+def leave_out(findings: Sequence[Finding], exclude: str) -> list[str]:
+    """Return the line with the option that leaves hosts out; none if no host is to be left out."""
     from ClusterShell.NodeSet import NodeSet  # heavy, and needed only here
 
     hosts = NodeSet.fromlist(sorted({host for one in findings for host in one.hosts}))
-    line = f"leave out: --exclude={hosts}"
+    line = f"leave out: {exclude.format(hosts)}"
     if len(line) > WIDEST:
         line = f"leave out: {counted(len(hosts), 'host')}, too many for a line; --suspects FILE lists them"
     return [line] if len(hosts) else []

@@ -1,7 +1,7 @@
 """The launchers that start ranks: how each is recognised, what it tells a rank, and the words of its options.
 
 Sources: the launchers' own documents and code; Open MPI, MPICH, Intel MPI and srun (none, pmi2, pmix, cray_shasta)
-run in the tests, Flux 0.88 was tried by hand, the others are known by reading alone.
+run in the tests; Flux's variables were dumped under Flux 0.88; the others are known from reading alone.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class Launcher(NamedTuple):
 
 JSRUN = Launcher(
     "jsrun", ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",),  # sets OMPI_ ones, too
-    command="jsrun", ranks_per_node="--tasks_per_rs {}", cores="--cpu_per_rs", unbound="--bind none",
-    export="--env_eval NAME")
+    command="jsrun", ranks_per_node="--tasks_per_rs {}", cores="--cpu_per_rs", unbound="--bind none")
 OPEN_MPI = Launcher(
     "Open MPI's mpirun", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",),
     marks=("OMPI_COMM_WORLD_SIZE",),  # flux run -o mpi=spectrum sets a rank alone
@@ -66,8 +65,7 @@ HYDRA = Launcher(
     command="mpiexec", ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall")
 PARASTATION = Launcher(
     "ParaStation's mpiexec", ("PMI_RANK", "PMIX_RANK"), (OF_PARASTATION, "PMI_SIZE"), (OF_HYDRA,),
-    marks=(OF_PARASTATION,), options={PMIX: "--pmix"}, command="mpiexec",
-    ranks_per_node="--ppn {}", export="--envall")
+    marks=(OF_PARASTATION,), options={PMIX: "--pmix"}, command="mpiexec")
 # A batch script has SLURM_PROCID too; only a step, which srun started, has a numeric SLURM_STEP_ID.
 SRUN = Launcher(
     "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",),

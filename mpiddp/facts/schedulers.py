@@ -1,8 +1,8 @@
 """The schedulers that run jobs: their variables for a job's number, size, CPUs and end, and the words of their options.
 
 Sources: sbatch(1), flux-environment(7), pbs_job_attributes(7B), bsub(1), sge_pe(5), and the documents of HTCondor, the
-MPI Operator and AWS Batch. A real Slurm runs in the tests, Flux 0.88 was tried by hand; the others are known from
-reading alone.
+MPI Operator and AWS Batch. A real Slurm runs in the tests; the variables and commands of Flux were tried with
+Flux 0.88, by hand; the others are known from reading alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import subprocess
 
 ANSWERS_S = 2.0  # for a scheduler's command
 PE_HOSTFILE = "PE_HOSTFILE"  # names a file
@@ -206,15 +209,6 @@ def end_unknown(environ: Mapping[str, str]) -> str:
     return f"{scheduler.ask_end[0] if scheduler.ask_end else scheduler.name} does not say here when the job ends"
 
 
-def advise_on_memory(environ: Mapping[str, str]) -> str:
-    """Return what to do if a rank was killed for lack of memory, empty if no scheduler is known that limits it."""
-    scheduler = find_scheduler(environ)
-    if scheduler is None or not scheduler.memory:
-        return ""
-    return (f"look at the memory ({scheduler.memory_use}; dmesg on the node): fewer DataLoader workers, or ask for "
-            f"more ({scheduler.memory})")
-
-
 def find_end(environ: Mapping[str, str], asks: bool) -> float | None:
     """Return when the scheduler will end this job, as a time of time.time(), None if it does not say.
 
@@ -245,13 +239,19 @@ def name_for_commands(environ: Mapping[str, str], scheduler: Scheduler) -> str:
 
 def ask(*command: str) -> str:
     """Return what a scheduler's command prints, empty if it fails or does not answer in time."""
+    done = call(*command)
+    return done.stdout if done is not None and done.returncode == 0 else ""
+
+
+def call(*command: str, timeout_s: float = ANSWERS_S) -> subprocess.CompletedProcess[str] | None:
+    """Return how a scheduler's command has ended, None if it cannot be started or does not end in time."""
     import subprocess
 
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWERS_S)
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                              timeout=timeout_s)
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+        return None
 
 
 def slurm_task(environ: Mapping[str, str]) -> str | None:
@@ -299,11 +299,6 @@ def slurm_gpus_of_task(environ: Mapping[str, str]) -> int:
 
 def srun_mpi_types() -> list[str]:
     """Return the values of --mpi that this Slurm's srun lists, none if srun cannot be asked."""
-    import subprocess
-
-    try:
-        done = subprocess.run(["srun", "--mpi=list"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", timeout=ANSWERS_S)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.startswith("\t")]
+    done = call("srun", "--mpi=list")
+    lines = (done.stdout + done.stderr).splitlines() if done is not None else []
+    return [line.strip() for line in lines if line.startswith("\t")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ..beside.handle import SentinelHandle
@@ -14,17 +13,10 @@ from ..facts.host import why_no_shm
 from ..facts.launchers import Runtime
 from ..facts.library import Library, library
 from ..plan.fit import check_fit, check_nested, check_shm, check_tasks, check_whole, hidden, unlaunched
-from ..plan.transports import left_out
+from ..plan.transports import GPU_SUPPORT, TRAPS, choose_fork_safety, left_out, switch_gpu_support_off
 from ..say import warn
 from ..stages import begin
 from . import variables
-
-GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
-TRAPS = ("GPU-aware Cray MPICH may abort in MPI_Init, starts CUDA before each rank has its GPU, and can deadlock "
-         "beside NCCL")
-FORK_SAFE = ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE", "FI_EFA_FORK_SAFE")
-HUGE_PAGES = "FI_EFA_USE_HUGE_PAGE"
-FALSE = ("0", "false", "no", "off")  # as libfabric reads it (fi_param_get_bool)
 
 
 def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: SentinelHandle) -> Any:
@@ -74,30 +66,3 @@ def transports(loaded: Library) -> dict[str, str]:
         return {}
     chosen = fabric.chosen_components(os.environ, loaded.path)
     return {fabric.PREFIX + name: value for name, value in left_out(chosen).items()}
-
-
-def switch_gpu_support_off(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that switches Cray MPICH's support for GPUs off, if it is on (HPE, man intro_mpi).
-
-    mpiddp gives MPI no GPU buffers. With the support on, MPI_Init ends with "GPU_SUPPORT_ENABLED is requested, but GTL
-    library is not linked" where mpi4py was built without that library (ARCHER2's GPU guide), or else starts CUDA, which
-    reads CUDA_VISIBLE_DEVICES then. NVIDIA and CSCS warn of deadlocks where GPU-aware MPI and NCCL are used at the same
-    time (NCCL User Guide, "Inter-GPU Communication with CUDA-aware MPI").
-    """
-    return {GPU_SUPPORT: "0"} if environ.get(GPU_SUPPORT, "0") not in ("", "0") else {}
-
-
-def choose_fork_safety(environ: Mapping[str, str], has_verbs: bool) -> dict[str, str]:
-    """Return the variables by which memory that the network has registered survives fork(), as DataLoader uses it.
-
-    libibverbs turns its support for fork() on by RDMAV_FORK_SAFE or IBV_FORK_SAFE, set to anything (man ibv_fork_init).
-    libfabric's verbs provider has none by default (man fi_verbs); its EFA provider reads FI_EFA_FORK_SAFE since 1.13,
-    and aborts a process that forks without. From rdma-core 35 and Linux 5.13 on the kernel copies such pages in
-    fork(), and these variables have no effect (ibv_is_fork_initialized: IBV_FORK_UNNEEDED); before, each registration
-    costs a system call. NCCL and UCX turn the support on themselves, but may come after MPI's first registration, and
-    then cannot. FI_EFA_FORK_SAFE=0 keeps all three away. So does asking EFA for huge pages, since it aborts where both
-    are asked for (libfabric, efa_fork_support.c).
-    """
-    if not has_verbs or HUGE_PAGES in environ or environ.get("FI_EFA_FORK_SAFE", "1").lower() in FALSE:
-        return {}
-    return {name: "1" for name in FORK_SAFE if name not in environ}

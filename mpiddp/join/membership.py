@@ -19,6 +19,7 @@ from ..plan.job import DevicePlan
 from ..plan.member import LogPlan, Member
 from ..plan.network import check_reached
 from ..plan.seat import Seat
+from ..plan.words import memory_advice
 from . import rendezvous, variables
 from .gathering import Share, share
 from .logs import open_log
@@ -91,10 +92,11 @@ class Membership:
         """Return what this rank's sentinel has to know of it."""
         env = self.environment
         exits = runtime.loses_status(launchers.detect(os.environ))
+        scheduler = schedulers.find_scheduler(os.environ)
         return Member(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
                       f"{env.node_rank} {runtime.pid_namespace()}", self.endpoint.port,
-                      schedulers.advise_on_memory(os.environ))
+                      memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
 
     def create_group(
         self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object], binds: bool = True

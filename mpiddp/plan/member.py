@@ -31,7 +31,7 @@ class Member(NamedTuple):
     `exits` tells that each rank exits by itself with the job's status, because the launcher would lose the
     status that MPI_Abort was given. `namespace` names the node, and on it the processes among which `pid` counts:
     nodes may have one name, and a node's ranks may be in containers of their own. The job's store listens on
-    `store_port`. `memory_advice` says what to do where memory lacks, if the scheduler is known.
+    `store_port`. `memory_advice` says what to do where memory lacks, in the words of the scheduler if one is known.
     """
 
     rank: int

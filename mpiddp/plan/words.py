@@ -29,6 +29,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def memory_advice(use: str = "", option: str = "") -> str:
+    """Return what to do where memory lacks: `use` tells a job's use of it, `option` asks for more, empty if unknown."""
+    return (f"look at the memory ({use}{'; ' * bool(use)}dmesg on the node): fewer DataLoader workers, or ask for more"
+            + f" ({option})" * bool(option))
+
+
 def folded(hosts: Iterable[str]) -> str:
     """Return hostnames as Slurm writes them, n[001-064]; what does not fold is listed."""
     from ClusterShell.NodeSet import NodeSet  # heavy, and needed only for a message

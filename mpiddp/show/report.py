@@ -9,9 +9,8 @@ from collections.abc import Callable
 from ..beside import progress
 from ..plan.member import Member
 from ..plan.verdict import NOBODY, OWN, Verdict
+from ..plan.words import memory_advice
 from ..say import say
-
-NO_MEMORY = "look at the memory (dmesg on the node): fewer DataLoader workers, or ask for more"
 
 
 def tell(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1,
@@ -46,7 +45,7 @@ def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = 
         place = f"{who.rank} of {who.world_size}, local rank {who.local_rank} on {who.host}"
         rows.append(("rank", f"{place}, {who.device}, pid {who.pid}"))
     if first.signal == "SIGKILL" or "is killed by signal: Killed" in first.cause:  # a DataLoader's worker
-        rows.append(("do", (who.memory_advice if who else "") or NO_MEMORY))
+        rows.append(("do", (who.memory_advice if who else "") or memory_advice()))
     rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)), ("others", verdict.others),
              ("log", who.log.path + (f" (incomplete from byte {log_lost} on)" if log_lost >= 0 else "") if who else "")]
     lines = [f"mpiddp: failed: {'' if first.rank == NOBODY else f'rank {first.rank} on {first.host}: '}{first.cause}"]

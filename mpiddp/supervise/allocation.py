@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -103,18 +102,18 @@ def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
 
 def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return those of `nodes` that do not answer; where this node seems not to answer, no answer is believed."""
-    lost = unlisted(nodes) if given.system == FLUX else unreachable(nodes, given.system == SLURM)
+    lost = find_unlisted(nodes) if given.system == FLUX else find_unreachable(nodes, given.system == SLURM)
     here = socket.gethostname().partition(".")[0]
     return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
 
 
-def unlisted(nodes: Sequence[str]) -> Sequence[str]:
+def find_unlisted(nodes: Sequence[str]) -> Sequence[str]:
     """Return the nodes that Flux does not list as up; none where it does not answer itself."""
     found = frozenset(flux_nodes())
     return [node for node in nodes if node not in found] if found else ()
 
 
-def unreachable(nodes: Sequence[str], by_slurm: bool) -> Sequence[str]:
+def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> Sequence[str]:
     """Return the nodes where Slurm's daemon, or the host, takes no connection, twice.
 
     TCP repeats a lost packet after a second (RFC 6298), so one try of a second would take a lost one for a lost node.
@@ -187,10 +186,10 @@ def cancel(given: Allocation, step: str) -> None:
 
 def flux_nodes() -> tuple[str, ...]:
     """Return the nodes that Flux lists as up, none if it does not answer: a lost one is gone at once, a drained too."""
-    return expanded(ask("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"))
+    return expand_nodelists(ask("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"))
 
 
-def expanded(text: str) -> tuple[str, ...]:
+def expand_nodelists(text: str) -> tuple[str, ...]:
     """Return the nodes that lines such as n[1-3] name, none if a line is no list of nodes."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
@@ -204,9 +203,6 @@ def expanded(text: str) -> tuple[str, ...]:
 
 
 def ask(*command: str) -> str:
-    """Return what a batch system's command prints, nothing if it fails or takes too long."""
-    try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                              timeout=COMMAND_S).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    """Return what a batch system's command prints, nothing if it cannot be started or takes too long."""
+    done = schedulers.call(*command, timeout_s=COMMAND_S)
+    return done.stdout if done is not None else ""

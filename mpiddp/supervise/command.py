@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..command.options import split
 from ..config import STANDARD_INPUT
-from .launchers import NONE, Launcher, Placement, launcher_of
+from .launchers import NONE, LauncherCommand, Placement, launcher_of
 
 
 class Command(NamedTuple):
@@ -21,7 +21,7 @@ class Command(NamedTuple):
     not in `rest`.
     """
 
-    launcher: Launcher
+    launcher: LauncherCommand
     program: tuple[str, ...]
     options: tuple[str, ...]
     rest: tuple[str, ...]
@@ -52,15 +52,15 @@ def read(command: Sequence[str], version: str, is_program: Callable[[str], objec
     options = command[length:begin]
     rest, error_file, abort_grace = own_options(command[begin:])
     for option in options:
-        if spelt(option, launcher) in launcher.chooses:
+        if name_option(option, launcher) in launcher.chooses:
             raise CommandError(f"{option}: mpiddp.supervise chooses the nodes of {launcher.name}; leave it out, and "
                                "say --nodes N before the command")
     if not rest:
         raise CommandError(f"{' '.join(command)}: starts no program that is found")
     if launcher.is_mpiexec and ":" in rest:
         raise CommandError("':' between programs: mpiddp.supervise gives all nodes as many ranks of one program")
-    options, tasks = without_number(options, launcher, launcher.counts)
-    options, tasks_per_node = without_number(options, launcher, launcher.per_node)
+    options, tasks = take_number(options, launcher, launcher.counts)
+    options, tasks_per_node = take_number(options, launcher, launcher.per_node)
     return Command(launcher, tuple(command[:length]), tuple(options), rest, tasks, tasks_per_node, error_file,
                    abort_grace)
 
@@ -105,13 +105,13 @@ def own_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     return (*words[:begins[0]], *left, *script), found["--error-file"], found["--abort-grace"]
 
 
-def spelt(word: str, launcher: Launcher) -> str:
+def name_option(word: str, launcher: LauncherCommand) -> str:
     """Return the name of the option that a launcher's word is or begins with: -N of -N2, --nodes of --nodes=2."""
     return word[:2] if not launcher.is_mpiexec and not word.startswith("--") else word.partition("=")[0]
 
 
-def without_number(
-    options: Sequence[str], launcher: Launcher, names: Sequence[str]
+def take_number(
+    options: Sequence[str], launcher: LauncherCommand, names: Sequence[str]
 ) -> tuple[Sequence[str], int | None]:
     """Return a launcher's options without those called so, and the number that the last of them gives, None for none.
 
@@ -120,7 +120,7 @@ def without_number(
     left, number = [], None
     words = iter(options)
     for word in words:
-        name = spelt(word, launcher)
+        name = name_option(word, launcher)
         if name not in names:
             left.append(word)
             continue

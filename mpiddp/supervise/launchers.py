@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-SLURM, FLUX = "Slurm", "Flux"
+from ..facts import schedulers
+
+SLURM, FLUX = schedulers.SLURM.name, schedulers.FLUX.name
 STARTERS = "srun, flux run, mpirun or mpiexec"
 MPI_PROGRAM = r"(mpirun|mpiexec|orterun|prterun).*"
 MPI_COUNTS = ("-n", "-np", "--n", "--np", "-c")
@@ -44,7 +46,7 @@ class Placement(NamedTuple):
         return max(1, len(self.nodes)) * self.tasks_per_node
 
 
-class Launcher(NamedTuple):
+class LauncherCommand(NamedTuple):
     """A launcher: `name` is what users read, empty for none, and `words` are those that begin its command.
 
     It is recognised by regular expressions: `program` is for the program's name, `path` for where it lies when links
@@ -79,26 +81,26 @@ class Launcher(NamedTuple):
     hides_losses: bool = False
 
 
-def by_slurm(where: Placement) -> Iterator[str]:
+def place_with_srun(where: Placement) -> Iterator[str]:
     """Yield srun's options; what a lost node still holds of the step before is not waited for (--overlap)."""
     yield from ("--overlap", f"--nodes={len(where.nodes)}", f"--ntasks={where.tasks}",
                 f"--nodelist={','.join(where.nodes)}", f"--job-name={where.step}")
 
 
-def by_flux(where: Placement) -> Iterator[str]:
+def place_with_flux(where: Placement) -> Iterator[str]:
     """Yield the options of `flux run`; a constraint may name hosts (RFC 35)."""
     yield from (f"--nodes={len(where.nodes)}", f"--ntasks={where.tasks}", f"--requires=hosts:{','.join(where.nodes)}",
                 f"--job-name={where.step}")
 
 
-def by_pals(where: Placement) -> Iterator[str]:
+def place_with_pals(where: Placement) -> Iterator[str]:
     """Yield the options of PALS's mpiexec, which shows the ranks all variables (--envall is the default)."""
     yield from ("-n", str(where.tasks))
     if where.nodes:
         yield from ("--ppn", str(where.tasks_per_node), "--hosts", ",".join(where.nodes))
 
 
-def by_open_mpi(where: Placement) -> Iterator[str]:
+def place_with_open_mpi(where: Placement) -> Iterator[str]:
     """Yield the options of Open MPI's mpirun, which shows ranks of other nodes the variables that -x names."""
     yield from ("-n", str(where.tasks))
     if where.nodes:
@@ -107,21 +109,21 @@ def by_open_mpi(where: Placement) -> Iterator[str]:
         yield from ("-x", name)
 
 
-def by_hydra(where: Placement) -> Iterator[str]:
+def place_with_hydra(where: Placement) -> Iterator[str]:
     """Yield the options of MPICH's and Intel MPI's mpiexec."""
     yield from ("-n", str(where.tasks))
     if where.nodes:
         yield from ("-hosts", ",".join(where.nodes), "-ppn", str(where.tasks_per_node))
 
 
-def by_nobody(_: Placement) -> Iterator[str]:
+def place_nothing(_: Placement) -> Iterator[str]:
     """Yield no option."""
     yield from ()
 
 
-SRUN = Launcher(
-    "srun", ("srun",), "srun", by_slurm, system=SLURM, begin="with sbatch, or in a shell of salloc", interrupts=2,
-    ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
+SRUN = LauncherCommand(
+    "srun", ("srun",), "srun", place_with_srun, system=SLURM, begin="with sbatch, or in a shell of salloc",
+    interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
     chooses=("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile"),
     values=dict.fromkeys((
         "-A", "-B", "-C", "-D", "-G", "-J", "-L", "-M", "-S", "-T", "-W", "-a", "-b", "-c", "-d", "-e", "-i", "-m",
@@ -129,8 +131,8 @@ SRUN = Launcher(
         "--container-image", "--container-mounts", "--container-name", "--container-workdir", "--distribution",
         "--error", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--input", "--job-name", "--mem", "--mpi",
         "--output", "--partition", "--qos", "--reservation", "--time"), 1))
-FLUX_RUN = Launcher(
-    "flux run", ("flux", "run"), "flux", by_flux, system=FLUX, begin="with flux batch, or in a shell of flux "
+FLUX_RUN = LauncherCommand(
+    "flux run", ("flux", "run"), "flux", place_with_flux, system=FLUX, begin="with flux batch, or in a shell of flux "
     "alloc", interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--tasks-per-node",),
     chooses=("-N", "--nodes", "--requires"),
     values=dict.fromkeys((
@@ -138,8 +140,9 @@ FLUX_RUN = Launcher(
         "--dependency", "--env", "--env-file", "--env-remove", "--error", "--flags", "--gpus-per-task", "--input",
         "--job-name", "--output", "--queue", "--rlimit", "--setattr", "--setopt", "--signal", "--taskmap",
         "--time-limit", "--urgency"), 1))
-PALS = Launcher(  # told by HPE's folder, /opt/cray/pals or /opt/cray/pe/pals: what it prints for --version is not known
-    "PALS's mpiexec", ("mpiexec",), MPI_PROGRAM, by_pals, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
+# HPE's folder, /opt/cray/pals or /opt/cray/pe/pals, tells this one: what it prints for --version is not known.
+PALS = LauncherCommand(
+    "PALS's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_pals, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
     counts=("-n", "-np", "--np"), per_node=("-ppn", "--ppn"),
     chooses=("-host", "--host", "-hosts", "--hosts", "-hostlist", "--hostlist", "-f", "-hostfile", "--hostfile",
              "-configfile", "--configfile"),
@@ -147,18 +150,18 @@ PALS = Launcher(  # told by HPE's folder, /opt/cray/pals or /opt/cray/pe/pals: w
         "-d", "-depth", "--depth", "--cpu-bind", "--mem-bind", "-env", "--env", "-envlist", "--envlist", "-wdir",
         "--wdir", "-umask", "--umask", "-path", "--path", "-soft", "--soft", "--pmi", "--rlimits", "--include-tasks",
         "--exclude-tasks", "--procinfo-file"), 1))
-OPEN_MPI = Launcher(
-    "Open MPI's mpirun", ("mpirun",), MPI_PROGRAM, by_open_mpi, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
+OPEN_MPI = LauncherCommand(
+    "Open MPI's mpirun", ("mpirun",), MPI_PROGRAM, place_with_open_mpi, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
     is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True, counts=MPI_COUNTS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_CHOOSES, values=MPI_VALUES)
-HYDRA = Launcher(
-    "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, by_hydra, is_mpiexec=True, counts=MPI_COUNTS,
+HYDRA = LauncherCommand(
+    "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_hydra, is_mpiexec=True, counts=MPI_COUNTS,
     per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_CHOOSES, values=MPI_VALUES)
-NONE = Launcher("", (), "", by_nobody)
+NONE = LauncherCommand("", (), "", place_nothing)
 LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first that fits; any other mpiexec is taken for MPICH's
 
 
-def launcher_of(program: str, path: str, version: str) -> Launcher:
+def launcher_of(program: str, path: str, version: str) -> LauncherCommand:
     """Return the row for a program that lies at `path`, links followed, and prints `version` for --version."""
     name = program.rpartition("/")[2]
     return next((row for row in LAUNCHERS if re.fullmatch(row.program, name) and re.search(row.path, path)

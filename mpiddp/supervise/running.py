@@ -19,7 +19,7 @@ from ..config import RUNNING, STOPPED
 from ..errors import EXIT_REQUEUE
 from ..plan.verdict import OWN
 from .decision import Attempt, device_fault
-from .launchers import NONE, Launcher
+from .launchers import NONE, LauncherCommand
 
 LOOKING_S = 0.1  # between two looks at the process and at the file
 LATE_S = 2.0  # for what a job that has ended still writes
@@ -52,7 +52,7 @@ except OSError as error:
 class Running:
     """A job that runs. What Ctrl-C sends, and a batch system to the script's shell, `forward` hands on to it."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: Launcher,
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: LauncherCommand,
                  abort_grace_s: float) -> None:
         """Start it; raise OSError where the program is not there. A job writes its `report` if it fails."""
         self._report, self._launcher = report, launcher

@@ -8,7 +8,6 @@ import ipaddress
 import os
 import shlex
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from ..beside.asking import Ask, Inspect, Inspected, Shown
 from ..beside.handshake import connect
 from ..beside.wire import Wire
-from ..facts.schedulers import name_job
+from ..facts.schedulers import call, name_job
 from ..plan.words import listed
 from ..version import __version__
 from .cards import Card, path_of, read_all, remove
@@ -114,12 +113,8 @@ def is_outdated(path: str, card: Card) -> bool:
 
 def slurm_jobs() -> set[str] | None:
     """Return the numbers of this user's jobs that Slurm knows to run or to wait, None where it does not say."""
-    try:
-        done = subprocess.run(["squeue", "--noheader", "--me", "--format=%A"], stdin=subprocess.DEVNULL,
-                              capture_output=True, timeout=SLURM_S)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return set(done.stdout.decode(errors="replace").split()) if done.returncode == 0 else None
+    done = call("squeue", "--noheader", "--me", "--format=%A", timeout_s=SLURM_S)
+    return set(done.stdout.split()) if done is not None and done.returncode == 0 else None
 
 
 def life_of(card: Card) -> Life:
