@@ -22,7 +22,7 @@ RULING_S = 2.5  # for the coordinator to rule
 LAUNCHER_S = 2.0  # for the launcher to end a job that has lost its rank 0
 LEAVING_S = 10.0  # for a rank whose script has ended to leave a job whose rank 0 may have left it in order
 ASKING_S = 1.0  # between one way to end a rank and the next, harder one
-LAST_S = 0.5  # for a rank whose grace is over to end by itself
+LAST_S = 2.0  # for a rank whose grace is over to end by itself, or for the one that ends the job to do so
 
 
 class State(enum.Enum):
