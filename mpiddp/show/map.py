@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..facts.gpus import Gpu
 from ..plan.seat import Seat
-from ..plan.words import folded, ranges
+from ..plan.words import columns, folded, ranges
 
 HEAD = ("host", "ranks", "device", "cores", "numa", "threads", "interface")
 WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # the most characters of each column, 100 in all
@@ -28,10 +28,7 @@ def lines(seats: Sequence[Seat]) -> list[str]:
         rows = [row(group) for group in groups[:ROWS]]
         if rest := groups[ROWS:]:
             rows.append((f"and {sum(map(len, rest)):,} more", "", "", "", "", "", ""))
-    table = [HEAD, *rows]
-    widths = [min(most, max(len(one[i]) for one in table)) for i, most in enumerate(WIDTHS)]
-    return ["  ".join(["", *(cut(cell, width) for cell, width in zip(one, widths, strict=True))]).rstrip()
-            for one in table]
+    return columns([HEAD, *rows], WIDTHS)
 
 
 def by_node(seats: Iterable[Seat]) -> dict[int, list[Seat]]:
@@ -109,11 +106,6 @@ def numbered(cpus: Collection[int]) -> str:
 def ends(numbers: Collection[int]) -> list[int]:
     """Return the smallest and the largest of some numbers, or one number if the two are equal."""
     return sorted({min(numbers), max(numbers)})
-
-
-def cut(text: str, width: int) -> str:
-    """Return a text of exactly this width."""
-    return text.ljust(width) if len(text) <= width else f"{text[:width - 1]}…"
 
 
 def records(seats: Sequence[Seat]) -> list[dict[str, object]]:
