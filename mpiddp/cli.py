@@ -31,10 +31,10 @@ as a variable, MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command l
 Exit status: the script's own; 2 wrong usage; 3 the job could not be started; 75 all ranks agreed
 to stop, and the job can go on later; 120 output was lost."""
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run one rank of a job from the command line and return its exit status."""
     try:
-        job = read_config(sys.argv[1:] if arguments is None else arguments, os.environ)
+        job = read_config(sys.argv[1:], os.environ)
     except argparse.ArgumentTypeError as error:
         from .join.refusal import refuse_early
 
