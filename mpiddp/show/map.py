@@ -72,7 +72,7 @@ def described(seats: Sequence[Seat], by_uuid: bool) -> str:
     """Return the devices of a node's ranks and their models; `by_uuid` adds the beginning of a single GPU's UUID."""
     words = [devices([seat.device for seat in seats]), *dict.fromkeys(model(seat.gpu) for seat in seats)]
     if by_uuid and len(seats) == 1 and seats[0].gpu:
-        words.append(short(seats[0].gpu))
+        words.append(seats[0].gpu.uuid.removeprefix("GPU-").removeprefix("MIG-")[:8])
     return " ".join(filter(None, words))
 
 
@@ -82,11 +82,6 @@ def model(gpu: Gpu | None) -> str:
         return ""
     words = [word for word in gpu.name.split() if word not in BRANDS]
     return next(iter(words[-1:] if gpu.is_slice else words), "").partition("-")[0]
-
-
-def short(gpu: Gpu) -> str:
-    """Return the beginning of a GPU's UUID."""
-    return gpu.uuid.removeprefix("GPU-").removeprefix("MIG-")[:8]
 
 
 def devices(names: Sequence[str]) -> str:

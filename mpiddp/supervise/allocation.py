@@ -100,18 +100,16 @@ def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
 
 def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return those of `nodes` that do not answer; where this node seems not to answer, no answer is believed."""
-    lost = find_unlisted(nodes) if given.system == FLUX else find_unreachable(nodes, given.system == SLURM)
+    if given.system == FLUX:
+        up = frozenset(flux_nodes())  # none where it does not answer itself
+        lost = [node for node in nodes if up and node not in up]
+    else:
+        lost = find_unreachable(nodes, given.system == SLURM)
     here = socket.gethostname().partition(".")[0]
     return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
 
 
-def find_unlisted(nodes: Sequence[str]) -> Sequence[str]:
-    """Return the nodes that Flux does not list as up; none where it does not answer itself."""
-    found = frozenset(flux_nodes())
-    return [node for node in nodes if node not in found] if found else ()
-
-
-def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> Sequence[str]:
+def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> list[str]:
     """Return the nodes where Slurm's daemon takes no connection, or where the host does nothing, twice.
 
     TCP repeats a lost packet after a second (RFC 6298), so one try of a second would take a lost one for a lost node.
