@@ -60,7 +60,7 @@ def test_which_lines_set_in_vain(source: str, found: list[str]) -> None:
 def test_code_that_is_too_deep_to_be_read() -> None:
     source = f'import os\nos.environ["OMP_NUM_THREADS"] = "3"\nif {" + ".join(["1"] * 1200)}: pass\n'
     compile(source, "script.py", "exec")
-    assert names(source) == []
+    assert names(source) in ([], ["OMP_NUM_THREADS (line 2)"])  # as deep as this Python's ast goes
 
 
 def test_what_is_set_already_is_no_change() -> None:
