@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from posix import fork  # as in beside/detached.py
 
 from ..beside.detached import close_all_but, silence
@@ -52,17 +53,17 @@ def inspect(loop: Loop, pid: int, options: list[str], patience_s: float, then: C
         loop.drop_timers(timer)
         loop.forget(reading)
         os.close(reading)
-        if not has_ended(child):
+        if not reap(child):
             os.kill(child, signal.SIGKILL)
-            loop.set_timer(f"end of {timer}", REAPING_S, lambda: has_ended(child))
+            loop.set_timer(f"end of {timer}", REAPING_S, partial(reap, child))
         then(printed.decode(errors="replace") + late)
 
     loop.set_timer(timer, patience_s, lambda: end(f"py-spy has taken more than {patience_s:.1f} s"))
     loop.listen(reading, read)
 
 
-def has_ended(child: int) -> bool:
-    """Tell whether a child has ended, of which nothing is left then."""
+def reap(child: int) -> bool:
+    """Tell whether a child has ended, and leave nothing of it then; one that a file system holds ends later."""
     return bool(os.waitpid(child, os.WNOHANG)[0])
 
 

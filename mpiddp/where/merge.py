@@ -49,7 +49,7 @@ def unshown(ranks: Iterable[Rank]) -> Iterator[str]:
     """Yield why native code hides the stacks of ranks, and of processes that they have forked."""
     hidden: dict[str, list[int]] = {}
     for one in ranks:
-        for reason in {which.native for which in (one, *one.workers)} - {""}:
+        for reason in {one.native, *(worker.native for worker in one.workers)} - {""}:
             hidden.setdefault(reason, []).append(one.rank)
     for reason, some in hidden.items():
         yield f"what native code hides of rank{'s' * (len(some) > 1)} {ranges(some, SHOWN)}: {reason}"

@@ -42,7 +42,7 @@ def ask(job: subprocess.Popen[str], number: int) -> int:
     """Ask a job so many times, and return how many answers had the stack of each rank; it must not end meanwhile."""
     deadline = time.monotonic() + STARTING_S
     while not (cards := list(read_all().values())):
-        assert time.monotonic() < deadline, "the job has not started"
+        assert job.poll() is None and time.monotonic() < deadline, "the job has not started"
         time.sleep(0.1)
     seen = 0
     for _ in range(number):
