@@ -76,7 +76,7 @@ for inputs, targets in batches():
     torch.nn.functional.mse_loss(model(inputs), targets).backward()
     optimizer.step()
     if not END.isdigit():
-        time.sleep(0.002)  # to have fewer steps to make once more
+        time.sleep(0.01)  # to have fewer steps to make once more
     steps += 1
 over.set()
 for thread in threads:

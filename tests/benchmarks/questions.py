@@ -1,6 +1,6 @@
 """A healthy training is asked where its ranks are, as often as it can answer, and must come to the same weights.
 
-    python -m tests.benchmarks.questions [NUMBER]
+    python -m tests.benchmarks.questions [NUMBER] [--seconds SECONDS] [--only plain|busy]
 
 Two jobs of two ranks each answer half of the questions: a plain loop, and one with DataLoader workers and many threads.
 Then each trains as many steps once more while nobody asks. Their sentinels, unlike those of `python -m mpiddp`, do not
@@ -10,6 +10,7 @@ measure for 0.2 s how busy a rank is, so that it is asked more often. The exit s
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ from tests.support import MPIS, ROOT, mpiexec_command, single_node_environ
 
 FOLDER = ROOT / "tests/benchmarks"
 NUMBER = 100_000
+KINDS = "plain", "busy"
 STARTING_S = 120
 UNSEEN = (At.SILENT, At.LOST)
 
@@ -38,18 +40,22 @@ def start(kind: str, end: object, state: str) -> subprocess.Popen[str]:
     return processes.start(command, environ, ROOT, stdout=subprocess.PIPE)
 
 
-def ask(job: subprocess.Popen[str], number: int) -> int:
-    """Ask a job so many times, and return how many answers had the stack of each rank; it must not end meanwhile."""
+def ask(job: subprocess.Popen[str], number: int, most_s: float) -> tuple[int, int]:
+    """Ask a job so many times, or for so long; return how often, and how many answers had the stack of each rank.
+
+    It must not end meanwhile.
+    """
     deadline = time.monotonic() + STARTING_S
     while not (cards := list(read_all().values())):
         assert job.poll() is None and time.monotonic() < deadline, "the job has not started"
         time.sleep(0.1)
-    seen = 0
-    for _ in range(number):
+    asked, seen, end_s = 0, 0, time.monotonic() + most_s
+    while asked < number and time.monotonic() < end_s:
         assert job.poll() is None, "the job has ended"
         picture, _ = client.ask(cards[0])
+        asked += 1
         seen += not any(group.place.at in UNSEEN for group in picture.groups)
-    return seen
+    return asked, seen
 
 
 def trained(job: subprocess.Popen[str]) -> tuple[int, str]:
@@ -62,14 +68,14 @@ def trained(job: subprocess.Popen[str]) -> tuple[int, str]:
     return int(steps), digest
 
 
-def question(kind: str, number: int, folder: Path) -> str:
+def question(kind: str, number: int, most_s: float, folder: Path) -> str:
     """Ask a job so many times, compare it with one that nobody asks, and say how that went in a line."""
     os.environ["XDG_STATE_HOME"] = str(folder)
     end = folder / "end"
     began_s = time.monotonic()
     with start(kind, end, str(folder)) as job:
         try:
-            seen = ask(job, number)
+            asked, seen = ask(job, number, most_s)
             took_s = time.monotonic() - began_s
             end.touch()
             steps, digest = trained(job)
@@ -81,7 +87,7 @@ def question(kind: str, number: int, folder: Path) -> str:
         finally:
             processes.end_tree(job.pid)
     assert alone == (steps, digest), f"{kind}: other weights"
-    return (f"{kind}: {number:,} questions in {took_s:.0f} s, {seen:,} answers with all stacks; "
+    return (f"{kind}: {asked:,} questions in {took_s:.0f} s, {seen:,} answers with all stacks; "
             f"the same weights after {steps:,} steps")
 
 
@@ -89,11 +95,14 @@ def main() -> int:
     """Ask both jobs; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("number", nargs="?", type=int, default=NUMBER)
-    number = parser.parse_args().number
-    for kind in ("plain", "busy"):
+    parser.add_argument("--seconds", type=float, default=math.inf, help="ask each job no longer than that")
+    parser.add_argument("--only", choices=KINDS, help="ask this job alone")
+    given = parser.parse_args()
+    kinds = [given.only] if given.only else KINDS
+    for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                print(question(kind, number // 2, Path(folder)), flush=True)
+                print(question(kind, given.number // len(kinds), given.seconds, Path(folder)), flush=True)
             except (AssertionError, client.UnansweredError) as error:
                 print(f"{kind}: {error}")
                 return 1
