@@ -45,7 +45,7 @@ class Window:
     """
 
     def __init__(self) -> None:
-        """Open it; raise OSError where that can't be, or something else uses the signals."""
+        """Open it; raise OSError where that can't be, or something else uses the signal."""
         if caught([ASK_SIGNAL]) or signal.getsignal(ASK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
             raise OSError("the signal is used already")
         self.reading, self.writing = os.pipe()
