@@ -25,7 +25,7 @@ from mpiddp.beside.asking import TRACER, TRACER_END, Sight, Where
 from mpiddp.beside.loop import Loop
 from mpiddp.beside.messages import ASK_SIGNAL
 from mpiddp.sentinel import hearing, looking
-from mpiddp.sentinel.hearing import YOUNG_S, Hearing
+from mpiddp.sentinel.hearing import YOUNG_S, Hearing, complaint
 from mpiddp.sentinel.process import Sentinel
 from mpiddp.where.glance import Glance
 from mpiddp.where.inspector import NEEDED
@@ -177,6 +177,15 @@ def test_native_code_hides_a_stack_without_py_spy(what: str, monkeypatch: pytest
             found = both.native[0]
             assert time.monotonic() < end
     assert found == NEEDED
+
+
+@pytest.mark.parametrize(("printed", "told"), [
+    (NEEDED, NEEDED), ("", "py-spy has printed nothing"),
+    ('[\n  {\n    "pid"\npy-spy has taken more', "py-spy has taken more"),
+    ("Error: Permission denied\n\nStack backtrace:\n   0: anyhow", "Error: Permission denied"),
+])
+def test_what_py_spy_says_in_the_place_of_a_stack(printed: str, told: str) -> None:
+    assert complaint(printed) == told
 
 
 @pytest.mark.parametrize(("scope", "lets"), [("0", False), ("1", True), ("2", False), ("", False)])

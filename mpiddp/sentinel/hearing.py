@@ -24,7 +24,7 @@ INSPECTED_S = 0.8  # after which py-spy does not
 LONGEST_S = 0.9  # for all
 YOUNG_S = 1.0  # a child of less may be about to become another program, which the signal would end
 MOST_BYTES = 2**20  # of which are kept of what is told
-MOST_INSPECTED = 4  # processes, at a time
+MOST_INSPECTED = 4  # processes, for one question
 
 
 class Hearing:
@@ -140,7 +140,7 @@ class Hearing:
         try:
             frames = stack.from_dump(printed, pid)
         except (ValueError, TypeError, KeyError):
-            self.native[pid] = shortened(printed)
+            self.native[pid] = complaint(printed)
         else:
             self._keep(pid, frames)
         self._forget(pid)
@@ -199,3 +199,9 @@ class Hearing:
                 self._owes = False
                 self.progress, self.spins = told, told.spins
                 self._heard()
+
+
+def complaint(printed: str) -> str:
+    """Return the line in which py-spy says why it shows no stack; a backtrace of its own may follow that."""
+    lines = printed.strip().splitlines() or ["py-spy has printed nothing"]
+    return shortened(next((line for line in lines if line.startswith("Error")), lines[-1]))

@@ -58,7 +58,7 @@ def inspect(loop: Loop, pid: int, options: list[str], patience_s: float, then: C
             loop.set_timer(f"end of {timer}", REAPING_S, partial(reap, child))
         then(printed.decode(errors="replace") + late)
 
-    loop.set_timer(timer, patience_s, lambda: end(f"py-spy has taken more than {patience_s:.1f} s"))
+    loop.set_timer(timer, patience_s, lambda: end(f"\npy-spy has taken more than {patience_s:.1f} s"))
     loop.listen(reading, read)
 
 
