@@ -14,7 +14,6 @@ from .outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, 
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
 ASK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, tell the sentinel its `Calls`
-STACK_SIGNAL = signal.SIGRTMAX - 3  # lets one print its stack, in native code too
 KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container: no SIGKILL from inside does
 
 

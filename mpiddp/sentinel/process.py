@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..beside import index
-from ..beside.asking import FLUSH, Answers, Inspect, Sight, Stacks, Where
+from ..beside.asking import FLUSH, TRACER, TRACER_END, Answers, Inspect, Sight, Stacks, Where
 from ..beside.detached import silence, take_title
 from ..beside.loop import Loop
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
@@ -162,6 +162,9 @@ class Sentinel:
             case events.TakeWindow(Stacks() | Answers() as request):
                 self._sight = self._sight.with_end(request, self._connections.take_descriptor())
                 self._looking = None
+                if isinstance(request, Answers):
+                    with contextlib.suppress(OSError):
+                        os.write(self._sight.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
             case events.WatchNeighbour(rank, pid):
                 self._connections.watch_neighbour(rank, pid)
             case _:
@@ -217,9 +220,9 @@ class Sentinel:
 
     def _look(self, request: Look | Where | Inspect, ended: bool) -> None:
         if isinstance(request, Inspect):
-            from .looking import inspect
+            from .looking import inspect_threads
 
-            inspect(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
+            inspect_threads(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
         elif isinstance(request, Where):
             if self._looking is None:
                 from .looking import Looking  # not while the rank starts

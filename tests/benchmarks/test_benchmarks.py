@@ -60,6 +60,13 @@ def test_asking(quick: Mpi) -> None:
                      r"\d\.\d{5}$", told), told
 
 
+def test_questions(quick: Mpi) -> None:
+    told = check(alone(quick, "-m", "tests.benchmarks.questions", "100", timeout=900)).stdout
+    for kind in ("plain", "busy"):
+        assert re.search(rf"^{kind}: 50 questions in \d+ s, \d+ answers with all stacks; the same weights after [\d,]+ "
+                         r"steps$", told, re.MULTILINE), told
+
+
 @pytest.mark.alone
 @pytest.mark.thorough
 def test_startup(quick: Mpi, tmp_path: Path) -> None:
