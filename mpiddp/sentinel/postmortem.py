@@ -76,10 +76,10 @@ def without_launch(thread: Sequence[str]) -> list[str]:
 
 
 def crash_line(stack: str) -> str:
-    """Return the innermost line of the script, or of a library, in the first thread of a stack; empty for none."""
+    """Return the innermost line of the script, or else of a library, in the thread that crashed; empty for none."""
     from ..where.stack import FRAME, Kind, kind_of  # which is loaded by now, where the file system answers
 
-    thread = stack.partition(HEAD)[2].partition(HEAD)[0]
+    thread = stack.partition(CRASHED)[2].partition(HEAD)[2].partition(HEAD)[0]
     frames = [found for line in thread.split("\n") if (found := FRAME.fullmatch(line))]
     for kind in (Kind.SCRIPT, Kind.LIBRARY):
         for one in frames:
