@@ -30,7 +30,7 @@ def compress(path: str, compression: str, anew: bool = False) -> str:
             with os.fdopen(open_for_reading(path), "rb") as source, compressor(sink, compression) as compressed:
                 shutil.copyfileobj(source, compressed, PIECE_BYTES)
         os.replace(part, target)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise

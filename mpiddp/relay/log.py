@@ -82,12 +82,13 @@ class Log:
             return
         self._await_compression()
         former = f"{self._plan.path}.1"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):  # that is tried again; no thread can be started
             os.replace(self._plan.path, former)
             self._close()
             if self._plan.compression:
-                self._compressing = threading.Thread(target=self._compress, args=(former, True))
-                self._compressing.start()
+                compressing = threading.Thread(target=self._compress, args=(former, True))
+                compressing.start()
+                self._compressing = compressing
             self._open()
 
     def _await_compression(self) -> None:
@@ -102,7 +103,7 @@ class Log:
 
         try:
             return compress(path, self._plan.compression, anew)
-        except (OSError, MemoryError) as error:
+        except (OSError, MemoryError, ImportError) as error:
             if self._is_first():
                 why = getattr(error, "strerror", "") or error
                 say(f"mpiddp: {self._who}: cannot compress {path}: {why}; it stays as it is")
