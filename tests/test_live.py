@@ -34,11 +34,12 @@ for number in range({LINES}):
         time.sleep(0.02)
 """  # each line waits until the one before is seen
 FAILS = """
-import os, sys, time
+import ctypes, os, sys, time
 import torch.distributed as dist
 rank = int(os.environ["RANK"])
 for number in range(3):
     print("line", number, "of", rank)
+ctypes.CDLL(None).puts(b"line 3 of %d" % rank)
 dist.barrier()
 if rank == 1 and sys.argv[1] == "raise":
     raise ValueError("seven")
@@ -131,7 +132,7 @@ def test_all_lines_are_there_when_a_rank_fails(mpi: Mpi, kind: str, options: lis
     done = mpiexec(mpi, 3, *options, script, kind)
     assert done.returncode
     assert sorted(re.findall(r"line \d of \d", done.stdout)) == [
-        f"line {number} of {rank}" for number in range(3) for rank in range(3)]
+        f"line {number} of {rank}" for number in range(4) for rank in range(3)]
 
 
 def test_stdout_is_buffered_by_lines_unless_somebody_says_otherwise(quick: Mpi, tmp_path: Path) -> None:

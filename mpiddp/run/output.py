@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..join.membership import Membership
 
 FOLDED = "[{rank}] "  # before folded lines
+IOLBF = 1  # C's _IOLBF, as glibc and musl have it
 
 
 class Outlet(NamedTuple):
@@ -207,10 +208,14 @@ def is_open(descriptor: int) -> bool:
 
 
 def buffer_by_lines() -> None:
-    """Let stdout pass on each line that Python prints, as on a terminal, unless nothing is buffered (python -u).
+    """Let stdout pass on each line that is printed, as on a terminal, unless nothing is buffered (python -u).
 
-    A script may reconfigure its stdout, or replace it. C's stdout is left as it is.
+    A script may reconfigure its stdout, or replace it. C code prints on C's stdout, as NCCL does (its src/debug.cc).
     """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, IOLBF, 0)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         with contextlib.suppress(OSError, ValueError):  # what was written before cannot be passed on; it is closed
             sys.stdout.reconfigure(line_buffering=True)
