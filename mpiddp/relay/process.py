@@ -247,8 +247,9 @@ class Process:
         """Write the stack of a crash to the log, empty for none: nothing more is waited for."""
         if self._log is not None and text:
             self._log.write_stack(text)
-        self._awaits_stack = False
-        self._close_if_through()
+        if self._awaits_stack:
+            self._awaits_stack = False
+            self._close_if_through()
 
     def _end(self) -> None:
         self._loop.over = True
