@@ -160,7 +160,7 @@ def test_the_stack_of_a_crash_is_in_its_ranks_log(mpi: Mpi, tmp_path: Path) -> N
     assert stack[2:4] == [f'  File "{script}", line 6 in deep', f'  File "{script}", line 10 in <module>']
     assert not re.search(r"mpiddp/(run|beside|launch|cli)", log)
     (healthy,) = tmp_path.glob("logs/*/rank-00000.*.log")
-    assert healthy.read_text().startswith("no line's end")
+    assert "no line's end" in healthy.read_text()
 
 
 def test_a_stack_begins_with_the_thread_that_crashed() -> None:
