@@ -81,7 +81,7 @@ class LaunchConfig(NamedTuple):
     `explain` is a rank whose environment is explained; the script does not run then.
     `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason of a
     failure as JSON, `log_dir` each rank's output; empty writes neither. `log_compress` is gzip, zstd, or empty for
-    output as it is; a log that has `log_max_bytes` goes on in another file, unless that is 0. `full_traceback` shows
+    logs as they are; a log that has `log_max_bytes` goes on in another file, unless that is 0. `full_traceback` shows
     libraries' frames in what a rank that fails prints. `prefix` is put before each line of output, with the fields
     `rank`, `local_rank`, `host` and `time` of str.format(); of folded lines, `rank` and `time`. Lines are folded that
     ranks say within `fold_window_s` of each other; a rank that says more than can be shown waits, unless `drops_lines`.

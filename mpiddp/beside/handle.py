@@ -129,8 +129,8 @@ class SentinelHandle:
     def watch_script(self, outflow: int = -1, replace_relay: Callable[[], bool] = bool) -> None:
         """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs.
 
-        By the socket `outflow`, unless it is -1, it can ask for output that is folded. `replace_relay` is called when
-        the sentinel or the relay of the rank's output may be gone, and tells whether it was the relay.
+        By the socket `outflow`, unless it is -1, it reaches the relay of the rank's output. `replace_relay` is called
+        when the sentinel or that relay may be gone, and tells whether it was the relay.
         """
         self._replace_relay = replace_relay
         self._replace_relay()  # no signal has told of one that has been gone since the start

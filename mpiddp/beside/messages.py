@@ -10,7 +10,7 @@ from ..config import DEFAULT_READY_S, DESERTED_TIMEOUT_S
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
 from .asking import Answers, Ask, Calls, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
-from .outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
+from .outflow import AskLost, CrashStack, Forward, Forwarded, Lost, Outflow, OutputSettled, RankEnds, SettleOutput
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
 ASK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, tell the sentinel its `Calls`
@@ -240,7 +240,7 @@ Sent = (
     Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
     | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
     | Missing | JobEnds | Over | Forward | AskLost | Lost | Forwarded | SettleOutput | OutputSettled | Stacks | Progress
-    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Calls | Outflow
+    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Calls | Outflow | RankEnds | CrashStack
 )
 
 

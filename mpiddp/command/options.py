@@ -109,7 +109,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "log-compress": {
         "default": "", "choices": ("gzip", "zstd"),
-        "help": "compress these files (.log.gz, .log.zst) while they are written (default: not)",
+        "help": "compress a log when it is complete: .log.gz, .log.zst (default: not)",
     },
     "log-max-bytes": {
         "default": 0, "type": size, "metavar": "N",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..beside.detached import fork_detached, reap
 from ..beside.ends import file_of, has_ended, miss, miss_no_more, open_ends
 from ..beside.messages import Message
-from ..beside.outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
+from ..beside.outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, RankEnds, SettleOutput
 from ..beside.window import FOR_OTHERS
 from ..beside.wire import Wire
 from ..say import write_all
@@ -53,14 +53,14 @@ class Relay:
     def begin(self, forward: Forward, listener: int = -1) -> int:
         """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one.
 
-        Return a socket by which the sentinel can ask for what is folded, -1 if nothing is. From now on END_SIGNAL comes
+        Return a socket for the sentinel, where output is folded or goes to a log; else -1. From now on END_SIGNAL comes
         when the relay is gone.
         """
         self._control.send(forward, listener)
         if listener >= 0:
             os.close(listener)
         outflow = -1
-        if forward.folding is not None:
+        if forward.folding is not None or forward.log.path:
             ours, its = socket.socketpair()
             self._control.send(Outflow(), its.fileno())
             its.close()
@@ -106,14 +106,16 @@ class Relay:
         assert isinstance(message, Lost)
         return message.at
 
-    def end(self) -> bool:
+    def end(self, in_order: bool) -> bool:
         """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
 
-        A slow reader is waited for, as without a relay. Other processes may still write to the relay. Raises EOFError,
-        or another OSError, where it is gone.
+        A slow reader is waited for, as without a relay, and if the rank ends `in_order` the log is compressed, where
+        that is wanted. Other processes may still write to the relay. Raises EOFError, or another OSError, where it is
+        gone.
         """
         if self._is_ours(self._life):
             miss_no_more(self._life)
+        self._control.send(RankEnds(in_order))
         self._socket.shutdown(socket.SHUT_WR)
         message = self._await(Forwarded, FOREVER_S)
         assert isinstance(message, Forwarded)

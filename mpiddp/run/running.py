@@ -18,7 +18,7 @@ from ..say import say, warn
 from ..show.files import write
 from . import failure, script, signals
 from .execution import keep_connected, note_exec
-from .output import let_flush_fail
+from .output import buffer_by_lines, let_flush_fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -166,6 +166,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     signals.protect_workers()
     warn_of_late(job.membership, config)
     look_at_training(job, config)
+    buffer_by_lines()
     status, failed = 0, None
     try:
         try:

@@ -257,6 +257,12 @@ class NoteDescendants(Record):
     """Remember the processes that the rank has started, while it is there to be their parent."""
 
 
+class LogStack(Record):
+    """Let the log of the rank, which is gone, have the stack of its crash, if it has crashed; empty for none."""
+
+    text: str
+
+
 class Alert(Record):
     """Let the rank read the `End` that it was sent, also if it is stopped."""
 
@@ -316,6 +322,6 @@ class LookForDeserted(Record):
 WatcherAction = (
     SetTimer | DropTimer | Say | TellReason | WriteRecord | CancelStep | ToRank | ToCoordinator | AnswerTrials
     | BeCoordinator | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild
-    | NoteDescendants | Alert | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
+    | NoteDescendants | LogStack | Alert | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
 CoordinatorAction = SetTimer | Say | TellReason | CancelStep | ToPeer | Drop | Survey | LookForDeserted

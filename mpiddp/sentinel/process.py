@@ -21,7 +21,7 @@ from ..beside.asking import FLUSH, TRACER, TRACER_END, Answers, Inspect, Sight, 
 from ..beside.detached import silence, take_title
 from ..beside.loop import Loop
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
-from ..beside.outflow import Outflow, OutputSettled, SettleOutput
+from ..beside.outflow import CrashStack, Outflow, OutputSettled, SettleOutput
 from ..beside.wire import Wire
 from ..facts.process import Process
 from ..plan.words import folded, shortened
@@ -177,6 +177,9 @@ class Sentinel:
                 self._leftovers.note(pid)
             case events.NoteDescendants():
                 self._leftovers.note_descendants()
+            case events.LogStack(text):
+                if self._outflow is not None:
+                    self._outflow.send(CrashStack(text))
             case events.Alert():
                 self._send_signal(END_SIGNAL)
                 if self._process.is_stopped():

@@ -11,11 +11,12 @@ from ..beside import messages
 from ..beside.asking import Answers, Inspect, Stacks, Where
 from ..beside.outflow import Outflow
 from ..plan.member import Member
-from ..plan.verdict import CONSEQUENCE, NO_STEP_DAEMON, OWN, Report, Verdict, brief
+from ..plan.verdict import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
+from ..plan.words import shortened
 from ..say import FORWARDING_S
 from . import events
 from .machine import Machine
-from .postmortem import early_death, report_on
+from .postmortem import crash_stack, early_death, report_on
 from .start import HARD_GRACE_S, OTHERS_S, Start
 
 RULING_S = 2.5  # for the coordinator to rule
@@ -262,10 +263,12 @@ class Watcher(Machine[State, events.WatcherAction]):
         """Report on a rank that is gone, if that is still to be done, and end what it left behind."""
         self.gone = True
         self._do(*(events.DropTimer(name) for name in ("start", "warn", "late", "ask", "kill")))
+        stack = crash_stack(self._stacks)
+        self._do(events.LogStack(shortened(stack, LONG_TEXT)))
         if self.state is State.STARTING:
             self._do(*self.start.tell_death(early_death(event.status, event.out_of_memory)))
         if self.state is State.WORKING and self.member is not None:
-            self._report(brief(report_on(self.member, event.status, event.out_of_memory, self._stacks)))
+            self._report(brief(report_on(self.member, event.status, event.out_of_memory, stack)))
         elif self.state is not State.REPORTED:
             self._clean_up()
 
