@@ -130,11 +130,6 @@ def value(number: str) -> tuple[float, str]:
     return float(number), number
 
 
-def bits(ranks: Iterable[int]) -> int:
-    """Return ranks as the bits of an integer."""
-    return sum(1 << rank for rank in set(ranks))
-
-
 def named(ranks: int) -> str:
     """Return the ranks that are the bits of an integer, as in 0-3,8."""
     digits = f"{ranks:b}"[::-1]
@@ -201,11 +196,11 @@ class PendingLines(MergedLines):
         """Tell whether they still wait."""
         return self.after is not self
 
-    def cut(self, size: int) -> PendingLines:
+    def split(self, size: int) -> PendingLines:
         """Return the first lines, which from now on stand before the others by themselves."""
         if size == len(self.lines):
             return self
-        first = PendingLines(super().cut(size), self.owner, self.began_s)
+        first = PendingLines(self.cut(size), self.owner, self.began_s)
         first.joined_s, first.place = self.joined_s, self.place
         self.place = (*self.place[:-1], self.place[-1] + size)
         first.link(self.before)
@@ -251,7 +246,7 @@ class LineMerger:
         while lines.lines:
             following = cursor.anchor.after if cursor.anchor.is_linked else self._ends.after
             if size := 0 if cursor.own else self._alike(following, lines):
-                self._join(cursor, following.cut(size), lines.cut(size), now_s)
+                self._join(cursor, following.split(size), lines.cut(size), now_s)
             elif self._leads(cursor):
                 self._append(cursor, lines, now_s)
                 return
@@ -363,7 +358,7 @@ class LineMerger:
         while (one := one.after) is not self._ends:
             one.mask()  # all lines at once
             for _ in range(len(one.lines)):
-                line = one.cut(1)
+                line = one.split(1)
                 line.is_indexed = True
                 self._by_mask.setdefault((line.stream, line.masks[0]), []).append(line)
 
@@ -416,7 +411,7 @@ class LineMerger:
             self._by_mask[key].remove(one)
             if not self._by_mask[key]:
                 del self._by_mask[key]
-        return one
+        return one.cut(len(one.lines))  # what is left of it, and of its links, takes little memory
 
     def _is_ready(self, one: PendingLines, now_s: float, is_due: bool) -> bool:
         missing = self._expected & ~one.ranks
