@@ -14,11 +14,11 @@ from functools import partial
 from itertools import accumulate, chain, compress, count, groupby
 from operator import attrgetter, eq, ne
 
-# A number, or a colour code. A sign belongs to a number that follows no letter, digit or point. An expression that
-# begins with a set of characters is fast.
+# A number, or a terminal's escape sequence, as for a colour. A sign belongs to a number that follows no letter, digit or
+# point. An expression that begins with a set of characters is fast.
 TOKEN = re.compile(r"([-+0-9\033](?:(?:(?<=[0-9])|(?<=[-+])(?<![\w.].)(?=[0-9]))[0-9]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
-                   r"|(?<=\033)\[[0-9;:]*m))")
-ESCAPE = "\033"  # begins a colour code
+                   r"|(?<=\033)\[[0-9;:?]*[A-Za-z]))")
+ESCAPE = "\033"  # begins an escape sequence
 MASK = "\ud800"  # stands for a number; decoded output never contains it, not even as an escaped byte
 LISTED = 3  # different values of a number that are listed; of more, the smallest and the largest are shown
 COLUMNS = 16  # ranks whose numbers are kept, before only the smallest and the largest are
@@ -63,7 +63,7 @@ class MergedLines:
 
     @property
     def masks(self) -> list[str]:
-        """The lines without their colours, and with MASK in the place of each number."""
+        """The lines without escape sequences, and with MASK in the place of each number."""
         return self.mask()[0]
 
     @property
@@ -149,11 +149,6 @@ class Cursor:
         self.anchor, self.own = anchor, list[PendingLines]()
         self.ranks, self.heard_s = 0, 0.0
 
-    @property
-    def last(self) -> PendingLines:
-        """What it has printed last."""
-        return self.own[-1] if self.own else self.anchor
-
     def advance(self, one: PendingLines) -> None:
         """Let lines of its own, up to this one, stay where they are."""
         size = self.own.index(one) + 1
@@ -207,10 +202,6 @@ class PendingLines(MergedLines):
         if self.owner is not None:
             self.owner.own.insert(self.owner.own.index(self), first)
         return first
-
-    def equal_integers(self, integers: Sequence[str | None]) -> int:
-        """Return how many of these numbers stand here in the same place; None is for one that does not count."""
-        return sum(map(eq, self.numbers, integers))
 
 
 class LineMerger:
@@ -286,7 +277,8 @@ class LineMerger:
         """Tell whether a source is too far ahead of others to be listened to."""
         if not self._waits or source not in self._cursors:
             return False
-        last = self._cursors[source].last
+        cursor = self._cursors[source]
+        last = cursor.own[-1] if cursor.own else cursor.anchor
         return last.place[0] + len(last.lines) - self._done > AHEAD
 
     @property
@@ -339,7 +331,7 @@ class LineMerger:
         usual = self._usual.get(mask)
         found, most, enough = None, -1, len(integers) - integers.count(None) if usual is None else usual
         for one in lines[at:at + CANDIDATES]:
-            if (equal := one.equal_integers(integers)) > most and may_join(cursor, one, line.ranks):
+            if (equal := sum(map(eq, one.numbers, integers))) > most and may_join(cursor, one, line.ranks):
                 found, most = one, equal
                 if most >= enough:
                     break
