@@ -14,8 +14,8 @@ from functools import partial
 from itertools import accumulate, chain, compress, count, groupby
 from operator import attrgetter, eq, ne
 
-# A number, or a terminal's escape sequence, as for a colour. A sign belongs to a number that follows no letter, digit or
-# point. An expression that begins with a set of characters is fast.
+# A number, or a terminal's escape sequence, as for a colour. A sign belongs to a number that follows no letter, digit
+# or point. An expression that begins with a set of characters is fast.
 TOKEN = re.compile(r"([-+0-9\033](?:(?:(?<=[0-9])|(?<=[-+])(?<![\w.].)(?=[0-9]))[0-9]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
                    r"|(?<=\033)\[[0-9;:?]*[A-Za-z]))")
 ESCAPE = "\033"  # begins an escape sequence
