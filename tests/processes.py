@@ -82,9 +82,9 @@ def marked(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, MARK: secrets.token_hex(8)}
 
 
-def leftovers(env: Mapping[str, str]) -> list[str]:
-    """Return the command lines of a job's processes that are there two seconds after its end, and end them."""
-    deadline = time.monotonic() + LEAVING_S
+def leftovers(env: Mapping[str, str], wait_s: float = LEAVING_S) -> list[str]:
+    """Return the command lines of a job's processes that are there `wait_s` seconds after its end, and end them."""
+    deadline = time.monotonic() + wait_s
     while (found := with_mark(env[MARK])) and time.monotonic() < deadline:
         time.sleep(0.05)
     lines = [" ".join(cmdline) for cmdline in found.values()]
