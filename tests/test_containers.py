@@ -129,7 +129,7 @@ def test_a_first_process_in_native_code_is_ended(quick: Mpi) -> None:
     env = processes.marked(single_node_environ(quick))
     done = contained(quick, "stuck", env)
     assert done.stderr.count("mpiddp: failed: rank 2 on ") == done.stderr.count("mpiddp: failed:") == 1
-    assert processes.leftovers(env, 15) == []
+    assert processes.leftovers(env) == []
 
 
 def contained(mpi: Mpi, how: str, env: Mapping[str, str] | None = None) -> Done:
