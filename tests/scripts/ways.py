@@ -136,15 +136,13 @@ def differences(plain: Result, other: Result) -> list[str]:
     """Return in words how what a script did differs from what it did under plain Python; empty if it does not.
 
     With two ranks each does what the one does under plain Python. Their lines on stdout may be mixed: then their
-    characters are compared. A rank that the other's failure ends may not have come to its own: then the lines of one
-    rank are enough. On stderr nothing may be missing, and no error be there that is not there without.
+    characters are compared. On stderr nothing may be missing, and no error be there that is not there without.
     """
     ranks = len(other.folders)
     found = []
     if other.status != plain.status:
         found.append(f"status {other.status}, not {plain.status}")
-    counts = (1, ranks) if plain.status else (ranks,)
-    if Counter(other.stdout) not in [Counter(plain.stdout * count) for count in counts]:
+    if Counter(other.stdout) != Counter(plain.stdout * ranks):
         found.append(f"stdout {shown(other.stdout)}, not {shown(plain.stdout)}")
     found += [f"stderr lacks {shown(line)}" for line in plain.errors - other.errors]
     found += [f"stderr has {shown(line)}" for line in other.errors.keys() - plain.errors if PYTHON_ERROR.match(line)]
