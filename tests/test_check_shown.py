@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -142,15 +141,6 @@ def test_a_picture_of_nodes_alone_says_what_it_lacks(tmp_path: Path) -> None:
     need(MATPLOTLIB)
     drawing.write(str(tmp_path / "a.svg"), fabric(3)._replace(links={}, inside={}, allreduce={}), [], "three")
     assert "no links between ranks were measured" in (tmp_path / "a.svg").read_text()
-
-
-def test_names_of_neighbours_do_not_overlap() -> None:
-    nodes = [0, 17, 18, 19, 20, 253, 254, 255]
-    places = drawing.apart(nodes, 256, drawing.LETTER)
-    least = drawing.LETTER / (drawing.SIDE * 72)
-    assert all(two - one >= least for one, two in pairwise(places))
-    assert places[0] >= 0
-    assert places[-1] <= 1
 
 
 def test_the_suffix_says_the_format(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from .workers import REDUCING_LIMIT_S, PairResult
 
 OWN_S = 0.4  # in a pass, for what a rank measures by itself: two periods of a cgroup's quota, and the rest
 MEETINGS_S = 12.0  # in a pass, for all meetings together
-LONGEST_MEETING_S, SHORTEST_MEETING_S = 0.6, 0.2
-PARTS = 5  # of a meeting: pings, and messages there and back, over the backend, and the latter over MPI
+LONGEST_MEETING_S, SHORTEST_MEETING_S = 1.0, 0.2
+PARTS = 6  # of a meeting: pings, messages there, and messages back, over MPI and over the backend
 REDUCING_S = 0.7  # in a pass
 PAUSE_S = 1.0  # between passes, so that a busy moment of a machine does not show in all
 OWN_LIMIT_S = 18.0  # besides the time that it is meant to take: three folders that hang have 5 s each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..facts.files import open_for_writing
 from .stats.expected import expected_bandwidth, reduced
@@ -30,7 +30,7 @@ RECEIVES: Area = (1.25, 1.15 + SIDE + 0.08, SIDE, 0.22)
 BAR: Area = (1.25 + SIDE + 0.85, 1.15, 0.16, SIDE)
 CURVE: Area = (9.0, 3.6, 3.7, 3.17)
 TOLD: Area = (8.55, 0.3, 4.3, 2.6)
-ALL_NAMED, MOST_NAMED = 64, 24  # so many nodes have all their names at the map; of more, so many odd ones
+ALL_NAMED = 64  # so many nodes have all their names at the map; of more, the odd ones
 LONGEST = 14  # characters of a name; its end has the number
 WRITTEN = 10  # of so many nodes the cells have their numbers, too
 DENSE = 0.5  # of the cells; where fewer have met, each is drawn larger than its cell
@@ -170,38 +170,23 @@ def strip(axes: Axes, found: Grid, end: int, shade: Normalize, colours: Colormap
 
 
 def label(axes: Axes, found: Grid) -> None:
-    """Write names beside rows and under columns: of many nodes the first, the last and the odd ones; those in red."""
+    """Write names beside rows and under columns: of many nodes the first, the last and the odd ones; odd ones in red.
+
+    Of odd neighbours whose names would overlap the first one has its name; the findings have all.
+    """
     count = len(found.names)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    every = count <= ALL_NAMED
-    named = list(range(count)) if every else sorted({*sorted(found.odd)[:MOST_NAMED], 0, count - 1})
-    letter = min(LETTER, 0.86 * SIDE * 72 / count) if every else LETTER
-    out = 14 / (SIDE * 72)  # of the map's side, from there to a name
-    for node, middle in zip(named, apart(named, count, letter), strict=True):
-        odd = {"color": ODD, "fontweight": "bold"} if node in found.odd else {"color": "#333"}
-        begin, name = (node + 0.5) / count, found.names[node]
-        name = name if len(name) <= LONGEST else "…" + name[1 - LONGEST:]
-        how: dict[str, Any] = {"fontsize": letter, "transform": axes.transAxes, "clip_on": False, **odd}
-        line: dict[str, Any] = {"linewidth": 0.6, "transform": axes.transAxes, "clip_on": False, "color": odd["color"]}
-        axes.text(-out, 1 - middle, name, ha="right", va="center", **how)
-        axes.text(middle, -out, name, ha="center", va="top", rotation=90, **how)
-        axes.plot([0, -out * 0.85], [1 - begin, 1 - middle], **line)
-        axes.plot([begin, middle], [0, -out * 0.85], **line)
-
-
-def apart(nodes: Sequence[int], count: int, letter: float) -> list[float]:
-    """Return where names stand, as shares of the map's side: at their nodes, but no two closer than a line's height."""
-    least = letter * 1.15 / (SIDE * 72)
-    found = [(node + 0.5) / count for node in nodes]
-    if count <= ALL_NAMED:
-        return found
-    for at in range(1, len(found)):
-        found[at] = max(found[at], found[at - 1] + least)
-    found[-1] = min(found[-1], 1.0)
-    for at in range(len(found) - 2, -1, -1):
-        found[at] = min(found[at], found[at + 1] - least)
-    return found
+    letter = min(LETTER, 0.86 * SIDE * 72 / count) if count <= ALL_NAMED else LETTER
+    least = 0.0 if count <= ALL_NAMED else letter * 1.15 * count / (SIDE * 72)  # between two names, in nodes
+    named: list[int] = []
+    for node in range(count) if count <= ALL_NAMED else sorted({*found.odd, 0, count - 1}):
+        if not named or node - named[-1] >= least:
+            named.append(node)
+    names = [name if len(name) <= LONGEST else "…" + name[1 - LONGEST:] for name in (found.names[at] for at in named)]
+    axes.set_xticks(named, names, fontsize=letter, rotation=90)
+    axes.set_yticks(named, names, fontsize=letter)
+    for ticks in (axes.get_xticklabels(), axes.get_yticklabels()):
+        for node, text in zip(named, ticks, strict=True):
+            text.set(color=ODD if node in found.odd else "#333", fontweight="bold" if node in found.odd else "normal")
 
 
 def curve(axes: Axes, measured: Measurements) -> None:

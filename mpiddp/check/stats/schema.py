@@ -49,7 +49,7 @@ RANK_METRICS = {
 LINK_METRICS = {
     "latency": Metric("latency", "s", more=False, matters=0.5, floor=1e-5),
     "large": Metric("64 MiB", "B/s"),
-    "resent": Metric("TCP segments sent again", "", more=False, floor=0.015),
+    "resent": Metric("TCP segments sent again", "", more=False, floor=0.01),
 }
 SYMMETRIC = ("latency",)  # one value for both directions
 CLOCK = "clock"

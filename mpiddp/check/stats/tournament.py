@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 WHOLE = 64  # so many meet each other once; of more, each meets some
 MOST_FAILURES = 3  # of one who is given up
@@ -20,7 +20,9 @@ def rounds(count: int, whole: int = WHOLE) -> list[list[Pair]]:
     `enough(count)` of these rounds.
     """
     even = count + count % 2
-    wanted = range(even - 1) if count <= whole else spread(even - 1, enough(count))
+    wanted: Sequence[int] = range(even - 1)
+    if count > whole:  # chance connects all by few steps, so that no part hangs by few meetings
+        wanted = random.Random(count).sample(wanted, enough(count))  # noqa: S311 — no secret
     return [[pair for pair in circle(even, turn) if pair[1] < count] for turn in wanted if count > 1]
 
 
@@ -39,28 +41,6 @@ def circle(even: int, turn: int) -> list[Pair]:
     found = [(one, (turn - one) % ring) for one in range(ring) if one < (turn - one) % ring]
     alone = turn // 2 if turn % 2 == 0 else (turn + ring) // 2
     return [*found, (alone, ring)]
-
-
-def spread(ring: int, wanted: int) -> list[int]:
-    """Return turns of the circle method whose differences are unlike, so that partners of partners differ.
-
-    Each is the first, from a power of five on, that repeats the fewest differences. From 65 to 2,000 nodes two are then
-    six meetings apart at most, and the second eigenvalue is 0.8 of the first at most: no part hangs by few meetings.
-    """
-    turns = [0]
-    seen: set[int] = set()
-    while len(turns) < wanted:
-        begin = 5 ** len(turns)
-        fresh = [(begin + one) % ring for one in range(ring)]
-        turn = min(fresh, key=lambda one: (one in turns, sum(d in seen for d in differences(one, turns, ring))))
-        seen.update(differences(turn, turns, ring))
-        turns.append(turn)
-    return turns
-
-
-def differences(turn: int, turns: list[int], ring: int) -> list[int]:
-    """Return how far a turn is from the others, both ways round."""
-    return [by % ring for other in turns for by in (turn - other, other - turn)]
 
 
 def shuffled(found: list[list[Pair]], number: int) -> list[list[Pair]]:
