@@ -150,24 +150,6 @@ def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> 
     assert "tmp-write" in done.stdout and done.stdout.endswith(", [])\n")
 
 
-@pytest.mark.parametrize(("waits_s", "is_slow"), [(0.2, False), (0.5, True)])
-def test_what_the_first_files_wait_for_memory_does_not_count(
-    waits_s: float, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In as little time as a quick check has; a folder that is slow itself is not asked again and again."""
-    waits, write = [waits_s] * (storage.FEWEST - 1), os.write
-
-    def late(file: int, data: bytes) -> int:
-        time.sleep(waits.pop() if waits else 0.0)
-        return write(file, data)
-
-    monkeypatch.setattr(os, "write", late)
-    monkeypatch.setattr(storage, "ENOUGH_S", 1.0)  # for a busy machine
-    size = 2**20
-    found = storage.transfers(str(tmp_path), size, budget_s=0.02)
-    assert (found["write"] < 1.1 * size / waits_s) == is_slow
-
-
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     found = storage.measure(storage.Folder("tmp", f"{tmp_path}/none", "/tmp"), 0.1)
     assert found == ({}, ["/tmp cannot be written: No such file or directory"])

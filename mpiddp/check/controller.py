@@ -16,7 +16,7 @@ from .stats.schema import CLOCK, Link, Measurements, Passes, empty
 from .stats.tournament import Meetings, rounds, shuffled
 from .workers import REDUCING_LIMIT_S, PairResult
 
-OWN_S = 0.4  # in a pass, for what a rank measures by itself: two periods of a cgroup's quota, and the rest
+OWN_S = 0.5  # in a pass, for what a rank measures by itself: two periods of a cgroup's quota, and the rest
 MEETINGS_S = 12.0  # in a pass, for all meetings together
 LONGEST_MEETING_S, SHORTEST_MEETING_S = 1.0, 0.2
 PARTS = 6  # of a meeting: pings, messages there, and messages back, over MPI and over the backend

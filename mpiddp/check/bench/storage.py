@@ -20,7 +20,6 @@ from .timeouts import within
 SHM = "/dev/shm"  # noqa: S108 (it is what is measured)
 ANSWER_S = 5.0  # for a folder, over the time that measuring takes
 CHUNK = bytes(2**20)
-FEWEST, ENOUGH_S = 4, 0.2  # files, as long as they have not taken so long together that what memory does hardly counts
 FILE_BYTES, LEAST_FREE_BYTES, MOST_OF_FREE = 2**24, 2**26, 0.05
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -87,17 +86,11 @@ def look(folder: Folder, budget_s: float) -> tuple[dict[str, float], list[str]]:
 
 
 def transfers(path: str, size: int, budget_s: float) -> dict[str, float]:
-    """Return how fast a folder takes files of `size` bytes, and gives them back, in B/s: the best of several files.
-
-    FEWEST at least, unless the folder is slow: the first ones may take ten times as long where the kernel, or a virtual
-    machine's host, has to find memory for them.
-    """
-    first = time.perf_counter()
-    end, files = first + budget_s, 0
+    """Return how fast a folder takes files of `size` bytes, and gives them back, in B/s: the best of several files."""
+    end = time.perf_counter() + budget_s
     best = {"write": 0.0, "read": 0.0}
     part, room = memoryview(CHUNK)[:size], bytearray(len(CHUNK))
-    while not files or time.perf_counter() < (end if files >= FEWEST else max(end, first + ENOUGH_S)):
-        files += 1
+    while not best["read"] or time.perf_counter() < end:
         with nameless(path) as file:
             began, written = time.perf_counter(), 0
             while written < size:
