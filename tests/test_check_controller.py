@@ -138,7 +138,7 @@ def test_a_link_and_a_rank_are_accused_that_are_slow_in_every_pass(slow_passes: 
         return SLOW if is_bad and met[rank] <= slow_passes else WAYS
 
     found = checked(8, own=measure, stream=stream)[2]
-    assert list(found) == (["n1: rank 4 (cuda:0): matrix product at 0.50 of the median of 32 ranks",
+    assert list(found) == (["n1: rank 4 (cuda:0): matrix product at 0.50 of the median of 31 ranks",
                             "n2 to n3: at 0.50 of the median of 55 links"] if slow_passes == PASSES else [])
     assert {*own.values()} == {PASSES}
 

@@ -101,7 +101,7 @@ def test_the_rule() -> None:
     assert not is_odd(80, 80, 100) and not is_odd(80, 80)
     assert not is_odd(130, 130, 130)
     alike.update({peer: [100.0 + peer % 2 * 10] * 3 for peer in range(20)})  # deviations of 5 %
-    assert not is_odd(80, 80, 80) and is_odd(70, 70, 70)
+    assert not is_odd(85, 85, 85) and is_odd(70, 70, 70)
     assert {peers: round(1 - math.exp(-Peers(metric, [[1.0] * 3] * peers).limit), 2) for peers in (1, 2, 3, 20)} == {
         1: 0.27, 2: 0.19, 3: 0.16, 20: 0.11}
     assert compare(metric, {"x": [1.0]}) == {}
@@ -163,7 +163,7 @@ def test_a_slow_link_is_no_nodes_fault() -> None:
 def test_latency_and_lost_segments() -> None:
     lab = Lab(who(5), lambda name, of: 25.0 if name == "latency" and 3 in of else 1.0)
     (line,) = said(lab)
-    assert re.fullmatch(r"n3: latency (4.9|5.0|5.1) ms, 0\.(19|2|21) ms between the others \(4 pairs\)", line), line
+    assert re.fullmatch(r"n3: latency (4.[6-9]|5.[0-2]) ms, 0\.(18|19|2|21) ms between the others \(4 pairs\)", line), line
     lab = Lab(who(3), lambda name, of: 1.021 if name == "resent" and of[0] == 2 else 1.0)
     assert said(lab) == ["n2: 2.1 % of the TCP segments that it sends are lost"]
 
@@ -233,10 +233,10 @@ def test_words_of_ranks_and_ranks_that_did_not_answer() -> None:
 
 
 def test_what_mpi_and_the_backend_say_of_each_other() -> None:
-    ways = {"large": {(0, 1): [1e9], (1, 0): [1.1e9]}, "latency": {(0, 1): [1e-4], (1, 0): [1e-4], (0, 2): [1e-4]}}
+    ways = {"large": {(0, 1): [1e9], (1, 0): [1.4e9]}, "latency": {(0, 1): [1e-4], (1, 0): [1e-4], (0, 2): [1e-4]}}
     mpis = {"large": {(0, 1): [11e9], (1, 0): [11e9]}, "latency": {(0, 1): [1e-5], (1, 0): [1e-5]}}
     slow, silent = beside_mpi(own()._replace(links=ways, by_mpi=mpis), "nccl")
-    assert slow.startswith("nccl moves 1.1 GB/s from node to node, MPI 11 GB/s: does NCCL use the fast network?")
+    assert slow.startswith("nccl moves 1.2 GB/s from node to node, MPI 11 GB/s: does NCCL use the fast network?")
     assert silent == "MPI does not come through between n[0,2], nccl does"
     assert beside_mpi(own()._replace(links=mpis, by_mpi=mpis), "gloo") == []
 

@@ -26,9 +26,9 @@ def as_json(measured: Measurements, findings: Sequence[Finding], notes: Sequence
         "ranks": [who._asdict() for who in measured.ranks],
         "own": {named(name): [{"rank": rank, "values": values} for rank, values in sorted(some.items())]
                 for name, some in measured.own.items()},
-        "ways": ways_as_json(measured.links),
-        "inside": ways_as_json(measured.inside),
-        "by_mpi": ways_as_json(measured.by_mpi),
+        "ways": links_as_json(measured.links),
+        "inside": links_as_json(measured.inside),
+        "by_mpi": links_as_json(measured.by_mpi),
         "told": [{"rank": rank, "words": words} for rank, words in sorted(measured.reports.items())],
         "lost": [{"rank": rank, "words": words} for rank, words in sorted(measured.lost.items())],
         "all_reduce": [{"size_bytes": size, "time_s": seconds} for size, seconds in sorted(measured.allreduce.items())],
@@ -45,14 +45,14 @@ def as_json(measured: Measurements, findings: Sequence[Finding], notes: Sequence
 
 def finding_as_json(finding: Finding) -> dict[str, Any]:
     """Return a finding by the file's names."""
-    found = finding._asdict()
-    return {**found, "ways": found.pop("links"), "quantity": found.pop("metric")}
+    return {"subject": finding.subject, "words": finding.words, "hosts": finding.hosts, "nodes": finding.nodes,
+            "ways": finding.links, "quantity": finding.metric, "ratio": finding.ratio}
 
 
-def ways_as_json(ways: Links) -> dict[str, list[dict[str, Any]]]:
-    """Return the values of each way, by metric."""
-    return {named(name): [{"from": one, "to": two, "values": values}
-                                      for (one, two), values in sorted(some.items())] for name, some in ways.items()}
+def links_as_json(found: Links) -> dict[str, list[dict[str, Any]]]:
+    """Return the values of each link, by metric."""
+    return {named(name): [{"from": one, "to": two, "values": values} for (one, two), values in sorted(some.items())]
+            for name, some in found.items()}
 
 
 def named(name: str) -> str:
