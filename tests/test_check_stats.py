@@ -107,7 +107,7 @@ def test_the_rule() -> None:
     assert compare(metric, {"x": [1.0]}) == {}
     slow = {peer: [1e9] * 3 for peer in range(20)}
     assert not compare(RANK_METRICS["tmp-write"], {**slow, -1: [6e8] * 3})[-1].odd  # no training feels that
-    assert compare(RANK_METRICS["tmp-write"], {**slow, "x": [4e8] * 3})[-1].odd
+    assert compare(RANK_METRICS["tmp-write"], {**slow, -1: [4e8] * 3})[-1].odd
 
 
 def test_a_fault_counts_also_where_the_machine_is_slow_in_a_pass() -> None:
