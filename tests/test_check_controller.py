@@ -199,7 +199,7 @@ def test_a_card_that_is_not_the_first_ranks_is_seen() -> None:
         None if not whole and 9 in (rank, partner) else WAYS))
     assert found == {"n2: nothing comes through to 3 other nodes": ("n2",)}
     assert figures.unreachable and not figures.unreachable_inside
-    assert met(ranks, "stream", 9) == 2 * (3 + LOCAL - 1)
+    assert met(ranks, "stream", 9) == 2 * (3 + PASSES * (LOCAL - 1))
 
 
 def test_a_rank_that_does_not_connect_does_not_stream() -> None:

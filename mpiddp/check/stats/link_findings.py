@@ -110,10 +110,10 @@ def medians(links: Mapping[Link, Passes], group: Collection[Link]) -> Passes:
 
 
 def usable(links: Mapping[Link, Passes], role: int, bad: Collection[int]) -> dict[Link, Passes]:
-    """Return the links by which nodes are judged: those whose other end is not bad, where a node has two or more."""
+    """Return the links by which nodes are judged: those whose other end is not bad, where a node has such."""
     good = {link: passes for link, passes in links.items() if link[1 - role] not in bad}
-    number = Counter(link[role] for link in good)
-    return {link: passes for link, passes in links.items() if link in good or number[link[role]] < 2}
+    nodes = {link[role] for link in good}
+    return {link: passes for link, passes in links.items() if link in good or link[role] not in nodes}
 
 
 def by_node(metric: Metric, links: Mapping[Link, Passes], role: int, place: float) -> dict[int, Passes]:
