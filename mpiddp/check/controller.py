@@ -25,7 +25,7 @@ PAUSE_S = 1.0  # between passes, so that a busy moment of a machine does not sho
 OWN_LIMIT_S = 18.0  # besides the time that it is meant to take: three folders that hang have 5 s each
 MEETING_LIMIT_S = 12.0  # a meeting that takes so long has lost somebody
 SIZES = tuple(2**power for power in range(10, 29, 2))  # of an all-reduce: 1 KiB to 256 MiB
-MOST_TIMES = 20
+FIRST_TIMES, MOST_TIMES = 3, 20  # of the first size, and of one at most
 
 
 class Controller:
@@ -197,7 +197,7 @@ class Controller:
             if self.measured.incomplete_allreduce or not self._ranks.can_meet(everyone) or 2 * next_s > left_s:
                 return  # a warm-up, and one that counts, would take too long
             self._show("all-reduce", number, at, len(SIZES))
-            times = max(1, min(MOST_TIMES, int(left_s / len(SIZES) / next_s))) if next_s else MOST_TIMES
+            times = max(1, min(MOST_TIMES, int(left_s / len(SIZES) / next_s))) if next_s else FIRST_TIMES
             answers = self._ranks.call("reduce", dict.fromkeys(everyone, (size, times)), REDUCING_LIMIT_S,
                                        f"an all-reduce of {size:,} bytes")
             if len(answers) < len(everyone):

@@ -14,6 +14,7 @@ from .units import counted, in_words, share
 
 ITSELF = "--check-history compares it with its own former checks"
 MUCH = 0.5  # of MPI's bandwidth
+LARGE = 2**20  # bytes of an all-reduce that shows what the links carry
 WHY = {
     "nccl": "does NCCL use the fast network? NCCL_DEBUG=INFO shows it",
     "gloo": "gloo uses TCP only; --interface names the network that it takes",
@@ -115,7 +116,8 @@ def beside_mpi(measured: Measurements, backend: str) -> list[str]:
 
 def beside_links(measured: Measurements, backend: str) -> list[str]:
     """Return a line where gloo's all-reduce is below what the links carry, as it always is: no fault."""
-    fastest, links = max((one.bus for one in reduced(measured)), default=0.0), expected_bandwidth(measured)
+    fastest = max((one.bus for one in reduced(measured) if one.size >= LARGE), default=0.0)
+    links = expected_bandwidth(measured)
     if backend != "gloo" or not fastest or links is None or fastest >= links:
         return []
     words = f"gloo's all-reduce carries {in_words(fastest, 'B/s')}, the links {in_words(links, 'B/s')}"
