@@ -44,14 +44,14 @@ class PairResult(NamedTuple):
     by_backend: Ways
 
 
-def who(place: Place, device: torch.device, backend: str) -> Who:
+def who(place: Place | Environment, device: torch.device, backend: str) -> Who:
     """Return who this rank is."""
     info = RankInfo(hostname(), place.node_rank, place.local_rank, str(device),
                     machine.kind(device, torch.get_num_threads()), machine.switch(os.environ))
     return Who(info, machine.machine(), hardware.claims(device, backend, os.environ))
 
 
-def measuring(place: Place, device: torch.device, backend: str = "") -> dict[str, Work]:
+def measuring(place: Place | Environment, device: torch.device, backend: str = "") -> dict[str, Work]:
     """Return the work of a rank by itself, by the names that rank 0 uses; all take a deadline first."""
     return {"who": lambda _: who(place, device, backend),
             "own": lambda _, budget_s: measure(device, place.local_rank == 0, budget_s)}

@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeVar
 from .schema import Metric
 
 LEAST = 0.1  # of the peers' median, by which a value has to be worse
-MADS = 5.0  # median absolute deviations of the peers; 5 are 3.4 standard deviations of a normal distribution
+CHANCE = 1e-3  # that among alike ones anybody is odd
+SIGMA = 1.4826  # a normal distribution's standard deviation in its median absolute deviations
 APART = 64  # among so many, each is compared with the others alone; among more, one hardly moves the median
 SMALLEST = 1e-12  # a rate of nothing at all, whose logarithm is asked for
 
@@ -43,13 +44,15 @@ class Peers:
     def limit(self) -> float:
         """How much worse a value may be, as loss() counts it.
 
-        Of n peers, the median is uncertain by itself, to the first order 1 + 0.8/n (the root of 1 + pi/2n), and so is
-        the deviation: 1 + 1.2/n (Student's t at two standard deviations instead of the normal distribution).
+        A normal value is below -z with a probability of at most exp(-z^2/2), and in each of k passes with that to the
+        power of k: of n values, none with CHANCE. That takes a deviation that is known. Of n peers both the median and
+        the deviation are uncertain, by 1 + 0.8/n (the root of 1 + pi/2n) and 1 + 3.1/n (Student's t at 3.4 standard
+        deviations, to the first order), and so LEAST counts 1 + 4/n times.
         """
-        noise = MADS * self.deviation
+        noise = SIGMA * math.sqrt(2 * math.log(self.count / CHANCE) / len(self.levels)) * self.deviation
         if not self._metric.unit:
-            return max(self._metric.floor, (1 + 2 / self.count) * noise)
-        return max(-math.log(1 - self._metric.matters), (1 + 2 / self.count) * max(-math.log(1 - LEAST), noise))
+            return max(self._metric.floor, noise)
+        return max(-math.log(1 - self._metric.matters), (1 + 4 / self.count) * -math.log(1 - LEAST), noise)
 
     def score(self, values: Sequence[float]) -> Score:
         """Return how the passes of something are: odd if it is in each of the peers' passes, and worse in each."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from .nodes import Nodes
-from .outliers import MADS, Score, compare, median
+from .outliers import Score, compare, median
 from .schema import CLOCK, LINK_METRICS, RANK_METRICS, SYMMETRIC, Finding, Link, Measurements, Metric, Passes
 from .units import counted, in_words, is_rate, share
 
@@ -82,13 +82,10 @@ def of_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
     clock = {measured.ranks[rank].node: passes[0] for rank, passes in measured.own.get(CLOCK, {}).items()}
     if len(clock) < 2:
         return []
-    middle = median(clock.values())
-    limit = max(RANK_METRICS[CLOCK].floor, MADS * median([abs(value - middle) for value in clock.values()]))
-    if len(clock) == 2:
-        middle, limit = min(clock.values()), RANK_METRICS[CLOCK].floor
+    middle = median(clock.values()) if len(clock) > 2 else min(clock.values())
     found = []
     for node, value in clock.items():
-        if abs(value - middle) > limit:
+        if abs(value - middle) > RANK_METRICS[CLOCK].floor:
             side = "ahead of" if value > middle else "behind"
             others, hosts = ("the others", nodes.hosts([node])) if len(clock) > 2 else ("the other's", ())
             words = f"{nodes.name(node)}: clock is {in_words(abs(value - middle), 's')} {side} {others}"
