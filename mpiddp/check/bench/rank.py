@@ -47,8 +47,8 @@ def measure(device: torch.device, leads: bool, budget_s: float) -> Own:
         told.append(f"{device} does not compute: {str(error).strip().partition(chr(10))[0]}")
     except TimeoutError:
         found, told = dict(found), [*told, f"{device} has not answered within {limit_s:g} s"]  # it may still go on
-    if (took_s := import_s()) is not None:
-        found["import"] = took_s
+    if leads and (took_s := import_s()) is not None:
+        found["import"] = took_s  # of the node's disk: where cores lack, ranks import one after the other
     if leads:
         left_s = max(budget_s / 10, min(budget_s * STORAGE, budget_s - used_s))
         for folder in storage.folders(os.environ):
