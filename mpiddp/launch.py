@@ -152,7 +152,7 @@ def meet(
     plan = roll.agree("importing torch", ready_facts(host, cpus, devices, probe), hosting.plan_devices)  # 6
     warn(plan.warnings)
     if config.check:
-        from .check.start import check_nodes
+        from .check.preflight import check_nodes
 
         check_nodes(roll, host.place, plan.device, config)
     stages.begin("store")

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..config import DEFAULT_READY_S, DESERTED_TIMEOUT_S
+from ..config import DESERTED_TIMEOUT_S
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
 from .asking import Answers, Ask, Calls, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
@@ -26,8 +26,7 @@ class Watched(NamedTuple):
     `by_srun` tells that srun itself started the rank. `timeout_s` is how long its start may take. `step_daemon` is
     the process of Slurm that the rank descends from, 0 for none. Where no rank has moved for `stall_s`, the coordinator
     says so, and ends the job if `stall_abort`; 0 for never. It ends a job whose ranks wait for one that has come to its
-    end when that has lasted for `exit_timeout_s`. `ready_s` after the rank has joined its job its sentinel is
-    named, and loads what it needs to tell where the rank is; by then the job can be found by those who ask.
+    end when that has lasted for `exit_timeout_s`.
     """
 
     who: str
@@ -39,7 +38,6 @@ class Watched(NamedTuple):
     step_daemon: int = 0
     stall_s: float = 0.0
     stall_abort: bool = False
-    ready_s: float = DEFAULT_READY_S
     exit_timeout_s: float = DESERTED_TIMEOUT_S
 
 

@@ -23,6 +23,8 @@ from ..plan.member import Member
 from ..plan.verdict import Report, Seen, Verdict
 from .machine import Record
 
+READY_AFTER_S = 1.0  # a rank has joined, its sentinel loads what it needs to tell where that is: not during starts
+
 # Events
 
 

@@ -82,7 +82,7 @@ class Office:
         if RESTARTS in os.environ and member.error_file:
             self._mark = f"{member.error_file}{RUNNING}"
             run_unheard(partial(touch, self._mark))
-        self._loop.set_timer("card", self._watched.ready_s, partial(self._be_ready, card))
+        self._loop.set_timer("card", events.READY_AFTER_S, partial(self._be_ready, card))
         if self._watched.stall_s:
             self._look_for_stall()
 

@@ -154,7 +154,7 @@ class Sentinel:
             case events.MeetCoordinator(request):
                 self._leftovers.note_segments()
                 self._connections.meet(request)
-                self.loop.set_timer("ready", self._watched.ready_s, self._be_ready)
+                self.loop.set_timer("ready", events.READY_AFTER_S, self._be_ready)
             case events.LookAtRank(request, ended):
                 self._look(request, ended)
             case events.TakeWindow(Outflow()):
