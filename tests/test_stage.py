@@ -86,8 +86,8 @@ def test_a_start_is_recorded_then_staged_then_reused(machine: Machine) -> None:
     third = machine.run(option, "-c", "import torch; print(torch.__file__)", ranks=2)
     assert third.stdout.count(str(machine.ours)) == 2
     counts = machine.state.counts()
-    assert counts["open"] < 180, counts
-    assert counts["bytes"] < 1.5e7, counts
+    assert counts["open"] < 600, counts
+    assert counts["bytes"] < 2.5e7, counts
     assert machine.left() == []
 
 
