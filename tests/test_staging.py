@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -296,9 +297,10 @@ def test_a_mirror_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("words", "rank", "is_mirrored"), [
-    ((), os.getpid(), True), (("mpiddp",), os.getpid(), False), ((), 2**22 + 1, False)])
+    ((), os.getpid, True), (("mpiddp",), os.getpid, False), ((), lambda: 2**22 + 1, False)],
+    ids=["as it is", "another job", "the rank is gone"])
 def test_a_python_that_a_rank_starts_finds_the_mirror(
-    words: tuple[str, ...], rank: int, is_mirrored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], rank: Callable[[], int], is_mirrored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not one that starts another job, nor one that outlives the rank; the user's own sitecustomize runs, too."""
     env = tree(tmp_path)
@@ -309,7 +311,7 @@ def test_a_python_that_a_rank_starts_finds_the_mirror(
     path = os.pathsep.join([str(Path(used.path, START)), str(tmp_path), packages])
     done = check(processes.run(
         sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')", *words, timeout=60,
-        env={**os.environ, "PYTHONPATH": path, STAGED_BY: f"{os.uname().nodename}:{rank}"}))
+        env={**os.environ, "PYTHONPATH": path, STAGED_BY: f"{os.uname().nodename}:{rank()}"}))
     assert done.stdout.splitlines()[:4] == [
         "own", "", str(tmp_path), f"{used.root}{packages}" if is_mirrored else packages]
 
