@@ -26,7 +26,18 @@ from mpiddp.beside import entrance
 from mpiddp.beside.handshake import NONCE_BYTES, PROOF_BYTES, Challenge, prove
 from mpiddp.beside.lines import encode
 from mpiddp.beside.loop import Loop
-from mpiddp.beside.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched
+from mpiddp.beside.messages import (
+    Admitted,
+    Coordinate,
+    Failed,
+    Hello,
+    Join,
+    Message,
+    Neighbour,
+    Ruling,
+    Unwatched,
+    Watched,
+)
 from mpiddp.beside.wire import Wire
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import Verdict
@@ -77,8 +88,10 @@ class Meeting:
         assert not self.thread.is_alive()
 
     def join(self, rank: int) -> Wire:
-        """Connect the sentinel of a rank, and return its end."""
-        return dial(Join(member(rank), "127.0.0.1", self.office.port, TOKEN))
+        """Connect the sentinel of a rank, and return its end when it is admitted."""
+        wire = dial(Join(member(rank), "127.0.0.1", self.office.port, TOKEN))
+        assert wire.receive(WAIT_S) == [Admitted()]
+        return wire
 
     def call(self, data: bytes) -> socket.socket:
         """Connect a stranger that says something, and may be turned away before it has."""
@@ -196,10 +209,7 @@ def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> 
     def join() -> Wire:
         for _ in range(connections.MOST_CUT_OFF + 1):
             with contextlib.suppress(EOFError, ConnectionError):
-                wire = meeting.join(1)
-                with contextlib.suppress(TimeoutError):
-                    wire.receive(0.5)
-                return wire
+                return meeting.join(1)
         raise TimeoutError("the strangers have crowded it out each time")
 
     with ThreadPoolExecutor(1) as pool:
@@ -222,7 +232,10 @@ def test_two_nodes_of_one_name_watch_their_own_processes(meeting: Meeting) -> No
     """So do two containers on a node: a process's number is another's there."""
     other = member(1)._replace(namespace="1 pid:[4026531836]")
     wire = dial(Join(other, "127.0.0.1", meeting.office.port, TOKEN))
-    assert wire.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+    heard: list[Message] = []
+    while len(heard) < 2:
+        heard += wire.receive(WAIT_S)
+    assert heard == [Admitted(), Neighbour(1, os.getpid())]
 
 
 def test_many_silent_strangers_keep_nobody_out(meeting: Meeting) -> None:
@@ -241,7 +254,7 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     answers: list[tuple[object, str]] = []
     loop = Loop(lambda error: pytest.fail(str(error)))
     request = Join(member(1), "127.0.0.1", port, TOKEN)
-    calls.Dialling(loop, request, False, lambda *answer: answers.append(answer)).dial()
+    calls.Dialling(loop, request, lambda *answer: answers.append(answer)).dial()
     loop.set_timer("end", calls.ATTEMPTS * calls.PAUSE_S + 1, partial(setattr, loop, "over", True))
     loop.run()
     (none, error), = answers
@@ -264,16 +277,42 @@ def test_a_rank_that_cannot_be(other: Member, meeting: Meeting) -> None:
     assert first.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
 
 
-def test_a_sentinel_in_the_place_of_a_killed_one(meeting: Meeting) -> None:
-    """It says hello again, for the same process; nobody is reported, and its own connection counts."""
-    former = meeting.join(1)
+def test_a_rank_whose_sentinel_was_killed_speaks_for_itself(meeting: Meeting) -> None:
+    """Nobody takes it for dead, another sentinel of its node is asked to watch, and its report counts."""
+    wire = meeting.join(1)
     meeting.heard()
-    later = meeting.join(1)
-    with pytest.raises(EOFError):
-        former.receive(WAIT_S)
-    former.close()
-    later.send(Failed(report(1)))
-    assert later.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+    wire.send(Hello(1, "n0", os.getpid(), "0"))  # it cannot know whether its sentinel has said that
+    wire.send(Unwatched())
+    wire.send(Failed(report(1)))
+    assert wire.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+
+
+def test_rank_0_is_missed_when_it_ends_and_not_when_its_sentinel_does() -> None:
+    """The port stays open as long as rank 0 has it, and the connection that nobody takes ends with that."""
+    ended: list[bool] = []
+    loop = Loop(lambda error: pytest.fail(str(error)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        request = Join(member(1), "127.0.0.1", listener.getsockname()[1], TOKEN)
+        calls.RankZero(loop, request, ended.append).watch()
+        loop.set_timer("end", 0.3, partial(setattr, loop, "over", True))
+        loop.run()
+        assert ended == []
+        loop.over = False
+        loop.set_timer("end", 0.1, listener.close)
+        loop.set_timer("late", WAIT_S, partial(setattr, loop, "over", True))
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        deadline = time.monotonic() + WAIT_S
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+        loop.over = True
+        thread.join(2 * WAIT_S)
+    assert ended == [True]
+    calls.RankZero(loop, request, ended.append).watch()
+    loop.over = False
+    loop.set_timer("end", 0.3, partial(setattr, loop, "over", True))
+    loop.run()
+    assert ended == [True, True]
 
 
 def test_a_sentinel_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:

@@ -17,7 +17,7 @@ from ..beside.wire import Wire, listen
 from ..plan.words import at_port
 
 CONNECTING_S, ATTEMPTS = 2.0, 3
-CALLING_S = 60.0  # for another coordinator to take a call, and for any to answer: its node may be busy
+CALLING_S = 60.0  # for the coordinator to answer on a connection: its node may be busy
 
 
 class Answering:
@@ -53,16 +53,12 @@ class Answering:
 
 
 class Dialling:
-    """Connects a member's sentinel to the coordinator without waiting; who refuses is not there.
+    """Connects a member's sentinel to the coordinator without waiting, in three attempts; who refuses is not there."""
 
-    At first there are three attempts. Where the coordinator was there before (`met`), it is called for a minute: its
-    port may be full while rank 0 is too busy to start another one. It has as long to answer on a connection.
-    """
-
-    def __init__(self, loop: Loop, request: Join, met: bool, answer: Callable[[Wire | None, str], None]) -> None:
+    def __init__(self, loop: Loop, request: Join, answer: Callable[[socket.socket | None, str], None]) -> None:
         """Call `answer` with the connection; with None, and the reason, where none could be made."""
         self._loop, self._request, self._answer = loop, request, answer
-        self._left_s = CALLING_S if met else ATTEMPTS * (CONNECTING_S + PAUSE_S)
+        self._left_s = ATTEMPTS * (CONNECTING_S + PAUSE_S)
         self._connection: socket.socket | None = None
 
     def dial(self) -> None:
@@ -109,7 +105,7 @@ class Dialling:
         if shown:
             self._loop.forget(self._connection)
             self._loop.drop_timers("dial")
-            self._answer(greet(self._connection, self._request), "")
+            self._answer(self._connection, "")
 
     def _give_up(self, error: str, refused: bool = False) -> None:
         assert self._connection
@@ -127,6 +123,48 @@ class Dialling:
         else:
             where = at_port(self._request.address, self._request.port)
             self._answer(None, f"no connection to rank 0's sentinel at {where}: {error}")
+
+
+class RankZero:
+    """Tells when rank 0 ends whose sentinel was killed: rank 0 has the coordinator's port, too, as long as it lives.
+
+    A connection to that port is taken by nobody. Rank 0's kernel makes it and ends it with rank 0.
+    """
+
+    def __init__(self, loop: Loop, request: Join, on_end: Callable[[bool], None]) -> None:
+        """Call `on_end` once when rank 0 has ended; with False where its node cannot be reached any more."""
+        self._loop, self._request, self._on_end = loop, request, on_end
+        self._is_connected = False
+
+    def watch(self) -> None:
+        """Connect to the port."""
+        address = self._request.address
+        self._connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._connection.setblocking(False)
+        error = self._connection.connect_ex((address, self._request.port))
+        if error not in (0, errno.EINPROGRESS):
+            self._end(error)
+            return
+        keep_alive(self._connection)
+        self._loop.listen(self._connection, self._look)
+        self._loop.await_room(self._connection)
+
+    def _look(self) -> None:
+        """Take a connection that is made, has failed, or has ended."""
+        error = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not error and not self._is_connected:
+            self._is_connected = True
+            self._loop.await_room(self._connection, waits=False)
+            return
+        self._loop.forget(self._connection)
+        self._end(error)
+
+    def _end(self, error: int) -> None:
+        self._connection.close()
+        if error == errno.ETIMEDOUT and not self._is_connected:  # where many call, the port has no room
+            self._loop.set_timer("rank 0", PAUSE_S, self.watch)
+        else:
+            self._on_end(error in (0, errno.ECONNREFUSED, errno.ECONNRESET))
 
 
 def dial(request: Join) -> Wire:

@@ -1,4 +1,4 @@
-"""Ten bugs, to be planted one by one: a simulation that does not find each of them checks too little."""
+"""Eleven bugs, to be planted one by one: a simulation that does not find each of them checks too little."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ BUGS: dict[str, Callable[[], Any]] = {
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "judge", last_named),
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "judge", hasty),
     "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "RULING_S", 0.001),
-    "a sentinel in the place of a killed one is turned away": lambda: mock.patch.object(
-        Peers, "may_be", lambda peers, hello: hello.rank not in peers.by_rank),
+    "who has lost the coordinator alone gives up its rank": lambda: mock.patch.object(
+        Watcher, "_on_coordinator_killed", lambda watcher: Watcher._on_coordinator_gone(watcher, True)),
+    "a rank that speaks for itself is not heard": lambda: mock.patch.object(
+        Peers, "unwatch", lambda peers, peer: peers.drop(peer) or ()),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
     "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_rule_not_first", nothing),
 }
