@@ -10,6 +10,7 @@ and speaks over that for itself.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import faulthandler
 import fcntl
@@ -17,7 +18,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -41,7 +41,6 @@ from .messages import (
     Failed,
     Forked,
     Hello,
-    Interrupted,
     JobEnds,
     Join,
     Message,
@@ -99,7 +98,7 @@ class SentinelHandle:
         self._end: Callable[[int], object] = sys.exit
         self._script_ended: ScriptEnded | None = None
         self._reported = self._is_parked = False  # why this rank fails; the ruling lets it wait for the job's end
-        self._killing: threading.Timer | None = None
+        self._is_ending = False  # the job ends, as the coordinator has told this rank
 
     def stage(self, name: str) -> None:
         """Tell the stage that begins."""
@@ -198,10 +197,12 @@ class SentinelHandle:
         self._reported = True
         report = brief(report)
         channel = self._channel
-        ruling = self._ask_for_ruling(report)
+        self._channel.send(Failed(report))
+        ruling = self._await(Ruling)
         self._helper.check()
         if ruling is None and self._channel is not channel:
-            ruling = self._ask_for_ruling(report)
+            self._channel.send(Failed(report))
+            ruling = self._await(Ruling)
         self._helper.stop_watching()
         if ruling is None:
             if report.kind == CONSEQUENCE and not self._is_watched:
@@ -209,12 +210,6 @@ class SentinelHandle:
             ruling = Ruling(Verdict(report), report.status, True)
         self._is_parked = not ruling.abort
         return ruling
-
-    def _ask_for_ruling(self, report: Report) -> Ruling | None:
-        if not self._is_watched and report.signal and self._got_sigint():
-            self._channel.send(Interrupted())
-        self._channel.send(Failed(report))
-        return self._await(Ruling)
 
     def told(self, record: str = "") -> bool:
         """Tell that the reason is printed: the other ranks may be ended. The sentinel writes `record` to --error-file.
@@ -265,8 +260,6 @@ class SentinelHandle:
             coordinator.close()
 
     def _close(self) -> None:
-        if self._killing is not None:
-            self._killing.cancel()
         self._descriptors.close()
         self._helper.close()
         self._channel.close()
@@ -353,25 +346,12 @@ class SentinelHandle:
         if isinstance(end, End):  # of the sentinel's, before it was killed
             self._end(end.status)
         if isinstance(ends, JobEnds):
-            self._kill_in_time()
+            if not self._is_ending and self._joined is not None:
+                self._is_ending = True
+                with contextlib.suppress(RuntimeError):  # no thread can be started
+                    _thread.start_new_thread(kill_in, (self._joined.member.grace_s + LAST_S,))
             if ends.abort and (ends.waits or self._is_parked or not self._reported):
                 self._end(ends.status)
-
-    def _kill_in_time(self) -> None:
-        """Kill this process when its grace is over, unless the launcher has ended it before."""
-        assert self._joined
-        if self._killing is None:
-            self._killing = threading.Timer(self._joined.member.grace_s + LAST_S, os.kill,
-                                            (os.getpid(), signal.SIGKILL))
-            self._killing.daemon = True
-            with contextlib.suppress(RuntimeError):  # no thread can be started
-                self._killing.start()
-
-    def _got_sigint(self) -> bool:
-        """Tell whether a SIGINT has come of which the sentinel has not heard."""
-        with contextlib.suppress(BlockingIOError):
-            return signal.SIGINT in self._its_signals.recv(4096, socket.MSG_DONTWAIT)
-        return False
 
     def _say(self, words: str) -> None:
         """Print where the launcher reads, whatever the script has made of its own stderr."""
@@ -396,6 +376,12 @@ class SentinelHandle:
         self._hear_no_signals()
         if self._hears_crashes:  # the stack would go into whatever file gets the number of our end of the channel
             show_crashes()
+
+
+def kill_in(seconds: float) -> None:
+    """Kill this process after a while, in a thread: nobody else does."""
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def show_crashes() -> None:

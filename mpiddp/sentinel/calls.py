@@ -10,13 +10,14 @@ from collections.abc import Callable
 from functools import partial
 
 from ..beside.entrance import AT_ONCE, PAUSE_S, keep_alive
-from ..beside.handshake import Challenge, connect
+from ..beside.handshake import Challenge
 from ..beside.loop import Loop
 from ..beside.messages import Hello, Join
 from ..beside.wire import Wire, listen
 from ..plan.words import at_port
 
 CONNECTING_S, ATTEMPTS = 2.0, 3
+ROOM_S = 30.0  # between two calls to a port that has no room
 CALLING_S = 60.0  # for the coordinator to answer on a connection: its node may be busy
 
 
@@ -125,51 +126,27 @@ class Dialling:
             self._answer(None, f"no connection to rank 0's sentinel at {where}: {error}")
 
 
-class RankZero:
-    """Tells when rank 0 ends whose sentinel was killed: rank 0 has the coordinator's port, too, as long as it lives.
+def watch_rank_0(loop: Loop, request: Join, on_end: Callable[[bool], None]) -> None:
+    """Call `on_end` when rank 0 has ended, whose sentinel was killed; with False where its node cannot be reached.
 
-    A connection to that port is taken by nobody. Rank 0's kernel makes it and ends it with rank 0.
+    Rank 0 has the coordinator's port, too. Its kernel makes a connection to that, which nobody takes, and ends it with
+    rank 0.
     """
+    def look() -> None:
+        loop.forget(connection)
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        connection.close()
+        on_end(error in (0, errno.ECONNRESET))
 
-    def __init__(self, loop: Loop, request: Join, on_end: Callable[[bool], None]) -> None:
-        """Call `on_end` once when rank 0 has ended; with False where its node cannot be reached any more."""
-        self._loop, self._request, self._on_end = loop, request, on_end
-        self._is_connected = False
-
-    def watch(self) -> None:
-        """Connect to the port."""
-        address = self._request.address
-        self._connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        self._connection.setblocking(False)
-        error = self._connection.connect_ex((address, self._request.port))
-        if error not in (0, errno.EINPROGRESS):
-            self._end(error)
-            return
-        keep_alive(self._connection)
-        self._loop.listen(self._connection, self._look)
-        self._loop.await_room(self._connection)
-
-    def _look(self) -> None:
-        """Take a connection that is made, has failed, or has ended."""
-        error = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if not error and not self._is_connected:
-            self._is_connected = True
-            self._loop.await_room(self._connection, waits=False)
-            return
-        self._loop.forget(self._connection)
-        self._end(error)
-
-    def _end(self, error: int) -> None:
-        self._connection.close()
-        if error == errno.ETIMEDOUT and not self._is_connected:  # where many call, the port has no room
-            self._loop.set_timer("rank 0", PAUSE_S, self.watch)
-        else:
-            self._on_end(error in (0, errno.ECONNREFUSED, errno.ECONNRESET))
-
-
-def dial(request: Join) -> Wire:
-    """Connect a member's sentinel to the coordinator; raise OSError or EOFError if that fails."""
-    return greet(connect((request.address, request.port), request.token, CONNECTING_S, CALLING_S), request)
+    try:
+        connection = socket.create_connection((request.address, request.port), CONNECTING_S)
+        keep_alive(connection)
+    except TimeoutError:  # the port has no room for thousands
+        loop.set_timer("rank 0", ROOM_S, partial(watch_rank_0, loop, request, on_end))
+    except OSError as error:
+        on_end(isinstance(error, ConnectionRefusedError))
+    else:
+        loop.listen(connection, look)
 
 
 def greet(connection: socket.socket, request: Join) -> Wire:

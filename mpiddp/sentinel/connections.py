@@ -13,7 +13,7 @@ from ..beside.asking import Ask
 from ..beside.loop import Loop
 from ..beside.wire import Wire
 from . import events
-from .calls import Answering, Dialling, RankZero, greet
+from .calls import Answering, Dialling, greet, watch_rank_0
 from .errands import Errands
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Connections:
             self._call()
         elif closed and self._request is not None:
             self._post(events.CoordinatorKilled())
-            RankZero(self._loop, self._request, lambda ended: self._post(events.CoordinatorGone(ended))).watch()
+            watch_rank_0(self._loop, self._request, lambda closed: self._post(events.CoordinatorGone(closed)))
         else:
             self._post(events.CoordinatorGone(closed))
 
