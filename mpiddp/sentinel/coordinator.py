@@ -327,8 +327,9 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             return True
         if self._ender is None:
             first = self._verdict.first.rank
-            others = (one for one, peer in self.peers.by_rank.items() if one != first and not peer.gone)
-            self._ender = first if first in self._living else min(self._living or others, default=first)
+            others = [peer for one, peer in self.peers.by_rank.items() if one != first and not peer.gone]
+            watched = [peer.rank for peer in others if peer.watched] or [peer.rank for peer in others]
+            self._ender = first if first in self._living else min(self._living or watched, default=first)
         return rank == self._ender or (rank in self._living and self._ender not in self.peers.by_rank)
 
     def _announce_end(self) -> None:

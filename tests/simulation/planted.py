@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from mpiddp.beside.messages import LAUNCHER_S
 from mpiddp.plan import verdict
 from mpiddp.plan.verdict import Report, Scene, Verdict
-from mpiddp.sentinel import coordinator, watcher
+from mpiddp.sentinel import coordinator, events, watcher
 from mpiddp.sentinel.coordinator import Coordinator
 from mpiddp.sentinel.peers import Peers
 from mpiddp.sentinel.watcher import Watcher
@@ -30,6 +31,13 @@ def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
     return Verdict(reports[0]) if reports else None
 
 
+def give_up(self: Watcher) -> None:
+    """Take the death of rank 0's sentinel for that of rank 0."""
+    self._alone = True
+    self._move("deserted")
+    self._do(events.SetTimer("lost", LAUNCHER_S))
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "nobody is told that the job ends": lambda: mock.patch.object(Coordinator, "_begin_end", nothing),
     "a rank whose grace is over is not killed": lambda: mock.patch.object(Watcher, "_kill_in_time", nothing),
@@ -38,8 +46,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "judge", last_named),
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "judge", hasty),
     "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "RULING_S", 0.001),
-    "who has lost the coordinator alone gives up its rank": lambda: mock.patch.object(
-        Watcher, "_on_coordinator_killed", lambda watcher: Watcher._on_coordinator_gone(watcher, True)),
+    "a rank is given up that has lost the coordinator alone": lambda: mock.patch.object(
+        Watcher, "_on_coordinator_killed", give_up),
     "a rank that speaks for itself is not heard": lambda: mock.patch.object(
         Peers, "unwatch", lambda peers, peer: peers.drop(peer) or ()),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),

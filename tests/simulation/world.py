@@ -407,6 +407,8 @@ class Rank:
         self.alive, self.wait_status, self.gone_s = False, wait_status, world.now
         world.send(("rank", self.number), 0.0005, self.sentinel.post, events.RankGone(wait_status))
         if not self.sentinel.alive:
+            if self.left and self.number:
+                self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, messages.Bye()))
             self.sentinel.hang_up()
         for other in self.watched_by:
             world.at(world.random.uniform(*LOCAL_S), other.post, events.Noticed(messages.Ended(self.number)))
