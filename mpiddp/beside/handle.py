@@ -28,7 +28,7 @@ from ..plan.verdict import CONSEQUENCE, Report, Verdict, brief
 from ..say import write_all
 from . import progress  # noqa: F401 (shared with the sentinel, which is forked after that)
 from .asking import Answers, Stacks
-from .helper_process import HelperProcess, OwnDescriptors, check_helpers, send_signal_on
+from .helper_process import HelperProcess, OwnDescriptors, check_helpers, send_no_signal_on, send_signal_on
 from .messages import (
     END_SIGNAL,
     LAST_S,
@@ -171,6 +171,9 @@ class SentinelHandle:
     def release(self) -> None:
         """Let the sentinel know of nothing any more; the process goes on."""
         self._helper.stop_watching()
+        if not self._is_watched:
+            with contextlib.suppress(OSError):  # the script has closed it
+                send_no_signal_on(self._channel.fileno())
         self._stop_telling()
         if self._hears_crashes:
             faulthandler.disable()

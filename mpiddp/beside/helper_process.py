@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Collection
 
+from ..say import say
 from .detached import fork_detached, reap
 from .messages import END_SIGNAL
 from .wire import Wire
@@ -87,7 +88,7 @@ class HelperProcess:
         if self in watched:
             watched.remove(self)
         if self._descriptors.has(self._alive):
-            fcntl.fcntl(self._alive, fcntl.F_SETFL, os.O_NONBLOCK)
+            send_no_signal_on(self._alive)
 
     def check(self) -> bool:
         """Call `on_death` if the helper has died, and tell whether that was so.
@@ -109,6 +110,8 @@ class HelperProcess:
             raise
         try:
             act()
+        except OSError as error:  # the script has closed a descriptor of ours; it goes on
+            say(f"mpiddp: {self.name} exited unexpectedly: {error}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return True
@@ -159,6 +162,11 @@ def send_signal_on(descriptor: int) -> None:
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, F_SETSIG, END_SIGNAL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+
+
+def send_no_signal_on(descriptor: int) -> None:
+    """Undo send_signal_on()."""
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK)
 
 
 def has_hung_up(pipe: int) -> bool:
