@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -36,6 +37,7 @@ RANK_VARIABLES = "PMI_RANK", "OMPI_COMM_WORLD_RANK"
 LETTERS = str.maketrans("abcdefghij", "0123456789")
 TRAINING_S = 3.0
 OUTPUT_LOST = 120
+FEWEST = 3  # kills in a job
 
 
 class Kill(NamedTuple):
@@ -189,27 +191,37 @@ def main() -> int:
     parser.add_argument("kills", type=int, metavar="N", help="how many helpers are killed")
     parser.add_argument("mpi", nargs="?", default="mpich", choices=list(MPIS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no job later than that")
+    parser.add_argument("--weights", help="of an undisturbed job, as an earlier call has printed them")
     options = parser.parse_args()
-    return 0 if kill_helpers(MPIS[options.mpi], options.kills, options.seed) else 1
+    weights = {options.weights} if options.weights else set()
+    return 0 if kill_helpers(MPIS[options.mpi], options.kills, options.seed, options.seconds, weights) else 1
 
 
-def kill_helpers(mpi: Mpi, number: int, seed: int = 0) -> bool:
-    """Kill so many helpers in jobs, print each problem and a count, and tell whether there was none."""
+def kill_helpers(
+    mpi: Mpi, number: int, seed: int = 0, seconds: float = 1e9, expected: Collection[str] = frozenset()
+) -> bool:
+    """Kill so many helpers in jobs, print each problem and a count, and tell whether there was none.
+
+    `expected` are the weights of an undisturbed job, which runs first where they are not given.
+    """
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    random, kills, wrong, jobs = Random(seed), list[Kill](), 0, 0
-    expected = run(mpi, random, 0, set()).weights
-    assert len(expected) == 1, expected
-    began = time.monotonic()
-    while len(kills) < number:
-        outcome = run(mpi, random, random.randint(1, len(HELPERS)), expected)
+    random, kills, wrong, jobs, began = Random(seed), list[Kill](), 0, 0, time.monotonic()
+    if not expected:
+        outcome = run(mpi, random, 0, set())
+        expected = outcome.weights
+        print(f"weights {expected}", flush=True)
+        if len(expected) != 1 or outcome.problems:
+            print(f"undisturbed: {outcome.problems}\n{outcome.output}", flush=True)
+            return False
+    while len(kills) < number and time.monotonic() - began < seconds:
+        outcome = run(mpi, random, random.randint(FEWEST, len(HELPERS)), set(expected))
         jobs, kills, wrong = jobs + 1, kills + outcome.kills, wrong + bool(outcome.problems)
         if outcome.problems:
             print(f"{outcome.problems}\n{outcome.output}", flush=True)
-        if not outcome.kills:
-            break
-    kinds, moments = Counter(one.kind for one in kills), Counter(one.moment for one in kills)
-    print(f"{mpi.title}: {len(kills)} kills ({dict(kinds)}, {dict(moments)}) in {jobs} jobs and "
-          f"{time.monotonic() - began:.0f} s; {wrong} jobs not as they should be", flush=True)
+        kinds, moments = Counter(one.kind for one in kills), Counter(one.moment for one in kills)
+        print(f"{mpi.title}: {len(kills)} kills ({dict(kinds)}, {dict(moments)}) in {jobs} jobs and "
+              f"{time.monotonic() - began:.0f} s; {wrong} jobs not as they should be", flush=True)
     return not wrong
 
 

@@ -12,7 +12,6 @@ from mpiddp.plan import verdict
 from mpiddp.plan.verdict import Report, Scene, Verdict
 from mpiddp.sentinel import coordinator, events, watcher
 from mpiddp.sentinel.coordinator import Coordinator
-from mpiddp.sentinel.peers import Peers
 from mpiddp.sentinel.watcher import Watcher
 
 
@@ -48,8 +47,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "RULING_S", 0.001),
     "a rank is given up that has lost the coordinator alone": lambda: mock.patch.object(
         Watcher, "_on_coordinator_killed", give_up),
-    "a rank that speaks for itself is not heard": lambda: mock.patch.object(
-        Peers, "unwatch", lambda peers, peer: peers.drop(peer) or ()),
+    "a rank that speaks for itself is taken for dead": lambda: mock.patch.object(
+        Coordinator, "_on_unwatched", lambda coordinator, peer: coordinator._on_lost(peer, "")),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
     "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_rule_not_first", nothing),
 }
