@@ -249,7 +249,8 @@ class Watcher(Machine[State, events.WatcherAction]):
     def _on_coordinator_killed(self) -> None:
         """Rule alone from now on: what the coordinator has not answered, and what comes."""
         self._alone = True
-        if self._over or self._ruling is not None or (self._waiting is not None and self._waiting.kind == OWN):
+        is_own = self._waiting is not None and self._waiting.kind == OWN
+        if self._over or self._ruling is not None or self.gone or is_own:
             self._rule_alone()
 
     def _on_coordinator_gone(self, closed: bool) -> None:
