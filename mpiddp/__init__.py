@@ -8,8 +8,7 @@ import sys
 
 from . import stages as _stages  # noqa: F401 (it notes when this process comes to us)
 
-if (sys.argv[:1] == ["-m"] and f"{' '.join(sys.orig_argv)} ".partition(" -m ")[2].startswith(f"{__name__} ")
-        and "_MPIDDP_STAGED_BY" not in os.environ):  # python -m mpiddp, of which a start needs other modules
+if sys.argv[:1] == ["-m"] and f"{' '.join(sys.orig_argv)} ".partition(" -m ")[2].startswith(f"{__name__} "):
     from .staging import ahead as _ahead
 
     _ahead.begin()

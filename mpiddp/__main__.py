@@ -4,18 +4,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    if "_MPIDDP_STAGED_BY" in os.environ:
-        from .staging.use import leave_others
-
-        leave_others(os.environ)
-    from .staging import ahead
-
-    if ahead.is_staged():
-        from .staging import early
-
-        early.use_former()
-        if early.copy is None:
-            ahead.go_on()
+    os.environ.pop("_MPIDDP_STAGED_BY", None)  # of a job that has started this one: its mirror goes with it
     from .cli import main
 
     sys.exit(main())

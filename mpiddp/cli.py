@@ -6,18 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from .command.help import Parser
-from .command.options import FLAGS, OPTIONS, default_of, flag_of, split, unknown
+from .command.options import FIELDS, FLAGS, OPTIONS, default_of, flag_of, split, unknown
 from .command.values import absolute
 from .config import DEFAULT_FOLD_WINDOW_S, PREFIX, Desk, LaunchConfig, Script, Shape
 from .errors import EXIT_USAGE
 from .say import answer, say, warn
 from .version import __version__
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 USAGE = """\
 mpirun python -m mpiddp [options] script.py [arguments]
@@ -35,10 +31,10 @@ as a variable, MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command l
 Exit status: the script's own; 2 wrong usage; 3 the job could not be started; 75 all ranks agreed
 to stop, and the job can go on later; 120 output was lost."""
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run one rank of a job from the command line and return its exit status."""
     try:
-        job = read_config(sys.argv[1:] if arguments is None else arguments, os.environ)
+        job = read_config(sys.argv[1:], os.environ)
     except argparse.ArgumentTypeError as error:
         from .join.refusal import refuse_early
 
@@ -90,8 +86,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     options = parser.parse_args(ours)
     if options.dry_run and any(one.startswith("--explain") for one in ours):
         parser.error("--explain starts a job, and --dry-run does not")
-    if options.dry_run and options.facts and options.nodes is None:
-        return Desk(options.facts, configuration(options, Script(""), environ))
+    if options.dry_run and options.facts_file and options.nodes is None:
+        return Desk(options.facts_file, configuration(options, Script(""), environ))
     if options.dry_run:
         if options.nodes is None or options.ranks_per_node is None:
             parser.error("--dry-run needs --nodes and --ranks-per-node, or --facts")
@@ -124,40 +120,9 @@ def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
 
 def configuration(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:
     """Return the configuration that options, a script and torchelastic's variable in `environ` make."""
-    return LaunchConfig(
-        script=script,
-        backend=options.backend or None,
-        device=None if options.device in ("", "auto") else options.device,
-        init=not options.no_init,
-        startup_timeout_s=options.startup_timeout,
-        exit_timeout_s=options.exit_timeout,
-        stall_s=options.stall,
-        group_timeout=timedelta_of(options.group_timeout),
-        abort_grace_s=options.abort_grace,
-        error_file=absolute(options.error_file or environ.get("TORCHELASTIC_ERROR_FILE", "")),
-        full_traceback=options.traceback == "full",
-        log_dir=absolute(options.log_dir),
-        shown=options.show,
-        fold_window_s=options.fold_window,
-        drops_lines=options.overflow == "drop",
-        python_exit=options.exit,
-        binding=options.bind,
-        map_file=options.map,
-        trace_file=options.trace,
-        stop_before_s=options.stop_before,
-        idle_gpus=options.allow_idle_gpus,
-        share_gpus=options.share_gpus,
-        master_addr=options.master_addr or None,
-        local_rank_option=options.pass_local_rank,
-        facts_file=options.facts,
-        unknown_variables=tuple(unknown(environ)),
-        **{name: getattr(options, name) for name in SAME},
-    )
-
-
-# Options that are in the configuration what they are on the command line.
-SAME = ("quiet", "explain", "stall_abort", "log_compress", "log_max_bytes", "prefix", "threads", "virtual_local_rank",
-        "gpu_aware_mpi", "interface", "port", "check", "check_history", "stage", "stage_keep")
+    fields = {name: value for name, value in vars(options).items() if name in LaunchConfig._fields}
+    fields["error_file"] = options.error_file or absolute(environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    return LaunchConfig(script=script, init=not options.no_init, unknown_variables=tuple(unknown(environ)), **fields)
 
 
 def fits_folded(prefix: str) -> bool:
@@ -173,7 +138,7 @@ def fits_folded(prefix: str) -> bool:
 
 def conflict(options: argparse.Namespace) -> str:
     """Return in words which options do not go together, empty if all do."""
-    if options.stall_abort and options.stall is None:
+    if options.stall_abort and options.stall_s is None:
         return "--stall-abort needs --stall SECONDS"
     if (options.log_compress or options.log_max_bytes) and not options.log_dir:
         return f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR"
@@ -181,23 +146,14 @@ def conflict(options: argparse.Namespace) -> str:
         return "--check-history needs --check"
     if options.stage_keep and not options.stage:
         return "--stage-keep needs --stage"
-    if not options.show.folded and (options.fold_window != DEFAULT_FOLD_WINDOW_S or options.overflow != "wait"):
-        return f"--{'fold-window' if options.overflow == 'wait' else 'overflow'} needs --show fold"
-    if options.show.folded and options.port > 65533:
+    if not options.shown.folded and (options.fold_window_s != DEFAULT_FOLD_WINDOW_S or options.drops_lines):
+        return f"--{'overflow' if options.drops_lines else 'fold-window'} needs --show fold"
+    if options.shown.folded and options.port > 65533:
         return f"--port {options.port}: --show fold needs two more ports after it"
-    if options.show.folded and options.prefix != PREFIX and not fits_folded(options.prefix):
+    if options.shown.folded and options.prefix != PREFIX and not fits_folded(options.prefix):
         return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have two "
                 "fields alone: rank, a text as in 0-3, and time")
     return ""
-
-
-def timedelta_of(seconds: float | None) -> timedelta | None:
-    """Return a time as torch takes it."""
-    if seconds is None:
-        return None
-    from datetime import timedelta
-
-    return timedelta(seconds=seconds)
 
 
 def build_parser(environ: Mapping[str, str]) -> Parser:
@@ -205,9 +161,10 @@ def build_parser(environ: Mapping[str, str]) -> Parser:
     parser = Parser(prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     try:
         for name, details in OPTIONS.items():
-            parser.add_argument(f"--{name}", **{**details, "default": default_of(name, environ)})
+            parser.add_argument(f"--{name}", dest=FIELDS.get(name), **{**details, "default": default_of(name, environ)})
         for name, text in FLAGS.items():
-            parser.add_argument(f"--{name}", action="store_true", default=flag_of(name, environ), help=text)
+            parser.add_argument(f"--{name}", dest=FIELDS.get(name), action="store_true",
+                                default=flag_of(name, environ), help=text)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")

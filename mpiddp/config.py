@@ -14,7 +14,6 @@ STOPPED = ".stopped"  # ends the name of a file with the number of steps of a jo
 DEFAULT_ABORT_GRACE_S = 5.0
 DEFAULT_FOLD_WINDOW_S = 1.0
 DESERTED_TIMEOUT_S = 300.0  # --exit-timeout where all others wait in vain; NCCL gives up after 600 s
-DEFAULT_READY_S = 1.0  # not while ranks start
 PREFIX = "[{rank} {host}] "
 AUTO = "auto"  # for --stage
 STANDARD_INPUT = "-"  # in the place of a script's path
@@ -81,7 +80,7 @@ class LaunchConfig(NamedTuple):
     `explain` is a rank whose environment is explained; the script does not run then.
     `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason of a
     failure as JSON, `log_dir` each rank's output; empty writes neither. `log_compress` is gzip, zstd, or empty for
-    output as it is; a log that has `log_max_bytes` goes on in another file, unless that is 0. `full_traceback` shows
+    logs as they are; a log that has `log_max_bytes` goes on in another file, unless that is 0. `full_traceback` shows
     libraries' frames in what a rank that fails prints. `prefix` is put before each line of output, with the fields
     `rank`, `local_rank`, `host` and `time` of str.format(); of folded lines, `rank` and `time`. Lines are folded that
     ranks say within `fold_window_s` of each other; a rank that says more than can be shown waits, unless `drops_lines`.
@@ -99,8 +98,7 @@ class LaunchConfig(NamedTuple):
     node to `facts_file`; empty writes nothing. `check` is warn or strict where nodes are measured before the script,
     empty where they are not; rank 0 keeps the figures in `check_history`, unless that is empty. `stage` is the folder
     into which the environment is staged, AUTO for the best one, empty for none; `stage_keep` leaves it there at the
-    end. `ready_s` after the ranks have joined, the job can be asked where it is. `unknown_variables` are those that
-    look like options' and are none.
+    end. `unknown_variables` are those that look like options' and are none.
     """
 
     script: Script | None = None
@@ -143,7 +141,6 @@ class LaunchConfig(NamedTuple):
     check_history: str = ""
     stage: str = ""
     stage_keep: bool = False
-    ready_s: float = DEFAULT_READY_S
     unknown_variables: tuple[str, ...] = ()
 
     def common(self) -> dict[str, str]:

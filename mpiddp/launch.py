@@ -116,7 +116,7 @@ def start(config: LaunchConfig) -> RunningJob:
         create_group(started, config)  # 9
     stages.begin("ready")
     if config.stage:
-        from .staging.start import remember
+        from .staging.stage import remember
 
         remember()
     if membership.environment.rank == 0:
@@ -145,14 +145,14 @@ def meet(
     former = set_variables(host, config)
     cpus = bind_cores(host)  # 4
     if config.stage:
-        from .staging.start import stage
+        from .staging.stage import stage
 
         stage(roll, host.place, config)
     devices = import_torch(config, cpus)  # 5
     plan = roll.agree("importing torch", ready_facts(host, cpus, devices, probe), hosting.plan_devices)  # 6
     warn(plan.warnings)
     if config.check:
-        from .check.start import check_nodes
+        from .check.preflight import check_nodes
 
         check_nodes(roll, host.place, plan.device, config)
     stages.begin("store")

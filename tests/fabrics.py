@@ -1,4 +1,4 @@
-"""Figures of checks that never were: fabrics of any size, with nodes and links that are slow.
+"""Measurements of checks that never were: fabrics of any size, with nodes and links that are slow.
 
     python -m tests.fabrics FOLDER
 
@@ -13,13 +13,12 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from mpiddp.check import drawing, table
-from mpiddp.compare.figures import Figures, Finding, Who
-from mpiddp.compare.judge import incomparable, judge
-from mpiddp.compare.rounds import rounds
+from mpiddp.check import PASSES, drawing, table
+from mpiddp.check.stats import findings as all_findings
+from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, empty
+from mpiddp.check.stats.tournament import rounds
 from mpiddp.plan.words import folded
 
-LOOKS = 3
 GPU, CPU = "NVIDIA H100 80GB HBM3", "12 cores of AMD EPYC 7763"
 OF_A_RANK = {"matrix": (1.1e12, 6.7e14), "memory": (2.1e10, 2.4e10), "device-memory": (0, 2.9e12),
              "to-device": (0, 5.4e10), "from-device": (0, 5.2e10)}  # of a CPU, of a GPU
@@ -40,47 +39,49 @@ class Faults(NamedTuple):
 NONE = Faults()
 
 
-def fabric(nodes: int, local: int = 8, faults: Faults = NONE, gpus: bool = True, seed: int = 0) -> Figures:
+def fabric(nodes: int, local: int = 8, faults: Faults = NONE, gpus: bool = True, seed: int = 0) -> Measurements:
     """Return the figures of nodes with `local` ranks each, every measurement with a noise of 3 %."""
     chance = random.Random(seed)
 
-    def looks(value: float) -> list[float]:
-        return [value * math.exp(chance.gauss(0, 0.03)) for _ in range(LOOKS)]
+    def passes(value: float) -> list[float]:
+        return [value * math.exp(chance.gauss(0, 0.03)) for _ in range(PASSES)]
 
     digits = max(3, len(str(nodes - 1)))
-    ranks = tuple(Who(f"n{node:0{digits}}", node, one, f"cuda:{one}" if gpus else "cpu", GPU if gpus else CPU)
+    ranks = tuple(RankInfo(f"n{node:0{digits}}", node, one, f"cuda:{one}" if gpus else "cpu", GPU if gpus else CPU)
                   for node in range(nodes) for one in range(local))
-    own = {name: {rank: looks(pair[gpus] * (faults.matrix.get(rank, 1) if name == "matrix" else 1))
+    own = {name: {rank: passes(pair[gpus] * (faults.matrix.get(rank, 1) if name == "matrix" else 1))
                   for rank in range(len(ranks))} for name, pair in OF_A_RANK.items() if pair[gpus]}
-    own |= {name: {node * local: looks(value) for node in range(nodes)} for name, value in OF_A_NODE.items()}
+    own |= {name: {node * local: passes(value) for node in range(nodes)} for name, value in OF_A_NODE.items()}
     met = [way for pairs in rounds(nodes) for one, two in pairs for way in ((one, two), (two, one))]
     usual = 2.4e10 if gpus else 1.18e9
     share = {way: min(faults.sends.get(way[0], 1), faults.receives.get(way[1], 1), faults.links.get(way, 1))
              for way in met}
-    ways = {"large": {way: looks(usual * share[way]) for way in met},
-            "small": {way: looks(0.6 * usual * share[way]) for way in met}, "latency": {}}
+    ways: dict[str, dict[tuple[int, int], list[float]]] = {
+        "large": {way: passes(usual * share[way]) for way in met}, "latency": {}}
     for one, two in met:
-        ways["latency"][one, two] = ways["latency"].get((two, one)) or looks(4e-6 if gpus else 4e-5)
-    inside = {"large": {(node * local + one, node * local + two): looks(3e11 if gpus else 6e9) for node in range(nodes)
+        ways["latency"][one, two] = ways["latency"].get((two, one)) or passes(4e-6 if gpus else 4e-5)
+    inside = {"large": {(node * local + one, node * local + two): passes(3e11 if gpus else 6e9) for node in range(nodes)
                         for one in range(local) for two in range(local) if one != two}} if local <= 8 else {}
     slowest = usual * min([1.0, *faults.sends.values(), *faults.receives.values()])
     total = len(ranks)
-    reduced = [(size, looks(2 * math.log2(total) * 8e-6 + size * 2 * (total - 1) / total / (0.93 * slowest))[0])
-               for size in REDUCED if total > 1]
-    return Figures(ranks, own, ways if nodes > 1 else {}, inside, {}, {}, {}, reduced)
+    reduced = {size: passes(2 * math.log2(total) * 8e-6 + size * 2 * (total - 1) / total / (0.93 * slowest))[0]
+               for size in REDUCED if total > 1}
+    links = ways if nodes > 1 else {}
+    claims = {rank: {"large": 2.5e10, "matrix": 9.89e14} for rank in range(total)} if gpus else {}
+    return empty(ranks)._replace(own=own, links=links, inside=inside, by_mpi=links, allreduce=reduced, claims=claims)
 
 
-def found(figures: Figures) -> tuple[list[Finding], list[str]]:
+def found(figures: Measurements) -> tuple[list[Finding], list[str]]:
     """Return the verdict on figures, and its notes."""
-    return judge(figures), incomparable(figures)
+    return all_findings.find(figures), all_findings.notes(figures, "nccl")
 
 
-def three() -> Figures:
+def three() -> Measurements:
     """Return three nodes of two ranks, one of which sends slowly."""
     return fabric(3, 2, Faults(sends={1: 0.4}), gpus=False, seed=3)
 
 
-def many(nodes: int) -> Figures:
+def many(nodes: int) -> Measurements:
     """Return nodes of which one is slow both ways, one receives slowly, one has a slow rank, and one way is slow."""
     some = rounds(nodes)[2][nodes // 5]
     slow, deaf, hot = (next(node for node in range(at, nodes) if node not in some) for at in

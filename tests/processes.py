@@ -18,7 +18,7 @@ import psutil
 
 GRACE_S = 5
 TERMINAL_S = 60  # for a command on a terminal
-LEAVING_S = 2  # after a job's end, for its last processes
+LEAVING_S = 10  # after a job's end, for its last processes; on an idle machine two are enough
 MARK = "TESTS_JOB"  # a variable that all processes of a job inherit
 
 
@@ -83,7 +83,7 @@ def marked(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def leftovers(env: Mapping[str, str]) -> list[str]:
-    """Return the command lines of a job's processes that are there two seconds after its end, and end them."""
+    """Return the command lines of a job's processes that are there LEAVING_S after its end, and end them."""
     deadline = time.monotonic() + LEAVING_S
     while (found := with_mark(env[MARK])) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.staging import ahead
-from mpiddp.staging.ahead import COORDINATOR, EARLY, MODULES, SENTINEL, STAGING, Finder
+from mpiddp.staging.ahead import COORDINATOR, MODULES, SENTINEL, STAGING, Finder
 from tests.support import ROOT, Mpi, alone, check, mpiexec
 
 FIRST = {"stages", "staging", "staging.ahead"}
@@ -31,8 +31,6 @@ def test_the_modules_of_a_start_are_read(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "modules.py").write_text(PRINT)
     line, = check(mpiexec(quick, 2, "--quiet", tmp_path / "modules.py")).stdout.splitlines()
     assert set(ast.literal_eval(line)) - FIRST == set(MODULES.split())
-    code = "import sys, mpiddp.staging.early; print(*(name[7:] for name in sys.modules if name.startswith('mpiddp.')))"
-    assert set(check(alone(quick, "-c", code)).stdout.split()) - FIRST == set(EARLY.split())
     code = ("import sys, mpiddp.join.watched; before = {*sys.modules}; import mpiddp.sentinel.process; "
             "its = {*sys.modules}; import mpiddp.sentinel.office; "
             "print([[name[7:] for name in some if name.startswith('mpiddp.')] for some in "
@@ -54,22 +52,19 @@ print(type(mpiddp.launch.__loader__).__module__)
 """
 
 
-@pytest.mark.parametrize(("words", "environ", "read"), [
-    ('"mpiddp", "train.py"', {}, True), ('"mpiddp.where", "mpiddp"', {}, False),
-    ('"mpiddp.supervise", "srun", "python", "-m", "mpiddp"', {}, False),
-    ('"mpiddp", "train.py"', {"_MPIDDP_STAGED_BY": "here:1"}, False)])
-def test_where_opening_a_file_takes_long_modules_are_read_ahead(
-    words: str, environ: dict[str, str], read: bool, quick: Mpi
-) -> None:
-    """As a clock has it that is a second ahead at each look; not by other commands, nor in a staged rank's own job."""
-    done = check(alone(quick, "-c", SLOW.format(words=words), env=environ))
+@pytest.mark.parametrize(("words", "read"), [
+    ('"mpiddp", "train.py"', True), ('"mpiddp.where", "mpiddp"', False),
+    ('"mpiddp.supervise", "srun", "python", "-m", "mpiddp"', False)])
+def test_where_opening_a_file_takes_long_modules_are_read_ahead(words: str, read: bool, quick: Mpi) -> None:
+    """As a clock has it that is a second ahead at each look; not by other commands."""
+    done = check(alone(quick, "-c", SLOW.format(words=words)))
     assert (done.stdout == f"{ahead.__name__}\n") == read
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_sentinel_reads_ahead_what_it_needs_itself(first: bool, quick: Mpi) -> None:
-    """With --stage the rank has read what finds a mirror; of the others' sentinels none needs the coordinator."""
-    code = SLOW.format(words='"mpiddp", "--stage", "train.py"').replace("mpiddp.launch\n", "mpiddp\n").replace(
+    """Of the sentinels none but rank 0's needs the coordinator."""
+    code = SLOW.format(words='"mpiddp", "train.py"').replace("mpiddp.launch\n", "mpiddp\n").replace(
         "print(type(mpiddp.launch.__loader__).__module__)",
         f"from mpiddp.staging import ahead\nahead.prepare_sentinel({first})\n"
         "import mpiddp.sentinel.process, mpiddp.sentinel.office\n"

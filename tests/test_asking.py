@@ -21,11 +21,12 @@ import pytest
 from mpiddp.beside.asking import Shown
 from mpiddp.beside.handshake import NONCE_BYTES, Response
 from mpiddp.beside.lines import encode
-from mpiddp.beside.messages import ASK_SIGNAL, STACK_SIGNAL
+from mpiddp.beside.messages import ASK_SIGNAL
 from mpiddp.facts.files import user_folder
 from mpiddp.version import __version__
 from mpiddp.where import cards, client
 from mpiddp.where.cards import Card, read_all
+from mpiddp.where.inspector import NEEDED
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
@@ -322,11 +323,28 @@ def test_children_whose_names_break_lines(quick: Mpi, state: dict[str, str], tmp
         assert " in all_reduce, where others wait" in shown
 
 
+@pytest.mark.parametrize(("path", "where"), [
+    (f"{VENVS / 'base/bin'}:/usr/bin:/bin", r"zoo\.py:\d+ train → zoo\.py:\d+ sleep_in_native_code"),
+    ("/usr/bin:/bin", "native code, which holds the interpreter")], ids=["py-spy", "without"])
+def test_a_rank_whose_interpreter_native_code_holds(path: str, where: str, quick: Mpi, state: dict[str, str]) -> None:
+    with started(SIX[2], None, ZOO, "native", env={**state, "PATH": path}) as job:
+        job.await_ready(SIX[2].ranks)
+        deadline = time.monotonic() + DEADLINE_S
+        while not re.search(where, (done := alone(quick, *WHERE, env=state)).stdout) and time.monotonic() < deadline:
+            time.sleep(0.3)
+        _, odd, waiting, *findings = check(done).stdout.splitlines()
+        assert re.match(rf"  1 rank +1 .* odd +.*{where}", odd), done.stdout
+        assert re.match(r"  3 ranks +0,2-3 .* waiting +zoo.py:", waiting)
+        assert findings[0] == "  rank 1 is not in all_reduce, where others wait"
+        assert findings[1:] == ([f"  what native code hides of rank 1: {NEEDED}"] if "native code" in where else [])
+        assert job.process.poll() is None
+
+
 @pytest.mark.thorough
 def test_threads_and_a_picture(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     """Both threads of a dead-lock are shown, where py-spy is on the path of the job, and else how to get it."""
     for path, threads in ((f"{VENVS / 'base/bin'}:/usr/bin:/bin", ["take_second", "lock_against_each_other.<locals>"]),
-                          ("/usr/bin:/bin", ["py-spy is not installed in the job's environment: pip install py-spy"])):
+                          ("/usr/bin:/bin", [NEEDED])):
         with started(SIX[2], None, ZOO, "lock", env={**state, "PATH": path}) as job:
             job.await_ready(SIX[2].ranks)
             while "odd" not in alone(quick, *WHERE, env=state).stdout:
@@ -418,13 +436,10 @@ def test_a_deep_stack_in_a_folder_with_an_umlaut(quick: Mpi, state: dict[str, st
             assert waiting.place.collective == "barrier"
 
 
-@pytest.mark.parametrize("number", [ASK_SIGNAL, pytest.param(STACK_SIGNAL, marks=pytest.mark.thorough)])
-def test_a_signal_that_a_program_uses_itself(
-    number: int, quick: Mpi, state: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "own_signal.py"
     script.write_text("import os, signal, time\nfrom mpi4py import MPI\nimport mpiddp\nseen = []\n"
-                      f"signal.signal({number}, lambda *_: seen.append(1))\nmpiddp.init_process_group()\n"
+                      f"signal.signal({ASK_SIGNAL}, lambda *_: seen.append(1))\nmpiddp.init_process_group()\n"
                       "time.sleep(5)\nprint(seen)\nmpiddp.destroy_process_group()\n")
     with asked(0.2) as answers:
         done = check(processes.run(*mpiexec_command(quick, 2, script), timeout=DEADLINE_S, cwd=ROOT,

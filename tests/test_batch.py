@@ -271,7 +271,8 @@ def train(epochs: int, checkpoint: object) -> str:
 def uninterrupted(cluster: Cluster, epochs: int) -> dict[str, torch.Tensor]:
     """Return the weights of a training that was never stopped, of as many ranks and threads as the script has."""
     file = RUN / f"uninterrupted-{epochs}.pt"
-    check(srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=2 --cpus-per-task=4", *train(epochs, file).split()))
+    check(srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=2 --cpus-per-task=4", *train(epochs, file).split(),
+               timeout=600))
     return weights(file)
 
 

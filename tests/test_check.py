@@ -16,7 +16,7 @@ from typing import cast
 
 import pytest
 
-from mpiddp.check import Asked, program
+from mpiddp.check import CheckOptions, program
 from mpiddp.config import LaunchConfig
 from mpiddp.run.running import RunningJob
 from tests.benchmarks.checking import FAULTS, TCP, check
@@ -139,7 +139,7 @@ def test_a_job_scripts_variables_do_not_end_ranks_that_wait(monkeypatch: pytest.
                           ending=SimpleNamespace(fail_by=lambda error: isinstance(error, InterruptedError) and 7))
     for name in program.PATIENT:
         monkeypatch.setenv(name, "1")
-    assert program.check(Asked(), cast(RunningJob, job), LaunchConfig()) == 7
+    assert program.check(CheckOptions(), cast(RunningJob, job), LaunchConfig()) == 7
     assert seen == dict.fromkeys(program.PATIENT, "0")
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" in seen
 

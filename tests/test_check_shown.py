@@ -8,21 +8,15 @@ import os
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from mpiddp.beside.messages import Watched
 from mpiddp.check import command, drawing, record
+from mpiddp.check.stats.schema import Finding, RankInfo, empty
 from mpiddp.check.table import TALLEST, WIDEST, lines, significant
-from mpiddp.compare.figures import Figures, Finding, Who
-from mpiddp.config import DEFAULT_READY_S
 from mpiddp.facts import schedulers
-from mpiddp.join import watched
 from tests import processes
 from tests.fabrics import Faults, fabric, found, many, three
 from tests.processes import run_on_terminal
@@ -110,16 +104,16 @@ def test_kinds_have_letters() -> None:
 
 
 def test_nodes_alone_have_neither_ways_nor_an_all_reduce() -> None:
-    figures = fabric(3)._replace(ways={}, inside={}, by_mpi={}, reduced=[])
+    figures = fabric(3)._replace(links={}, inside={}, by_mpi={}, allreduce={})
     shown = lines(figures, [], [])
     assert not any(word in line for word in ("sends", "latency", "all-reduce", "inside") for line in shown)
     assert any("product" in line for line in shown)
 
 
 def test_nothing_measured_is_a_table_all_the_same() -> None:
-    empty = Figures((Who("n0", 0, 0),), {}, {}, {}, {}, {}, {0: "the matrix product"}, [])
-    assert lines(empty, [], [])[0] == "1 node, 1 rank"
-    assert [line.split() for line in lines(empty, [], []) if line.startswith("n0")] == [["n0", "0"]]
+    nothing = empty((RankInfo("n0", 0, 0),))._replace(lost={0: "the matrix product"})
+    assert lines(nothing, [], [])[0] == "1 node, 1 rank"
+    assert [line.split() for line in lines(nothing, [], []) if line.startswith("n0")] == [["n0", "0"]]
 
 
 def test_numbers_have_three_digits() -> None:
@@ -145,17 +139,8 @@ def test_a_picture_is_well_formed_small_and_soon_there(nodes: int, tmp_path: Pat
 
 def test_a_picture_of_nodes_alone_says_what_it_lacks(tmp_path: Path) -> None:
     need(MATPLOTLIB)
-    drawing.write(str(tmp_path / "a.svg"), fabric(3)._replace(ways={}, inside={}, reduced=[]), [], "three")
-    assert "no ways between ranks were measured" in (tmp_path / "a.svg").read_text()
-
-
-def test_names_of_neighbours_do_not_overlap() -> None:
-    nodes = [0, 17, 18, 19, 20, 253, 254, 255]
-    places = drawing.apart(nodes, 256, drawing.LETTER)
-    least = drawing.LETTER / (drawing.SIDE * 72)
-    assert all(two - one >= least for one, two in pairwise(places))
-    assert places[0] >= 0
-    assert places[-1] <= 1
+    drawing.write(str(tmp_path / "a.svg"), fabric(3)._replace(links={}, inside={}, allreduce={}), [], "three")
+    assert "no links between ranks were measured" in (tmp_path / "a.svg").read_text()
 
 
 def test_the_suffix_says_the_format(tmp_path: Path) -> None:
@@ -173,16 +158,6 @@ def test_variables_are_a_checks_defaults() -> None:
     assert command.parsed(["--check-history", "mine"], environ).check_history == "mine"
 
 
-@pytest.mark.parametrize(("options", "ready_s"), [(["--quick"], command.QUICK_READY_S), ([], DEFAULT_READY_S)])
-def test_what_sentinels_load_does_not_disturb_a_quick_check(
-    options: list[str], ready_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = command.configuration(command.parsed(options, {}), {})
-    monkeypatch.setattr(watched, "SentinelHandle", lambda told, _watch: told)
-    told: object = watched.fork_sentinel(config, None)
-    assert isinstance(told, Watched) and told.ready_s == ready_s
-
-
 def test_a_check_without_a_picture_needs_no_matplotlib() -> None:
     code = ("import sys; import mpiddp.check.drawing, mpiddp.check.table, mpiddp.check.record;"
             "sys.exit(any(one in sys.modules for one in ('matplotlib', 'numpy')))")
@@ -196,35 +171,19 @@ def test_a_missing_matplotlib_is_the_callers_to_tell(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-@settings(max_examples=25, deadline=None)
-@given(nodes=st.integers(1, 9), local=st.integers(1, 3), gpus=st.booleans(), seed=st.integers(0, 999),
-       told=st.dictionaries(st.integers(0, 8), st.lists(st.text(), max_size=2)),
-       lost=st.dictionaries(st.integers(0, 8), st.text()),
-       unreduced=st.none() | st.tuples(st.integers(1, 2**28), st.integers(0, 9)))
-def test_what_is_written_is_read(nodes: int, local: int, gpus: bool, seed: int, told: dict[int, list[str]],
-                                 lost: dict[int, str], unreduced: tuple[int, int] | None,
-                                 tmp_path_factory: pytest.TempPathFactory) -> None:
-    made = fabric(nodes, local, gpus=gpus, seed=seed)._replace(told=told, lost=lost, unmet=frozenset({(0, 1)}),
-                                                            unmet_inside=frozenset({(2, 3)}), unreduced=unreduced)
-    figures = made._replace(by_mpi=made.ways)
-    path = tmp_path_factory.mktemp("check") / "check.json"
-    path.write_text(json.dumps(record.as_json(figures, *found(
-        made._replace(told={}, lost={}, unmet=frozenset(), unmet_inside=frozenset())))))
-    assert record.read(str(path)) == figures
-
-
 def test_a_folder_that_hangs_takes_its_files_and_not_the_table(tmp_path: Path) -> None:
     """FUSE whose server never answers: the table is there, and each file is warned of by its name."""
     need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
     program = """
 import sys, torch
 from types import SimpleNamespace
-from mpiddp.check import Asked, history, report
+from mpiddp.check import CheckOptions, history, report
 from tests.fabrics import three
 report.WRITING_S = report.DRAWING_S = history.ANSWER_S = 0.5
-report.Inspection = lambda *_: SimpleNamespace(run=lambda _: three())
+report.Controller = lambda *_: SimpleNamespace(compare_clocks=lambda: None, run=lambda *_: three())
 env = SimpleNamespace(backend="gloo", device=torch.device("cpu"), world_size=3)
-report.inspect(None, env, Asked(False, False, *(f"{sys.argv[1]}/{name}" for name in ("svg", "json", "past", "bad"))), 9)
+files = (f"{sys.argv[1]}/{name}" for name in ("svg", "json", "past", "bad"))
+report.inspect(None, env, CheckOptions(False, False, *files), 9)
 """
     done = processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path), sys.executable,
                          "-c", program, str(tmp_path), timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -242,14 +201,9 @@ def test_the_file_has_units_in_its_names() -> None:
     assert written["ways"]["latency_s"][0].keys() == {"from", "to", "values"}
     assert written["all_reduce"][0].keys() == {"size_bytes", "time_s"}
     assert written["findings"][0]["hosts"] == ("n001",)
+    assert written["findings"][0].keys() == {"subject", "words", "hosts", "nodes", "ways", "quantity", "ratio"}
+    assert json.loads(json.dumps(written))["ranks"][0]["host"] == "n000"
     assert written["versions"].keys() >= {"mpiddp", "python", "torch"}
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"own": 3}'])
-def test_another_file_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text(text)
-    with pytest.raises(ValueError, match=r"other\.json is no file of mpiddp\.check --json"):
-        record.read(str(tmp_path / "other.json"))
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_taken_away() -> None:

@@ -121,7 +121,10 @@ def test_a_laptop_that_calls_itself_localhost(mpi: Mpi) -> None:
 
 
 def test_a_first_process_in_native_code_is_ended(quick: Mpi) -> None:
-    """The kernel keeps SIGKILL from it, where that comes from inside; the launcher kills only what is around it."""
+    """The kernel keeps SIGKILL from it, where that comes from inside; the launcher kills only what is around it.
+
+    Its sentinel ends it when its grace is over, which may be after the launcher's end.
+    """
     need([] if os.geteuid() == 0 else ["root"])
     env = processes.marked(single_node_environ(quick))
     done = contained(quick, "stuck", env)

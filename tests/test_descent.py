@@ -79,7 +79,7 @@ def started(output: str) -> list[int]:
 
 def living(pids: list[int]) -> list[str]:
     """Return the command lines of the processes that are there two seconds later, and end them."""
-    deadline = time.monotonic() + processes.LEAVING_S
+    deadline = time.monotonic() + 2
     while (found := list(filter(is_running, pids))) and time.monotonic() < deadline:
         time.sleep(0.05)
     lines = [" ".join(psutil.Process(pid).cmdline()) for pid in found]

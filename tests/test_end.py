@@ -202,7 +202,7 @@ def test_a_detached_child_lives_on_after_a_success_alone(mpi: Mpi, end: str, liv
     done = check(mpiexec(mpi, 1, path), 0 if lives else 3)
     child = int(done.stdout)
     try:
-        deadline = time.monotonic() + processes.LEAVING_S
+        deadline = time.monotonic() + (2 if lives else processes.LEAVING_S)
         while is_running(child) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert is_running(child) == lives

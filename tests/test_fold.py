@@ -5,41 +5,49 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.relay import fold
+from mpiddp.relay import merger
 from mpiddp.relay.bars import Bar, Bars
-from mpiddp.relay.fold import Fold
 from mpiddp.relay.frames import lines_of, of_lines
 from mpiddp.relay.lines import Prefixer, Splitter, pieces, prefixed
+from mpiddp.relay.merger import LineMerger, MergedLines, named
 from mpiddp.relay.overflow import Overflow
-from mpiddp.relay.said import NUMBER, Said, bits, named
 
-FOUR = bits(range(4))
+FOUR = 0b1111
 
 
-def screen(lines: Sequence[Said]) -> list[str]:
+def bits(ranks: Iterable[int]) -> int:
+    return sum(1 << rank for rank in ranks)
+
+
+def singles(lines: Sequence[MergedLines]) -> list[MergedLines]:
+    copies = [MergedLines(one.ranks, one.stream, one.lines.copy(), one.others) for one in lines]
+    return [one.cut(1) for one in copies for _ in range(len(one.lines))]
+
+
+def screen(lines: Sequence[MergedLines]) -> list[str]:
     found = [f"[{named(one.ranks)}] {line}" for one in lines for line in str(one).split("\n")]
-    assert found == [f"[{named(one.ranks)}] {line}" for many in lines for one in many.lines() for line in [str(one)]]
+    assert found == [f"[{named(one.ranks)}] {one}" for one in singles(lines)]
     return found
 
 
-def say(one: Fold, rank: int, lines: Sequence[str], now_s: float = 0.0, stream: int = 1) -> None:
+def say(one: LineMerger, rank: int, lines: Sequence[str], now_s: float = 0.0, stream: int = 1) -> None:
     if lines:
-        one.take(rank, Said(1 << rank, stream, "\n".join(lines)), now_s)
+        one.take(rank, MergedLines(1 << rank, stream, list(lines)), now_s)
 
 
 def folded(streams: Sequence[Sequence[str]], order: Sequence[int] = (), window_s: float = 1.0) -> list[str]:
     """Return what is shown when ranks say lines, each all of its own at once, or one at a time in an order of ranks."""
-    one = Fold(bits(range(len(streams))), window_s)
+    one = LineMerger(bits(range(len(streams))), window_s)
     if order:
         left = [list(lines) for lines in streams]
         for rank in order:
-            one.take(rank, Said(1 << rank, 1, left[rank].pop(0)), 0.0)
+            one.take(rank, MergedLines(1 << rank, 1, [left[rank].pop(0)]), 0.0)
     else:
         for rank, lines in enumerate(streams):
             say(one, rank, lines)
@@ -64,6 +72,12 @@ def folded(streams: Sequence[Sequence[str]], order: Sequence[int] = (), window_s
      [f"[0-1] step {step} of 9 loss {{0.{step},0.{step + 5}}}" for step in range(3)]),
     ([["a 1", "b 2 x", "c 3"], ["a 2", "b 2 y", "c 4"]],
      ["[0-1] a {1,2}", "[0] b 2 x", "[1] b 2 y", "[0-1] c {3,4}"]),
+    ([["\033[32mINFO\033[0m ready"], ["INFO ready"]], ["[0-1] \033[32mINFO\033[0m ready"]),
+    ([["\033[1;31m0.5\033[m of 7"], ["\033[2m0.25\033[m of 7"]], ["[0-1] \033[1;31m{0.25,0.5}\033[m of 7"]),
+    ([[f"rank {rank} at {step}" for step in range(4)] for rank in range(2)],
+     [f"[0-1] rank {{0,1}} at {step}" for step in range(4)]),
+    ([[f"rank {rank} at {step}" for step in range(0, 4, 1 + rank)] for rank in range(2)],
+     ["[0-1] rank {0,1} at 0", "[0] rank 0 at 1", "[0-1] rank {0,1} at 2", "[0] rank 0 at 3"]),
 ])
 def test_what_is_shown(streams: list[list[str]], shown: list[str]) -> None:
     assert folded(streams) == shown
@@ -77,45 +91,45 @@ def test_a_line_that_one_rank_alone_says_stands_before_what_all_say_after_it() -
 
 
 def test_lines_wait_for_a_window_after_the_last_rank_that_joined() -> None:
-    one = Fold(FOUR, 1.0)
+    one = LineMerger(FOUR, 1.0)
     for rank, at_s in ((0, 0.0), (1, 0.9), (2, 1.8)):
         assert one.ready(at_s) == []
-        one.take(rank, Said(1 << rank, 1, "a"), at_s)
+        one.take(rank, MergedLines(1 << rank, 1, ["a"]), at_s)
     assert one.due_s() == 2.8
     assert one.ready(2.7, is_due=True) == one.ready(9.0) == []
     assert screen(one.ready(2.8, is_due=True)) == ["[0-2] a"]
     assert one.due_s() is None
     for number in range(7):  # not for ever
-        one.take(number % 4, Said(1 << number % 4, 1, f"b {number}"), 10.0 + 0.9 * number)
+        one.take(number % 4, MergedLines(1 << number % 4, 1, [f"b {number}"]), 10.0 + 0.9 * number)
     assert screen(one.ready(15.5, is_due=True))[0].startswith("[0-3] b 0…3")
 
 
 def test_a_rank_alone_is_shown_at_once() -> None:
-    one = Fold(4, 1.0)
-    one.take(2, Said(4, 1, "a\na\nb"), 0.0)
+    one = LineMerger(4, 1.0)
+    one.take(2, MergedLines(4, 1, ["a", "a", "b"]), 0.0)
     assert screen(one.ready(0.0)) == ["[2] a", "[2] a", "[2] b"]
-    one.take(2, Said(4, 2, "c"), 0.0)
+    one.take(2, MergedLines(4, 2, ["c"]), 0.0)
     assert screen(one.rest()) == ["[2] c"]
     assert one.ready(0.0) == []
 
 
 def test_nobody_waits_for_ranks_that_have_ended() -> None:
-    one = Fold(FOUR, 1.0)
+    one = LineMerger(FOUR, 1.0)
     say(one, 0, ["a"], stream=2)
     one.gone(2 + 4)
     assert one.ready(0.0) == []
     one.gone(8)
-    assert [(said.stream, str(said)) for said in one.ready(0.0)] == [(2, "a")]
+    assert [(line.stream, str(line)) for line in one.ready(0.0)] == [(2, "a")]
 
 
-def say_many(one: Fold, word: str, thousands: int, now_s: float) -> None:
+def say_many(one: LineMerger, word: str, thousands: int, now_s: float) -> None:
     """Let rank 0 say a thousand lines at a time."""
     for thousand in range(thousands):
         say(one, 0, [f"{word} {1000 * thousand + number}" for number in range(1000)], now_s)
 
 
 def test_a_rank_that_is_far_ahead_is_held_back_until_the_others_are_known_to_be_silent() -> None:
-    one, most = Fold(FOUR, 1.0), fold.AHEAD // 1000
+    one, most = LineMerger(FOUR, 1.0), merger.AHEAD // 1000
     say_many(one, "line", most, 0.0)
     assert not one.is_ahead(0)
     say(one, 0, ["one more"], 0.5)
@@ -130,20 +144,20 @@ def test_a_rank_that_is_far_ahead_is_held_back_until_the_others_are_known_to_be_
 
 
 def test_who_hurries_waits_for_nobody_where_very_many_lines_wait() -> None:
-    one = Fold(FOUR, 1.0, hurries=True)
-    say_many(one, "line", fold.AHEAD // 1000, 0.0)
-    assert len(screen(one.ready(0.0))) == fold.AHEAD // 2
+    one = LineMerger(FOUR, 1.0, hurries=True)
+    say_many(one, "line", merger.AHEAD // 1000, 0.0)
+    assert len(screen(one.ready(0.0))) == merger.AHEAD // 2
 
 
 def test_lines_that_take_much_room_are_not_kept() -> None:
-    one = Fold(FOUR, 1.0)
+    one = LineMerger(FOUR, 1.0)
     for number in range(20):
         say(one, 0, [f"{number} {'x' * 2**20}"], 0.0)
     assert len(one.ready(0.0)) == 20 - 15
 
 
 def test_blocks_that_are_cut_leave_nothing_behind() -> None:
-    one = Fold(3, 1.0)
+    one = LineMerger(3, 1.0)
     for number in range(10):
         say(one, 0, [f"a {number}", "b", "c"])
         for line in (f"a {number}", "odd", "c"):
@@ -155,29 +169,30 @@ def test_blocks_that_are_cut_leave_nothing_behind() -> None:
 
 def test_places_that_are_used_up_are_made_anew() -> None:
     streams = [["a", "b"], [*(f"own {'x' * number}" for number in range(50)), "b"]]
-    one = Fold(3, 1.0)
+    one = LineMerger(3, 1.0)
     for rank, lines in enumerate(streams):
         for line in lines:
-            one.take(rank, Said(1 << rank, 1, line), 0.0)
+            one.take(rank, MergedLines(1 << rank, 1, [line]), 0.0)
     shown = screen(one.rest())
     assert shown[0] == "[0] a"
     assert shown[-1] == "[0-1] b"
     assert len(shown) == 52
 
 
-WORDS = st.sampled_from(["a", "b", "step 1", "step 2", "step 3", "loss 0.5 of 7", "loss 0.25 of 7", "x\0001", "", "…"])
+WORDS = st.sampled_from(["a", "b", "step 1", "step 2", "step 3", "loss 0.5 of 7", "loss 0.25 of 7", "x\0001", "", "…",
+                         "\033[1;31mstep 1\033[m", "\033[2mstep 1"])
 STREAMS = st.lists(st.lists(WORDS | st.text("ab1\0-. ", max_size=6), max_size=12), min_size=1, max_size=6)
 
 
-def covers(said: Said, line: str) -> bool:
-    """Tell whether a folded line shows a rank's: the same words, and its numbers are listed, or within the range."""
-    if not said.spread:
-        return said.text == line
-    if NUMBER.split(said.text)[::2] != NUMBER.split(line)[::2]:
+def covers(shown: MergedLines, line: str) -> bool:
+    """Tell whether a merged line shows a rank's: the same words, and its numbers are listed, or within the range."""
+    own = MergedLines(0, 0, [line])
+    if own.masks != shown.masks:
         return False
-    return all(number == own if one is None else number in one.some if one.some else
-               float(one.low) <= float(number) <= float(one.high)
-               for one, own, number in zip(said.spread, NUMBER.findall(said.text), NUMBER.findall(line), strict=True))
+    values = [{*column} for column in zip(shown.numbers, *shown.others, strict=True)]
+    return all(number in several if len(several) <= 3 else
+               min(map(float, several)) <= float(number) <= max(map(float, several))
+               for several, number in zip(values, own.numbers, strict=True))
 
 
 @settings(max_examples=300, deadline=None, database=None)
@@ -185,13 +200,13 @@ def covers(said: Said, line: str) -> bool:
 def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[str]], data: st.DataObject) -> None:
     """Ranks take turns at random, on two nodes; now and then a window passes, and a rank's node hands on its lines."""
     ranks = len(streams)
-    nodes = {"m": Fold(bits(range(0, ranks, 2)), 0.25), "n": Fold(bits(range(1, ranks, 2)), 0.25)}
-    root, now_s, shown = Fold(bits(range(ranks)), 1.0), 0.0, list[Said]()
+    nodes = {"m": LineMerger(bits(range(0, ranks, 2)), 0.25), "n": LineMerger(bits(range(1, ranks, 2)), 0.25)}
+    root, now_s, shown = LineMerger(bits(range(ranks)), 1.0), 0.0, list[MergedLines]()
 
     def hand_on(rest: bool = False) -> None:
         for name, node in nodes.items():
-            for said in lines_of(of_lines(node.rest() if rest else node.ready(now_s, is_due=True))):
-                root.take(name, said, now_s)
+            for lines in lines_of(of_lines(node.rest() if rest else node.ready(now_s, is_due=True))):
+                root.take(name, lines, now_s)
         shown.extend(root.rest() if rest else root.ready(now_s, is_due=True))
 
     turns = data.draw(st.permutations([rank for rank, lines in enumerate(streams) for _ in lines]))
@@ -203,7 +218,7 @@ def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[st
         now_s += data.draw(st.sampled_from([0.0, 0.1, 0.3, 2.0]))
         hand_on()
     hand_on(rest=True)
-    shown = [one for many in shown for one in many.lines()]
+    shown = singles(shown)
     for rank, lines in enumerate(streams):
         own = [one for one in shown if one.ranks >> rank & 1]
         assert len(own) == len(lines)
@@ -214,11 +229,10 @@ def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[st
 MANY = """
 import random, sys
 from pathlib import Path
-from mpiddp.relay.fold import Fold
-from mpiddp.relay.said import Said, bits
+from mpiddp.relay.merger import LineMerger, MergedLines
 random.seed(int(sys.argv[1]))
-nodes = [Fold(bits(range(first, first + 8)), 0.25) for first in range(0, 10_000, 8)]
-root, odd, shown, now_s = Fold(bits(range(10_000)), 1.0), {}, [], 0.0
+nodes = [LineMerger(0xff << first, 0.25) for first in range(0, 10_000, 8)]
+root, odd, shown, now_s = LineMerger((1 << 10_000) - 1, 1.0), {}, [], 0.0
 for step in range(10):
     for at in random.sample(range(1250), 1250):
         for rank in random.sample(range(8 * at, 8 * at + 8), 8):
@@ -226,16 +240,16 @@ for step in range(10):
             if random.random() < 1e-4:
                 odd[rank, step] = f"odd {'x' * random.randrange(99)}"
                 lines.insert(1, odd[rank, step])
-            nodes[at].take(rank, Said(1 << rank, 1, chr(10).join(lines)), now_s)
-        for said in nodes[at].ready(now_s, is_due=True):
-            root.take(at, said, now_s)
+            nodes[at].take(rank, MergedLines(1 << rank, 1, lines), now_s)
+        for one in nodes[at].ready(now_s, is_due=True):
+            root.take(at, one, now_s)
     shown += root.ready(now_s, is_due=True)
     now_s += 2
 for at, node in enumerate(nodes):
-    for said in node.rest():
-        root.take(at, said, now_s)
+    for one in node.rest():
+        root.take(at, one, now_s)
 shown += root.rest()
-shown = [one for many in shown for one in many.lines()]
+shown = [one.cut(1) for one in shown for _ in range(len(one.lines))]
 assert sum(one.ranks.bit_count() for one in shown) == 10 * 2 * 10_000 + len(odd)
 assert sum(str(one).startswith("epoch") for one in shown) == 10, len(shown)
 assert sorted(str(one) for one in shown if one.ranks.bit_count() == 1) == sorted(odd.values())
@@ -253,8 +267,8 @@ def test_ten_thousand_ranks_take_little_room() -> None:
 
 
 def test_numbers_of_more_digits_than_python_reads() -> None:
-    said = Said(1 << 20_000, 1, "a \udcff " + "7" * 5000)
-    assert lines_of(of_lines([said])) == [said]
+    (line,) = lines_of(of_lines([MergedLines(1 << 20_000, 1, ["a \udcff " + "7" * 5000])]))
+    assert (line.ranks, line.stream, str(line)) == (1 << 20_000, 1, "a \udcff " + "7" * 5000)
     assert folded([["7" * 5000], ["8" * 5000]]) == ["[0-1] {" + "7" * 5000 + "," + "8" * 5000 + "}"]
 
 

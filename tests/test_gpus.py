@@ -35,11 +35,11 @@ ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
 
 
 def board(name: str, numa: int = 0) -> Gpu:
-    return Gpu(f"GPU-{name}", f"GPU-{name}", "NVIDIA H100 80GB HBM3", f"0000:{name}:00.0", numa, 80 * 2**30)
+    return Gpu(f"GPU-{name}", f"GPU-{name}", "NVIDIA H100 80GB HBM3", f"0000:{name}:00.0", numa)
 
 
 def mig(name: str, parent: str) -> Gpu:
-    return Gpu(f"MIG-{name}", f"GPU-{parent}", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", f"0000:{parent}:00.0", 0, 5 * 2**30)
+    return Gpu(f"MIG-{name}", f"GPU-{parent}", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", f"0000:{parent}:00.0", 0)
 
 
 # As nvidia-smi and rocm-smi number them, with the NUMA nodes that their vendors' topology tables show.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -19,16 +21,15 @@ import psutil
 import pytest
 
 from mpiddp.beside import window
-from mpiddp.beside.asking import Sight, Where
+from mpiddp.beside.asking import TRACER, TRACER_END, Sight, Where
 from mpiddp.beside.loop import Loop
-from mpiddp.beside.messages import ASK_SIGNAL, STACK_SIGNAL
+from mpiddp.beside.messages import ASK_SIGNAL
 from mpiddp.sentinel import hearing, looking
-from mpiddp.sentinel.hearing import YOUNG_S, Hearing
-from mpiddp.sentinel.office import STALL_LINK, Office
+from mpiddp.sentinel.hearing import YOUNG_S, Hearing, complaint
 from mpiddp.sentinel.process import Sentinel
 from mpiddp.where.glance import Glance
-from mpiddp.where.survey import Survey
-from tests.support import PROGRAMS, ROOT
+from mpiddp.where.inspector import NEEDED
+from tests.support import PROGRAMS, ROOT, VENVS
 
 DEADLINE_S = 20
 ANSWERING_S = 30  # for all answers of a test, on a machine that is busy
@@ -42,8 +43,14 @@ class Asked:
         self.errors: list[Exception] = []
         self._loop = Loop(self.errors.append)
         self._hearing = Hearing(self._loop, pid, sight)
+        os.write(sight.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
 
-    def ask(self, closely: bool = True) -> list[str]:
+    @property
+    def native(self) -> list[str]:
+        """Why the stacks of both are not seen, as they were asked last."""
+        return [self._hearing.native.get(one, "") for one in (self.pid, self.child)]
+
+    def ask(self) -> list[str]:
         """Return the functions in which both are, as soon as all is heard that comes in time."""
         began_s = time.monotonic()
 
@@ -55,7 +62,7 @@ class Asked:
             self._loop.over = True
 
         self._loop.over = False
-        self._hearing.ask([self.child], look, closely)
+        self._hearing.ask([self.child], look)
         look()
         self._loop.run()
         assert self.errors == []
@@ -96,8 +103,7 @@ def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int, monkeyp
             assert time.monotonic() < end, heard
         time.sleep(1.0)  # in which one ends that has lost an exception
         assert {psutil.Process(pid).status() for pid in (both.pid, both.child)} <= {"running", "sleeping"}
-    assert ASK_SIGNAL in sent
-    assert STACK_SIGNAL not in sent
+    assert sent == {ASK_SIGNAL}
 
 
 @pytest.mark.parametrize("name", ["encode", "file_of"])
@@ -144,18 +150,12 @@ def test_a_rank_that_is_gone_with_a_question_unread_is_no_error() -> None:
     assert errors == []
 
 
-def test_who_is_asked_all_the_time_is_not_asked_in_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: set[int] = set()
-    monkeypatch.setattr(hearing.os, "kill", lambda pid, number, kill=os.kill: (sent.add(number), kill(pid, number)))
-    with windowed("spins") as both:
-        for _ in range(3):
-            both.ask(closely=False)
-        assert ASK_SIGNAL in sent
-        assert STACK_SIGNAL not in sent
+KINDS = ["sleeps", pytest.param("spins", marks=pytest.mark.alone), "naps"]  # one needs a core
 
 
-@pytest.mark.parametrize("what", ["sleeps", pytest.param("spins", marks=pytest.mark.alone), "naps"])  # it needs a core
-def test_a_process_tells_where_it_is(what: str) -> None:
+@pytest.mark.parametrize("what", KINDS)
+def test_a_process_tells_where_it_is_or_py_spy_does(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{VENVS / 'base/bin'}:/usr/bin:/bin")
     with windowed(what) as both:
         end = time.monotonic() + 2 * ANSWERING_S
         for _ in range(2):
@@ -166,15 +166,41 @@ def test_a_process_tells_where_it_is(what: str) -> None:
             assert [one.split()[-1] for one in found] == [what, what]
 
 
-def test_who_asks_all_the_time_does_not_do_so_closely() -> None:
-    sent: list[tuple[int, Where]] = []
-    peers = SimpleNamespace(by_rank={0: SimpleNamespace(link=7)}, hosts={0: "n1"})
-    for asker in (STALL_LINK, 5):
-        survey = SimpleNamespace(survey=Survey())
-        office = SimpleNamespace(_coordinator=SimpleNamespace(peers=peers), _inquiry=lambda survey=survey: survey,
-                                 _loop=SimpleNamespace(set_timer=lambda *_: None), _send=sent.extend)
-        Office._ask(cast(Office, office), asker)
-    assert [message.closely for _, message in sent] == [False, True]
+@pytest.mark.parametrize("what", KINDS[:2])
+def test_native_code_hides_a_stack_without_py_spy(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    with windowed(what) as both:
+        end, found = time.monotonic() + 2 * ANSWERING_S, ""
+        while not found:  # one that has had no processor has not shown that it could have answered
+            assert both.ask()[0] == ""
+            found = both.native[0]
+            assert time.monotonic() < end
+    assert found == NEEDED
+
+
+@pytest.mark.parametrize(("printed", "told"), [
+    (NEEDED, NEEDED), ("", "py-spy has printed nothing"),
+    ('[\n  {\n    "pid"\npy-spy has taken more', "py-spy has taken more"),
+    ("Error: Permission denied\n\nStack backtrace:\n   0: anyhow", "Error: Permission denied"),
+])
+def test_what_py_spy_says_in_the_place_of_a_stack(printed: str, told: str) -> None:
+    assert complaint(printed) == told
+
+
+@pytest.mark.parametrize(("scope", "lets"), [("0", False), ("1", True), ("2", False), ("", False)])
+def test_a_rank_lets_its_sentinel_trace_it_where_yama_asks_for_that(
+    scope: str, lets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 and 3 let nobody but root; without Yama there is no such file."""
+    called: list[tuple[int, ...]] = []
+    monkeypatch.setattr(window, "YAMA", str(tmp_path / "ptrace_scope"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(
+        prctl=lambda number, tracer, *rest: called.append((number, tracer.value, *rest))))
+    if scope:
+        (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
+    window.allowing(77)()
+    assert called == ([(0x59616D61, 77, 0, 0, 0)] if lets else [])
 
 
 @pytest.mark.parametrize(("sight", "used"), [(Sight(3, 4, -1), Sight()), (Sight(3, 4, 5), Sight(3, 4, 5))])

@@ -44,6 +44,17 @@ time.sleep(2)
 print("the other works on", flush=True)
 time.sleep(600)
 """
+RAISES_IN_BETWEEN = """
+import mpiddp.run.ending, torch.distributed
+fail_by = mpiddp.run.ending.Ending.fail_by
+def interrupted(ending, error):
+    mpiddp.run.ending.Ending.fail_by = fail_by
+    raise RuntimeError("worker died")
+mpiddp.run.ending.Ending.fail_by = interrupted
+if rank == 1:
+    raise ValueError("seven")
+torch.distributed.barrier()
+"""
 LAST_WORK = """
 def later():
     time.sleep(1)
@@ -212,13 +223,22 @@ def test_what_c_streams_hold_is_written(name: str, script: Path, tmp_path: Path)
 def test_a_loaders_worker_that_is_killed(mpi: Mpi, turn: int, script: Path) -> None:
     """Torch's handler of SIGCHLD raises wherever the rank is by then, also in our own code.
 
-    Where the rank loses its connection to the worker first, torch says that this exited unexpectedly.
+    If the rank loses its connection to the worker first, torch says that the worker exited unexpectedly, or raises
+    what it met.
     """
     script.write_text(HEAD + DEAD_WORKER)
     done = check(mpiexec(mpi, 2, script), 1)
-    assert re.search(r"mpiddp: failed: rank 1 on \S+: (RuntimeError: DataLoader worker|Connection)", done.stderr)
-    assert re.search("is killed by signal: Killed|DataLoader worker .* exited unexpectedly", done.stderr), done.stderr
+    worker = "RuntimeError: DataLoader worker .* (is killed by signal: Killed|exited unexpectedly)"
+    assert re.search(rf"mpiddp: failed: rank 1 on \S+: ({worker}|Connection)", done.stderr), done.stderr
     assert "/mpiddp/" not in done.stderr
+
+
+def test_an_error_before_the_failure_is_reported(quick: Mpi, script: Path) -> None:
+    """A signal's handler may raise at any line, also where we are about to report the script's own error."""
+    script.write_text(HEAD + RAISES_IN_BETWEEN)
+    done = check(mpiexec(quick, 2, script), 1)
+    assert len(re.findall(r"^mpiddp: failed: rank 1 on \S+: RuntimeError: worker died$", done.stderr, re.M)) == 1
+    assert done.stderr.count("mpiddp: failed: ") == 1
 
 
 def test_a_stream_of_the_scripts_own_that_cannot_be_flushed(quick: Mpi, script: Path) -> None:

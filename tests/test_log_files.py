@@ -8,7 +8,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,9 +17,9 @@ from typing import Any
 import pytest
 
 from mpiddp.beside.index import NAME, RECORD_BYTES, exit_status, last_line, note, record, write_index
-from mpiddp.join.logs import SUFFIXES
 from mpiddp.plan.member import LogPlan
-from mpiddp.relay.log import LINE_BYTES, Log, former
+from mpiddp.relay.compression import SUFFIXES
+from mpiddp.relay.log import LINE_BYTES, Log
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -34,34 +33,17 @@ from tests.support import (
     need,
     single_node_environ,
 )
-from tests.test_logs import BESIDE
 
 READERS = {".gz": ["zcat"], ".zst": ["zstd", "-dc"]}
 GONE_S = 10  # for the processes beside a rank that was killed to come to their end
-CRASH = """
-import os, sys, time, torch.distributed as dist
+READS_ITS_LOG = """
+import glob, os, sys, time
+print("I am", os.environ["RANK"])
+(log,) = glob.glob(f"{sys.argv[1]}/*/rank-0000{os.environ['RANK']}.*.log")
+while open(log).read() != f"I am {os.environ['RANK']}\\n":
+    time.sleep(0.02)
 for number in range(30_000):
-    print("line", number, "of", os.environ["RANK"])
-sys.stdout.flush()
-os.write(2, b"last word in native code")
-dist.barrier()
-if os.environ["RANK"] == "1":
-    os.kill(os.getpid(), 11)
-time.sleep(600)
-"""
-KILLS_RELAY = f"""{BESIDE}
-import glob, gzip, zlib
-def logged():
-    try:
-        return gzip.open(glob.glob(sys.argv[1] + "/*/*.gz")[0]).read()
-    except (OSError, EOFError, zlib.error):
-        return b""  # of a file that was written to while it was read, in several parts
-print("seven", flush=True)
-while logged() != b"seven\\n":
-    time.sleep(0.1)
-[relay] = [one for one in beside() if os.readlink(f"/proc/{{one.pid}}/fd/1") != os.devnull]
-print("eight", flush=True)
-relay.kill()
+    print("line", number)
 """
 FULL_FOR_A_WHILE = """
 import os, sys, time, torch.distributed as dist
@@ -116,27 +98,17 @@ def has_ended(one: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("kind", first_of(["gzip", "zstd"]))
-def test_a_compressed_log_is_complete_up_to_the_crash(quick: Mpi, kind: str, tmp_path: Path) -> None:
-    (script := tmp_path / "crash.py").write_text(CRASH)
-    done = mpiexec(quick, 2, "--log-dir", tmp_path / "logs", "--log-compress", kind, "--show", "none", script)
-    assert "line" not in done.stdout
-    records = index_of(tmp_path / "logs", has_ended)
-    assert (records[1]["status"], records[1]["last"]) == (128 + signal.SIGSEGV, "last word in native code")
-    (log,) = tmp_path.glob(f"logs/*/{records[1]['file']}")
-    assert log.suffix == SUFFIXES[kind]
-    text = read(log)
-    assert text == "".join(f"line {number} of 1\n" for number in range(30_000)) + "last word in native code"
-    assert log.stat().st_size < len(text) / 4
-
-
-def test_a_compressed_log_is_whole_when_its_relay_is_killed(quick: Mpi, tmp_path: Path) -> None:
-    (script := tmp_path / "kills.py").write_text(KILLS_RELAY)
-    check(mpiexec(quick, 1, "--log-dir", tmp_path / "logs", "--log-compress=gzip", script, tmp_path / "logs",
-                  env={"JOB": str(tmp_path)}), 120)
-    (log,) = tmp_path.glob("logs/*/*.gz")
-    assert read(log) in ("seven\n", "seven\neight\n")
-    (one,) = index_of(tmp_path / "logs", lambda one: one["status"] is not None)
-    assert one["status"] == 120
+def test_a_log_is_plain_while_its_rank_runs_and_compressed_then(quick: Mpi, kind: str, tmp_path: Path) -> None:
+    (script := tmp_path / "watched.py").write_text(READS_ITS_LOG)
+    options = ["--log-dir", tmp_path / "logs", "--log-compress", kind, "--show", "none"]
+    check(mpiexec(quick, 2, *options, script, tmp_path / "logs"))
+    for rank, one in enumerate(index_of(tmp_path / "logs", has_ended)):
+        assert (one["status"], one["last"]) == (0, "line 29999")
+        (log,) = tmp_path.glob(f"logs/*/rank-{rank:05d}.*")
+        assert (log.name, log.suffix) == (one["file"], SUFFIXES[kind])
+        text = read(log)
+        assert text == f"I am {rank}\n" + "".join(f"line {number}\n" for number in range(30_000))
+        assert log.stat().st_size < len(text) / 4
 
 
 def test_zstd_that_is_not_there_is_refused_once(quick: Mpi, tmp_path: Path) -> None:
@@ -147,61 +119,82 @@ def test_zstd_that_is_not_there_is_refused_once(quick: Mpi, tmp_path: Path) -> N
 
 
 def written(plan: LogPlan, pieces: Sequence[bytes]) -> Log:
-    """Return a log to which pieces were written, and a pause after each tenth."""
+    """Return a log to which pieces were written, and which is complete."""
     log = Log(plan, "rank 3 on n07")
-    for number, piece in enumerate(pieces):
+    for piece in pieces:
         log.write(piece)
-        if number % 10 == 9:
-            log.pause()
-    log.settle()
+    log.close(is_complete=True)
     return log
 
 
 @pytest.mark.parametrize("kind", ["", "gzip", "zstd"])
-def test_a_second_attempt_goes_on_in_the_same_file(kind: str, tmp_path: Path) -> None:
-    """Also where another process writes at the same time, or somebody has emptied the file."""
-    path = tmp_path / f"rank-00003.n07.log{SUFFIXES[kind]}"
+def test_a_second_attempt_goes_on_after_the_first(kind: str, tmp_path: Path) -> None:
+    """Also where another process writes at the same time, or an attempt before was killed as it compressed its log."""
+    path = tmp_path / "rank-00003.n07.log"
+    whole = path.with_name(path.name + SUFFIXES.get(kind, ""))
     plan = LogPlan(str(path), compression=kind)
     written(plan, [])
-    assert read(path) == ""
-    first = written(plan, [b"one\n", b"two"])
-    second = written(plan, [b"three\n"] * 25)
-    assert read(path) == "one\ntwo" + "three\n" * 25
-    for log, text in ((first, b"four\n"), (second, b"five\n"), (first, b"six\n")):
+    assert read(whole) == ""
+    written(plan, [b"one\n", b"two"])
+    killed = Log(plan, "rank 3 on n07")
+    killed.write(b"three\n" * 25)
+    path.with_name(f"{whole.name}.part").write_bytes(b"half of it")
+    last = Log(plan, "rank 3 on n07")
+    for log, text in ((last, b"four\n"), (killed, b"five\n"), (last, b"six\n")):
         log.write(text)
-        log.pause()
-    assert read(path).endswith("three\nfour\nfive\nsix\n")
-    path.write_bytes(b"")
-    second.write(b"seven\n")
-    second.pause()
-    assert read(path) == "seven\n"
-    assert first.lost == second.lost == -1
+    assert path.read_text().endswith("three\nfour\nfive\nsix\n")
+    last.close(is_complete=True)
+    assert read(whole) == "one\ntwo" + "three\n" * 25 + "four\nfive\nsix\n"
+    last.close(is_complete=True)  # as when the rank has left nothing running that wrote more
+    assert read(whole).endswith("five\nsix\n")
+    assert sorted(tmp_path.iterdir()) == sorted({whole, *([] if kind else tmp_path.glob("*.part"))})
+    assert last.lost == -1
+
+
+def test_a_log_that_is_not_complete_stays_plain(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00003.n07.log"
+    log = Log(LogPlan(str(path), compression="gzip"), "rank 3 on n07")
+    log.write(b"seven\nno end")
+    log.write_stack("Fatal Python error")
+    log.close(is_complete=False)
+    assert path.read_text() == "seven\nno end\nFatal Python error\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_log_that_cannot_be_compressed_stays_plain(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rank-00003.n07.log"
+    (tmp_path / "rank-00003.n07.log.gz.part").symlink_to("/dev/full")
+    log = Log(LogPlan(str(path), compression="gzip", token=tmp_path.name), "rank 3 on n07")
+    log.write(b"seven\n")
+    log.close(is_complete=True)
+    assert path.read_text() == "seven\n"
+    assert capfd.readouterr().err == (
+        f"mpiddp: rank 3 on n07: cannot compress {path}: No space left on device; it stays as it is\n")
 
 
 @pytest.mark.parametrize("kind", ["", "gzip", "zstd"])
 @pytest.mark.parametrize("most_bytes", [4096, 50_000])
 def test_a_log_keeps_the_newest_lines(kind: str, most_bytes: int, tmp_path: Path) -> None:
-    path = tmp_path / f"rank-00003.n07.log{SUFFIXES[kind]}"
+    path, suffix = tmp_path / "rank-00003.n07.log", SUFFIXES.get(kind, "")
     seeded = random.Random(3)
     text = "".join(f"{number} {seeded.randbytes(seeded.randrange(60)).hex()}\n" for number in range(20_000)).encode()
     cuts = [0, *sorted(seeded.randrange(len(text)) for _ in range(200)), len(text)]
     log = written(LogPlan(str(path), compression=kind, most_bytes=most_bytes),
                   [text[begin:end] for begin, end in pairwise(cuts)])
-    before = Path(former(str(path)))
-    assert before.name == f"rank-00003.n07.log.1{SUFFIXES[kind]}"
-    assert (read(before) + read(path)).encode() == text[-len(read(before) + read(path)):]
-    assert re.match(r"\d+ [0-9a-f]*\n", read(before))
-    assert read(before).endswith("\n")
-    slack = LINE_BYTES + (most_bytes // 4 if kind else 0)
-    assert most_bytes <= before.stat().st_size <= most_bytes + slack
-    assert path.stat().st_size <= most_bytes + slack
+    assert {one.name for one in tmp_path.iterdir()} == {path.name + suffix, f"{path.name}.1{suffix}"}
+    before, last = read(path.with_name(f"{path.name}.1{suffix}")), read(path.with_name(path.name + suffix))
+    assert (before + last).encode() == text[-len(before + last):]
+    assert re.match(r"\d+ [0-9a-f]*\n", before)
+    assert before.endswith("\n")
+    assert most_bytes <= len(before) <= most_bytes + LINE_BYTES
+    assert len(last) <= most_bytes + LINE_BYTES
     assert log.lost == -1
 
 
 def test_a_line_that_is_too_long_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
     written(LogPlan(str(path), most_bytes=10_000), [b"x" * 70_000, b"y\n" * 10])
-    before = Path(former(str(path))).read_bytes()
+    before = path.with_name(f"{path.name}.1").read_bytes()
     assert before == b"x" * (70_000 % (10_000 + LINE_BYTES)) + b"y\n"
     assert path.read_bytes() == b"y\n" * 9
 
@@ -211,7 +204,7 @@ def test_a_job_bounds_the_log_of_a_rank_that_is_not_shown(quick: Mpi, tmp_path: 
     done = check(mpiexec(quick, 1, "--log-dir", tmp_path / "logs", "--log-max-bytes=20K", "--show=none", script))
     assert done.stdout == ""
     (log,) = tmp_path.glob("logs/*/*.log")
-    kept = (Path(former(str(log))).read_text() + log.read_text()).splitlines()
+    kept = (log.with_name(f"{log.name}.1").read_text() + log.read_text()).splitlines()
     assert kept == [f"line {number}" for number in range(5000 - len(kept), 5000)]
     assert 20_480 <= sum(map(len, kept)) + len(kept) <= 2 * 20_480 + LINE_BYTES
 
@@ -277,7 +270,8 @@ def test_a_file_that_takes_nothing_any_more_is_opened_again(tmp_path: Path) -> N
 @pytest.mark.parametrize("how", ["raises", "requeue"])
 def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Path) -> None:
     (script := tmp_path / "ends.py").write_text(HOW_RANKS_END)
-    check(mpiexec(quick, 3, "--log-dir", tmp_path / "logs", "--show", "0", script, how), 1 if how == "raises" else 0)
+    options = ["--log-dir", tmp_path / "logs", "--log-compress=gzip", "--show", "0"]
+    check(mpiexec(quick, 3, *options, script, how), 1 if how == "raises" else 0)
     records = index_of(tmp_path / "logs", has_ended)
     assert [one["rank"] for one in records] == [0, 1, 2]
     assert all((path.parent / one["file"]).exists() for path in tmp_path.glob(f"logs/*/{NAME}") for one in records)

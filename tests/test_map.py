@@ -22,7 +22,7 @@ HELLO = EXAMPLES / "hello_world.py"
 
 def h100(rank: int) -> Gpu:
     uuid = f"GPU-{rank:08x}-0000"
-    return Gpu(uuid, uuid, "NVIDIA H100 80GB HBM3", "0000:1b:00.0", 0, 80 * 2**30)
+    return Gpu(uuid, uuid, "NVIDIA H100 80GB HBM3", "0000:1b:00.0", 0)
 
 
 def node(number: int, ranks: int = 8, threads: int = 14, interface: str = "ib0") -> list[Seat]:
@@ -90,7 +90,7 @@ def test_records_are_plain() -> None:
     assert json.loads(json.dumps(records(node(1, ranks=1)))) == [
         {"rank": 8, "host": "n0001", "node": 8, "device": "cuda:0",
          "gpu": {"uuid": "GPU-00000008-0000", "board": "GPU-00000008-0000", "name": "NVIDIA H100 80GB HBM3",
-                 "pci": "0000:1b:00.0", "numa": 0, "memory_bytes": 80 * 2**30}, "cpus": list(range(14)), "numa": [0],
+                 "pci": "0000:1b:00.0", "numa": 0}, "cpus": list(range(14)), "numa": [0],
          "threads": 14, "interface": "ib0", "pid": 0}]
 
 

@@ -20,10 +20,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mpiddp.check.inspection import QUICK, Extent
-from mpiddp.compare.figures import MEETING_LARGE, MEETING_SMALL, OWN
-from mpiddp.measure import channels, compute, devices, machine, meeting, memory, own, storage
-from mpiddp.measure.deadlines import within
+from mpiddp.check.bench import channels, gpu_health, hardware, kernels, machine, network, rank, storage
+from mpiddp.check.bench.timeouts import within
+from mpiddp.check.controller import meeting_s
+from mpiddp.check.stats.schema import RANK_METRICS
 from tests import processes
 from tests.cgroups import inside, quota
 from tests.support import PROGRAMS, ROOT, Mpi, check, mpiexec, need
@@ -53,7 +53,8 @@ def test_figures_are_plausible(tmp_path: Path) -> None:
     found = measured(True, 3.0, TMPDIR=str(tmp_path))
     values = found["values"]
     assert found["told"] == []
-    assert values.keys() == OWN.keys() - {"device-memory", "to-device", "from-device", "device-free", "clock", "import"}
+    assert values.keys() == RANK_METRICS.keys() - {
+        "device-memory", "to-device", "from-device", "device-free", "clock", "import"}
     assert 1e9 < values["matrix"] < 1e12  # of one core
     assert 1e9 < values["memory"] < 1e12
     assert values["throttled"] <= 0.02
@@ -78,7 +79,7 @@ def test_a_short_time_is_kept_and_what_does_not_fit_left_out() -> None:
 @pytest.mark.alone
 def test_two_measurements_agree() -> None:
     """The best of one series and of another, on a machine that has other work, too."""
-    for one in (compute.product, lambda _, budget_s: memory.host(budget_s)):
+    for one in (kernels.product, lambda _, budget_s: kernels.host_memory(budget_s)):
         values = [one(CPU, 0.5) or 0.0 for _ in range(12)]
         assert max(values[::2]) / max(values[1::2]) == pytest.approx(1, abs=0.2)
 
@@ -89,7 +90,7 @@ def test_a_product_is_what_plain_torch_computes() -> None:
     one, other = torch.randn(rows, rows), torch.randn(rows, rows)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    ours = compute.product(CPU, 1.0)
+    ours = kernels.product(CPU, 1.0)
     assert torch.equal(torch.random.get_rng_state(), before)
     end = time.perf_counter() + 1.0
     while time.perf_counter() < end:
@@ -143,28 +144,10 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> None:
     """A file of 16 MiB would not fit into 5 % of 100 MiB; it could fill up what other programs need."""
     command = mounted(SIZED.format(tmp_path / "disk", "100m"))
-    source = (f"from mpiddp.measure import storage\nstorage.FILE_BYTES = 2**40\n"
+    source = (f"from mpiddp.check.bench import storage\nstorage.FILE_BYTES = 2**40\n"
               f"one = storage.Folder('tmp', '{tmp_path}/disk', 'it')\nprint(storage.measure(one, 0.1))")
     done = check(processes.run(*command(sys.executable, "-c", source), timeout=60, env=ENV))
     assert "tmp-write" in done.stdout and done.stdout.endswith(", [])\n")
-
-
-@pytest.mark.parametrize(("waits_s", "is_slow"), [(0.2, False), (0.5, True)])
-def test_what_the_first_files_wait_for_memory_does_not_count(
-    waits_s: float, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In as little time as a quick check has; a folder that is slow itself is not asked again and again."""
-    waits, write = [waits_s] * (storage.FEWEST - 1), os.write
-
-    def late(file: int, data: bytes) -> int:
-        time.sleep(waits.pop() if waits else 0.0)
-        return write(file, data)
-
-    monkeypatch.setattr(os, "write", late)
-    monkeypatch.setattr(storage, "ENOUGH_S", 1.0)  # for a busy machine
-    size = 2**20
-    found = storage.transfers(str(tmp_path), size, budget_s=0.02)
-    assert (found["write"] < 1.1 * size / waits_s) == is_slow
 
 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
@@ -175,7 +158,7 @@ def test_a_missing_folder_is_told(tmp_path: Path) -> None:
 def test_a_hung_file_system_is_told(tmp_path: Path) -> None:
     """FUSE whose server never answers, as a dead NFS server: the check and its end do not wait for it."""
     need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
-    source = (f"from mpiddp.measure import storage\none = storage.Folder('folder', '{tmp_path}', 'the folder')\n"
+    source = (f"from mpiddp.check.bench import storage\none = storage.Folder('folder', '{tmp_path}', 'the folder')\n"
               "print(storage.measure(one, 0.1, 1.0))")
     began = time.monotonic()
     done = check(processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path),
@@ -200,7 +183,7 @@ class Line:
         self._wait_s, self._rate, self._busy, self._moment_s = wait_s, rate, busy, moment_s
         self._sent = 0
         self.now = 0.0
-        self._room = bytearray(MEETING_LARGE)
+        self._room = bytearray(channels.LARGEST)
 
     def buffer(self, size: int) -> Any:
         return [0] * size
@@ -209,7 +192,7 @@ class Line:
         return memoryview(self._room)
 
     def send(self, messages: Sequence[Any]) -> None:
-        if len(messages[0]) > meeting.PING:
+        if len(messages[0]) > network.PING:
             self.now += self._wait_s + sum(map(len, messages)) / self._rate
             self.now += self._moment_s * (self._sent in self._busy)
             self._sent += 1
@@ -218,30 +201,25 @@ class Line:
         pass
 
 
-@pytest.mark.parametrize("extent", [QUICK, Extent()])
+@pytest.mark.parametrize("nodes", [3, 64])
 @pytest.mark.parametrize(("wait_s", "rate", "least"), [
-    (0.004, 1.5e9, 0.55), (0.0001, 1.5e9, 0.9), (0.001, 1.2e8, 0.85), (0.0, 1.2e7, 1.0)])
-def test_what_a_message_waits_alone_hides_no_bandwidth(
-    extent: Extent, wait_s: float, rate: float, least: float, monkeypatch: pytest.MonkeyPatch
+    (0.004, 1.5e9, 0.35), (0.0001, 1.5e9, 0.9), (0.001, 1.2e8, 0.7), (0.0, 1.2e7, 0.99)])
+def test_a_links_bandwidth_is_found_in_its_time(
+    nodes: int, wait_s: float, rate: float, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Messages that wait before they go show most of the bandwidth, as they are large beside what they wait."""
     line = Line(wait_s, rate)
-    monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: line.now))
-    pace = extent.pace(3)
-    small, large = meeting.send(cast(Any, line), pace, meeting.Parts())
-    assert least * rate <= meeting.together([small]) <= rate * 1.001
-    assert len(large) == pace.times
-    piece_s = max(pace.large_s, meeting.WINDOW * MEETING_SMALL / rate)
-    assert line.now < (pace.times + 1) * piece_s + max(meeting.LEAST_SMALL_S, piece_s)
+    monkeypatch.setattr(network, "time", SimpleNamespace(monotonic=lambda: line.now))
+    large = network.send(cast(Any, line), meeting_s(nodes), False)
+    assert least * rate <= network.together([large]) <= rate * 1.001
+    assert line.now < meeting_s(nodes) * 2 + 4 * network.MEBIBYTE / rate
 
 
-@pytest.mark.parametrize("busy", [(0,), (1,), (2,), (3,), (4,), (0, 1), (0, 3), (1, 2)])
-def test_moments_in_which_a_machine_is_busy_hide_no_bandwidth(
-    busy: Sequence[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("busy", [(0,), (1,), (2,), (3,), (6,), (7,), (8,)])
+def test_a_busy_moment_hides_no_bandwidth(busy: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line(0.0005, 1.5e9, busy, moment_s=0.01)
-    monkeypatch.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: line.now))
-    small, _ = meeting.send(cast(Any, line), QUICK.pace(10), meeting.Parts())
-    assert meeting.together([small]) >= 0.9 * 1.5e9
+    monkeypatch.setattr(network, "time", SimpleNamespace(monotonic=lambda: line.now))
+    assert network.together([network.send(cast(Any, line), meeting_s(3), False)]) >= 0.6 * 1.5e9
 
 
 def test_the_deadline_keeps_nothing_of_work_that_failed() -> None:
@@ -343,9 +321,9 @@ def test_what_a_rank_is_compared_by() -> None:
 
 
 def test_the_import_of_torch_is_as_long_as_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert own.import_s() is None or own.import_s() > 0
-    monkeypatch.setattr(own, "begun", [("import mpiddp", 0), ("import torch", 10**9), ("devices", 35 * 10**8)])
-    assert own.import_s() == 2.5
+    assert rank.import_s() is None or rank.import_s() > 0
+    monkeypatch.setattr(rank, "begun", [("import mpiddp", 0), ("import torch", 10**9), ("devices", 35 * 10**8)])
+    assert rank.import_s() == 2.5
 
 
 class Nvml:
@@ -379,14 +357,14 @@ class Nvml:
     ({"CurrentClocksThrottleReasons": 0x80}, ["its clocks are lowered by the power supply's brake"]),
 ])
 def test_what_the_driver_tells(answers: dict[str, object], words: Sequence[str]) -> None:
-    assert list(devices.words(Nvml(**answers), "a GPU")) == list(words)
+    assert list(gpu_health.words(Nvml(**answers), "a GPU")) == list(words)
 
 
 def test_a_gpu_is_found_by_its_address_or_its_uuid() -> None:
-    gpu = devices.Gpu("2bd1", "2bd1", "H100", "0000:0b:00.0")
-    assert devices.handle(Nvml(HandleByPciBusId="by address", HandleByUUID="by UUID"), gpu) == "by address"
-    assert devices.handle(Nvml(HandleByUUID="by UUID"), gpu) == "by UUID"
-    assert devices.handle(Nvml(), gpu) is None
+    gpu = gpu_health.Gpu("2bd1", "2bd1", "H100", "0000:0b:00.0")
+    assert gpu_health.handle(Nvml(HandleByPciBusId="by address", HandleByUUID="by UUID"), gpu) == "by address"
+    assert gpu_health.handle(Nvml(HandleByUUID="by UUID"), gpu) == "by UUID"
+    assert gpu_health.handle(Nvml(), gpu) is None
 
 
 def test_one_rate_is_that_of_the_best_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,21 +375,21 @@ def test_one_rate_is_that_of_the_best_window(monkeypatch: pytest.MonkeyPatch) ->
     def work() -> None:
         now[0] += next(pauses)
 
-    monkeypatch.setattr(compute, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert compute.best_rate(work, CPU, 0.6, 0.02) == pytest.approx(500)  # 200 of all
+    monkeypatch.setattr(kernels, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert kernels.best_rate(work, CPU, 0.6, 0.02) == pytest.approx(500)  # 200 of all
     assert 0.5 < now[0] < 0.7
 
 
 @pytest.mark.parametrize(("hangs", "words"), [
     ("", "does not compute: "),
-    ("own.START_S, own.memory.start = 0.3, lambda _: time.sleep(600)\n", "has not answered within 0.3 s"),
-    ("own.ANSWER_S, own.memory.start, own.memory.free = 0.3, str, lambda _: time.sleep(600)\n",
+    ("rank.START_S, rank.kernels.start = 0.3, lambda _: time.sleep(600)\n", "has not answered within 0.3 s"),
+    ("rank.ANSWER_S, rank.kernels.start, rank.kernels.free = 0.3, str, lambda _: time.sleep(600)\n",
      "has not answered within 0.3 s"),
 ])
 def test_a_device_that_does_not_compute_or_answer_is_told(hangs: str, words: str) -> None:
     """An accelerator without kernels, or one that hangs."""
-    source = ("import time, torch\nfrom mpiddp.measure import own\n" + hangs +
-              "found = own.measure(torch.device('imagined', 0), True, 0.3)\n"
+    source = ("import time, torch\nfrom mpiddp.check.bench import rank\n" + hangs +
+              "found = rank.measure(torch.device('imagined', 0), True, 0.3)\n"
               "print('matrix' in found.values, 'shm-free' in found.values, found.computes, found.told)")
     done = check(processes.run(sys.executable, "-c", source, timeout=60, env={**ENV, **IMAGINED}))
     assert done.stdout.startswith(f"False True False [\"imagined:0 {words}".replace('"', "'" if hangs else '"'))
@@ -424,3 +402,32 @@ def test_a_check_waits_for_no_device(quick: Mpi) -> None:
     assert re.search(r"^\S+: imagined:0 has not answered within 1 s$", told, re.MULTILINE)
     assert re.search(r"^\S+: imagined:1 does not compute: ", told, re.MULTILINE)
     assert "leave out: --exclude=" in told
+
+
+@pytest.mark.parametrize(("name", "rates"), [
+    ("NVIDIA H100 80GB HBM3", (989e12, 3.35e12)), ("NVIDIA H100 PCIe", (756e12, 2.0e12)),
+    ("NVIDIA A100-SXM4-80GB", (312e12, 2.04e12)), ("NVIDIA A100-SXM4-40GB", (312e12, 1.56e12)),
+    ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (0.0, 0.0)), ("NVIDIA L4", (121e12, 300e9)), ("a card of 2031", (0.0, 0.0)),
+])
+def test_a_gpus_peak_by_its_name(name: str, rates: tuple[float, float]) -> None:
+    assert hardware.gpu_rates(name) == rates
+
+
+def test_what_hardware_claims_by_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, words in {"net/eth0/speed": "1000", "net/down/speed": "-1", "pci/0000:3b:00.0/max_link_speed":
+                        "32.0 GT/s PCIe", "pci/0000:3b:00.0/max_link_width": "16", "ib/a/ports/1/state": "4: ACTIVE",
+                        "ib/a/ports/1/rate": "200 Gb/sec (4X HDR)", "ib/b/ports/1/state": "1: DOWN",
+                        "ib/b/ports/1/rate": "10 Gb/sec (4X)"}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{words}\n")
+    monkeypatch.setattr(hardware, "NETWORK", f"{tmp_path}/net")
+    monkeypatch.setattr(hardware, "VERBS", f"{tmp_path}/ib")
+    monkeypatch.setattr(hardware, "PCI", f"{tmp_path}/pci")
+    assert hardware.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "eth0"}) == 1.25e8
+    assert hardware.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "down"}) == hardware.link_rate("gloo", {}) == 0
+    assert hardware.link_rate("nccl", {"NCCL_SOCKET_IFNAME": "eth0"}) == 2.5e10
+    assert hardware.pci_rate("0000:3B:00.0") == pytest.approx(63e9, rel=0.01)
+    assert hardware.pci_rate("0000:00:00.0") == 0
+    assert hardware.memory_rate("AMD EPYC 7763 64-Core Processor", 2) == pytest.approx(409.6e9)
+    assert hardware.memory_rate("AMD EPYC", 1) == 0
+    assert hardware.claims(CPU, "gloo", {}).keys() <= {"memory"}

@@ -69,8 +69,8 @@ def test_a_walltime_that_is_as_short_as_the_stop_is_refused_and_not_queued_again
     (status, said), = queued(tmp_path, "requeue.sh", 120)
     assert status == 3, said
     assert said.count("mpiddp: cannot start: stop-too-early") == 1, said
-    assert re.search(r"(1 min \d+|\d\d) s are left until the walltime, and --stop-before 120 stops the job 2 min 0 s",
-                     said), said
+    assert re.search(r"(2 min 0|1 min \d+|\d\d) s are left until the walltime, and --stop-before 120 stops the job "
+                     "2 min 0 s", said), said
     assert "trains" not in said
 
 

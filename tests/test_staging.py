@@ -16,13 +16,22 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.staging import closure, copies, early, reading, room, use
-from mpiddp.staging.closure import Closure
-from mpiddp.staging.exchange import buffer_for
-from mpiddp.staging.manifest import CHUNK, File, Folder, Manifest, chunks, folders_of, readers_of, rooted, worth_copying
-from mpiddp.staging.mirror import Writer
-from mpiddp.staging.mounts import Mount, mount_of
-from mpiddp.staging.trees import environment, topmost
+from mpiddp.staging import access_trace, broadcast, lease
+from mpiddp.staging.access_trace import AccessTrace, Touched
+from mpiddp.staging.lease import Lease
+from mpiddp.staging.manifest import (
+    CHUNK_BYTES,
+    Chunk,
+    File,
+    Folder,
+    Manifest,
+    folders_of,
+    manifest_of,
+    plan_chunks,
+    readers_of,
+)
+from mpiddp.staging.mirror import STAGED_BY, START, Writer, has_all
+from mpiddp.staging.roots import Mount, environment, mount_of, topmost
 from tests import processes
 from tests.cgroups import inside
 from tests.conftest import LIMIT_BYTES
@@ -32,59 +41,58 @@ from tests.support import ROOT, Mpi, check, mpiexec_command, need, single_node_e
 def some_files(seed: int) -> list[File]:
     """Return files of many sizes, empty ones and such of exactly a chunk among them."""
     draw = random.Random(seed)
-    sizes = [0, 1, CHUNK, CHUNK + 1, *(int(draw.lognormvariate(9, 3)) for _ in range(draw.randint(0, 300)))]
+    sizes = [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, *(int(draw.lognormvariate(9, 3)) for _ in range(draw.randint(0, 300)))]
     return [File(f"/env/{number}", size, 7, 0o644) for number, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_byte_travels_once_and_the_nodes_share_the_reading(seed: int) -> None:
     files, nodes = some_files(seed), seed % 7 + 1
-    found = chunks(files, nodes)
+    found = plan_chunks(files, nodes, readers_of([file.path for file in files], nodes))
     seen: dict[int, list[tuple[int, int]]] = {}
     for chunk in found:
         assert 0 <= chunk.reader < nodes
-        assert chunk.size <= CHUNK
+        assert chunk.size <= CHUNK_BYTES
         for piece in chunk.pieces:
-            seen.setdefault(piece.file, []).append((piece.at, piece.length))
+            seen.setdefault(piece.file, []).append((piece.start, piece.length))
     assert seen.keys() == set(range(len(files)))
     for number, parts in seen.items():
         end = 0
-        for at, length in sorted(parts):
-            assert at == end
+        for start, length in sorted(parts):
+            assert start == end
             end += length
         assert end == files[number].size
     large = Counter(dict.fromkeys(range(nodes), 0))
-    large.update(chunk.reader for chunk in found if files[chunk.pieces[0].file].size > CHUNK)
-    assert max(large.values()) - min(large.values()) <= 9
+    large.update(chunk.reader for chunk in found if files[chunk.pieces[0].file].size > CHUNK_BYTES)
+    assert max(large.values()) - min(large.values()) <= 1
 
 
 @pytest.mark.parametrize("copied", [1, 20, 30, 39])
 def test_small_files_are_read_by_who_has_looked_at_them(copied: int) -> None:
     """Of a large folder each node looks at a part, of others one node at all."""
     paths = [f"/env/large/{number}.py" for number in range(40)] + [f"/env/few/{number}.py" for number in range(9)]
-    looked = dict(zip(paths, readers_of(paths, 3), strict=True))
+    looked = readers_of(paths, 3)
     assert {looked[path] for path in paths[:40]} == {0, 1, 2}
     assert len({looked[path] for path in paths[40:]}) == 1
     files = [File(path, 10, 7, 0o644) for path in (*paths[:copied], *paths[40:])]
-    for chunk in chunks(files, 3, paths[copied:40]):
+    for chunk in plan_chunks(files, 3, looked):
         assert {looked[files[piece.file].path] for piece in chunk.pieces} == {chunk.reader}
 
 
 def test_large_files_are_read_between_small_ones() -> None:
     files = [File(f"/env/{number}", 400_000, 7, 0o644) for number in range(40)]
-    files += [File("/env/large", 40 * CHUNK, 7, 0o644)]
-    kinds = ["large" if chunk.pieces[0].file == 40 else "small" for chunk in chunks(files, 3)]
+    files += [File("/env/large", 40 * CHUNK_BYTES, 7, 0o644)]
+    found = plan_chunks(files, 3, readers_of([file.path for file in files], 3))
+    kinds = ["large" if chunk.pieces[0].file == 40 else "small" for chunk in found]
     assert {*kinds[:4]} == {*kinds[-4:]} == {"large", "small"}
 
 
 def test_a_large_file_of_which_little_is_touched_stays_where_it_is() -> None:
-    assert worth_copying(2**20, [], 3, keep=False)
-    assert worth_copying(2**29, None, 3, keep=False)
-    assert not worth_copying(2**29, [(0, 2**25)], 3, keep=False)
-    assert worth_copying(2**29, [(0, 2**25)], 3, keep=True)
-    assert worth_copying(2**29, [(0, 2**24), (2**26, 2**24)], 16, keep=False)
-    assert not worth_copying(2**29, [(0, 2**20)], 3, keep=True)
-    assert worth_copying(2**29, [(0, 2**20)], 1024, keep=False)
+    cases = [([(0, 2**25)], 3, False, False), ([(0, 2**25)], 3, True, True),
+             ([(0, 2**24), (2**26, 2**24)], 16, False, True), ([(0, 2**20)], 3, True, False),
+             ([(0, 2**20)], 1024, False, True)]
+    for ranges, nodes, keep, is_worth in cases:
+        assert Touched(2**29, tuple(ranges)).is_worth_copying(nodes, keep) == is_worth
 
 
 def test_what_is_touched_of_a_mapped_file(tmp_path: Path) -> None:
@@ -94,29 +102,21 @@ def test_what_is_touched_of_a_mapped_file(tmp_path: Path) -> None:
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         for place in (2**21, 2**24):
             memory[place] = 1
-        found = closure.touched(closure.mapped()[str(path)])
+        found = access_trace.touched_ranges(access_trace.mapped()[str(path)])
     assert len(found) == 2
     assert all(any(at <= place < at + length for at, length in found) for place in (2**21, 2**24))
     assert sum(length for _, length in found) < 2**21
-    assert closure.merged([(2**20, 5), (0, 10), (10, 5), (2**20 + 3, 7)]) == ((0, 15), (2**20, 10))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_threads_share_what_is_read_ahead(seed: int) -> None:
-    draw = random.Random(seed)
-    ranges = [(number * 10**6, draw.randint(1, 10**5)) for number in range(draw.randint(0, 9))]
-    parts = [reading.part_of(ranges, number) for number in range(reading.AHEAD)]
-    assert closure.merged(one for part in parts for one in part) == closure.merged(ranges)
-    sizes = [sum(length for _, length in part) for part in parts]
-    assert sum(sizes) == sum(length for _, length in ranges)
-    assert max(sizes) - min(sizes) <= 1
+    assert access_trace.merged([(2**20, 5), (0, 10), (10, 5), (2**20 + 3, 7)]) == ((0, 15), (2**20, 10))
 
 
 def test_the_folders_of_what_is_wanted() -> None:
     paths = ["/env/lib/a/b.py", "/env/lib/a/__pycache__/b.cpython-311.pyc", "/elsewhere/c.py", "/env/d.pth"]
     assert folders_of(paths, ["/env", "/more"]) == ["/env", "/env/lib", "/env/lib/a", "/more"]
     folders = [Folder(path, 7, ()) for path in ("/env", "/env/lib/a", "/more")]
-    assert [folder.path for folder in rooted(folders, ["/env", "/more"])] == ["/env", "/more"]
+    files = [File(path, 1, 7, 0o644) for path in ("/env/d.pth", "/env/lib/a/b.py", "/env/lib/a/__pycache__/b.pyc")]
+    manifest = manifest_of(["/env", "/more"], [*files, *folders])
+    assert [folder.path for folder in manifest.folders] == ["/env", "/more"]  # what /env/lib has is not known
+    assert [file.path for file in manifest.files] == ["/env/d.pth"]
 
 
 def test_the_environment_is_not_the_users_own_folders() -> None:
@@ -133,31 +133,32 @@ def test_which_file_systems_are_shared() -> None:
 
 
 def test_the_record_grows_and_is_read_back(tmp_path: Path) -> None:
-    file = closure.record_of(("/env",), {"XDG_CACHE_HOME": str(tmp_path)})
-    assert closure.read(file) == Closure()
-    first = Closure(frozenset({"/env/a", "/env/\udcff"}), {"/env/a": ((0, 5),)})
-    closure.write(file, first)
-    assert closure.read(file) == first
-    both = first.with_more(Closure(frozenset({"/env/b"}), {"/env/a": ((3, 4),), "/env/b": ((0, 1),)}))
+    file = access_trace.record_of(("/env",), {"XDG_CACHE_HOME": str(tmp_path)})
+    assert access_trace.read(file) == AccessTrace()
+    first = AccessTrace(frozenset({"/env/a", "/env/\udcff"}), {"/env/a": Touched(9, ((0, 5),))})
+    access_trace.write(file, first)
+    assert access_trace.read(file) == first
+    both = first.merge(AccessTrace(frozenset({"/env/b"}), {"/env/a": Touched(10, ((3, 4),)),
+                                                           "/env/b": Touched(5, ((0, 1),))}))
     paths = frozenset({"/env/a", "/env/b", "/env/\udcff"})
-    assert both == Closure(paths, {"/env/a": ((0, 7),), "/env/b": ((0, 1),)})
-    Path(file).write_text(json.dumps({"form": 99}))
-    assert closure.read(file) == Closure()
+    assert both == AccessTrace(paths, {"/env/a": Touched(10, ((0, 7),)), "/env/b": Touched(5, ((0, 1),))})
+    Path(file).write_text(json.dumps({"format": 99}))
+    assert access_trace.read(file) == AccessTrace()
     Path(file).write_text("{")
-    assert closure.read(file) == Closure()
+    assert access_trace.read(file) == AccessTrace()
     assert names(tmp_path / "mpiddp") == [Path(file).name]
 
 
 RECORDED = """
 import sys
-from mpiddp.staging.closure import Recorder
+from mpiddp.staging.access_trace import Tracer
 env = sys.argv[1]
-recorder = Recorder((env,))
-recorder.listen()
+tracer = Tracer((env,))
+tracer.listen()
 sys.path.insert(0, env + "/lib/site-packages")
 import pack.replaced
 print(*sorted(path.rpartition("/pack/")[2].replace(sys.implementation.cache_tag, "tag")
-              for path in recorder.found().paths), sep="\\n")
+              for path in tracer.trace().paths), sep="\\n")
 """
 
 
@@ -189,7 +190,7 @@ def tree(folder: Path) -> Path:
     tag = sys.implementation.cache_tag
     for name in ("__init__", "hot", "colder"):
         (package / "__pycache__" / f"{name}.{tag}.pyc").write_bytes(name.encode() * 100)
-    (package / "libhot.so.1").write_bytes(os.urandom(3 * CHUNK + 5))
+    (package / "libhot.so.1").write_bytes(os.urandom(3 * CHUNK_BYTES + 5))
     (package / "libhot.so").symlink_to("libhot.so.1")
     (package / "absolute").symlink_to(package / "hot.py")
     (package / "outside").symlink_to("/etc/hostname")
@@ -198,24 +199,31 @@ def tree(folder: Path) -> Path:
     return env
 
 
-def mirrored(env: Path, hot: list[str], into: Path) -> tuple[copies.Copy, Manifest]:
-    """Make a mirror of an environment, with these files as copies."""
+def listed(env: Path, hot: list[str]) -> Manifest:
+    """Return the manifest of an environment with these files as copies."""
     paths = [str(env / path) for path in hot]
-    seen = reading.look(sorted(paths), folders_of(paths, [str(env)]), [str(env)])
-    manifest = Manifest((str(env),), tuple(sorted(seen.files)), tuple(sorted(seen.folders)))
+    return manifest_of([str(env)], broadcast.list_all(sorted(paths), folders_of(paths, [str(env)]), [str(env)]))
+
+
+def chunks_of(manifest: Manifest) -> list[Chunk]:
+    """Return the chunks in which a manifest's files come to a single node."""
+    return plan_chunks(manifest.files, 1, {file.path: 0 for file in manifest.files})
+
+
+def mirrored(env: Path, hot: list[str], into: Path) -> tuple[Lease, Manifest]:
+    """Make a mirror of an environment, with these files as copies."""
+    manifest = listed(env, hot)
     into.mkdir(exist_ok=True)
-    copy = copies.make(str(into / f"e-{manifest.fingerprint()}"))
-    assert copy
-    parts = chunks(manifest.files, 1)
-    writer, source = Writer(copy, manifest), reading.Source(manifest.files, parts)
+    made = lease.create(str(into / f"e-{manifest.fingerprint()}"))
+    assert made
+    writer = Writer(made, manifest)
     writer.begin()
-    for chunk in parts:
-        data = buffer_for(chunk)
-        how = source.read(chunk, data)
-        writer.write(chunk, data[:chunk.size], how)
-    writer.finish()
-    assert writer.left == []
-    used = copies.use_own(copy)
+    for chunk in chunks_of(manifest):
+        writer.write(chunk, broadcast.read_chunk(manifest.files, chunk))
+    writer.finish([file.path for file in manifest.files])
+    assert not writer.left
+    os.close(made.lock)
+    used = lease.lease_whole(made.path)
     assert used
     return used, manifest
 
@@ -226,8 +234,8 @@ HOT = ["lib/site-packages/pack/__init__.py", "lib/site-packages/pack/hot.py", "l
 
 def test_a_mirror_has_all_that_the_environment_has(tmp_path: Path) -> None:
     env = tree(tmp_path)
-    copy, manifest = mirrored(env, HOT, tmp_path / "ours")
-    root = Path(copy.root + str(env))
+    used, manifest = mirrored(env, HOT, tmp_path / "ours")
+    root = Path(used.root + str(env))
     for folder, folders, files in os.walk(env, followlinks=True):
         for name in [*folders, *files]:
             original = Path(folder, name)
@@ -244,137 +252,155 @@ def test_a_mirror_has_all_that_the_environment_has(tmp_path: Path) -> None:
     links = {"libhot.so": Path("libhot.so.1"), "absolute": package / "hot.py", "cold": original / "cold",
              "outside": original / "outside", "../../../lib64": Path("lib")}
     assert {name: (package / name).readlink() for name in links} == links
-    assert copies.fits(copy, manifest)
-    assert copies.manifest_of(copy.path) == manifest
+    assert has_all(used, manifest)
+    assert lease.stamped(used.path) == {file.path for file in manifest.files}
     assert not package.stat().st_mode & 0o222
-    copies.release(copy, keep=False)
+    lease.release(used, keep=False)
     assert names(tmp_path) == ["env"]
 
 
 def test_a_mirror_is_whole_or_not_there(tmp_path: Path) -> None:
     env = tree(tmp_path)
-    copy, manifest = mirrored(env, HOT, tmp_path / "ours")
-    victim = Path(copy.root + str(env / HOT[0]))
+    used, manifest = mirrored(env, HOT, tmp_path / "ours")
+    victim = Path(used.root + str(env / HOT[0]))
     victim.parent.chmod(0o700)
     victim.unlink()
-    assert not copies.fits(copy, manifest)
-    mark = Path(copy.path, copies.MARK)
-    Path(copy.path, copies.MARK).write_bytes(mark.read_bytes().replace(b"-", b"+"))  # as of another start of the host
-    assert copies.share(copy.path) is None
-    mark.unlink()
-    assert copies.share(copy.path) is None
-    os.close(copy.lock)
+    assert not has_all(used, manifest)
+    stamp = Path(used.path, lease.STAMP)
+    stamp.write_bytes(stamp.read_bytes().replace(b"-", b"+"))  # as of another start of the host
+    assert lease.lease_whole(used.path) is None
+    stamp.unlink()
+    assert lease.lease_whole(used.path) is None
+    os.close(used.lock)
     again, _ = mirrored(env, HOT, tmp_path / "ours")  # in its place
-    assert again.path == copy.path
-    assert copies.fits(again, manifest)
+    assert again.path == used.path
+    assert has_all(again, manifest)
 
 
 def test_a_mirror_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
     env, ours = tree(tmp_path), tmp_path / "ours"
-    paths = [str(env / path) for path in HOT]
-    seen = reading.look(paths, folders_of(paths, [str(env)]), [str(env)])
-    manifest = Manifest((str(env),), tuple(sorted(seen.files)), tuple(sorted(seen.folders)))
+    manifest = listed(env, HOT)
     ours.mkdir()
-    copy = copies.make(str(ours / "e-1"))
-    assert copy
-    writer = Writer(copy, manifest)
+    made = lease.create(str(ours / "e-1"))
+    assert made
+    writer = Writer(made, manifest)
     writer.begin()
-    parts = chunks(manifest.files, 1)
-    source = reading.Source(manifest.files, parts)
-    for chunk in parts[:-1]:
-        data = buffer_for(chunk)
-        how = source.read(chunk, data)
-        writer.write(chunk, data[:chunk.size], how)
-    Path(f"{copy.path}.new", copies.START).touch()  # where a folder is to be made
+    for chunk in chunks_of(manifest)[:-1]:
+        writer.write(chunk, broadcast.read_chunk(manifest.files, chunk))
+    Path(made.path, START).touch()  # where a folder is to be made
     with pytest.raises(FileExistsError):
-        writer.finish()
-    writer.give_up()
-    assert names(ours) == ["e-1.lock"]
-    copies.release(copy, keep=False)
+        writer.finish([])
+    assert lease.lease_whole(made.path) is None
+    lease.release(made, keep=False)
     assert names(tmp_path) == ["env"]
 
 
-def test_a_job_that_another_one_has_started_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Python has come to a mirror by variables, and holds no lock."""
-    outer = f"/local/mpiddp-stage-{os.geteuid()}/e-1"
-    monkeypatch.setattr(sys, "path", ["/mine", f"{outer}/root/env/lib", "/env/lib", "/other"])
-    environ = {"PYTHONPATH": f"{outer}/start:/mine", copies.BY: "host:1"}
-    use.leave_others(environ)
-    assert sys.path == ["/mine", "/env/lib", "/other"]
-    assert environ == {"PYTHONPATH": "/mine"}
+@pytest.mark.parametrize(("words", "rank", "is_mirrored"), [
+    ((), os.getpid(), True), (("mpiddp",), os.getpid(), False), ((), 2**22 + 1, False)])
+def test_a_python_that_a_rank_starts_finds_the_mirror(
+    words: tuple[str, ...], rank: int, is_mirrored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that starts another job, nor one that outlives the rank; the user's own sitecustomize runs, too."""
+    env = tree(tmp_path)
+    packages = str(env / "lib/site-packages")
+    monkeypatch.syspath_prepend(packages)
+    used, _ = mirrored(env, HOT, tmp_path / "ours")
+    (tmp_path / "sitecustomize.py").write_text("print('own')")
+    path = os.pathsep.join([str(Path(used.path, START)), str(tmp_path), packages])
+    done = check(processes.run(
+        sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')", *words, timeout=60,
+        env={**os.environ, "PYTHONPATH": path, STAGED_BY: f"{os.uname().nodename}:{rank}"}))
+    assert done.stdout.splitlines()[:4] == [
+        "own", "", str(tmp_path), f"{used.root}{packages}" if is_mirrored else packages]
 
 
 def test_what_is_used_is_not_removed(tmp_path: Path) -> None:
-    env = tree(tmp_path)
-    copy, _ = mirrored(env, HOT, tmp_path / "ours")
-    other = copies.share(copy.path)
+    env, ours = tree(tmp_path), str(tmp_path / "ours")
+    used, _ = mirrored(env, HOT, tmp_path / "ours")
+    other = lease.lease_whole(used.path)
     assert other
-    assert copies.make(copy.path) is None
-    copies.release(copy, keep=False)
-    assert copies.is_whole(copy.path)
-    copies.tidy(str(tmp_path / "ours"), "other-name")
-    assert copies.is_whole(copy.path)
-    copies.release(other, keep=True)
-    copies.tidy(str(tmp_path / "ours"), "other-name")
-    assert copies.is_whole(copy.path)
-    copies.tidy(str(tmp_path / "ours"), "e-newer")  # of the same environment
+    assert lease.create(used.path) is None
+    lease.release(used, keep=False)
+    assert lease.stamped(used.path) is not None
+    lease.tidy(ours, "other-name")
+    assert lease.stamped(used.path) is not None
+    lease.release(other, keep=True)
+    lease.tidy(ours, "other-name")
+    assert lease.stamped(used.path) is not None
+    lease.tidy(ours, "e-newer")  # of the same environment
     assert names(tmp_path) == ["env"]
 
 
 def test_what_a_killed_job_left_is_removed(tmp_path: Path) -> None:
     ours = tmp_path / "ours"
-    (ours / "e-1.new/root/x").mkdir(parents=True)
-    (ours / "e-1.new/root/x").chmod(0o555)
-    (ours / "e-1.lock").touch()
+    (ours / "e-1/root/x").mkdir(parents=True)
+    (ours / "e-1/root/x").chmod(0o555)
     (ours / "f-2/root").mkdir(parents=True)
-    lock = os.open(ours / "g-3.lock", os.O_CREAT | os.O_RDWR)
-    (ours / "g-3.new").mkdir()
+    (ours / "f-2/stamp").touch()
+    (ours / "g-3/root").mkdir(parents=True)
+    lock = os.open(ours / "g-3", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    copies.tidy(str(ours), "h-4")
-    assert names(ours) == ["g-3.lock", "g-3.new"]
+    lease.tidy(str(ours), "h-4")
+    assert names(ours) == ["g-3"]
     os.close(lock)
+    (ours / "g-3/root/half").touch()
+    made = lease.create(str(ours / "g-3"))
+    assert made
+    assert names(ours / "g-3") == []
 
 
 def test_a_file_that_changes_meanwhile_is_not_copied(tmp_path: Path) -> None:
     env = tree(tmp_path)
-    paths = [str(env / path) for path in HOT]
-    seen = reading.look(paths, folders_of(paths, [str(env)]), [str(env)])
+    manifest = listed(env, HOT)
+    made = lease.create(str(tmp_path / "e-1"))
+    assert made
     (env / HOT[1]).write_text("NAME = 'another'\n")
     with (env / HOT[2]).open("ab") as file:
         file.write(b"more")
     (env / HOT[0]).unlink()
-    parts = chunks(seen.files, 1)
-    source = reading.Source(seen.files, parts)
-    outcomes = {}
-    for chunk in parts:
-        how = source.read(chunk, buffer_for(chunk))
-        for piece, read in zip(chunk.pieces, how, strict=True):
-            path = os.path.relpath(seen.files[piece.file].path, env)
-            outcomes[path] = max(read.outcome, outcomes.get(path, 0))
-    assert outcomes == {HOT[0]: reading.UNREADABLE, HOT[1]: reading.CHANGED, HOT[2]: reading.CHANGED,
-                        HOT[3]: reading.WHOLE}
-    assert not reading.unchanged(seen.files, [])
-    assert not reading.unchanged([], seen.folders)
+    writer = Writer(made, manifest)
+    writer.begin()
+    for chunk in chunks_of(manifest):
+        writer.write(chunk, broadcast.read_chunk(manifest.files, chunk))
+    writer.finish([])
+    assert writer.left == {str(env / path) for path in HOT[:3]}
+    there = Path(made.root + str(env))
+    assert [(there / path).is_symlink() for path in HOT] == [True, True, True, False]
+    assert (there / HOT[2]).readlink() == env / HOT[2]
+    assert listed(env, HOT).fingerprint() != manifest.fingerprint()
+
+
+def test_what_comes_is_what_was_read(tmp_path: Path) -> None:
+    manifest = listed(tree(tmp_path), HOT)
+    made = lease.create(str(tmp_path / "e-1"))
+    assert made
+    writer = Writer(made, manifest)
+    writer.begin()
+    chunk = chunks_of(manifest)[0]
+    buffer = broadcast.read_chunk(manifest.files, chunk)
+    buffer[0] ^= 1
+    with pytest.raises(ValueError, match="what came is not what was read"):
+        writer.write(chunk, buffer)
 
 
 def test_a_folder_of_anothers_is_not_used(tmp_path: Path) -> None:
-    ours = Path(room.ours(str(tmp_path)))
+    ours = Path(lease.own_folder(str(tmp_path)))
     ours.mkdir(mode=0o777)
     ours.chmod(0o777)
-    assert "is not this user's alone" in room.why_not(str(tmp_path), 1)
+    assert "is not this user's alone" in lease.why_not(str(tmp_path), 1)
     ours.rmdir()
     ours.symlink_to("/var")
-    assert "is not this user's alone" in room.why_not(str(tmp_path), 1)
+    assert "is not this user's alone" in lease.why_not(str(tmp_path), 1)
     ours.unlink()
-    assert "MiB free" in room.why_not(str(tmp_path), 2**60)
-    assert room.why_not(str(tmp_path), 1) == ""
+    assert "MiB free" in lease.why_not(str(tmp_path), 2**60)
+    assert lease.why_not(str(tmp_path), 1) == ""
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "Müller daten", "back\\slash", "no-break\u00a0space"])
 def test_a_mount_point_is_known_by_any_name(name: str, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
     (place := tmp_path / name).mkdir()
-    code = ("import os, sys; from mpiddp.staging.mounts import mount_of, mounts; "
+    code = ("import os, sys; from mpiddp.staging.roots import mount_of, mounts; "
             "print(os.fsencode(mount_of(sys.argv[1] + '/file', mounts()).path).hex())")
     done = subprocess.run(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$4" && exec "$@"', "sh",
                            sys.executable, "-c", code, str(place)],
@@ -386,7 +412,7 @@ def test_a_mount_point_is_known_by_any_name(name: str, tmp_path: Path) -> None:
     ("size=8m,noexec", "noexec"), ("size=8m,ro", "Read-only file system"), ("size=1m", "1 MiB free")])
 def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
-    code = f"from mpiddp.staging import room; print(room.choose([{str(tmp_path)!r}], 2**21))"
+    code = f"from mpiddp.staging import lease; print(lease.choose_target([{str(tmp_path)!r}], 2**21))"
     prepare = f"mount -t tmpfs -o {options} tmpfs {tmp_path} && exec \"$@\""
     done = subprocess.run(["unshare", "--mount", "sh", "-c", prepare, "sh", sys.executable, "-c", code],
                           capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
@@ -395,7 +421,7 @@ def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) ->
 
 def test_a_cgroups_memory_is_all_that_is_left(group: Path) -> None:
     """That of the job, as Slurm limits it, and not only that of the group below in which its ranks are."""
-    code = "from mpiddp.staging import room; print(room.memory_left())"
+    code = "from mpiddp.staging import lease; print(lease.memory_left())"
     below = group / "step"
     below.mkdir()
     try:
@@ -410,24 +436,22 @@ def test_a_cgroups_memory_is_all_that_is_left(group: Path) -> None:
 LATE = r"""
 import threading, time
 from mpi4py import MPI
-from mpiddp.staging.exchange import Exchange
-from mpiddp.staging.manifest import File, chunks
-from mpiddp.staging.reading import Read
+from mpiddp.errors import LonelyLaunchError
+from mpiddp.join.rollcall import RollCall
+from mpiddp.staging.broadcast import broadcast, buffer_for
+from mpiddp.staging.manifest import File, plan_chunks
 
-class Source:
-    def read(self, chunk, into):
-        if MPI.COMM_WORLD.rank == 1:
-            time.sleep(30)
-        return [Read(0, 0)] * len(chunk.pieces)
+def read(chunk):
+    if MPI.COMM_WORLD.rank == 1:
+        time.sleep(30)
+    return buffer_for(chunk)
 
-reminded = []
-exchange = Exchange(MPI.COMM_WORLD, chunks([File("/x", 2**25, 7, 0o644)], 2), Source(), time.monotonic() + 3,
-                    lambda node: TimeoutError(f"node {node} is late"), lambda node, waited_s: reminded.append(node))
-begun = time.monotonic()
+begun, chunks = time.monotonic(), plan_chunks([File("/x", 2**25, 7, 0o644)], 2, {})
 try:
-    exchange.run(lambda: None, lambda *chunk: None)
-except TimeoutError as error:
-    print(f"rank {MPI.COMM_WORLD.rank}: {error}, {time.monotonic() - begun < 10}\n", end="", flush=True)
+    broadcast(RollCall(MPI.COMM_WORLD, 60, begun), chunks, begun + 3, read, lambda: None, lambda *_: None)
+except LonelyLaunchError as error:
+    is_named, is_in_time = "rank 1 has not read" in str(error), time.monotonic() - begun < 10
+    print(f"rank {MPI.COMM_WORLD.rank}: {is_named}, {is_in_time}\n", end="", flush=True)
 time.sleep(1)
 MPI.COMM_WORLD.Abort(7)
 """
@@ -435,14 +459,71 @@ MPI.COMM_WORLD.Abort(7)
 
 def test_a_node_whose_file_system_hangs_is_named_in_time(quick: Mpi) -> None:
     done = processes.run(*mpiexec_command(quick, 2, "-c", LATE), timeout=60, env=single_node_environ(quick), cwd=ROOT)
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: node 1 is late, True" for rank in (0, 1)], done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: True, True" for rank in (0, 1)], done.stderr
+
+
+LEADERS = r"""
+import sys, time
+from pathlib import Path
+from mpi4py import MPI
+from mpiddp.config import LaunchConfig
+from mpiddp.join.rollcall import RollCall
+from mpiddp.staging.access_trace import AccessTrace
+from mpiddp.staging.stage import NodeLeader
+
+rank, root, target = MPI.COMM_WORLD.rank, sys.argv[1], f"{sys.argv[2]}/{MPI.COMM_WORLD.rank}"
+known = AccessTrace(frozenset(str(path) for path in Path(root).rglob("*.py")) if rank == 0 else frozenset())
+config = LaunchConfig(stage=target, stage_keep=True)
+leader = NodeLeader(RollCall(MPI.COMM_WORLD, 60, time.monotonic()), (root,), config)
+used, outcome = leader.run(known, frozenset())
+print(f"{rank} {outcome.path.removeprefix(target)} {outcome.refused} {outcome.left}\n", end="", flush=True)
+"""
+
+
+def test_each_node_gets_the_same_mirror(quick: Mpi, tmp_path: Path) -> None:
+    """Three ranks, as the leaders of nodes with a folder each: copied, used again, and copied anew after a change."""
+    env, targets, draw = tmp_path / "env", tmp_path / "targets", random.Random(22)
+    for number in range(200):
+        path = env / f"lib/{number % 5}/{'crowded' if number % 2 else number}/{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(draw.randbytes(3 * CHUNK_BYTES + number if number % 40 == 3 else draw.randrange(20_000)))
+    for rank in range(3):
+        (targets / str(rank)).mkdir(parents=True)
+
+    def stage() -> list[list[str]]:
+        done = check(processes.run(*mpiexec_command(quick, 3, "-c", LEADERS, env, targets), timeout=100, cwd=ROOT,
+                                   env=single_node_environ(quick)))
+        return [line.split(maxsplit=1) for line in sorted(done.stdout.splitlines())]
+
+    def mirrors() -> dict[Path, int]:
+        return {path: (path / lease.STAMP).stat().st_mtime_ns for path in sorted(targets.glob("*/*/*"))}
+
+    first, made = stage(), mirrors()
+    assert len({words for _, words in first}) == 1, first
+    assert len(made) == 3
+    for mirror in made:
+        for original in env.rglob("*.py"):
+            copy = Path(f"{mirror}/{lease.ROOT}{original}")
+            assert not copy.is_symlink()
+            assert copy.read_bytes() == original.read_bytes()
+    assert stage() == first
+    assert mirrors() == made
+    (env / "lib/1/crowded/1.py").write_bytes(b"changed")
+    (targets / "2").rename(targets / "gone")
+    again, anew = stage(), list(mirrors())
+    assert again[0][1] == again[1][1] != first[0][1]
+    assert "No such file or directory" in again[2][1]
+    assert [path.relative_to(targets).parts[0] for path in anew] == ["0", "1", "gone"]
+    for mirror in anew[:2]:
+        assert mirror not in made
+        assert Path(f"{mirror}/{lease.ROOT}{env}/lib/1/crowded/1.py").read_bytes() == b"changed"
 
 
 def test_where_a_mirror_may_lie() -> None:
     environ = {"SLURM_TMPDIR": "/local/7", "TMPDIR": "/tmp/7"}
-    assert room.asked("auto", environ) == ["/local/7", "/tmp/7", "/dev/shm"]
-    assert room.asked("auto", {}) == ["/dev/shm"]
-    assert room.asked("/scratch", environ) == ["/scratch"]
+    assert lease.target_dirs("auto", environ) == ["/local/7", "/tmp/7", "/dev/shm"]
+    assert lease.target_dirs("auto", {}) == ["/dev/shm"]
+    assert lease.target_dirs("/scratch", environ) == ["/scratch"]
 
 
 def test_a_model_of_many_nodes() -> None:
@@ -452,14 +533,3 @@ def test_a_model_of_many_nodes() -> None:
     rows = [line.split(" | ") for line in done.stdout.splitlines()[2:]]
     times = {row[1]: [float(word.split()[0].replace(",", "")) for word in row[2:]] for row in rows[:3]}
     assert times["mpiddp"][-1] > 5 * times["mpiddp --stage, copied"][-1] > 5 * times["mpiddp --stage, again"][0]
-
-
-def test_the_option_is_seen_before_anything_is_imported() -> None:
-    assert early.asked_for(["--quiet", "--stage", "train.py"], {}) == "auto"
-    assert early.asked_for(["--stage=/local", "train.py"], {}) == "/local"
-    assert early.asked_for(["train.py", "--stage", "3"], {}) == ""
-    assert early.asked_for(["-m", "train", "--stage"], {}) == ""
-    assert early.asked_for(["./train", "--stage", "2"], {}) == ""
-    assert early.asked_for(["--stage", "/local", "train.py"], {}) == "/local"
-    assert early.asked_for(["train.py"], {"MPIDDP_STAGE": "1"}) == "auto"
-    assert early.asked_for(["train.py"], {"MPIDDP_STAGE": "0"}) == ""

@@ -12,11 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.facts.schedulers import SLURM
 from mpiddp.supervise import allocation
-from mpiddp.supervise.__main__ import ranks_of_a_node
+from mpiddp.supervise.__main__ import parsed, plan_of, ranks_of_a_node
 from mpiddp.supervise.allocation import Allocation
 from mpiddp.supervise.command import Command, CommandError, on_nodes, read
-from mpiddp.supervise.launchers import FLUX, HYDRA, LAUNCHERS, NONE, OPEN_MPI, PALS, SRUN, Placement, launcher_of
+from mpiddp.supervise.launchers import (
+    FLUX,
+    HYDRA,
+    LAUNCHERS,
+    NONE,
+    OPEN_MPI,
+    PALS,
+    SRUN,
+    LauncherCommand,
+    Placement,
+    launcher_of,
+)
 from tests import processes
 from tests.support import ROOT, Mpi, check, need, single_node_environ
 
@@ -84,6 +96,44 @@ def test_ranks_and_nodes_that_do_not_fit(words: str, error: str) -> None:
 def test_pals_nodes_are_ours_to_choose(option: str) -> None:
     with pytest.raises(CommandError, match=f"^{option}: mpiddp.supervise chooses the nodes of PALS's mpiexec"):
         read_command(f"mpiexec {option} n1", PALS_PATH)
+
+
+def messages_of(launcher: LauncherCommand, given: Allocation, folder: Path) -> list[str]:
+    """Return what supervise answers to wrong commands of a launcher, in an allocation of two nodes."""
+    path, version = PALS_PATH if launcher is PALS else "", OPEN_MPI_SAYS if launcher is OPEN_MPI else HYDRA_SAYS
+    said = []
+    for options, *words in [
+        *([[], option, "n1"] for option in launcher.chooses), *([[], option, "x"] for option in launcher.counts),
+        *([[], option, "0"] for option in launcher.per_node), [[], launcher.counts[0], "3"],
+        [[], launcher.counts[0], "4", launcher.per_node[0], "4"], [["--nodes", "3"]], [["--min-nodes", "3"]], [[]],
+    ]:
+        command = (*launcher.words, *words, *JOB)
+        try:
+            read_parts = read(command, version, {"python", "n1", "x"}.__contains__, path)
+            assert read_parts.launcher is launcher
+            (folder / "reports").mkdir()
+            plan_of(parsed([*options, *command]), read_parts, given, folder / "reports")
+        except CommandError as error:
+            said.append(str(error))
+    with pytest.raises(CommandError) as caught:
+        read((*launcher.words, "nothing"), version, {"python"}.__contains__, path)
+    return [*said, str(caught.value)]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda row: row.name)
+@pytest.mark.parametrize("system", ["Slurm", "Flux", ""])
+def test_no_message_names_another_launchers_option(launcher: LauncherCommand, system: str, tmp_path: Path) -> None:
+    """Those of supervise itself, such as --nodes, may be called as a launcher's are."""
+    counted = [*launcher.chooses, *launcher.counts, *launcher.per_node]
+    said = messages_of(launcher, Allocation(("n1", "n2"), 0, system), tmp_path)
+    assert len(said) == len(counted) + 6
+    options = {option for row in LAUNCHERS for option in (*row.chooses, *row.counts, *row.per_node)}
+    foreign = options - {*counted, "--nodes", "--exclude"}
+    for text in said:
+        if system == SLURM.name:
+            text = text.replace(", or --ntasks-per-node to sbatch", "")
+        assert not {option for option in foreign if re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text)}, text
+    assert system == SLURM.name or not any("sbatch" in text for text in said if launcher is not SRUN)
 
 
 def test_no_launchers_row_lacks_words() -> None:

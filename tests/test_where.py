@@ -50,9 +50,8 @@ def rank(number: int, frames: tuple[Frame, ...] = REDUCES, **fields: object) -> 
     return Rank(number, f"n{number // 4}", frames, **{"state": "S", **fields})  # type: ignore[arg-type]
 
 
-def test_what_faulthandler_prints_is_read() -> None:
-    text = f"""Stack (most recent call first):
-  File "/home/me/my data/train.py", line 88 in load batch
+def test_what_an_interpreter_tells_is_read() -> None:
+    text = f"""  File "/home/me/my data/train.py", line 88 in load batch
   File "{stack.PYTHON}threading.py", line 320 in wait
   File "{SITE}torch/x.py", line ??? in forward
   File "/home/me/train.py", line 120 in <module>
@@ -61,7 +60,6 @@ def test_what_faulthandler_prints_is_read() -> None:
   File "{stack.OURS}launch.py", line 100 in launch
   File "<frozen runpy>", line 198 in _run_module_as_main
 """
-    assert stack.is_whole(text)
     found = stack.read(text)
     assert [(one.kind, one.line, one.function) for one in found] == [
         (Kind.SCRIPT, 120, "<module>"), (Kind.LIBRARY, 0, "forward"), (Kind.PYTHON, 320, "wait"),
@@ -79,28 +77,34 @@ def test_the_collective_that_a_stack_ends_in(frames: tuple[Frame, ...], name: st
     assert stack.from_text(stack.as_text(frames)) == frames
 
 
-@pytest.mark.parametrize(("text", "whole", "quiet"), [
-    ("", False, False), (f"{stack.HEAD}\n", False, False),
-    (f'{stack.HEAD}\n  File "a.py", line 1 in f\n', False, False),
-    (f'{stack.HEAD}\n  File "a.py", line 1 in <module>\n', False, True),
-    (f'{stack.HEAD}\n  File "a.py", line 1 in <module>', False, False),
-    (f'{stack.HEAD}\n  File "<frozen runpy>", line 198 in _run_module_as_main\n', True, True),
-    (f'{stack.HEAD}\n  File "a.py", line 1 in f\n  ...\n', True, True),
-])
-def test_the_end_of_a_stack(text: str, whole: bool, quiet: bool) -> None:
-    assert (stack.is_whole(text), stack.is_whole(text, is_quiet=True)) == (whole, quiet)
+def dump(*threads: tuple[int, list[tuple[str, int, str]]]) -> str:
+    """Return what `py-spy dump --json` prints of threads and their calls."""
+    return json.dumps([{"pid": 7, "thread_id": 140, "thread_name": None, "os_thread_id": number, "frames": [
+        {"name": function, "filename": file, "short_filename": "", "line": line} for file, line, function in calls]}
+        for number, calls in threads])
 
 
-def test_another_threads_stack_is_none_and_the_last_of_two_counts() -> None:
-    thread = f'{stack.HEAD}\n  File "{stack.PYTHON}threading.py", line 1002 in _bootstrap\n'
-    assert stack.read(thread) == []
-    late = f'{stack.HEAD}\n  File "/me/a.py", line 1 in f\n'
-    assert [one.file for one in stack.read(late + late.replace("a.py", "b.py"))] == ["/me/b.py"]
+def test_what_py_spy_prints_is_read() -> None:
+    """The thread whose number is that of the process is its main thread."""
+    other = 8, [(f"{stack.PYTHON}threading.py", 1002, "Thread._bootstrap")]
+    main = 7, [("/me/a.py", 4, "Model.step.<locals>.inner"), ("/me/a.py", 0, "<module>"),
+               ("<frozen runpy>", 88, "_run_code"), (f"{stack.OURS}launch.py", 100, "launch")]
+    assert stack.from_dump(dump(other, main), 7) == [
+        Frame(Kind.SCRIPT, "/me/a.py", 0, "<module>"), Frame(Kind.SCRIPT, "/me/a.py", 4, "inner")]
+
+
+@pytest.mark.parametrize("text", ["", "Error: Permission denied", "[", "{}", "[7]", "[{}]", "[]", dump((8, []))])
+def test_what_py_spy_prints_besides_a_stack_is_no_stack(text: str) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        stack.from_dump(text, 7)
+
+
+def test_another_threads_stack_is_none() -> None:
+    assert stack.read(f'  File "{stack.PYTHON}threading.py", line 1002 in _bootstrap\n') == []
 
 
 def test_a_program_that_is_installed_is_the_script() -> None:
-    found = stack.read(f"""{stack.HEAD}
-  File "{SITE}torch/distributed/distributed_c10d.py", line 2 in all_reduce
+    found = stack.read(f"""  File "{SITE}torch/distributed/distributed_c10d.py", line 2 in all_reduce
   File "{SITE}trainer/loop.py", line 9 in step
   File "{SITE}trainer/__main__.py", line 3 in <module>
 """)
@@ -122,7 +126,7 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
      ["rank 1 is held by the kernel", "rank 2 is not in all_reduce, where others wait"]),
     ([rank(0), rank(1), rank(2, heard=False)], [2], None),
     ([rank(0), rank(1, ()), rank(2, (MAIN, LOAD))], [2],
-     ["rank 1 is silent: no stack was printed, ask again", "rank 2 is not in all_reduce, where others wait"]),
+     ["rank 1 is silent: no stack came, ask again", "rank 2 is not in all_reduce, where others wait"]),
     ([rank(0), rank(1), rank(2, ended=True)], [2],
      ["rank 2 is at the end of the script", "the others are in all_reduce (train.py:92 step)"]),
     ([rank(0), rank(1, ended=True), rank(2, ended=True)], [0],
@@ -141,8 +145,12 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
      ["all ranks are busy: they work, or spin as GPUs and MPI let them"]),
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, STEP)), rank(2, (MAIN, LOAD))], [2], ["rank 2 is not where most are"]),
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, LOAD))], [], []),
-    ([rank(0), rank(1, ())], [], ["rank 1 is silent: no stack was printed, ask again"]),
+    ([rank(0), rank(1, ())], [], ["rank 1 is silent: no stack came, ask again"]),
     ([rank(0), rank(1, LOADS, workers=WORKERS)], [1], ["rank 1 is waiting for a worker of its DataLoader"]),
+    ([rank(0), rank(1, (), kernel="hrtimer_nanosleep", native="no py-spy"), rank(2)], [1],
+     ["rank 1 is not in all_reduce, where others wait", "what native code hides of rank 1: no py-spy"]),
+    ([rank(0), rank(1, (), cores=1.0, native="no py-spy"), rank(2)], [1],
+     [f"rank 1 is {SPINS}", "what native code hides of rank 1: no py-spy"]),
 ])
 def test_what_follows(ranks: list[Rank], odd: list[int], findings: list[str] | None) -> None:
     found = picture(ranks)
@@ -190,13 +198,24 @@ def test_a_worker_that_its_rank_waits_for() -> None:
         "its child: train.py:88 load_batch → dataset.py:17 __getitem__ → pipe_read()")
 
 
+def test_what_native_code_hides() -> None:
+    worker = Worker(78, (), "S", "futex_do_wait", native="no py-spy")
+    found = picture([rank(0), rank(1, (), kernel="hrtimer_nanosleep", native="no py-spy"),
+                     rank(2, LOADS, workers=(worker,))])
+    assert [group.place.words for group in found.groups if group.odd] == [
+        "native code, which holds the interpreter → hrtimer_nanosleep()",
+        "train.py:120 <module> → __next__; its child: native code, which holds the interpreter → futex_do_wait()"]
+    assert found.findings[-1] == "what native code hides of ranks 1-2: no py-spy"
+    assert free([rank(1, (), native="no py-spy")]) == {1}
+
+
 def test_two_process_groups_of_the_same_ranks() -> None:
     ranks = [rank(number, entered=(Entered(7, "0-1", "0"), Entered(3 + number, "0-1", "4"))) for number in (0, 1)]
     assert picture(ranks).findings == ("rank 0 is at sequence 3 of ranks 0-1 (group 4), rank 1 at 4",)
 
 
 def test_a_child_that_runs_another_program() -> None:
-    (waits,) = workers('[[77, [], "S", "do_nanosleep", "my sleep"]]')
+    (waits,) = workers('[[77, [], "S", "do_nanosleep", "my sleep", ""]]')
     found = picture([rank(0), rank(1, (MAIN, LOAD), workers=(waits,))])
     assert found.groups[0].place.words.endswith("; its child: my sleep → do_nanosleep()")
 
@@ -214,7 +233,7 @@ ODD = "a\nb\rc\x85d\u2028e\tf\udcff"  # all that breaks lines, and what is no te
 def test_names_that_break_lines() -> None:
     """Of files, functions, programs and process groups: no format of ours is broken by what it holds."""
     frames = (Frame(Kind.SCRIPT, ODD, 3, ODD),)
-    children = json.dumps([(77, stack.as_lists(frames), "S", ODD, ODD)])
+    children = json.dumps([(77, stack.as_lists(frames), "S", ODD, ODD, "")])
     told = Whereabouts(1, stack.as_text(frames), "S", ODD, 0.0, 1.0, 0, False, children,
                        Progress(9, 1.0, json.dumps([(7, "0-1", ODD)]), False))
     survey = Survey()
@@ -243,8 +262,6 @@ def test_a_stack_with_names_that_break_lines() -> None:
     text = as_printed(names["result"])
     found = stack.read(text)
     assert (found[-1].function, found[-1].file) == ("f", "a\\nb\rc\x85d\u2028.py")
-    whole = f'{stack.HEAD}\n  File "a\x85b.py", line 3 in <module>\n'
-    assert stack.is_whole(whole, is_quiet=True)
 
 
 def test_a_look_that_shows_nothing_of_a_rank_is_no_movement() -> None:

@@ -8,19 +8,20 @@ CUT = "  ..."  # at the end of a stack of which the outermost calls are left out
 FIRST = ("_run_module_as_main", "_bootstrap")  # the first calls of `python -m`, and of a thread
 MODULE = "<module>"  # that of a script
 
-WHERE, FLUSH = b"?", b"!"  # what a sentinel sends through the socket of `Answers`: tell where you are; flush all files
+# What a sentinel sends through the socket of `Answers`: tell where you are; flush all files; process %d may trace you.
+WHERE, FLUSH, TRACER, TRACER_END = b"?", b"!", b"+", b";"
 
 # A rank to its sentinel
 
 
 class Stacks(NamedTuple):
-    """Stacks come from the pipe whose end comes with this; the rank's is `descriptor`."""
+    """`Calls` come from the pipe whose end comes with this; the rank's is `descriptor`."""
 
     descriptor: int
 
 
 class Calls(NamedTuple):
-    """The stack of a process's main thread, told by the interpreter: `text` is as faulthandler prints it."""
+    """The stack of a process's main thread, told by its interpreter: `text` is as faulthandler prints it."""
 
     pid: int
     text: str
@@ -33,7 +34,7 @@ class Answers(NamedTuple):
 class Sight(NamedTuple):
     """What a sentinel sees its rank through; a descriptor is -1 where there is none.
 
-    Stacks come from `pipe`, into which the rank prints by its own `descriptor`; it answers through `socket`.
+    `Calls` come from `pipe`, into which the rank writes by its own `descriptor`; it answers through `socket`.
     """
 
     pipe: int = -1
@@ -97,19 +98,18 @@ class Inspected(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Tell where the rank is; who asks all the time does not do so `closely`."""
+    """Tell where the rank is."""
 
     number: int
-    closely: bool = True
 
 
 class Whereabouts(NamedTuple):
     """The answer to the `Where` of this number, as where/merge.py has it.
 
-    `stack` is one of where/stack.py, empty if the rank has not printed it; `progress` is None if the rank has not told
-    it. `busy_s`, `moved_bytes`, `faults` and `unseen` are as in where/seen.py. `children` is JSON: of each process that
-    the rank has forked its number, its stack, its state, the kernel's function that it sleeps in, and the name of the
-    program if it is another one.
+    `stack` is one of where/stack.py, empty if there is none; `progress` is None if the rank has not told it. `busy_s`,
+    `moved_bytes`, `faults`, `unseen` and `native` are as in where/seen.py. `children` is JSON: of each process that the
+    rank has forked its number, its stack, its state, the kernel's function that it sleeps in, the name of the program
+    if it is another one, and `native`.
     """
 
     number: int
@@ -124,3 +124,4 @@ class Whereabouts(NamedTuple):
     progress: Progress | None = None
     faults: int = 0
     unseen: str = ""
+    native: str = ""

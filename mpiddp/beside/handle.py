@@ -145,7 +145,7 @@ class SentinelHandle:
     def watch_script(self, outflow: int = -1) -> None:
         """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs.
 
-        By the socket `outflow`, unless it is -1, it can ask for output that is folded.
+        By the socket `outflow`, unless it is -1, it reaches the relay of the rank's output.
         """
         self._channel.send(Stage(""))
         os.register_at_fork(after_in_child=self._in_child)

@@ -20,7 +20,8 @@ from ..plan.member import LogPlan
 NAME = "ranks.json"
 RECORD_BYTES = 512  # 2,000 ranks make 1 MB
 STATUS_BYTES, FIRST_BYTES, LOST_BYTES = 4, 4, 20  # of the values: null, 255; null, true; null, 2**63
-FIRST, LOST, LAST = b', "first": ', b', "lost": ', b', "last": '  # what stands between the values
+SUFFIX_BYTES = len(".zst")  # by which a log's name is longer when it is compressed
+STATUS, FIRST, LOST, LAST = b', "status": ', b', "first": ', b', "lost": ', b', "last": '  # between the values
 END = b"},\n"  # after them
 NOTING_S = 0.5
 TAIL_BYTES = 4096  # of a log, in which its last line is looked for
@@ -45,22 +46,34 @@ def write_index(path: str, logs: Sequence[LogPlan]) -> None:
 
 def record(log: LogPlan) -> bytes:
     """Return the record of a rank of which nothing is known yet."""
-    places = ((STATUS_BYTES, FIRST), (FIRST_BYTES, LOST), (LOST_BYTES, LAST))
-    begun = head(log) + b"".join(b"null".ljust(room) + words for room, words in places) + b"null"
-    return begun.ljust(RECORD_BYTES - len(END)) + END
+    begun = head(log)
+    for (room, words), value in zip(places(log), (name_of(log.path), b"null", b"null", b"null"), strict=True):
+        begun += value.ljust(room) + words
+    return (begun + b"null").ljust(RECORD_BYTES - len(END)) + END
 
 
 def head(log: LogPlan) -> bytes:
-    """Return a record up to the value of its status."""
-    known = {"rank": log.rank, "host": log.host, "file": os.path.basename(log.path), "job": log.job}
-    return json.dumps(known)[:-1].encode() + b', "status": '
+    """Return a record up to the name of its file."""
+    known = {"rank": log.rank, "host": log.host, "job": log.job}
+    return json.dumps(known)[:-1].encode() + b', "file": '
+
+
+def name_of(path: str) -> bytes:
+    """Return a file's name as JSON."""
+    return json.dumps(os.path.basename(path)).encode()
+
+
+def places(log: LogPlan) -> list[tuple[int, bytes]]:
+    """Return the room that each value of a record has but the last one's, and what stands after it."""
+    return [(len(name_of(log.path)) + SUFFIX_BYTES, STATUS), (STATUS_BYTES, FIRST), (FIRST_BYTES, LOST),
+            (LOST_BYTES, LAST)]
 
 
 def note(log: LogPlan, status: int | None = None, lost: int | None = None, tail: bytes | None = None,
-         again: bool = True, is_first: bool = False) -> None:
+         again: bool = True, is_first: bool = False, file: str | None = None) -> None:
     """Fill in what is known of a rank: its exit status, the first byte lost, the last line in the `tail` of its output.
 
-    `is_first` tells that it was the first one to fail.
+    `is_first` tells that it was the first one to fail. Its log is in another `file` now, unless that is None.
 
     A value that is there already is replaced if `again`. Where there is no index, or one of another job, nothing is
     done.
@@ -71,7 +84,8 @@ def note(log: LogPlan, status: int | None = None, lost: int | None = None, tail:
         # NFS sends whole pages, with others' places as they were before, unless each write goes to the server at once.
         descriptor = opened(log.ranks_file, os.O_RDWR | os.O_DSYNC, partial(distrust, job_folder=True))
         try:
-            fill_in(descriptor, log, [status, b"true" if is_first else None, lost], tail, again)
+            values = [None if file is None else name_of(file), status, b"true" if is_first else None, lost]
+            fill_in(descriptor, log, values, tail, again)
         finally:
             os.close(descriptor)
 
@@ -82,8 +96,7 @@ def fill_in(index: int, log: LogPlan, values: Sequence[int | bytes | None], tail
     if os.pread(index, len(known), begins) != known:
         return
     at = begins + len(known)
-    places = zip(values, (STATUS_BYTES, FIRST_BYTES, LOST_BYTES), (FIRST, LOST, LAST), strict=True)
-    for value, room, words in places:
+    for value, (room, words) in zip(values, places(log), strict=True):
         put(index, at, room, b"%d" % value if isinstance(value, int) else value, again)
         at += room + len(words)
     room = begins + RECORD_BYTES - len(END) - at

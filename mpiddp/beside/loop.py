@@ -25,7 +25,7 @@ class Loop:
         self.over = False  # set it to let run() return
         self._excuse = excuse
         self._selector = selectors.EpollSelector()
-        self._timers: dict[str, tuple[int, Callable[[], None]]] = {}  # each with its number
+        self._timers: dict[str, tuple[int, Callable[[], object]]] = {}  # each with its number
         self._due: list[tuple[float, int, str]] = []  # a heap: when, which number, of which name; removed ones, too
         self._last_number = 0
 
@@ -85,7 +85,7 @@ class Loop:
         """Stop to listen to a source."""
         self._selector.unregister(source)
 
-    def set_timer(self, name: str, after_s: float, act: Callable[[], None]) -> None:
+    def set_timer(self, name: str, after_s: float, act: Callable[[], object]) -> None:
         """Call `act` once, `after_s` from now; a timer of the same name is replaced."""
         self._last_number += 1
         self._timers[name] = (self._last_number, act)

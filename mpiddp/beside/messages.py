@@ -6,15 +6,14 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..config import DEFAULT_READY_S, DESERTED_TIMEOUT_S
+from ..config import DESERTED_TIMEOUT_S
 from ..plan.member import Member
 from ..plan.verdict import Report, Verdict
 from .asking import Answers, Ask, Calls, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
-from .outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
+from .outflow import AskLost, CrashStack, Forward, Forwarded, Lost, Outflow, OutputSettled, RankEnds, SettleOutput
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
 ASK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, tell the sentinel its `Calls`
-STACK_SIGNAL = signal.SIGRTMAX - 3  # lets one print its stack, in native code too
 LAUNCHER_S = 2.0  # for the launcher to end a job that has lost a rank
 LAST_S = 2.0  # for a rank whose grace is over to end by itself, or for the one that ends the job to do so
 KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container: no SIGKILL from inside does
@@ -29,8 +28,7 @@ class Watched(NamedTuple):
     `by_srun` tells that srun itself started the rank. `timeout_s` is how long its start may take. `step_daemon` is
     the process of Slurm that the rank descends from, 0 for none. Where no rank has moved for `stall_s`, the coordinator
     says so, and ends the job if `stall_abort`; 0 for never. It ends a job whose ranks wait for one that has come to its
-    end when that has lasted for `exit_timeout_s`. `ready_s` after the rank has joined its job its sentinel is
-    named, and loads what it needs to tell where the rank is; by then the job can be found by those who ask.
+    end when that has lasted for `exit_timeout_s`.
     """
 
     who: str
@@ -42,7 +40,6 @@ class Watched(NamedTuple):
     step_daemon: int = 0
     stall_s: float = 0.0
     stall_abort: bool = False
-    ready_s: float = DEFAULT_READY_S
     exit_timeout_s: float = DESERTED_TIMEOUT_S
 
 
@@ -254,7 +251,7 @@ Sent = (
     | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Unwatched | Admitted
     | Neighbour | Look
     | Missing | JobEnds | Over | Forward | AskLost | Lost | Forwarded | SettleOutput | OutputSettled | Stacks | Progress
-    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Calls | Outflow
+    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Calls | Outflow | RankEnds | CrashStack
 )
 
 

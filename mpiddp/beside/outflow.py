@@ -57,6 +57,18 @@ class Lost(NamedTuple):
     at: int
 
 
+class RankEnds(NamedTuple):
+    """The rank ends by itself, and closes this connection. If it is `in_order`, its log is complete."""
+
+    in_order: bool
+
+
+class CrashStack(NamedTuple):
+    """The rank is gone; `text` is the stack that faulthandler printed, empty unless it has crashed."""
+
+    text: str
+
+
 class Forwarded(NamedTuple):
     """All of the output is passed on; `lost` tells that stdout did not take all of it."""
 
@@ -64,4 +76,4 @@ class Forwarded(NamedTuple):
 
 
 class Outflow(NamedTuple):
-    """The relay of the rank's output answers `SettleOutput` on the socket whose end comes with this."""
+    """The relay of the rank's output takes `SettleOutput` and `CrashStack` on the socket whose end comes with this."""

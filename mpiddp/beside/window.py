@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import errno
-import faulthandler
+import functools
 import gc
 import operator
 import os
@@ -13,18 +13,21 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 from ..exits import flush_files
-from .asking import CUT, FIRST, FLUSH, MODULE, WHERE, Calls, Progress
+from .asking import CUT, FIRST, FLUSH, MODULE, TRACER, TRACER_END, WHERE, Calls, Progress
 from .helper_process import file_of
 from .lines import encode
-from .messages import ASK_SIGNAL, STACK_SIGNAL
+from .messages import ASK_SIGNAL
 
 ENDING_S = 1.0  # for the thread
 UNHEARD = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the sentinel does not read, or is gone
 MOST_CALLS = 100  # the innermost ones
+YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+CHILDREN_ALONE = "1"  # there: a process traces its descendants alone, and those that let it
+PR_SET_PTRACER = 0x59616D61  # (linux/prctl.h)
 
 
 class Window:
@@ -33,17 +36,18 @@ class Window:
     By the socket a thread of the rank is asked to flush the files that the script has open, or for the stack of the
     main thread and a `Progress`, which it tells there as soon as the interpreter lets it. ASK_SIGNAL asks each process
     that the rank has forked for its stack, and the rank where that thread does not answer, by a handler in Python that
-    tells it through the pipe. So the interpreter reads its stack itself. Where it is held up, in native code,
-    STACK_SIGNAL lets a handler in C print the stack. That may crash a process which runs Python, because a signal comes
-    between any two instructions, also where a call has been half made (python/cpython#116008): who sends it sees to
-    that.
+    tells it through the pipe. So the interpreter always reads its stack itself. A handler in C that does so, as
+    faulthandler's, may crash the process: a signal comes between any two instructions, also where a call has been half
+    made (python/cpython#116008).
+
+    Where native code holds the interpreter, a program that the sentinel starts may read the stack from outside. Yama
+    (prctl(2), PR_SET_PTRACER) forbids that on some systems, unless each process lets the sentinel do so.
     """
 
     def __init__(self) -> None:
-        """Open it; raise OSError where that can't be, or something else uses the signals."""
-        numbers = ASK_SIGNAL, STACK_SIGNAL
-        if caught(numbers) or any(signal.getsignal(one) not in (signal.SIG_DFL, signal.SIG_IGN) for one in numbers):
-            raise OSError("a signal is used already")
+        """Open it; raise OSError where that can't be, or something else uses the signal."""
+        if caught([ASK_SIGNAL]) or signal.getsignal(ASK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
+            raise OSError("the signal is used already")
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)  # what the sentinel does not read is lost: the rank never waits for it
         try:
@@ -57,11 +61,11 @@ class Window:
         self._watched = _thread.get_ident()
         self._asked, self._telling = 0, 0  # how often it was asked, and the process that tells
         self._handler = self._on_signal  # one object, by which it is known again
+        self._allow: Callable[[], object] = bool  # the sentinel to trace this process
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(ASK_SIGNAL, self._handler)
             signal.siginterrupt(ASK_SIGNAL, False)
-            signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # as it is again when faulthandler lets go of it
-        faulthandler.register(STACK_SIGNAL, file=self.writing, all_threads=False)
+        os.register_at_fork(after_in_child=lambda: self._allow())
         self._answers = _thread.allocate_lock()  # held as long as the thread runs
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
@@ -73,7 +77,7 @@ class Window:
 
     def end(self) -> None:
         """Close it; a signal that is on its way is no harm, until forget()."""
-        faulthandler.unregister(STACK_SIGNAL)
+        self._allow = bool
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(ASK_SIGNAL) == self._handler:
                 signal.signal(ASK_SIGNAL, signal.SIG_IGN)
@@ -85,11 +89,10 @@ class Window:
             os.close(descriptor)
 
     def forget(self) -> None:
-        """Let the signals do what they did, because nobody is left to send them."""
+        """Let the signal do what it did, because nobody is left to send it."""
         with contextlib.suppress(ValueError):  # not in the main thread
-            for number in (ASK_SIGNAL, STACK_SIGNAL):
-                if signal.getsignal(number) == signal.SIG_IGN:
-                    signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(ASK_SIGNAL) == signal.SIG_IGN:
+                signal.signal(ASK_SIGNAL, signal.SIG_DFL)
 
     def _is_ours(self, descriptor: int) -> bool:
         """Tell whether a descriptor is still that file: a program may have closed it, and opened another."""
@@ -113,6 +116,9 @@ class Window:
                     self._tell(self._ours, progress())
                 if FLUSH in requests:
                     flush_files()
+                if TRACER in requests:
+                    self._allow = allowing(int(requests.partition(TRACER)[2].partition(TRACER_END)[0]))
+                    self._allow()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         """Be the handler of ASK_SIGNAL; where it comes while that is at work, it tells the same once more."""
@@ -134,6 +140,16 @@ class Window:
         except OSError as error:
             if error.errno not in UNHEARD:
                 raise
+
+
+def allowing(tracer: int) -> Callable[[], object]:
+    """Return what lets a process, and its descendants, trace the one that calls it, where Yama asks for that."""
+    with contextlib.suppress(OSError), open(YAMA) as file:
+        if file.read().strip() == CHILDREN_ALONE:
+            import ctypes  # which torch has imported
+
+            return functools.partial(ctypes.CDLL(None).prctl, PR_SET_PTRACER, ctypes.c_ulong(tracer), 0, 0, 0)
+    return bool
 
 
 def frame_of(thread: int) -> FrameType | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ODD = 1  # exit status
+PASSES = 3  # in each of which something has to be odd
 
 
-class Asked(NamedTuple):
+class CheckOptions(NamedTuple):
     """A quick check, or one of the nodes alone, and files to write, empty for none."""
 
     quick: bool = False

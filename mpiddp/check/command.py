@@ -12,21 +12,20 @@ from ..cli import read_settings
 from ..command.help import Parser
 from ..command.options import OPTIONS, default_of, variable
 from ..command.values import absolute
-from ..config import DEFAULT_READY_S, LaunchConfig
+from ..config import LaunchConfig
 from ..errors import EXIT_USAGE
 from ..join.refusal import refuse_early
 from ..version import __version__
-from . import Asked
+from . import CheckOptions
 
 if TYPE_CHECKING:
     from ..run.running import RunningJob
 
 DESCRIPTION = """\
-Measure each rank, and the ways between nodes in pairs, and say what is odd: which node to leave out.
-It takes half a minute on a few nodes, and starts like a training: mpirun python -m mpiddp.check"""
+Benchmark every rank and every link between nodes; report outliers and the nodes to exclude.
+It takes up to a minute on a few nodes, and starts like a training: mpirun python -m mpiddp.check"""
 EPILOG = """\
 Exit status: 0 all are alike; 1 something is odd; 2 wrong usage; 3 the job could not be started."""
-QUICK_READY_S = 30.0  # until it can be asked where it is: what sentinels load for that disturbs a short measurement
 LAUNCHERS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # options of mpiddp, as there
 
 
@@ -40,12 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_USAGE
     from ..launch import launch
 
-    asked = Asked(given.quick, given.nodes_only, absolute(given.svg), absolute(given.json),
+    asked = CheckOptions(given.quick, given.nodes_only, absolute(given.svg), absolute(given.json),
                   absolute(given.check_history), absolute(given.suspects))
     return launch(config, functools.partial(run, asked))
 
 
-def run(asked: Asked, job: RunningJob, config: LaunchConfig) -> int:
+def run(asked: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
     """Check, in a rank that has started, and return its exit status."""
     from .program import check  # loads torch, which the sentinel must not have
 
@@ -57,9 +56,9 @@ def parsed(arguments: list[str] | None, environ: Mapping[str, str]) -> argparse.
     parser = Parser(prog="mpiddp.check", usage="mpirun python -m mpiddp.check [options]\n"
                     "       srun --mpi=pmix python -m mpiddp.check [options]", description=DESCRIPTION, epilog=EPILOG,
                     allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="shorter measurements: 10 s on a few nodes")
-    parser.add_argument("--nodes-only", action="store_true", help="measure no ways between ranks")
-    parser.add_argument("--svg", default="", metavar="FILE", help="draw the ways between nodes, and the all-reduce "
+    parser.add_argument("--quick", action="store_true", help="one pass in place of three, which may err: about 10 s")
+    parser.add_argument("--nodes-only", action="store_true", help="measure no links between ranks")
+    parser.add_argument("--svg", default="", metavar="FILE", help="draw the links between nodes, and the all-reduce "
                         "(needs matplotlib)")
     parser.add_argument("--json", default="", metavar="FILE", help="write all that was measured")
     history = default_of("check-history", environ)
@@ -82,5 +81,4 @@ def configuration(given: argparse.Namespace, environ: Mapping[str, str]) -> Laun
         startup_timeout_s=given.startup_timeout, binding=settings.binding, threads=settings.threads,
         share_gpus=settings.share_gpus, virtual_local_rank=settings.virtual_local_rank,
         gpu_aware_mpi=settings.gpu_aware_mpi,
-        unknown_variables=settings.unknown_variables, ready_s=QUICK_READY_S if given.quick else DEFAULT_READY_S,
-        init=False, quiet=True)
+        unknown_variables=settings.unknown_variables, init=False, quiet=True)

@@ -10,16 +10,16 @@ from ..errors import LonelyLaunchError
 from ..join.refusal import refuse_alone
 from ..plan.verdict import ABSENT, Report
 from ..run.running import RunningJob
-from . import ODD, Asked
-from .crew import Crew, serve
-from .works import REDUCING_LIMIT_S, Works
+from . import ODD, CheckOptions
+from .rpc import RpcController, worker_loop
+from .workers import REDUCING_LIMIT_S, Meeting, measuring
 
 # Whatever a job script has them say: else a collective that takes too long ends the process, and not only the
 # measurement, and each wait looks once in a millisecond. The third one would switch the first one on.
 PATIENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
 
 
-def check(asked: Asked, job: RunningJob, config: LaunchConfig) -> int:
+def check(asked: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
     """Measure and compare, and end this rank with the exit status: that of the check on rank 0, 0 on the others."""
     assert job.ending
     try:
@@ -28,17 +28,18 @@ def check(asked: Asked, job: RunningJob, config: LaunchConfig) -> int:
             os.environ.update(PATIENT)
             limit = timedelta(seconds=max(REDUCING_LIMIT_S, config.startup_timeout_s))
             member.create_group(limit, refuse_alone, binds=False)
-        works = Works(member).by_name()
-        if member.environment.rank:
-            serve(member.comm, works)
+        env = member.environment
+        works = {**measuring(env, env.device, env.backend), **Meeting(member).by_name()}
+        if env.rank:
+            worker_loop(member.comm, works)
         else:
             from .report import inspect  # the other ranks need not load it
 
-            crew = Crew(member.comm, works, member.roll.name)
-            job.ending.status = inspect(crew, member.environment, asked, config.startup_timeout_s)
-            for rank, words in sorted(crew.lost.items()):  # the job cannot end in order
+            ranks = RpcController(member.comm, works, member.roll.name)
+            job.ending.status = inspect(ranks, env, asked, config.startup_timeout_s)
+            for rank, words in sorted(ranks.lost.items()):  # the job cannot end in order
                 job.ending.fail(Report(rank, member.seats[rank].host, ABSENT, f"did not answer: {words}", ODD))
-            crew.dismiss()
+            ranks.dismiss()
         if not config.python_exit:
             job.ending.finish(job.ending.status)
     except LonelyLaunchError as error:

@@ -6,30 +6,29 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from ..compare.figures import Figures, Finding
-from ..compare.hints import hints
-from ..compare.judge import incomparable, judge
 from ..environment import Environment
 from ..facts import schedulers, software
 from ..facts.files import reason
-from ..measure.channels import serving
-from ..measure.deadlines import within
 from ..plan.words import folded
 from ..say import answer, say, warn
 from ..show.files import note_suspects, write_json
-from . import ODD, Asked
-from .crew import Crew
-from .history import OwnPast
-from .inspection import QUICK, Extent, Inspection
+from . import ODD, PASSES, CheckOptions
+from .bench.channels import serving
+from .bench.timeouts import within
+from .controller import Controller
+from .history import History
 from .progress import Progress
 from .record import as_json
+from .rpc import RpcController
+from .stats import findings as all_findings
+from .stats.schema import Finding, Measurements
 from .table import EXCLUDE, lines
 
 WRITING_S = 20.0  # a file, in a folder that may be slow
 DRAWING_S = 120.0  # with the import of matplotlib, from a file system that may be slow
 
 
-def inspect(crew: Crew, env: Environment, asked: Asked, patience_s: float) -> int:
+def inspect(ranks: RpcController, env: Environment, asked: CheckOptions, patience_s: float) -> int:
     """Let all ranks measure, show what was found, and return the exit status: ODD where something is odd.
 
     Raises LonelyLaunchError where a rank has not begun after `patience_s`.
@@ -37,15 +36,18 @@ def inspect(crew: Crew, env: Environment, asked: Asked, patience_s: float) -> in
     notes = []
     if not asked.nodes_only and not serving(env.backend, env.device):
         asked = asked._replace(nodes_only=True)
-        notes.append(f"ways between ranks are measured over gloo and NCCL, not over {env.backend}")
-    extent = (QUICK if asked.quick else Extent())._replace(nodes_only=asked.nodes_only)
-    past = OwnPast(asked.history) if asked.history else None
-    figures = Inspection(crew, env.world_size, extent, Progress(), patience_s).run(past)
-    findings = [*judge(figures), *(past.judge(figures) if past else ())]
-    notes += [*incomparable(figures), *hints(figures, env.backend)]
-    lost = answer("\n".join([head(env.backend), *lines(figures, findings, notes, exclusion())]))
-    warn(past.keep(figures) if past else ())
-    keep(figures, findings, notes, asked)
+        notes.append(f"links between ranks are measured over gloo and NCCL, not over {env.backend}")
+    history = History(asked.history) if asked.history else None
+    controller = Controller(ranks, env.world_size, patience_s, Progress())
+    controller.compare_clocks()
+    measured = controller.run(1 if asked.quick else PASSES, not asked.nodes_only)
+    findings = [*all_findings.find(measured), *(history.compare(measured) if history else ())]
+    notes += all_findings.notes(measured, env.backend)
+    if asked.quick:
+        notes.insert(0, "--quick is a single pass, which may err: check again without it before a node is given back")
+    lost = answer("\n".join([head(env.backend), *lines(measured, findings, notes, exclusion())]))
+    warn(history.keep(measured) if history else ())
+    keep(measured, findings, notes, asked)
     return ODD if findings else lost
 
 
@@ -61,13 +63,13 @@ def head(backend: str) -> str:
     return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend, software.stack("")])
 
 
-def keep(figures: Figures, findings: Sequence[Finding], notes: Sequence[str], asked: Asked) -> None:
+def keep(measured: Measurements, findings: Sequence[Finding], notes: Sequence[str], asked: CheckOptions) -> None:
     """Write the files that were asked for; warn of those whose folders do not answer."""
     suspects = [(host, one.words) for one in findings for host in one.hosts]
     files: tuple[tuple[str, float, Callable[[], None]], ...] = (
         (asked.suspects, WRITING_S, lambda: note_suspects(asked.suspects, suspects)),
-        (asked.json, WRITING_S, lambda: write_json(asked.json, as_json(figures, findings, notes))),
-        (asked.svg, DRAWING_S, lambda: draw(asked.svg, figures, findings)))
+        (asked.json, WRITING_S, lambda: write_json(asked.json, as_json(measured, findings, notes))),
+        (asked.svg, DRAWING_S, lambda: draw(asked.svg, measured, findings)))
     for path, limit_s, write in files:
         try:
             if path:
@@ -76,12 +78,12 @@ def keep(figures: Figures, findings: Sequence[Finding], notes: Sequence[str], as
             warn([f"{path} is not written: it has not answered within {limit_s:g} s"])
 
 
-def draw(path: str, figures: Figures, findings: Sequence[Finding]) -> None:
+def draw(path: str, measured: Measurements, findings: Sequence[Finding]) -> None:
     """Draw the picture, or say why that cannot be done."""
     from . import drawing
 
     try:
-        drawing.write(path, figures, findings, f"{len(figures.ranks):,} ranks on {nodes_of(figures)}")
+        drawing.write(path, measured, findings, f"{len(measured.ranks):,} ranks on {nodes_of(measured)}")
     except ImportError as error:
         say(f"mpiddp.check: cannot draw {path}: {error} (pip install matplotlib)")
     except Exception as error:  # a library that draws may raise anything
@@ -89,6 +91,6 @@ def draw(path: str, figures: Figures, findings: Sequence[Finding]) -> None:
         say(f"mpiddp.check: cannot draw {path}: {words}")
 
 
-def nodes_of(figures: Figures) -> str:
+def nodes_of(measured: Measurements) -> str:
     """Return the nodes in words."""
-    return folded(one.host for one in figures.ranks)
+    return folded(one.host for one in measured.ranks)

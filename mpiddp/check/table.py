@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from ..compare.alike import Nodes
-from ..compare.expected import bandwidth, reduced
-from ..compare.figures import OWN, WAYS, Figures, Finding
-from ..compare.outliers import median
-from ..compare.units import RATES, SIZES, counted, in_words
 from ..plan.words import folded, ranges
+from .stats.expected import expected_bandwidth, reduced
+from .stats.nodes import Nodes
+from .stats.outliers import best, median
+from .stats.schema import LINK_METRICS, RANK_METRICS, Finding, Link, Measurements, Passes
+from .stats.units import RATES, SIZES, counted, in_words
 
 TALLEST, WIDEST = 39, 120  # lines, columns; a line comes before
 MOST_ODD, MOST_KINDS, MOST_NOTES, MOST_SIZES = 10, 4, 4, 8
@@ -20,7 +20,7 @@ MOST_NOTE_LINES = 7
 OF_ONE = ("rank", "link")  # subjects whose figure is lost in their node's median
 TIMES = ((1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 
-# Over the column, its head, the quantities of OWN of which the least is shown, and others that mark it.
+# Over the column, its head, the metrics of which the least is shown, and others that mark it.
 HEADS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("matrix", "product", ("matrix",), ()),
     ("memory", "host", ("memory",), ()),
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 
 def lines(
-    figures: Figures, findings: Sequence[Finding], notes: Sequence[str], exclude: str = EXCLUDE
+    measured: Measurements, findings: Sequence[Finding], notes: Sequence[str], exclude: str = EXCLUDE
 ) -> list[str]:
     """Return the table, the all-reduce where one was measured, the findings, the notes, and whom to leave out.
 
@@ -65,9 +65,9 @@ def lines(
 
     There are TALLEST lines of WIDEST characters at most, whatever the number of nodes; what has no place is counted.
     """
-    nodes = Nodes(figures.ranks)
-    head = [title(figures, nodes), "", *table(figures, findings, nodes), ""]
-    curve = [*all_reduce(figures), ""] if figures.reduced else []
+    nodes = Nodes(measured.ranks)
+    head = [title(measured, nodes), "", *table(measured, findings, nodes), ""]
+    curve = [*all_reduce(measured), ""] if measured.allreduce else []
     told = [line for note in bounded(notes, MOST_NOTES, "note") for line in wrap(note, WIDEST, subsequent_indent="  ")]
     left_out = leave_out(findings, exclude)
     room = TALLEST - len(head) - len(curve) - len(told[:MOST_NOTE_LINES]) - len(left_out)
@@ -75,27 +75,27 @@ def lines(
     return [cut(line.rstrip()) for line in (*head, *curve, *found, *told[:MOST_NOTE_LINES], *left_out)]
 
 
-def title(figures: Figures, nodes: Nodes) -> str:
+def title(measured: Measurements, nodes: Nodes) -> str:
     """Return how many nodes and ranks there are, and of which kinds, by letters if there are several."""
-    letters = kinds(figures)
+    letters = kinds(measured)
     named = [f"{letter} is {kind}" if len(letters) > 1 else kind for kind, letter in letters.items()]
-    count = f"{counted(len(nodes.ranks), 'node')}, {counted(len(figures.ranks), 'rank')}"
+    count = f"{counted(len(nodes.ranks), 'node')}, {counted(len(measured.ranks), 'rank')}"
     return f"{count}: {', '.join(named)}" if any(named) else count
 
 
-def kinds(figures: Figures) -> dict[str, str]:
+def kinds(measured: Measurements) -> dict[str, str]:
     """Return the kinds of the ranks in their order, each with a letter; those after the 25th share the last."""
-    found = dict.fromkeys(who.kind for who in figures.ranks)
+    found = dict.fromkeys(who.kind for who in measured.ranks)
     return {kind: chr(ord("A") + min(at, 25)) for at, kind in enumerate(found)}
 
 
-def table(figures: Figures, findings: Sequence[Finding], nodes: Nodes) -> list[str]:
+def table(measured: Measurements, findings: Sequence[Finding], nodes: Nodes) -> list[str]:
     """Return three lines of head, a line for each odd node and each kind of alike ones, and what has no line."""
     shown, rest = rows(findings, nodes)
-    columns = columns_of(figures, findings)
+    columns = columns_of(measured, findings)
     right = [numbers(column, [row.nodes for row in shown]) for column in columns]
     room = WIDEST - sum(len(cells[0]) + 1 for cells in right)
-    left = names(figures, nodes, shown, {node for column in columns for node in column.marked}, room)
+    left = names(measured, nodes, shown, {node for column in columns for node in column.marked}, room)
     top = " " * sum(len(cells[0]) + 1 for cells in left) + over(columns, right)
     return [top, *(" ".join(cells) for cells in zip(*left, *right, strict=True)), *rest]
 
@@ -125,59 +125,52 @@ def rows(findings: Sequence[Finding], nodes: Nodes) -> tuple[list[Row], list[str
     return [*(Row(some, True) for some in first[:MOST_ODD]), *(Row(some, False) for some in usual[:MOST_KINDS])], rest
 
 
-def columns_of(figures: Figures, findings: Sequence[Finding]) -> list[Column]:
+def columns_of(measured: Measurements, findings: Sequence[Finding]) -> list[Column]:
     """Return the columns of what was measured."""
-    return [column for column in (*of_ranks(figures, findings), *of_ways(figures, findings)) if column.values]
+    return [column for column in (*of_ranks(measured, findings), *of_links(measured, findings)) if column.values]
 
 
-def of_ranks(figures: Figures, findings: Sequence[Finding]) -> Iterable[Column]:
+def of_ranks(measured: Measurements, findings: Sequence[Finding]) -> Iterable[Column]:
     """Return the columns of what ranks measure themselves."""
     for top, head, shown, others in HEADS:
         values: dict[int, list[float]] = {}
-        for rank, who in enumerate(figures.ranks):
-            some = [median(figures.own[name][rank]) for name in shown if figures.own.get(name, {}).get(rank)]
+        for rank, who in enumerate(measured.ranks):
+            some = [best(RANK_METRICS[name], measured.own[name][rank]) for name in shown
+                    if measured.own.get(name, {}).get(rank)]
             if some:
                 values.setdefault(who.node, []).append(min(some))
-        marked = marks((one, one.nodes) for one in findings if one.quantity in (*shown, *others))
-        yield Column(top, head, OWN[shown[0]].unit, True, values, marked)
+        marked = marks((one, one.nodes) for one in findings if one.metric in (*shown, *others))
+        yield Column(top, head, RANK_METRICS[shown[0]].unit, True, values, marked)
 
 
-def of_ways(figures: Figures, findings: Sequence[Finding]) -> Iterable[Column]:
-    """Return the columns of the ways between nodes; if there are none, that of those inside of nodes."""
-    size = size_of(figures)
-    words, ways = WAYS[size].words, figures.ways.get(size, {})
-    between = [one for one in findings if one.ways]
+def of_links(measured: Measurements, findings: Sequence[Finding]) -> Iterable[Column]:
+    """Return the columns of the links between nodes; if there are none, that of those inside of nodes."""
+    words, links = LINK_METRICS["large"].words, measured.links.get("large", {})
+    between = [one for one in findings if one.links]
     for top, head, end in ((words, "sends", 0), ("", "receives", 1)):
-        marked = marks((one, {way[end] for way in one.ways}.intersection(one.nodes)) for one in between
-                       if one.quantity != "latency")
-        yield Column(top, head, "B/s", True, at_end(ways, end), marked)
-    slow = marks((one, one.nodes) for one in between if one.quantity == "latency")
-    yield Column("", "latency", "s", False, at_end(figures.ways.get("latency", {}), 0), slow)
-    if not ways:
+        marked = marks((one, {link[end] for link in one.links}.intersection(one.nodes)) for one in between
+                       if one.metric != "latency")
+        yield Column(top, head, "B/s", True, at_end("large", links, end), marked)
+    slow = marks((one, one.nodes) for one in between if one.metric == "latency")
+    yield Column("", "latency", "s", False, at_end("latency", measured.links.get("latency", {}), 0), slow)
+    if not links:
         within: dict[int, list[float]] = {}
-        for (one, _), seen in figures.inside.get(size, {}).items():
-            if seen:
-                within.setdefault(figures.ranks[one].node, []).append(median(seen))
-        inside = marks((one, one.nodes) for one in findings if one.quantity in WAYS and not one.ways)
+        for (one, _), passes in measured.inside.get("large", {}).items():
+            within.setdefault(measured.ranks[one].node, []).append(max(passes))
+        inside = marks((one, one.nodes) for one in findings if one.metric in LINK_METRICS and not one.links)
         yield Column("inside", words, "B/s", True, within, inside)
 
 
-def size_of(figures: Figures) -> str:
-    """Return the quantity of WAYS that is shown: the larger messages, if they were measured."""
-    return "large" if figures.ways.get("large") or figures.inside.get("large") else "small"
-
-
-def at_end(ways: Mapping[tuple[int, int], Sequence[float]], end: int) -> dict[int, list[float]]:
-    """Return the values of the ways at each node, of which that is the first (0) or the second (1) end."""
+def at_end(name: str, links: Mapping[Link, Passes], end: int) -> dict[int, list[float]]:
+    """Return the best passes of the links at each node, which is their first (0) or second (1) end."""
     found: dict[int, list[float]] = {}
-    for way, values in ways.items():
-        if values:
-            found.setdefault(way[end], []).append(median(values))
+    for link, passes in links.items():
+        found.setdefault(link[end], []).append(best(LINK_METRICS[name], passes))
     return found
 
 
 def marks(odd: Iterable[tuple[Finding, Iterable[int]]]) -> dict[int, bool]:
-    """Return nodes that are odd in a column, each with whether it is so by one of its ranks or ways only."""
+    """Return nodes that are odd in a column, each with whether it is so by one of its ranks or links only."""
     found: dict[int, bool] = {}
     for one, nodes in odd:
         for node in nodes:
@@ -185,15 +178,17 @@ def marks(odd: Iterable[tuple[Finding, Iterable[int]]]) -> dict[int, bool]:
     return found
 
 
-def names(figures: Figures, nodes: Nodes, shown: Sequence[Row], marked: Collection[int], room: int) -> list[list[str]]:
+def names(
+    measured: Measurements, nodes: Nodes, shown: Sequence[Row], marked: Collection[int], room: int
+) -> list[list[str]]:
     """Return the columns of hosts, ranks and kinds, which share `room`; a host that no cell marks is marked itself."""
-    letters = kinds(figures)
+    letters = kinds(measured)
     hosts, which, of = ["", "hosts"], ["", "ranks"], ["", "kind"]
     for row in shown:
         ranks = [rank for node in row.nodes for rank in nodes.ranks[node]]
         numbered = ranges(ranks)
         which.append(numbered if len(numbered) <= RANKS_WIDTH else counted(len(ranks), "rank"))
-        of.append(cut("+".join(sorted({letters[figures.ranks[rank].kind] for rank in ranks})), 4))
+        of.append(cut("+".join(sorted({letters[measured.ranks[rank].kind] for rank in ranks})), 4))
         lonely = row.odd and not any(node in marked for node in row.nodes)
         hosts.append(folded(nodes.host[node] for node in row.nodes) + "*" * lonely)
     columns = [hosts, which, *([of] if len(letters) > 1 else [])]
@@ -262,12 +257,12 @@ def over(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> str:
     return line
 
 
-def all_reduce(figures: Figures) -> list[str]:
-    """Return the all-reduce by size: its time, its bus bandwidth, and what the pairs let one expect of a large one."""
-    found = reduced(figures)
+def all_reduce(measured: Measurements) -> list[str]:
+    """Return the all-reduce by size: its time, its bus bandwidth, and what the links let one expect of a large one."""
+    found = reduced(measured)
     picked = sorted({round(at * (len(found) - 1) / (MOST_SIZES - 1)) for at in range(MOST_SIZES)})
     some = [found[at] for at in picked]
-    expected = bandwidth(figures)
+    expected = expected_bandwidth(measured)
     factor, unit = scale([max(one.bus for one in some)], "B/s")
     per, time = scale([max(one.seconds for one in some)], "s")
     table = [["all-reduce", *(in_words(one.size, "B").replace(".0 ", " ") for one in some), "expected"],

@@ -23,6 +23,8 @@ from .values import (
     TRUE,
     absolute,
     check,
+    chosen,
+    either,
     interface,
     map_file,
     option_name,
@@ -33,17 +35,17 @@ from .values import (
     seconds,
     size,
     stage,
-    way_out,
+    timeout,
     whole,
 )
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "backend": {
-        "default": None,
+        "default": None, "type": chosen,
         "help": "backend of the process group (default: the accelerator's own, gloo without one)",
     },
     "device": {
-        "default": "auto", "metavar": "TYPE",
+        "default": "auto", "type": chosen, "metavar": "TYPE",
         "help": "what the ranks compute on: cpu, or a device type that torch knows, such as cuda or xpu (default: the "
                 "accelerator that all of them see, or else the CPU)",
     },
@@ -53,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
                 "or several with commas between (default: the fastest whose network all of them are on)",
     },
     "master-addr": {
-        "default": None, "metavar": "ADDRESS",
+        "default": None, "type": chosen, "metavar": "ADDRESS",
         "help": "address of rank 0's node at which nodes meet (default: that of the interface)",
     },
     "port": {
@@ -71,7 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "threads of a rank (default: OMP_NUM_THREADS, SLURM_CPUS_PER_TASK, or the rank's cores)",
     },
     "group-timeout": {
-        "default": None, "type": seconds, "metavar": "SECONDS",
+        "default": None, "type": timeout, "metavar": "SECONDS",
         "help": "how long a collective of the process group may take (default: torch's own)",
     },
     "startup-timeout": {
@@ -96,18 +98,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "make mpiddp.should_stop() true this long before the walltime",
     },
     "error-file": {
-        "default": None, "metavar": "FILE",
+        "default": "", "type": absolute, "metavar": "FILE",
         "help": "write why the job failed to FILE, as torchelastic does (default: TORCHELASTIC_ERROR_FILE)",
     },
     "log-dir": {
-        "default": "", "metavar": "DIR",
+        "default": "", "type": absolute, "metavar": "DIR",
         "help": "write each rank's output to a file, too: DIR/JOB/rank-00013.HOST.log, where JOB is the scheduler's "
                 "number of the job, or a random name that the report of a failure tells; ranks.json there has a line "
                 "for each",
     },
     "log-compress": {
         "default": "", "choices": ("gzip", "zstd"),
-        "help": "compress these files (.log.gz, .log.zst) while they are written (default: not)",
+        "help": "compress a log when it is complete: .log.gz, .log.zst (default: not)",
     },
     "log-max-bytes": {
         "default": 0, "type": size, "metavar": "N",
@@ -129,7 +131,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "with --show fold: how long to wait for one more rank to say the same (default: %(default)s)",
     },
     "overflow": {
-        "default": "wait", "choices": ("wait", "drop"),
+        "default": "wait", "type": either("wait", "drop"), "metavar": "wait|drop",
         "help": "with --show fold, when a rank prints faster than can be shown: let it wait, or drop lines and say how "
                 "many; logs get all (default: %(default)s)",
     },
@@ -162,11 +164,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "write when each rank began which stage to FILE, for ui.perfetto.dev; adds a collective to the start",
     },
     "exit": {
-        "default": "quick", "type": way_out, "metavar": "quick|python",
+        "default": "quick", "type": either("quick", "python"), "metavar": "quick|python",
         "help": "python tears down the modules of libraries at the end, too, which is slow (default: %(default)s)",
     },
     "traceback": {
-        "default": "short", "choices": ("short", "full"),
+        "default": "short", "type": either("short", "full"), "metavar": "short|full",
         "help": "what a rank that fails prints of libraries' frames: short folds them, --error-file has all (default: "
                 "%(default)s)",
     },
@@ -193,6 +195,14 @@ FLAGS = {
     "share-gpus": "let several ranks have one GPU, with gloo",
     "gpu-aware-mpi": "keep MPICH_GPU_SUPPORT_ENABLED with Cray MPICH: the script passes GPU buffers to MPI itself",
     "virtual-local-rank": "show each rank its own GPU alone and set LOCAL_RANK=0, as torchrun's option does",
+}
+# The field of a LaunchConfig that an option fills, where it has another name.
+FIELDS = {
+    "startup-timeout": "startup_timeout_s", "exit-timeout": "exit_timeout_s", "abort-grace": "abort_grace_s",
+    "stop-before": "stop_before_s", "stall": "stall_s", "fold-window": "fold_window_s", "overflow": "drops_lines",
+    "show": "shown", "traceback": "full_traceback", "exit": "python_exit", "bind": "binding", "map": "map_file",
+    "trace": "trace_file", "facts": "facts_file", "pass-local-rank": "local_rank_option",
+    "allow-idle-gpus": "idle_gpus",
 }
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..config import AUTO, PREFIX, Shown
 from ..plan.words import filled
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 LONGEST_S = 10**9  # of 31 years
 UNITS, LEAST_BYTES = {"K": 2**10, "M": 2**20, "G": 2**30}, 4096
@@ -23,6 +28,13 @@ def seconds(text: str) -> float:
     if not 0 < value <= LONGEST_S:
         raise argparse.ArgumentTypeError(f"must be greater than 0 and at most {LONGEST_S:,}, got {text}")
     return value
+
+
+def timeout(text: str) -> timedelta:
+    """Return a positive number of seconds, as torch takes it."""
+    from datetime import timedelta  # seldom needed
+
+    return timedelta(seconds=seconds(text))
 
 
 def whole(text: str) -> int:
@@ -72,6 +84,11 @@ def ranks(text: str) -> Shown:
     if not all(word.isdecimal() for word in (*local, *found)):
         raise argparse.ArgumentTypeError(f"must be all, none, fold, or ranks as in 0,4,local-0, got {text!r}")
     return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
+
+
+def chosen(text: str) -> str | None:
+    """Return a name, None where the choice is left to torch or to mpiddp."""
+    return None if text in ("", "auto") else text
 
 
 def interface(text: str) -> str | None:
@@ -129,8 +146,11 @@ def option_name(text: str) -> str:
     return text
 
 
-def way_out(text: str) -> bool:
-    """Return whether the interpreter's own exit is asked for."""
-    if text not in ("quick", "python"):
-        raise argparse.ArgumentTypeError(f"must be quick or python, got {text!r}")
-    return text == "python"
+def either(usual: str, other: str) -> Callable[[str], bool]:
+    """Return the kind of an option that has one of two words: whether it is the other one."""
+    def is_other(text: str) -> bool:
+        if text not in (usual, other):
+            raise argparse.ArgumentTypeError(f"must be {usual} or {other}, got {text!r}")
+        return text == other
+
+    return is_other

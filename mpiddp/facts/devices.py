@@ -146,8 +146,7 @@ def described(module: Any, index: int) -> Gpu:
     uuid, pci = str(getattr(told, "uuid", "")), ""
     if hasattr(told, "pci_bus_id"):
         pci = address(told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
-    name, memory = str(getattr(told, "name", "")), int(getattr(told, "total_memory", 0))
-    return Gpu(uuid, uuid, name, pci, numa_node(pci) if pci else -1, memory)
+    return Gpu(uuid, uuid, str(getattr(told, "name", "")), pci, numa_node(pci) if pci else -1)
 
 
 def accelerator(torch: Any) -> tuple[str, int]:

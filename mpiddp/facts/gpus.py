@@ -30,7 +30,6 @@ class Gpu(NamedTuple):
     name: str = ""
     pci: str = ""
     numa: int = -1
-    memory_bytes: int = 0
 
     @property
     def is_slice(self) -> bool:
@@ -69,8 +68,7 @@ def parts(nvml: Any, index: int) -> list[Gpu]:
         pci = address(where.domain, where.bus, where.device)
         board = nvml.nvmlDeviceGetUUID(whole)
         return [
-            Gpu(nvml.nvmlDeviceGetUUID(one), board, nvml.nvmlDeviceGetName(one), pci, numa_node(pci),
-                int(nvml.nvmlDeviceGetMemoryInfo(one).total))
+            Gpu(nvml.nvmlDeviceGetUUID(one), board, nvml.nvmlDeviceGetName(one), pci, numa_node(pci))
             for one in ([whole] if handles is None else handles)
         ]
     except nvml.NVMLError:

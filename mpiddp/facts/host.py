@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -104,7 +105,7 @@ def host_facts(
         interfaces=addresses,
         script=script,
         versions=software.versions(mpi_library),
-        prefix=software.prefix(),
+        prefix=sys.prefix,
         shm_bytes=shm_bytes(),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         gpus=found,

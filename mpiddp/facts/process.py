@@ -115,13 +115,13 @@ def boot() -> str:
     return text("/proc/sys/kernel/random/boot_id")
 
 
-def cgroups(controller: str) -> list[str]:
-    """Return the folders of this process's cgroup of a controller and of all above it, from the inside.
+def cgroups(controller: str, pid: int | str = "self") -> list[str]:
+    """Return the folders of a process's cgroup of a controller and of all above it, from the inside.
 
     In a container, those that are mounted there.
     """
     found: dict[str, None] = {}
-    for line in filter(None, text("/proc/self/cgroup").split("\n")):
+    for line in filter(None, text(f"/proc/{pid}/cgroup").split("\n")):
         number, kinds, path = line.split(":", 2)
         if number == "0":
             roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
@@ -135,15 +135,13 @@ def cgroups(controller: str) -> list[str]:
 
 
 def memory_events(pid: int) -> str:
-    """Return the file that counts the memory events of a process's cgroup (cgroup-v2.rst), empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/cgroup", errors="surrogateescape", newline="\n") as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return ""
-    paths = [f"/sys/fs/cgroup{path}/memory.events" for number, _, path in groups if number == "0"]
-    paths += [f"/sys/fs/cgroup/memory{path}/memory.oom_control" for _, kinds, path in groups if kinds == "memory"]
-    return next((path for path in paths if os.path.exists(path)), "")
+    """Return the file that counts the memory events of a process's cgroup (cgroup-v2.rst), empty if there is none.
+
+    A cgroup that does not count memory leaves that to the one above it.
+    """
+    counts = ("memory.events", "memory.oom_control")
+    files = (f"{folder}/{name}" for folder in cgroups("memory", pid) for name in counts)
+    return next(filter(os.path.exists, files), "")
 
 
 def oom_kills(path: str) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-SLURMD_PORT = 6818  # slurm.conf, SlurmdPort; a host that refuses the connection is there as well
+SLURMD_PORT = 6818  # slurm.conf, SlurmdPort
 AT_ONCE = 64
 
 
@@ -14,20 +14,33 @@ def out_of_reach(hosts: Sequence[str], timeout_s: float) -> list[str]:
 
     If no host answers, the questions themselves do not arrive, because of a firewall, for example.
     """
+    found = ask({host: (host, SLURMD_PORT) for host in hosts}, timeout_s / 2, timeout_s)
+    return [host for host, answers in found.items() if not answers] if any(found.values()) else []
+
+
+def ask(
+    addresses: Mapping[str, tuple[str, int]], each_s: float, all_s: float | None = None, refusal_counts: bool = True
+) -> dict[str, bool]:
+    """Return by name which hosts take a connection within `each_s`, of those that can be asked within `all_s`.
+
+    With `refusal_counts`, a host that refuses it has answered, too. So has one whose name is unknown here: nothing is
+    known of it.
+    """
     from concurrent.futures import ThreadPoolExecutor, wait
 
-    def answers(host: str) -> bool:
+    def answers(address: tuple[str, int]) -> bool:
         try:
-            socket.create_connection((host, SLURMD_PORT), timeout=timeout_s / 2).close()
+            socket.create_connection(address, timeout=each_s).close()
         except ConnectionRefusedError:
+            return refusal_counts
+        except socket.gaierror:
             return True
         except OSError:
             return False
         return True
 
     pool = ThreadPoolExecutor(AT_ONCE)
-    asked = {pool.submit(answers, host): host for host in hosts}
-    done, _ = wait(asked, timeout_s)
+    asked = {pool.submit(answers, address): name for name, address in addresses.items()}
+    done, _ = wait(asked, all_s)
     pool.shutdown(wait=False, cancel_futures=True)
-    silent = {asked[one] for one in done if not one.result()}
-    return [host for host in hosts if host in silent] if len(silent) < len(done) else []
+    return {name: one.result() for one, name in asked.items() if one in done}

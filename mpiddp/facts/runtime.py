@@ -30,7 +30,7 @@ def is_in_rank(run: str) -> bool:
     pid = os.getppid()
     try:
         while f"TORCHELASTIC_RUN_ID={run}".encode() in content(f"/proc/{pid}/environ").split(b"\0"):
-            pid = parent_of(pid)
+            pid = int(stat_of(pid)[1][1])
         libraries = content(f"/proc/{pid}/maps")
     except OSError:  # another user's process, such as a batch system's daemon
         return False
@@ -43,9 +43,10 @@ def content(path: str) -> bytes:
         return file.read()
 
 
-def parent_of(pid: int) -> int:
-    """Return the parent of a process; raise OSError where that cannot be seen."""
-    return int(content(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[1])
+def stat_of(pid: int) -> tuple[bytes, list[bytes]]:
+    """Return a process's name, and the fields of /proc/PID/stat after it (man 5 proc); raise OSError if hidden."""
+    name, _, fields = content(f"/proc/{pid}/stat").partition(b" (")[2].rpartition(b") ")
+    return name, fields.split()
 
 
 def outer_launcher(environ: Mapping[str, str]) -> str | None:
@@ -89,13 +90,12 @@ def step_daemon(pid: int) -> int:
     """
     while pid > 1:
         try:
-            with open(f"/proc/{pid}/stat", errors="replace", newline="\n") as file:
-                name, _, fields = file.read().partition(" (")[2].rpartition(") ")
+            name, fields = stat_of(pid)
         except OSError:
             return 0
-        if name == "slurmstepd":
+        if name == b"slurmstepd":
             return pid
-        pid = int(fields.split()[1])
+        pid = int(fields[1])
     return 0
 
 

@@ -150,16 +150,10 @@ def compile_error(path: str, compiled: Callable[[], types.CodeType]) -> str | No
 def asks_to_stop(script: Script) -> bool:
     """Tell by the names in a script's own code whether it calls mpiddp.should_stop(); import no module for that."""
     try:
-        return {"mpiddp", "should_stop"} <= names(code_of(script))
+        code = compiled_code(script.target) if script.is_code else compiled(path_of(script))
+        return {"mpiddp", "should_stop"} <= names(code)
     except (EOFError, ImportError, KeyError, OSError, SyntaxError, ValueError):
         return False
-
-
-def code_of(script: Script) -> types.CodeType:
-    """Return a script's own code; raise what an import of it would, as far as no other module is needed for that."""
-    if script.is_code:
-        return compiled_code(script.target)
-    return compiled(path_of(script))
 
 
 def knows_of_ranks(script: Script, has_trained: bool) -> bool:

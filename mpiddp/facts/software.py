@@ -47,8 +47,3 @@ def commit(file: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
-
-
-def prefix() -> str:
-    """Return the folder of this Python's environment."""
-    return sys.prefix

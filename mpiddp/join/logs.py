@@ -18,7 +18,6 @@ from ..plan.problems import check_logs
 from ..say import say
 from .rollcall import RollCall
 
-SUFFIXES = {"": "", "gzip": ".gz", "zstd": ".zst"}
 ZSTD = ("_zstd", "zstandard")  # modules that compress so: Python's own, and a package
 
 
@@ -45,7 +44,7 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
     name, token = roll.agree("naming logs", None, lambda ranks: [named] * len(ranks))
     folder = claim_folder(roll, place, f"{config.log_dir}/{name}", run_id)
     host, kind, most_bytes = runtime.hostname(), config.log_compress, config.log_max_bytes
-    path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log{SUFFIXES[kind]}"
+    path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log"
     log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", kind, most_bytes, token)
     opened = Opened(log, create(path), kind == "zstd" and not any(map(find_spec, ZSTD)))
     has_index = roll.agree("opening logs", opened, lambda ranks: begin(ranks, roll.hosts))

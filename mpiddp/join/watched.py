@@ -34,7 +34,6 @@ def fork_sentinel(
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
         stall_abort=config.stall_abort,
-        ready_s=config.ready_s,
         exit_timeout_s=config.exit_timeout_s or DESERTED_TIMEOUT_S,
     ), functools.partial(watch, functools.partial(prepare, rank == 0)))
 

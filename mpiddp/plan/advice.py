@@ -17,33 +17,14 @@ class Advice(NamedTuple):
     launcher: Launcher
     scheduler: Scheduler
 
-    @property
-    def more_cores(self) -> str:
-        """The option for more cores of a rank, in brackets after a space, empty if none is known."""
-        return brackets(self.scheduler.cores or self.launcher.cores)
+    def words(self, option: str, number: int | str = "N") -> str:
+        """Return the option of a field of Scheduler, or else of Launcher, in brackets after a space; empty for none.
 
-    @property
-    def unbound(self) -> str:
-        """What keeps the launcher from binding ranks, in brackets after a space, empty if nothing is known."""
-        return brackets(f"{self.launcher.command} {self.launcher.unbound}" if self.launcher.unbound else "")
-
-    @property
-    def all_gpus(self) -> str:
-        """What shows each rank all GPUs of its node, in brackets after a space, empty if nothing is known."""
-        return brackets(f"{self.launcher.command} {self.launcher.all_gpus}" if self.launcher.all_gpus else "")
-
-    @property
-    def own_gpu(self) -> str:
-        """What shows each rank a GPU of its own alone, in brackets after a space, empty if nothing is known."""
-        return brackets(f"{self.launcher.command} {self.launcher.own_gpu}" if self.launcher.own_gpu else "")
-
-    def ranks_per_node(self, number: int) -> str:
-        """Return the option for so many ranks a node, in brackets after a space, empty if none is known."""
-        return brackets(self.launcher.ranks_per_node.format(number))
-
-    def gpus(self, number: int | str = "N") -> str:
-        """Return the option for so many GPUs of each node, in brackets after a space, empty if none is known."""
-        return brackets(self.scheduler.gpus.format(number))
+        A launcher's comes with its command.
+        """
+        of_launcher = getattr(self.launcher, option, "")
+        found = getattr(self.scheduler, option, "") or (of_launcher and f"{self.launcher.command} {of_launcher}")
+        return f" ({found.format(number)})" if found else ""
 
 
 NO_ADVICE = Advice(NO_LAUNCHER, NO_SCHEDULER)
@@ -53,8 +34,3 @@ def advice_for(facts: HostFacts) -> Advice:
     """Return what a rank's messages may name."""
     launcher = next((row for row in LAUNCHERS if row.name == facts.launcher), NO_LAUNCHER)
     return Advice(launcher, next((row for row in SCHEDULERS if row.name == facts.scheduler), NO_SCHEDULER))
-
-
-def brackets(words: str) -> str:
-    """Return words in brackets after a space, empty for none."""
-    return f" ({words})" if words else ""

@@ -212,7 +212,7 @@ def far_devices(facts: Sequence[HostFacts], shares: Sequence[Share], near: Seque
     if not found:
         return []
     number, hosts = sum(found.values()), folded(facts[node].hostname for node in found)
-    cure = f"let mpiddp bind them near their GPUs, and the launcher bind none{advice_for(facts[0]).unbound}"
+    cure = f"let mpiddp bind them near their GPUs, and the launcher bind none{advice_for(facts[0]).words('unbound')}"
     return [f"far-gpus: {number} rank{'s' * (number != 1)} on {hosts} run on another socket than their GPU; {cure}"]
 
 
@@ -231,7 +231,8 @@ def warnings(facts: Sequence[HostFacts], policy: str) -> list[str]:
         cores = min(cores_in(everything(node), topology), limit(node)) if topology else len(node)
         if cores < len(node):
             found.setdefault(f"one-core: {len(node)} ranks have {cores} core{'s' * (cores > 1)} on @; "
-                             f"ask for more{advice_for(node[0]).more_cores}, or start fewer ranks", []).append(node[0])
+                             f"ask for more{advice_for(node[0]).words('cores')}, or start fewer ranks",
+                             []).append(node[0])
         elif policy == LAUNCHER and len(used := frozenset().union(*(one.cpus for one in node))) < len(node):
             found.setdefault(f"shared-cores: {len(node)} ranks were given {len(used)} of "
                              f"{len(node[0].allowed)} CPUs on @; let the launcher bind them to more, or leave it to "

@@ -45,7 +45,7 @@ def check_kinds(
             found=f"--device={asked}, but on {folded(hosts[rank] for rank in lacking)} torch "
             f"{facts[lacking[0]].torch_version} sees {seen(facts[lacking[0]])}",
             needed=f"a {asked} device for every rank",
-            do=f"ask for GPUs{advice.gpus()}, install a torch for them, or leave --device away",
+            do=f"ask for GPUs{advice.words('gpus')}, install a torch for them, or leave --device away",
         )
     common, others = minority([one.kind for one in facts])
     if others:
@@ -55,7 +55,7 @@ def check_kinds(
             found=f"most ranks see {seen(facts[[one.kind for one in facts].index(common)])}, but "
             f"{folded(hosts[rank] for rank in ranks)} has {seen(facts[ranks[0]])}",
             needed="the same kind of device for every rank",
-            do=f"ask for GPUs on every node{advice.gpus()}, or take none: --device=cpu",
+            do=f"ask for GPUs on every node{advice.words('gpus')}, or take none: --device=cpu",
         )
 
 
@@ -120,7 +120,7 @@ def check_index(
             "device-unavailable",
             found=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
             needed="NVML, which tells a GPU's UUID before CUDA starts, or one GPU in each rank's sight",
-            do=f"pip install nvidia-ml-py, or show each rank its own GPU alone{advice.own_gpu}",
+            do=f"pip install nvidia-ml-py, or show each rank its own GPU alone{advice.words('own_gpu')}",
         )
 
 
@@ -158,7 +158,7 @@ def backend(
                     "backend-unavailable",
                     found=f"backend {asked}, but rank {rank} on {hosts[rank]} has {usable(one)}",
                     needed="a backend that this torch has, for a device that every rank sees",
-                    do=f"leave --backend away to get the devices' own, or ask for GPUs{advice.gpus()}"
+                    do=f"leave --backend away to get the devices' own, or ask for GPUs{advice.words('gpus')}"
                     if name in one.backends else "leave --backend away to get the devices' own, "
                     "or install a torch with that backend",
                 )

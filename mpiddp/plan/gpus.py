@@ -171,8 +171,8 @@ def refusal(node: Sequence[Sight], host: str, advice: Advice) -> LaunchError:
         "too-few-gpus",
         found=f"{len(node)} ranks on {host}, which see {len(union)} GPU{'s' * (len(union) != 1)}",
         needed="one GPU for each rank of a node",
-        do=f"start as many ranks a node as it has GPUs{advice.ranks_per_node(max(1, len(union)))}, "
-        f"or ask for more{advice.gpus(len(node))};\n"
+        do=f"start as many ranks a node as it has GPUs{advice.words('ranks_per_node', max(1, len(union)))}, "
+        f"or ask for more{advice.words('gpus', len(node))};\n"
         "--share-gpus lets ranks share one, with gloo",
     )
 
@@ -183,7 +183,8 @@ def duplicate(rank: int, other: int, gpu: Gpu, host: str, advice: Advice) -> Lau
         "duplicate-gpu",
         found=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
         needed="a GPU of its own for each rank",
-        do=f"show every rank all GPUs of its node{advice.all_gpus}, or each its own{advice.own_gpu};\n"
+        do=f"show every rank all GPUs of its node{advice.words('all_gpus')}, "
+        f"or each its own{advice.words('own_gpu')};\n"
         "look for a CUDA_VISIBLE_DEVICES that is the same for all; --share-gpus lets ranks share one, with gloo",
     )
 
@@ -201,8 +202,8 @@ def warnings(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_ADVICE) -> l
     """
     away = {host for host, elsewhere in ranks if elsewhere}
     line = ("isolated-gpus: on @ ranks are shown only some GPUs each, so that a rank's device is not cuda:LOCAL_RANK "
-            f"and peer access may be lost; let the launcher show all GPUs of a node to all{advice.all_gpus}, or take "
-            "--virtual-local-rank, which sets LOCAL_RANK=0, for scripts that go by it")
+            f"and peer access may be lost; let the launcher show all GPUs of a node to all{advice.words('all_gpus')}, "
+            "or take --virtual-local-rank, which sets LOCAL_RANK=0, for scripts that go by it")
     return [line.replace("@", folded(away))] if away else []
 
 

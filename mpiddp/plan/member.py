@@ -8,9 +8,9 @@ from typing import NamedTuple
 class LogPlan(NamedTuple):
     """How the output of `rank` on `host` is kept: in the file `path`, empty for none.
 
-    The file is compressed by `compression`: gzip, zstd, or empty for not. When it has `most_bytes`, unless 0, a new one
-    is begun. `ranks_file` is the index of all logs, empty for none, of the job with the run id `job`. `token` is
-    random, the same on all ranks, and known to no other user.
+    When it is complete it is compressed by `compression`: gzip, zstd, or empty for not. When it has `most_bytes`,
+    unless 0, a new one is begun. `ranks_file` is the index of all logs, empty for none, of the job with the run id
+    `job`. `token` is random, the same on all ranks, and known to no other user.
     """
 
     path: str = ""

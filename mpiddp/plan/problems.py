@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ..config import LaunchConfig
 from ..errors import LaunchError
 from ..facts.host import HostFacts
-from .advice import advice_for, brackets
+from .advice import advice_for
 from .words import duration, folded, listed, minority
 
 SMALL_SHM_BYTES = 2**30
@@ -66,14 +66,13 @@ def check_options(facts: Sequence[HostFacts]) -> None:
         if one.options != first:
             name = next(name for name in (*first, *one.options) if first.get(name) != one.options.get(name))
             has, lacks = (facts[0].options.get(name), one.options.get(name))
-            launcher = advice_for(one).launcher
             raise LaunchError(
                 "options-differ",
                 found=f"{name} is {has or 'not set'} on rank 0, but {lacks or 'not set'} on rank {rank} "
                 f"on {one.hostname}",
                 needed="the same options for all ranks, in each part of the command line and in MPIDDP_ variables",
                 do="give all parts of a command line with colons the same options before their scripts, or export the\n"
-                f"variables to all nodes{brackets(f'{launcher.command} {launcher.export}'.strip())}",
+                f"variables to all nodes{advice_for(one).words('export')}",
             )
 
 
@@ -120,7 +119,7 @@ def check_idle(facts: Sequence[HostFacts]) -> None:
             "idle-gpus",
             found=f"1 rank, but {given} GPUs on {hosts_of(idle)}",
             needed="one rank for each GPU",
-            do=f"start {given} ranks a node{advice_for(idle[0]).ranks_per_node(given)}, or ask for one GPU\n"
+            do=f"start {given} ranks a node{advice_for(idle[0]).words('ranks_per_node', given)}, or ask for one GPU\n"
             "(--allow-idle-gpus for a script that uses several itself)",
         )
 
@@ -140,8 +139,9 @@ def check_given(facts: Sequence[HostFacts]) -> None:
             "too-few-gpus",
             found=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {hosts_of(short)}, as Slurm says",
             needed="one GPU for each rank of a node",
-            do=f"start {given} rank{'s' * (given != 1)} a node{advice.ranks_per_node(given)}, or ask for more GPUs"
-            f"{advice.gpus(wanted)};\n--share-gpus lets ranks share one, --device=cpu takes none",
+            do=f"start {given} rank{'s' * (given != 1)} a node{advice.words('ranks_per_node', given)}, "
+            f"or ask for more GPUs{advice.words('gpus', wanted)};\n"
+            "--share-gpus lets ranks share one, --device=cpu takes none",
         )
 
 

@@ -202,7 +202,8 @@ def judge_own(
 
     `lost` are the reports of ranks that lost a peer; so many ranks are `heard`.
     """
-    first, same = own[0]._replace(signal=""), alike(own)
+    first = own[0]._replace(signal="")
+    same = [one for one in own if (one.cause, one.where) == (first.cause, first.where)]
     settling = len(same) > 1 or own[0].signal  # word of the signal may be on its way
     is_all = heard >= scene.world_size and not own[0].signal
     if not is_all and waited_s < (SETTLING_S if settling else ALONE_S):
@@ -307,11 +308,6 @@ def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
         return plain and scene.has_one_rank
     first_s, second_s = sorted(scene.came_s[one.rank] for one in gone)[:2]
     return second_s - first_s < SETTLING_S
-
-
-def alike(own: Sequence[Report]) -> list[Report]:
-    """Return the reports that say the same as the first, and the first itself."""
-    return [one for one in own if (one.cause, one.where) == (own[0].cause, own[0].where)]
 
 
 def extent(same: Sequence[Report], scene: Scene) -> str:

@@ -62,6 +62,14 @@ def rows(numbers: Iterable[int]) -> list[list[int]]:
     return found
 
 
+def columns(table: Sequence[Sequence[str]], most: Sequence[int] = ()) -> list[str]:
+    """Return a table as lines, its cells in columns; each cell is cut at its column's `most` characters, if given."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [*map(min, widths, most)] if most else widths
+    return ["  ".join(["", *(cell.ljust(width) if len(cell) <= width else f"{cell[:width - 1]}…"
+                             for cell, width in zip(row, widths, strict=True))]).rstrip() for row in table]
+
+
 def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
     """Return the commonest of the ranks' values, and for each other value the ranks that have it."""
     if len(set(values)) == 1:

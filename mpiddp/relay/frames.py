@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 
-from .said import Said, Spread
+from .merger import MergedLines, extremes
 
 HEAD = struct.Struct(">BI")
 READ_BYTES = 2**16
@@ -90,12 +90,11 @@ def ranks_of(data: bytes) -> int:
     return int(data, 16)
 
 
-def of_lines(lines: Iterable[Said]) -> bytes:
-    """Return folded lines as bytes."""
-    return json.dumps([(f"{one.ranks:x}", one.stream, one.text, one.spread) for one in lines]).encode()
+def of_lines(lines: Iterable[MergedLines]) -> bytes:
+    """Return merged lines as bytes."""
+    return json.dumps([(f"{one.ranks:x}", one.stream, one.lines, extremes(one.others)) for one in lines]).encode()
 
 
-def lines_of(data: bytes) -> list[Said]:
+def lines_of(data: bytes) -> list[MergedLines]:
     """Return the lines of of_lines()."""
-    return [Said(int(ranks, 16), stream, text, tuple(one and Spread(one[0], one[1], tuple(one[2])) for one in spread))
-            for ranks, stream, text, spread in json.loads(data)]
+    return [MergedLines(int(ranks, 16), *others) for ranks, *others in json.loads(data)]

@@ -14,10 +14,9 @@ from ..beside.loop import Loop
 from ..beside.messages import Coordinate
 from ..beside.outflow import Folding
 from .bars import Bar, Bars
-from .fold import Fold
 from .frames import OUTPUT, Kind, Link, lines_of, ranks_of
 from .lines import Splitter
-from .said import Said
+from .merger import LineMerger, MergedLines
 
 if TYPE_CHECKING:
     from .screen import Screen
@@ -40,7 +39,7 @@ class Gathering:
         self._loop, self._way, self._hold = loop, way, hold
         self._left = int(folding.expected, 16)  # the ranks that may say something
         self._bit = 1 << folding.rank
-        self._fold = Fold(self._left, folding.window_s * (NODE if folding.port else 1), folding.drops)
+        self._merger = LineMerger(self._left, folding.window_s * (NODE if folding.port else 1), folding.drops)
         request = Coordinate("", folding.token, self._left.bit_count(), 0)
         self._entrance = Entrance(loop, request, self._admit, listener)
         self._links: dict[Hashable, Link] = {}
@@ -59,7 +58,7 @@ class Gathering:
 
     def has_room(self) -> bool:
         """Tell whether the own rank may say more now."""
-        return self._way.has_room() and not self._fold.is_ahead(OWN)
+        return self._way.has_room() and not self._merger.is_ahead(OWN)
 
     def take(self, stream: int, data: bytes) -> None:
         """Take data of the own rank; empty data says that the stream pauses."""
@@ -132,8 +131,8 @@ class Gathering:
                 self._take_data(source, link.ranks, int(kind), data)
             case Kind.LINES:
                 now_s = time.monotonic()
-                for said in lines_of(data):
-                    self._fold.take(source, said, now_s)
+                for lines in lines_of(data):
+                    self._merger.take(source, lines, now_s)
             case Kind.RANKS:
                 link.ranks = ranks_of(data)
                 if self._after:
@@ -158,8 +157,8 @@ class Gathering:
         before = splitter.bar
         block = splitter.take(data)
         if block is not None:
-            text = block.decode(errors="surrogateescape")
-            self._fold.take(source, Said(ranks, stream, text), time.monotonic())
+            lines = block.decode(errors="surrogateescape").split("\n")
+            self._merger.take(source, MergedLines(ranks, stream, lines), time.monotonic())
         if splitter.bar != before:
             self._draw(Bar(ranks.bit_length() - 1, stream, splitter.bar.decode(errors="surrogateescape")))
 
@@ -180,10 +179,10 @@ class Gathering:
     def _show(self, source: Hashable = None, is_due: bool = False) -> None:
         """Hand on the lines that are ready; hold a source back that is far ahead of others, until it is not."""
         now_s = time.monotonic()
-        if ready := self._fold.ready(now_s, is_due):
+        if ready := self._merger.ready(now_s, is_due):
             self._draw_bars()
             self._way.show(ready)
-        due_s = self._fold.due_s()
+        due_s = self._merger.due_s()
         if due_s is not None and not self._loop.is_set("window"):
             self._loop.set_timer("window", max(0.0, due_s - now_s), self._show_due)
         if source == OWN or source in self._links:
@@ -198,7 +197,7 @@ class Gathering:
 
     def _let_go_on(self, source: Hashable) -> None:
         """Let a source go on, by telling it that what it has said is taken; hold it back if it is ahead of others."""
-        held = not self._way.has_room() or self._fold.is_ahead(source)
+        held = not self._way.has_room() or self._merger.is_ahead(source)
         (self._held.add if held else self._held.discard)(source)
         if source == OWN:
             self._hold(held)
@@ -223,7 +222,7 @@ class Gathering:
         self._left &= ~ranks
         for key in [key for key in self._splitters if key[0] == source]:
             del self._splitters[key]
-        self._fold.gone(ranks)
+        self._merger.gone(ranks)
         self._bars.gone(ranks)
         self._show()
         self._way.gone(ranks)
@@ -248,7 +247,7 @@ class Gathering:
             self._loop.attempt(act)
 
     def _show_rest(self) -> None:
-        if rest := self._fold.rest():
+        if rest := self._merger.rest():
             self._way.show(rest)
 
     def _close_if_through(self) -> None:

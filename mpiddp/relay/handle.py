@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ..beside.helper_process import HelperProcess, OwnDescriptors
 from ..beside.messages import Message
-from ..beside.outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
+from ..beside.outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, RankEnds, SettleOutput
 from ..beside.window import FOR_OTHERS
 from ..say import write_all
 from .process import FOREVER_S, PIPE_BYTES, relay
@@ -49,13 +49,13 @@ class Relay:
     def begin(self, forward: Forward, listener: int = -1) -> int:
         """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one.
 
-        Return a socket by which the sentinel can ask for what is folded, -1 if nothing is.
+        Return a socket for the sentinel, where output is folded or goes to a log; else -1.
         """
         self._channel.send(forward, listener)
         if listener >= 0:
             os.close(listener)
         outflow = -1
-        if forward.folding is not None:
+        if forward.folding is not None or forward.log.path:
             ours, its = socket.socketpair()
             self._channel.send(Outflow(), its.fileno())
             its.close()
@@ -100,13 +100,15 @@ class Relay:
         assert isinstance(message, Lost)
         return message.at
 
-    def end(self) -> bool:
+    def end(self, in_order: bool) -> bool:
         """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
 
-        A slow reader is waited for, as without a relay. Other processes may still write to the relay. Raises EOFError,
-        or another OSError, where it is gone.
+        A slow reader is waited for, as without a relay, and if the rank ends `in_order` the log is compressed, where
+        that is wanted. Other processes may still write to the relay. Raises EOFError, or another OSError, where it is
+        gone.
         """
         self._helper.stop_watching()
+        self._channel.send(RankEnds(in_order))
         self._channel.shut_down()
         message = self._await(Forwarded, FOREVER_S)
         assert isinstance(message, Forwarded)

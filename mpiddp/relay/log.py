@@ -7,8 +7,7 @@ import errno
 import os
 import re
 import socket
-import time
-from typing import Protocol
+import threading
 
 from ..beside.index import TAIL_BYTES, note
 from ..facts.files import open_for_writing
@@ -17,101 +16,50 @@ from ..say import say, write_some
 
 LINE_BYTES = 4096  # by which a file may grow over its limit until a line ends
 LINE_END = re.compile(rb"[\r\n]")
-BLOCK_BYTES = 2**18  # that are compressed together
-PAUSE_S = 1.0  # after which what has come is compressed, whatever it is
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class File(Protocol):
-    """What a log is written to."""
-
-    @property
-    def size(self) -> int:
-        """The bytes of the file."""
-
-    def write(self, data: bytes) -> int:
-        """Write some of the data, and return how many bytes."""
-
-    def close(self) -> None:
-        """Close the file."""
-
-
-class Plain:
-    """A file to which output is appended as it is."""
-
-    def __init__(self, path: str) -> None:
-        self._descriptor = open_for_writing(path, append=True, job_folder=True)
-        self.size = os.fstat(self._descriptor).st_size
-
-    def write(self, data: bytes) -> int:
-        """Write some of the data, and return how many bytes."""
-        count = write_some(self._descriptor, data)
-        self.size += count
-        return count
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
-
 class Log:
-    """The log of the rank called `who`. What can't be written to it, on a full disk, is lost.
+    """The log of the rank called `who`, a plain file that is compressed, if that is wanted, when it is complete.
 
-    That is said once on a node; the index tells it of each rank. What follows is tried again, in a file that is opened
-    anew, and a line in the log says how much is missing before it.
+    What can't be written to it, on a full disk, is lost. That is said once on a node; the index tells it of each rank.
+    What follows is tried again, in a file that is opened anew, and a line in the log says how much is missing before
+    it.
     """
 
     def __init__(self, plan: LogPlan, who: str) -> None:
         self.lost = -1  # the position in the output of the first byte that was lost, -1 for none
         self._plan, self._who = plan, who
-        self._file: File | None = None
+        self._descriptor = -1  # of the file, -1 where it is closed
+        self._size = 0  # of the file, in bytes
         self._at = -1  # the position of the next byte, after what the file held before; -1 before that is known
         self._missing = 0  # bytes since the last that was written
         self._ends_line = True
-        self._tail = self._waiting = b""
-        self._due_s = 0.0  # when what waits has to be compressed, on time.monotonic()'s clock
-        self._block = min(BLOCK_BYTES, plan.most_bytes // 4 or BLOCK_BYTES) if plan.compression else 0
+        self._tail = b""
+        self._compressing: threading.Thread | None = None
         self._saying: socket.socket | None = None
         with contextlib.suppress(OSError):  # that is told of when there is something to be written
-            self._opened()
+            self._open()
 
     def write(self, data: bytes) -> None:
-        """Write data, or what of it makes a block; the rest waits until more comes, or pause()."""
-        if not data:
-            return
+        """Write what the rank has written."""
         self._tail = (self._tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
-        if not self._block:
-            self._write_lines(data)
-            return
-        if not self._waiting:
-            self._due_s = time.monotonic() + PAUSE_S
-        self._waiting += data
-        while len(self._waiting) >= self._block:
-            lines = self._waiting.rfind(b"\n", 0, self._block) + 1
-            self._write_block(lines or self._block)
-        if self._waiting and time.monotonic() >= self._due_s:
-            self.pause()
+        self._write_lines(data)
 
-    @property
-    def patience_s(self) -> float | None:
-        """The seconds until pause() has to be called, None for never."""
-        return max(0.0, self._due_s - time.monotonic()) if self._waiting else None
+    def write_stack(self, text: str) -> None:
+        """Write the stack of a crash, which is no output of the rank's."""
+        self._write_lines(b"\n" * (not self._ends_line) + text.encode(errors="replace") + b"\n")
 
-    def pause(self) -> None:
-        """Write what waits."""
-        if self._waiting:
-            self._write_block(len(self._waiting))
+    def close(self, is_complete: bool) -> None:
+        """Close the file, compress it if it `is_complete` and that is wanted, and fill in the index.
 
-    def settle(self) -> None:
-        """Write what waits, and fill in the index."""
-        self.pause()
-        note(self._plan, lost=self.lost if self.lost >= 0 else None, tail=self._tail)
-
-    def _write_block(self, count: int) -> None:
-        block, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._due_s = time.monotonic() + PAUSE_S
-        self._put(block)
-        self._rotate_if_full()
+        What is written after this goes on in the file, or in a new one.
+        """
+        self._await_compression()
+        self._close()
+        is_there = is_complete and bool(self._plan.compression) and os.path.exists(self._plan.path)
+        file = self._compress(self._plan.path) if is_there else None
+        note(self._plan, file=file, lost=self.lost if self.lost >= 0 else None, tail=self._tail)
 
     def _write_lines(self, data: bytes) -> None:
         """Write data to one file, or the first lines of it to one and the rest to the next."""
@@ -119,21 +67,47 @@ class Log:
             count = len(data)
             if self._plan.most_bytes:
                 with contextlib.suppress(OSError):
-                    self._opened()
+                    self._open()
                     self._rotate_if_full()
-                    count = fitting(data, self._plan.most_bytes - self._opened().size) or count
+                    self._open()
+                    count = fitting(data, self._plan.most_bytes - self._size) or count
             self._put(data[:count])
             data = data[count:]
         self._rotate_if_full()
 
     def _rotate_if_full(self) -> None:
         """Begin a new file if this one has its most bytes, at a line's end if that is near."""
-        most, file = self._plan.most_bytes, self._file
-        if most and file and file.size >= most + (0 if self._ends_line else LINE_BYTES):
-            with contextlib.suppress(OSError):
-                os.replace(self._plan.path, former(self._plan.path))
-                self._close()
-                self._opened()
+        most = self._plan.most_bytes
+        if not most or self._descriptor < 0 or self._size < most + (0 if self._ends_line else LINE_BYTES):
+            return
+        self._await_compression()
+        former = f"{self._plan.path}.1"
+        with contextlib.suppress(OSError, RuntimeError):  # that is tried again; no thread can be started
+            os.replace(self._plan.path, former)
+            self._close()
+            if self._plan.compression:
+                compressing = threading.Thread(target=self._compress, args=(former, True))
+                compressing.start()
+                self._compressing = compressing
+            self._open()
+
+    def _await_compression(self) -> None:
+        """Wait until the last file that was rotated is compressed."""
+        if self._compressing is not None:
+            self._compressing.join()
+            self._compressing = None
+
+    def _compress(self, path: str, anew: bool = False) -> str | None:
+        """Compress a file, `anew` in the place of the one before, and return the path; None if it stays as it is."""
+        from .compression import compress
+
+        try:
+            return compress(path, self._plan.compression, anew)
+        except (OSError, MemoryError, ImportError) as error:
+            if self._is_first():
+                why = getattr(error, "strerror", "") or error
+                say(f"mpiddp: {self._who}: cannot compress {path}: {why}; it stays as it is")
+            return None
 
     def _put(self, data: bytes) -> None:
         """Write as much of the data as the file takes."""
@@ -154,26 +128,30 @@ class Log:
 
         The server of a shared file system may have come back, and not know the file any more that was open (ESTALE).
         """
+        self._open()
         try:
-            return self._opened().write(data)
+            count = write_some(self._descriptor, data)
         except OSError as error:
-            if error.errno in NO_ROOM or self._file is None:
+            if error.errno in NO_ROOM:
                 raise
             self._close()
-        return self._opened().write(data)
+            self._open()
+            count = write_some(self._descriptor, data)
+        self._size += count
+        return count
 
-    def _opened(self) -> File:
-        if self._file is None:
-            self._file = open_file(self._plan)
+    def _open(self) -> None:
+        if self._descriptor < 0:
+            self._descriptor = open_for_writing(self._plan.path, append=True, job_folder=True)
+            self._size = os.fstat(self._descriptor).st_size
             if self._at < 0:
-                self._at = 0 if self._plan.compression else self._file.size
-        return self._file
+                self._at = self._size
 
     def _close(self) -> None:
-        if self._file is not None:
+        if self._descriptor >= 0:
             with contextlib.suppress(OSError):
-                self._file.close()
-        self._file = None
+                os.close(self._descriptor)
+        self._descriptor = -1
 
     def _fail(self, error: OSError, at: int) -> None:
         """Say that output is lost from position `at` on, the first time that it happens."""
@@ -188,27 +166,14 @@ class Log:
 
     def _is_first(self) -> bool:
         """Tell whether no other rank of the job on this node has said so; the kernel frees the name with a process."""
+        if self._saying is not None:
+            return False
         self._saying = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             self._saying.bind(f"\0mpiddp logs {self._plan.token}")
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True
-
-
-def open_file(plan: LogPlan) -> File:
-    """Open the file of a log, to go on in it."""
-    if not plan.compression:
-        return Plain(plan.path)
-    from .compression import Compressed
-
-    return Compressed(plan.path, plan.compression)
-
-
-def former(path: str) -> str:
-    """Return what a log is called after a new one was begun: rank-00013.n07.log.1, or rank-00013.n07.log.1.gz."""
-    stem, dot, kind = path.rpartition(".log")
-    return f"{stem}{dot}.1{kind}"
 
 
 def fitting(data: bytes, room: int) -> int:

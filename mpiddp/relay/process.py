@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 from ..beside.helper_process import take_title
 from ..beside.loop import Loop
 from ..beside.messages import Message
-from ..beside.outflow import AskLost, Folding, Forward, Forwarded, Lost, Outflow, OutputSettled, SettleOutput
+from ..beside.outflow import (
+    AskLost,
+    CrashStack,
+    Folding,
+    Forward,
+    Forwarded,
+    Lost,
+    Outflow,
+    OutputSettled,
+    RankEnds,
+    SettleOutput,
+)
 from ..beside.wire import Wire
 from ..plan.words import fields
 from ..say import say
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
 
 FOREVER_S = 10**6
 PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
+STACK_S = 1.0  # for the sentinel to send the stack of a rank that is gone
 
 
 def relay(control: Wire, out: int, err: int) -> None:
@@ -48,6 +60,8 @@ class Process:
         self._control, self._streams, self._who = control, streams, message.who
         self._loop = Loop(self._excuse)
         self._held = self._is_gone = False
+        self._in_order = False  # the rank ends so
+        self._awaits_stack = False  # which the sentinel sends when the rank has crashed
         self._overflow: Overflow | None = None
         self._alone = message.prefix  # before lines that are not folded
         self._log = Log(message.log, message.who) if message.log.path else None
@@ -71,7 +85,7 @@ class Process:
     def _tell_all(self) -> None:
         """Tell the rank that all is passed on, and the index of the logs how this one stands."""
         if self._log is not None:
-            self._log.settle()
+            self._log.close(is_complete=self._in_order)
         self._control.send(Forwarded(self._way.lost))
 
     def _fold(self, folding: Folding, prefix: str, listener: int) -> Gathering | Upstream | Passing:
@@ -152,27 +166,16 @@ class Process:
 
     def _close_if_through(self) -> None:
         """End when the rank has; but not before all is shown: its sentinel may report on it then."""
-        if not self._streams and self._is_gone:
+        if not self._streams and self._is_gone and not self._awaits_stack:
             self._way.settle(lambda: self._way.close(self._end))
 
     def _take(self, stream: int, data: bytes) -> None:
         if self._log is not None:
             self._log.write(data)
-            self._await_pause()
         if self._overflow is not None:
             data = self._overflow.let_through(stream, data)
         if data:
             self._way.take(stream, data)
-
-    def _await_pause(self) -> None:
-        """Let the log write after a while what waits for more."""
-        if self._log is not None and self._log.patience_s is not None and not self._loop.is_set("log"):
-            self._loop.set_timer("log", self._log.patience_s, self._pause_log)
-
-    def _pause_log(self) -> None:
-        if self._log is not None and self._log.patience_s == 0:
-            self._log.pause()
-        self._await_pause()
 
     def _pause(self, stream: int) -> None:
         """Pass on a line that has no end."""
@@ -203,6 +206,8 @@ class Process:
             for stream in list(self._streams):
                 self._pause(stream)
             self._is_gone = True
+            if self._awaits_stack:
+                self._loop.set_timer("stack", STACK_S, self._take_stack)
             if self._streams:
                 self._way.settle(self._tell_all)
             self._close_if_through()
@@ -213,25 +218,38 @@ class Process:
         """Answer what the rank asks."""
         for message in messages:
             self._catch_up()
-            if isinstance(message, SettleOutput):
+            if isinstance(message, RankEnds):
+                self._in_order, self._awaits_stack = message.in_order, False
+            elif isinstance(message, SettleOutput):
                 self._way.settle(lambda: self._control.send(OutputSettled()))
             elif isinstance(message, AskLost):
-                if self._log is not None:
-                    self._log.pause()
                 self._control.send(Lost(self._log.lost if self._log is not None else -1))
             elif isinstance(message, Outflow):
                 sentinel = Wire(socket.socket(fileno=self._control.take_descriptor()))
+                self._awaits_stack = self._log is not None
                 self._loop.listen(sentinel, partial(self._hear_sentinel, sentinel))
 
     def _hear_sentinel(self, sentinel: Wire) -> None:
         try:
-            asks = SettleOutput() in sentinel.receive()
+            messages = sentinel.receive()
         except (EOFError, OSError):
             self._loop.forget(sentinel)
+            self._take_stack()
             return
-        if asks:
+        for message in messages:
             self._catch_up()
-            self._way.settle(lambda: sentinel.send(OutputSettled()))
+            if isinstance(message, SettleOutput):
+                self._way.settle(lambda: sentinel.send(OutputSettled()))
+            elif isinstance(message, CrashStack):
+                self._take_stack(message.text)
+
+    def _take_stack(self, text: str = "") -> None:
+        """Write the stack of a crash to the log, empty for none: nothing more is waited for."""
+        if self._log is not None and text:
+            self._log.write_stack(text)
+        if self._awaits_stack:
+            self._awaits_stack = False
+            self._close_if_through()
 
     def _end(self) -> None:
         self._loop.over = True

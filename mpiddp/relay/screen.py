@@ -11,7 +11,7 @@ from datetime import datetime
 from ..plan.words import fields
 from .bars import Bar, Bars
 from .lines import BAR_S, pieces, prefixed
-from .said import Said, named
+from .merger import MergedLines, named
 from .sink import Sink
 
 ERASE = b"\r\033[K"
@@ -43,10 +43,10 @@ class Screen:
         """Tell whether stdout lost something."""
         return self._sinks[1].failed
 
-    def show(self, lines: Sequence[Said]) -> None:
+    def show(self, lines: Sequence[MergedLines]) -> None:
         """Show lines."""
         self._erase()
-        for stream, group in itertools.groupby(lines, key=lambda said: said.stream):
+        for stream, group in itertools.groupby(lines, key=lambda one: one.stream):
             for piece in pieces(b"".join(map(self._lines, group))):
                 self._sinks[stream].write(piece)
         self._draw()
@@ -70,7 +70,7 @@ class Screen:
         if now_s - self._drawn_s < (DRAWING_S if in_place else BAR_S) and (self._erases or not in_place):
             return
         self._drawn_s = now_s
-        line = self._lines(Said(1 << bar.rank, bar.stream, bar.text))
+        line = self._lines(MergedLines(1 << bar.rank, bar.stream, [bar.text]))
         self._sinks[bar.stream].write(ERASE + line[:-1] if in_place else line)
         self._erases = bar.stream if in_place else 0
 
@@ -89,9 +89,9 @@ class Screen:
             self._sinks[self._erases].write(ERASE)
             self._erases = 0
 
-    def _lines(self, said: Said) -> bytes:
+    def _lines(self, lines: MergedLines) -> bytes:
         """Return lines, each after its ranks."""
-        return prefixed(str(said).encode(errors="surrogateescape"), self._prefix(said.ranks))
+        return prefixed(str(lines).encode(errors="surrogateescape"), self._prefix(lines.ranks))
 
     def _prefix(self, ranks: int) -> bytes:
         if (found := self._prefixes.get(ranks)) is not None:

@@ -13,7 +13,7 @@ from ..beside.handshake import Challenge
 from ..beside.loop import Loop
 from .bars import Bar
 from .frames import WINDOW_BYTES, Kind, Link, of_lines, of_ranks
-from .said import Said
+from .merger import MergedLines
 
 CONNECTING_S = 5.0
 GREETING_S = 60.0  # for the other relay's proof: its node may be busy
@@ -60,7 +60,7 @@ class Upstream:
         """Hand on data of the own rank."""
         self._hand_on(Kind(stream), data, lambda: self._instead.take(stream, data))
 
-    def show(self, lines: Sequence[Said]) -> None:
+    def show(self, lines: Sequence[MergedLines]) -> None:
         """Hand on folded lines."""
         self._hand_on(Kind.LINES, of_lines(lines), lambda: self._instead.show(lines))
 

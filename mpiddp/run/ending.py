@@ -168,7 +168,7 @@ class Ending:
 
     def close(self) -> bool:
         """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
-        lost = self._output.end()
+        lost = self._output.end(in_order=True)
         self._note(self._output.status(self.status))
         self._sentinel.dismiss()
         return lost
@@ -177,7 +177,7 @@ class Ending:
         """Let this process go on without a job."""
         if os._exit is self._replaced_exit:
             os._exit = hard_exit
-        self._output.end()
+        self._output.end(in_order=True)
         self._sentinel.release()
         if self.close():
             let_flush_fail()

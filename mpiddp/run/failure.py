@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 
 from ..exits import HardExit, exit_status
+from ..facts.script import OURS
 from ..plan.verdict import CONSEQUENCE, OWN, Report
 from ..plan.words import words_of
 from ..say import say
@@ -163,8 +164,7 @@ def chain(error: BaseException) -> list[BaseException]:
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback from its first frame in the script on."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(ours):
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(OURS):
         traceback = traceback.tb_next
     return traceback
 

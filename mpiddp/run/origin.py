@@ -74,7 +74,8 @@ def origin(error: BaseException) -> Origin | None:
         found = inner
     else:
         return None
-    return None if found is error else Origin(in_a_line(found), place_of(found.__traceback__), by, is_loss)
+    own = [place for place in places_of(found.__traceback__) if not is_library(place.file)]
+    return None if found is error else Origin(in_a_line(found), str(own[-1]) if own else "", by, is_loss)
 
 
 def then(error: BaseException) -> str:
@@ -167,9 +168,3 @@ def places_of(traceback: TracebackType | None) -> list[Place]:
         places.append(Place(code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     return places
-
-
-def place_of(traceback: TracebackType | None) -> str:
-    """Return the innermost line of a traceback outside of libraries, empty for none."""
-    own = [place for place in places_of(traceback) if not is_library(place.file)]
-    return str(own[-1]) if own else ""

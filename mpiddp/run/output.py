@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..join.membership import Membership
 
 FOLDED = "[{rank}] "  # before folded lines
+IOLBF = 1  # C's _IOLBF, as glibc and musl have it
 
 
 class Outlet(NamedTuple):
@@ -128,7 +130,7 @@ class Output:
         words = "some output may be lost, and more goes straight to stdout and stderr"
         if self._log.path:
             words += f"; its log ends here: {self._log.path}"
-            if not self._log.compression and not self._log.most_bytes:
+            if not self._log.most_bytes:
                 with contextlib.suppress(OSError):
                     self._log_end = os.stat(self._log.path).st_size
         say(f"mpiddp: the output relay of {self._who} exited unexpectedly: {words}")
@@ -140,15 +142,18 @@ class Output:
             if not is_open(descriptor) or file_of(descriptor) == ours:
                 os.dup2(former, descriptor)
 
-    def end(self) -> bool:
-        """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost."""
+    def end(self, in_order: bool = False) -> bool:
+        """Send output to the terminal again, wait until what was written has arrived, and tell whether some is lost.
+
+        If this rank ends `in_order`, its log is complete.
+        """
         if self._terminal is None:
             return self._lost
         flush_python()
         self._restore_descriptors()
         if self._relay is not None:
             try:
-                self._lost = self._relay.end()
+                self._lost = self._relay.end(in_order)
             except (EOFError, OSError):
                 self._do_without_relay()
         for former in self._terminal:
@@ -196,6 +201,20 @@ def is_open(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def buffer_by_lines() -> None:
+    """Let stdout pass on each line that is printed, as on a terminal, unless nothing is buffered (python -u).
+
+    A script may reconfigure its stdout, or replace it. C code prints on C's stdout, as NCCL does (its src/debug.cc).
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, IOLBF, 0)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
+        with contextlib.suppress(OSError, ValueError):  # what was written before cannot be passed on; it is closed
+            sys.stdout.reconfigure(line_buffering=True)
 
 
 def let_flush_fail() -> None:

@@ -18,7 +18,7 @@ from ..say import say, warn
 from ..show.files import write
 from . import failure, script, signals
 from .execution import keep_connected, note_exec
-from .output import let_flush_fail
+from .output import buffer_by_lines, let_flush_fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .guard import Guard
     from .stop import Stop
 
+MOST_ERRORS = 3  # one after another, before a failure is reported
 TRAINED_S = 1.0  # between the first step of an optimizer and one by which a script is said to train
 ACCELERATE = "; Accelerate"
 
@@ -166,6 +167,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     signals.protect_workers()
     warn_of_late(job.membership, config)
     look_at_training(job, config)
+    buffer_by_lines()
     status, failed = 0, None
     try:
         try:
@@ -180,7 +182,14 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
             job.ending.finish(status, functools.partial(warn_of_independent, job, config))
     except BaseException as error:
         failed = error  # nothing but this holds it when this block has ended
-    return status if failed is None else job.ending.fail_by(failed)
+    for _ in range(MOST_ERRORS):
+        if failed is None:
+            return status
+        try:
+            return job.ending.fail_by(failed)
+        except BaseException as error:  # of a signal's handler, as torch's when a worker has died, before it is told
+            failed = error
+    raise RuntimeError("the failure cannot be reported") from failed
 
 
 def look_at_training(job: RunningJob, config: LaunchConfig) -> None:

@@ -23,6 +23,8 @@ from ..plan.member import Member
 from ..plan.verdict import Report, Seen, Verdict
 from .machine import Record
 
+READY_AFTER_S = 1.0  # a rank has joined, its sentinel loads what it needs to tell where that is: not during starts
+
 # Events
 
 
@@ -257,6 +259,12 @@ class NoteDescendants(Record):
     """Remember the processes that the rank has started, while it is there to be their parent."""
 
 
+class LogStack(Record):
+    """Let the log of the rank, which is gone, have the stack of its crash, if it has crashed; empty for none."""
+
+    text: str
+
+
 class Alert(Record):
     """Let the rank read the `End` that it was sent, also if it is stopped."""
 
@@ -316,6 +324,6 @@ class LookForDeserted(Record):
 WatcherAction = (
     SetTimer | DropTimer | Say | TellReason | WriteRecord | CancelStep | ToRank | ToCoordinator | AnswerTrials
     | BeCoordinator | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild
-    | NoteDescendants | Alert | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
+    | NoteDescendants | LogStack | Alert | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
 )
 CoordinatorAction = SetTimer | Say | TellReason | CancelStep | ToPeer | Drop | Survey | LookForDeserted

@@ -6,46 +6,48 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..beside.asking import WHERE, Calls, Progress, Sight
 from ..beside.lines import decode
 from ..beside.loop import Loop
-from ..beside.messages import ASK_SIGNAL, STACK_SIGNAL
+from ..beside.messages import ASK_SIGNAL, Message
+from ..plan.words import shortened
 from ..where import stack
 from ..where.glance import Glance, can_be_sent, glance
+from ..where.inspector import JSON, NONBLOCKING, inspect
 
 ANSWER_S = 0.2  # for the interpreters
-AGAIN_S = 0.1  # between one look for processes that may be asked in native code and the next
+AGAIN_S = 0.1  # between one look for processes that native code holds and the next
+INTERPRETERS_S = 0.6  # after which no interpreter answers any more
+INSPECTED_S = 0.8  # after which py-spy does not
 LONGEST_S = 0.9  # for all
-RANK_S = 0.6  # of these, for the rank
-QUIET_S = 0.05  # after which a stack is whole that may be so, and that a process needs to print one
 YOUNG_S = 1.0  # a child of less may be about to become another program, which the signal would end
-MOST_BYTES = 2**20  # of which are kept of what is printed
+MOST_BYTES = 2**20  # of which are kept of what is told
+MOST_INSPECTED = 4  # processes, for one question
 
 
 class Hearing:
     """Asks for stacks, and the rank how far it is, without waiting for any.
 
-    Each interpreter is asked first: the rank's by its thread, and where that does not answer by a handler in Python, as
-    those of the processes that it has forked. A process which has slept all the time, or has run long enough to answer
-    that handler, runs no Python: it is asked by the signal that it heeds in native code, one after the other. It may
-    come back to Python before the signal comes, though that takes some microseconds: where a job is asked all the time
-    those that have run are left alone.
+    Each interpreter tells its own: the rank's by its thread, and where that does not answer by a handler in Python, as
+    those of the processes that it has forked. A process that has slept all the time, or has run long enough to answer
+    that handler, runs no Python: native code holds its interpreter, and py-spy reads the stack from outside. Nothing
+    that is done here can end a process.
     """
 
     def __init__(self, loop: Loop, pid: int, sight: Sight) -> None:
         self._loop, self._pid, self._sight = loop, pid, sight
         self.stacks: dict[int, list[stack.Frame]] = {}
+        self.native: dict[int, str] = {}  # the processes that native code holds, and why py-spy shows no stack of them
         self.progress: Progress | None = None
         self.spins = False  # as the rank has told last
         self.heard_bytes = 0  # in all
         self._owes = False  # the rank has not told how far it is, perhaps since an earlier time
         self._awaited: set[int] = set()  # the processes whose stack is awaited
+        self._inspected: set[int] = set()  # of these, those at which py-spy looks
         self._asked: dict[int, Glance] = {}  # as they were when their handler was asked
         self._last: dict[int, Glance] = {}  # as they were seen last
-        self._printing = 0  # the process that prints its stack, 0 for none
-        self._printed = ""
-        self._closely = self._prints = True  # whether one that has run is asked in native code, and any other one still
         self._rests = dict.fromkeys((sight.pipe, sight.socket), b"")  # of what was read, what is no whole line
         self._began_s = 0.0
         self._heard: Callable[[], object] = int
@@ -54,13 +56,11 @@ class Hearing:
                 os.set_blocking(end, False)
                 loop.listen(end, read)
 
-    def ask(self, family: Sequence[int], heard: Callable[[], None], closely: bool = True) -> None:
+    def ask(self, family: Sequence[int], heard: Callable[[], None]) -> None:
         """Ask the rank and its `family`; call `heard` whenever `wait_s` may have changed."""
-        self._loop.drop_timers("quiet")
-        self.stacks, self.progress, self._heard = {}, None, heard
-        self._printing, self._began_s = 0, time.monotonic()
-        self._closely, self._prints = closely, True
-        self._awaited, self._asked, self._last = set(), {}, {}
+        self.stacks, self.native, self.progress, self._heard = {}, {}, None, heard
+        self._began_s = time.monotonic()
+        self._awaited, self._inspected, self._asked, self._last = set(), set(), {}, {}
         rank = glance(self._pid)
         if rank is not None and not rank.is_stopped and self._sight.pipe >= 0:
             self._awaited.add(self._pid)
@@ -69,12 +69,14 @@ class Hearing:
                 with contextlib.suppress(OSError):
                     self._owes = bool(os.write(self._sight.socket, WHERE))
         self._awaited.update(filter(self._ask_handler, family))
-        self._loop.set_timer("stack", ANSWER_S if self._awaited else 0.0, self._ask_next)
+        self._loop.set_timer("stack", ANSWER_S if self._awaited else 0.0, self._look)
 
     def _ask_handler(self, pid: int) -> bool:
         """Ask a process by the handler that it has in Python, and tell whether that could be done."""
         one = glance(pid)
-        if one is None or one.is_held or not self._can_be_sent(pid, ASK_SIGNAL):
+        pipe, descriptor, _ = self._sight
+        age_s = YOUNG_S if pid != self._pid else 0.0
+        if one is None or one.is_held or pipe < 0 or not can_be_sent(pid, ASK_SIGNAL, descriptor, pipe, age_s):
             return False
         try:
             os.kill(pid, ASK_SIGNAL)
@@ -92,35 +94,24 @@ class Hearing:
     @property
     def wait_s(self) -> float:
         """For how long since it was asked more may come: stacks, or how far the rank is."""
-        return LONGEST_S if self._awaited else RANK_S if self._owes else 0.0
+        return LONGEST_S if self._awaited else INTERPRETERS_S if self._owes else 0.0
 
     def _left_s(self, of_s: float) -> float:
         return max(0.0, self._began_s + of_s - time.monotonic())
 
-    def _can_be_sent(self, pid: int, number: int) -> bool:
-        pipe, descriptor, _ = self._sight
-        return pipe >= 0 and can_be_sent(pid, number, descriptor, pipe, YOUNG_S if pid != self._pid else 0.0)
-
-    def _ask_next(self) -> None:
-        """Let the next process print its stack in native code, if that may be, and come to an end after the last."""
-        self._printing, self._printed = 0, ""
-        for pid in sorted(self._awaited, key=lambda one: one != self._pid):
-            left_s = self._left_s(RANK_S if pid == self._pid else LONGEST_S)
-            may_print = self._prints and left_s > QUIET_S and self._can_be_sent(pid, STACK_SIGNAL)
-            self._read_pipe()
-            if pid in self._awaited and self._is_native(pid):  # the last thing that is looked at
-                with contextlib.suppress(OSError):
-                    if may_print:
-                        os.kill(pid, STACK_SIGNAL)
-                        self._printing = pid
-                        self._loop.set_timer("stack", left_s, self._take)
-                        return
-            elif pid in self._awaited and pid == self._pid and pid not in self._asked:
+    def _look(self) -> None:
+        """Let py-spy look at processes that native code holds, and come to an end after the last."""
+        self._read_pipe()
+        for pid in sorted(self._awaited - self._inspected, key=lambda one: one != self._pid):
+            if self._is_native(pid):
+                self._inspect(pid)
+            elif pid == self._pid and pid in self._awaited and pid not in self._asked:
                 self._ask_handler(pid)
-        if self._awaited and self._left_s(RANK_S):
-            self._loop.set_timer("stack", AGAIN_S, self._ask_next)
+        if not self._left_s(INTERPRETERS_S):
+            self._awaited &= self._inspected
+        if self._awaited:
+            self._loop.set_timer("stack", AGAIN_S, self._look)
         else:
-            self._awaited = set()
             self._heard()
 
     def _is_native(self, pid: int) -> bool:
@@ -130,8 +121,42 @@ class Hearing:
             return False
         asked, last = self._asked.get(pid), self._last.get(pid)
         self._last[pid] = now
-        could = self._closely and asked is not None and now.could_answer(asked)
-        return could or (last is not None and now.has_slept(last))
+        return (asked is not None and now.could_answer(asked)) or (last is not None and now.has_slept(last))
+
+    def _inspect(self, pid: int) -> None:
+        """Let py-spy look at a process that native code holds, if there is time."""
+        self.native[pid] = "py-spy had no time to look: ask again"
+        if len(self._inspected) < MOST_INSPECTED and (left_s := self._left_s(INSPECTED_S)):
+            try:
+                inspect(self._loop, pid, [NONBLOCKING, JSON], left_s, partial(self._take, pid))
+                self._inspected.add(pid)
+            except OSError as error:
+                self.native[pid] = f"py-spy cannot be started: {error}"
+
+    def _take(self, pid: int, printed: str) -> None:
+        """Take what py-spy has printed of a process, unless that has answered meanwhile."""
+        if pid not in self._awaited:
+            return
+        try:
+            frames = stack.from_dump(printed, pid)
+        except (ValueError, TypeError, KeyError):
+            self.native[pid] = complaint(printed)
+        else:
+            self._keep(pid, frames)
+        self._forget(pid)
+
+    def _keep(self, pid: int, frames: list[stack.Frame]) -> None:
+        """Keep the stack of a process, if it is that of its main thread."""
+        if frames:
+            self.stacks[pid] = frames
+            self.native.pop(pid, None)
+
+    def _forget(self, pid: int) -> None:
+        """Await nothing more of a process."""
+        self._awaited.discard(pid)
+        if not self._awaited:
+            self._loop.drop_timers("stack")
+            self._heard()
 
     def _read(self, end: int) -> bytes:
         """Return what can be read; nothing more comes from an end that others have left."""
@@ -155,50 +180,28 @@ class Hearing:
         return [line for line in lines if line]
 
     def _read_pipe(self) -> None:
-        """Take what a handler has told, or one in C has printed."""
-        if self._sight.pipe < 0:
-            return
-        for line in self._lines(self._sight.pipe):
-            told = decode(line)
-            if isinstance(told, Calls):
-                self._note(told)
-            elif self._printing:
-                self._printed += line.decode(errors="replace") + "\n"
-        if self._printing:
-            if stack.is_whole(self._printed):
-                self._take()
-            elif stack.is_whole(self._printed, is_quiet=True):
-                self._loop.set_timer("quiet", QUIET_S, self._take)
-            else:
-                self._loop.drop_timers("quiet")
+        """Take what handlers tell."""
+        if self._sight.pipe >= 0:
+            for line in self._lines(self._sight.pipe):
+                self._note(decode(line))
 
-    def _take(self) -> None:
-        """Take what has been printed, if it is a whole stack, and ask the next one."""
-        self._loop.drop_timers("stack", "quiet")
-        pid, text = self._printing, self._printed
-        self._awaited.discard(pid)
-        self._prints = stack.is_whole(text, is_quiet=True)  # else what comes late would be taken for another's
-        if self._prints and (frames := stack.read(text)):
-            self.stacks[pid] = frames
-        self._ask_next()
-
-    def _note(self, told: Calls) -> None:
+    def _note(self, told: Message) -> None:
         """Take a stack that an interpreter has told."""
-        if told.pid in self._awaited and told.pid != self._printing:
-            self._awaited.discard(told.pid)
-            if frames := stack.read(told.text):
-                self.stacks[told.pid] = frames
-            if not self._awaited:
-                self._loop.drop_timers("stack")
-                self._heard()
+        if isinstance(told, Calls) and told.pid in self._awaited:
+            self._keep(told.pid, stack.read(told.text))
+            self._forget(told.pid)
 
     def _read_socket(self) -> None:
         """Take what the rank's thread tells."""
         for line in self._lines(self._sight.socket):
-            told = decode(line)
-            if isinstance(told, Calls):
-                self._note(told)
-            elif isinstance(told, Progress):
+            self._note(told := decode(line))
+            if isinstance(told, Progress):
                 self._owes = False
                 self.progress, self.spins = told, told.spins
                 self._heard()
+
+
+def complaint(printed: str) -> str:
+    """Return the line in which py-spy says why it shows no stack; a backtrace of its own may follow that."""
+    lines = printed.strip().splitlines() or ["py-spy has printed nothing"]
+    return shortened(next((line for line in lines if line.startswith("Error")), lines[-1]))

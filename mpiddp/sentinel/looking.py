@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
 from collections.abc import Callable
 
@@ -14,6 +12,7 @@ from ..plan.verdict import LONG_TEXT
 from ..plan.words import shortened
 from ..where import stack
 from ..where.glance import Glance, descendants, glance, other_program, unseen_among
+from ..where.inspector import NATIVE, NONBLOCKING, inspect
 from ..where.traffic import Traffic
 from .hearing import Hearing
 
@@ -50,7 +49,7 @@ class Looking:
             return
         self._began, self._began_s = glance(self._pid), time.monotonic()
         self._family = descendants(self._pid)
-        self._hearing.ask(self._family[:MOST], self._go_on, request.closely)
+        self._hearing.ask(self._family[:MOST], self._go_on)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -80,46 +79,28 @@ class Looking:
             round(cores, 2), sum(one.busy_s for one in workers),
             sum(one.moved_bytes for one in everyone) + self._fed_bytes + tcp_bytes - hearing.heard_bytes, self._ended,
             json.dumps(children[:MOST], ensure_ascii=False), hearing.progress, sum(one.faults for one in everyone),
-            next(filter(None, (unseen_among(self._family), hidden, *(one.unseen for one in everyone))), "")))
+            next(filter(None, (unseen_among(self._family), hidden, *(one.unseen for one in everyone))), ""),
+            hearing.native.get(self._pid, "")))
 
     def _is_shown(self, pid: int, found: Glance) -> bool:
-        """Tell whether a child is worth a word: it is held, has a stack that is no idle worker's, or is no Python."""
+        """Tell whether a child is worth a word: it is held, runs no Python, or has a stack that is no idle worker's."""
         if pid in self._hearing.stacks:
             return found.is_held or not stack.is_idle_worker(self._hearing.stacks[pid])
-        return found.is_held or bool(other_program(pid, self._pid))
+        return found.is_held or pid in self._hearing.native or bool(other_program(pid, self._pid))
 
     def _child(self, pid: int, found: Glance) -> tuple[object, ...]:
         """Return what is seen of a child, as `Whereabouts` has it."""
         frames = self._hearing.stacks.get(pid, [])
-        return pid, stack.as_lists(frames), found.state, found.kernel, other_program(pid, self._pid)
+        return (pid, stack.as_lists(frames), found.state, found.kernel, other_program(pid, self._pid),
+                self._hearing.native.get(pid, ""))
 
 
-def inspect(loop: Loop, pid: int, request: Inspect, tell: Callable[[Inspected], None]) -> None:
+def inspect_threads(loop: Loop, pid: int, request: Inspect, tell: Callable[[Inspected], None]) -> None:
     """Tell all threads of a rank as soon as a program for that has printed them, or why it has not."""
-    from ..where.inspector import Inspector
+    def answer(text: str) -> None:
+        tell(Inspected(request.rank, shortened(text, LONG_TEXT), request.asker))
 
     try:
-        inspector = Inspector(pid, request.native)
+        inspect(loop, pid, [NATIVE if request.native else NONBLOCKING], INSPECTING_S, answer)
     except OSError as error:
-        tell(Inspected(request.rank, str(error), request.asker))
-        return
-    printed = b""
-
-    def read() -> None:
-        nonlocal printed
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(inspector.output, 65536)
-            printed += data
-            if not data:
-                end()
-
-    def end(late: str = "") -> None:
-        loop.forget(inspector.output)
-        loop.drop_timers(timer)
-        inspector.end()
-        text = printed.decode(errors="replace")
-        tell(Inspected(request.rank, shortened(f"{text}{late}", LONG_TEXT), request.asker))
-
-    timer = f"inspect {inspector.output}"
-    loop.set_timer(timer, INSPECTING_S, lambda: end(f"py-spy has taken more than {INSPECTING_S:.0f} s"))
-    loop.listen(inspector.output, read)
+        answer(str(error))

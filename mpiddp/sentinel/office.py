@@ -40,7 +40,6 @@ STALL_LINK = -1  # to nobody: --stall asks
 JUDGE_LINK = -2  # to nobody: the coordinator asks
 SHOW_LINK = -3  # to nobody: a SIGQUIT asks
 DESERTED_LINK = -4  # to nobody: the coordinator asks who waits for a rank that has come to its end
-OFTEN = STALL_LINK, DESERTED_LINK  # ask again and again, and so not closely
 LONGEST_S = 2.0  # for all ranks to tell where they are
 SHOWN_S = 1.0  # in which a SIGQUIT comes to all ranks
 FLUSHING_S = 2.0  # for all others to take what they are sent last
@@ -83,7 +82,7 @@ class Office:
         if RESTARTS in os.environ and member.error_file:
             self._mark = f"{member.error_file}{RUNNING}"
             run_unheard(partial(touch, self._mark))
-        self._loop.set_timer("card", self._watched.ready_s, partial(self._be_ready, card))
+        self._loop.set_timer("card", events.READY_AFTER_S, partial(self._be_ready, card))
         if self._watched.stall_s:
             self._look_for_stall()
 
@@ -189,7 +188,7 @@ class Office:
         peers = self._coordinator.peers
         survey = self._inquiry().survey
         questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched},
-                               {rank: peers.hosts[rank] for rank in peers.by_rank}, asker not in OFTEN)
+                               {rank: peers.hosts[rank] for rank in peers.by_rank})
         if questions:  # none is on its way
             self._loop.set_timer("survey", LONGEST_S, lambda: self._send(survey.answer()))
             self._send(questions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Sequence
@@ -9,25 +10,26 @@ from collections.abc import Sequence
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, ENDED, OUT_OF_MEMORY, Report
 
+HEAD = "(most recent call first):"  # the end of the line before a thread's frames
+CRASHED = "Current thread"
 LAUNCHING = (f'File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}', "<frozen runpy>")
 BY_LAUNCHERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)  # the last one: Flux
 BY_WHOM = "by its launcher, by hand or by the kernel"
 
 
-def report_on(member: Member, status: int | None, out_of_memory: bool, stacks: Sequence[str]) -> Report:
+def report_on(member: Member, status: int | None, out_of_memory: bool, stack: str) -> Report:
     """Return the report on a rank whose process ended with a wait status (man 2 wait), None for an unknown one.
 
-    `out_of_memory` tells that the kernel ended a process of its cgroup for lack of memory. `stacks` are the lines
-    that faulthandler printed.
+    `out_of_memory` tells that the kernel ended a process of its cgroup for lack of memory. `stack` is crash_stack()'s.
     """
-    text = without_launch(stacks)
+    where = crash_line(stack)
     if status is None:
-        return Report(member.rank, member.host, ENDED, "ended; its launcher may know how", 1, text=text)
+        return Report(member.rank, member.host, ENDED, "ended; its launcher may know how", 1, where, stack)
     if number := status & 0x7F:
-        return Report(member.rank, member.host, ENDED, killed(number, out_of_memory), 128 + number, text=text,
-                      signal=signal_name(number))
+        return Report(member.rank, member.host, ENDED, killed(number, out_of_memory), 128 + number, where, stack,
+                      signal_name(number))
     cause = f"the process left with status {status >> 8}, past Python and past its script's end"
-    return Report(member.rank, member.host, ENDED, cause, status >> 8 or 1, text=text)
+    return Report(member.rank, member.host, ENDED, cause, status >> 8 or 1, where, stack)
 
 
 def early_death(status: int | None, out_of_memory: bool) -> str:
@@ -53,13 +55,43 @@ def killed(number: int, out_of_memory: bool) -> str:
     return cause
 
 
-def without_launch(stacks: Sequence[str]) -> str:
-    """Return what faulthandler printed, without the frames that lead to the script and the list of extensions."""
-    lines = [line for line in stacks if line and not line.startswith("Extension modules:")]
-    script = [line for line in lines if '  File "' in line and not any(words in line for words in LAUNCHING)]
-    while script and lines[-1] != script[-1]:
-        lines.pop()
-    return "\n".join(lines)
+def crash_stack(lines: Sequence[str]) -> str:
+    """Return what faulthandler printed in these lines, the thread that crashed before others, innermost frames first.
+
+    Frames that lead to the script are left out, and so are threads without other ones, and the list of extensions.
+    """
+    begun: list[list[str]] = [[]]
+    for line in filter(None, lines):
+        if line.startswith("Extension modules:"):
+            break
+        if line.endswith(HEAD):
+            begun.append([])
+        begun[-1].append(line)
+    threads = [(lines[0].startswith(CRASHED), without_launch(lines), lines) for lines in begun[1:]]
+    first = [shown if len(shown) > 1 else lines for crashed, shown, lines in threads if crashed]
+    others = [shown for crashed, shown, _ in threads if not crashed and len(shown) > 1]
+    return "\n".join(itertools.chain(begun[0], *first, *others))
+
+
+def without_launch(thread: Sequence[str]) -> list[str]:
+    """Return a thread's lines without the outermost frames, by which Python and mpiddp come to the script."""
+    end = len(thread)
+    while end and any(words in thread[end - 1] for words in LAUNCHING):
+        end -= 1
+    return list(thread[:end])
+
+
+def crash_line(stack: str) -> str:
+    """Return the innermost line of the script, or else of a library, in the thread that crashed; empty for none."""
+    from ..where.stack import FRAME, Kind, kind_of  # which is loaded by now, where the file system answers
+
+    thread = stack.partition(CRASHED)[2].partition(HEAD)[2].partition(HEAD)[0]
+    frames = [found for line in thread.split("\n") if (found := FRAME.fullmatch(line))]
+    for kind in (Kind.SCRIPT, Kind.LIBRARY):
+        for one in frames:
+            if kind_of(one["file"]) is kind:
+                return f"{one['file']}, line {one['line']}, in {one['function']}"
+    return ""
 
 
 def signal_name(number: int) -> str:

@@ -17,12 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..beside import index
-from ..beside.asking import FLUSH, Answers, Inspect, Sight, Stacks, Where
+from ..beside.asking import FLUSH, TRACER, TRACER_END, Answers, Inspect, Sight, Stacks, Where
 from ..beside.detached import silence
 from ..beside.helper_process import take_title
 from ..beside.loop import Loop
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
-from ..beside.outflow import Outflow, OutputSettled, SettleOutput
+from ..beside.outflow import CrashStack, Outflow, OutputSettled, SettleOutput
 from ..beside.wire import Wire
 from ..facts.process import Process
 from ..plan.words import folded, shortened
@@ -151,7 +151,7 @@ class Sentinel:
             case events.MeetCoordinator(request):
                 self._leftovers.note_segments()
                 self._connections.meet(request)
-                self.loop.set_timer("ready", self._watched.ready_s, self._be_ready)
+                self.loop.set_timer("ready", events.READY_AFTER_S, self._be_ready)
             case events.LookAtRank(request, ended):
                 self._look(request, ended)
             case events.TakeWindow(Outflow()):
@@ -159,6 +159,9 @@ class Sentinel:
             case events.TakeWindow(Stacks() | Answers() as request):
                 self._sight = self._sight.with_end(request, self._connections.take_descriptor())
                 self._looking = None
+                if isinstance(request, Answers):
+                    with contextlib.suppress(OSError):
+                        os.write(self._sight.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
             case events.WatchNeighbour(rank, pid):
                 self._connections.watch_neighbour(rank, pid)
             case _:
@@ -171,6 +174,9 @@ class Sentinel:
                 self._leftovers.note(pid)
             case events.NoteDescendants():
                 self._leftovers.note_descendants()
+            case events.LogStack(text):
+                if self._outflow is not None:
+                    self._outflow.send(CrashStack(text))
             case events.Alert():
                 self._send_signal(END_SIGNAL)
                 if self._process.is_stopped():
@@ -214,9 +220,9 @@ class Sentinel:
 
     def _look(self, request: Look | Where | Inspect, ended: bool) -> None:
         if isinstance(request, Inspect):
-            from .looking import inspect
+            from .looking import inspect_threads
 
-            inspect(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
+            inspect_threads(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
         elif isinstance(request, Where):
             if self._looking is None:
                 from .looking import Looking  # not while the rank starts

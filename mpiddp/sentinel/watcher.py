@@ -12,11 +12,12 @@ from ..beside.asking import Answers, Inspect, Stacks, Where
 from ..beside.messages import LAST_S, LAUNCHER_S
 from ..beside.outflow import Outflow
 from ..plan.member import Member
-from ..plan.verdict import CONSEQUENCE, NO_STEP_DAEMON, OWN, Report, Verdict, brief
+from ..plan.verdict import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
+from ..plan.words import shortened
 from ..say import FORWARDING_S
 from . import events
 from .machine import Machine
-from .postmortem import early_death, may_follow_from_another, report_on
+from .postmortem import crash_stack, early_death, may_follow_from_another, report_on
 from .start import HARD_GRACE_S, OTHERS_S, Start
 
 RULING_S = 2.5  # for the coordinator to rule
@@ -274,12 +275,14 @@ class Watcher(Machine[State, events.WatcherAction]):
         """Report on a rank that is gone, if that is still to be done, and end what it left behind."""
         self.gone = True
         self._do(*(events.DropTimer(name) for name in ("start", "warn", "late", "ask", "kill")))
+        stack = crash_stack(self._stacks)
+        self._do(events.LogStack(shortened(stack, LONG_TEXT)))
         if self.state is State.STARTING:
             self._do(*self.start.tell_death(early_death(event.status, event.out_of_memory)))
         if self.state is State.DESERTED and self._script_ended is None:
             self._say_rank_0_is_gone()
         if self.state is State.WORKING and self.member is not None:
-            self._report(brief(report_on(self.member, event.status, event.out_of_memory, self._stacks)))
+            self._report(brief(report_on(self.member, event.status, event.out_of_memory, stack)))
         elif self.state is not State.REPORTED:
             self._clean_up()
         elif self._alone:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..facts.gpus import Gpu
 from ..plan.seat import Seat
-from ..plan.words import folded, ranges
+from ..plan.words import columns, folded, ranges
 
 HEAD = ("host", "ranks", "device", "cores", "numa", "threads", "interface")
 WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # the most characters of each column, 100 in all
@@ -28,10 +28,7 @@ def lines(seats: Sequence[Seat]) -> list[str]:
         rows = [row(group) for group in groups[:ROWS]]
         if rest := groups[ROWS:]:
             rows.append((f"and {sum(map(len, rest)):,} more", "", "", "", "", "", ""))
-    table = [HEAD, *rows]
-    widths = [min(most, max(len(one[i]) for one in table)) for i, most in enumerate(WIDTHS)]
-    return ["  ".join(["", *(cut(cell, width) for cell, width in zip(one, widths, strict=True))]).rstrip()
-            for one in table]
+    return columns([HEAD, *rows], WIDTHS)
 
 
 def by_node(seats: Iterable[Seat]) -> dict[int, list[Seat]]:
@@ -75,7 +72,7 @@ def described(seats: Sequence[Seat], by_uuid: bool) -> str:
     """Return the devices of a node's ranks and their models; `by_uuid` adds the beginning of a single GPU's UUID."""
     words = [devices([seat.device for seat in seats]), *dict.fromkeys(model(seat.gpu) for seat in seats)]
     if by_uuid and len(seats) == 1 and seats[0].gpu:
-        words.append(short(seats[0].gpu))
+        words.append(seats[0].gpu.uuid.removeprefix("GPU-").removeprefix("MIG-")[:8])
     return " ".join(filter(None, words))
 
 
@@ -85,11 +82,6 @@ def model(gpu: Gpu | None) -> str:
         return ""
     words = [word for word in gpu.name.split() if word not in BRANDS]
     return next(iter(words[-1:] if gpu.is_slice else words), "").partition("-")[0]
-
-
-def short(gpu: Gpu) -> str:
-    """Return the beginning of a GPU's UUID."""
-    return gpu.uuid.removeprefix("GPU-").removeprefix("MIG-")[:8]
 
 
 def devices(names: Sequence[str]) -> str:
@@ -109,11 +101,6 @@ def numbered(cpus: Collection[int]) -> str:
 def ends(numbers: Collection[int]) -> list[int]:
     """Return the smallest and the largest of some numbers, or one number if the two are equal."""
     return sorted({min(numbers), max(numbers)})
-
-
-def cut(text: str, width: int) -> str:
-    """Return a text of exactly this width."""
-    return text.ljust(width) if len(text) <= width else f"{text[:width - 1]}…"
 
 
 def records(seats: Sequence[Seat]) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
+from ..facts.files import text
 from ..say import say
 from ..stages import WAIT, begun
 from ..waiting import sleep_until
@@ -37,8 +38,7 @@ def write(path: str, comm: MPI.Comm, host: str) -> None:
 
 def age_ns() -> int:
     """Return how long ago this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
-    with open("/proc/self/stat", errors="replace") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
+    ticks = int(text("/proc/self/stat").rpartition(")")[2].split()[19])
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 
 

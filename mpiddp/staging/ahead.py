@@ -44,15 +44,8 @@ run.signals run.walltime
 show show.files show.report
 {SENTINEL}"""  # of any rank and of its sentinel, up to the script
 STAGING = """
-staging.closure staging.copies staging.early staging.exchange staging.leader staging.manifest staging.mirror
-staging.mounts staging.reading staging.room staging.start staging.trees staging.use
+staging.access_trace staging.broadcast staging.lease staging.manifest staging.mirror staging.roots staging.stage
 """  # more, with --stage
-EARLY = """
-api beside beside.asking beside.progress command command.options command.values config errors exits facts facts.files
-facts.launchers facts.library facts.process facts.runtime facts.schedulers plan plan.words say staging.copies
-staging.early staging.manifest
-staging.mounts staging.room staging.trees staging.use version
-"""  # of all these, what finds a mirror on this node, from which the others come
 
 is_slow = False  # to open a file of this package
 tried: set[str] = set()  # the modules that were read, or could not be
@@ -123,18 +116,13 @@ def is_staged() -> bool:
 
 
 def begin() -> None:
-    """Read what a start needs, with --stage at first what finds a mirror, if opening a file is slow."""
+    """Read what a start needs, with --stage more, if opening a file is slow."""
     global is_slow
     began = time.perf_counter()
     with contextlib.suppress(OSError):
         os.close(os.open(os.path.join(FOLDER, "launch.py"), os.O_RDONLY))
     is_slow = time.perf_counter() - began > SLOW_S
-    read(EARLY if is_staged() else MODULES)
-
-
-def go_on() -> None:
-    """Read what else a start with --stage needs, which has no mirror yet."""
-    read(MODULES + STAGING)
+    read(MODULES + STAGING if is_staged() else MODULES)
 
 
 def prepare_sentinel(coordinates: bool) -> None:

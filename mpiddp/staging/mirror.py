@@ -1,31 +1,39 @@
-"""Build a mirror: hot files are copies, all else in their folders links to the originals.
+"""A mirror of the environment: staged files are copies, all else in their folders are links to the originals.
 
-A folder of the mirror lies at the same path, below the mirror's root, as its original: what a file finds beside it or
-above it is there. Nobody may make files in it, as in a container's image: they would be gone with the mirror.
+A folder lies at the same path below the mirror's root as its original, so what a file finds beside it or above it is
+there. Nobody may make files in it, as in a container's image: they would be lost with the mirror.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
-from collections.abc import Sequence
-from zlib import crc32
+from collections.abc import Collection, Sequence
+from typing import BinaryIO
 
-from . import copies
-from .manifest import COMPILED, Chunk, File, Folder, Manifest
-from .reading import WHOLE, Read
-from .trees import is_installed, tree_of
+from ..join.variables import set_all
+from .broadcast import pieces_in
+from .lease import Lease, stamp
+from .manifest import COMPILED, Chunk, Folder, Manifest
+from .roots import is_installed, root_of
 
 READ_ONLY = 0o555
-START_CODE = '''\
-"""Let a Python that a rank has started find its environment in the mirror that mpiddp --stage has made."""
+START = "start"  # the folder of sitecustomize
+STAGED_BY = "_MPIDDP_STAGED_BY"  # a variable: the host and the process that use a mirror
+SITECUSTOMIZE = '''\
+"""Let a Python that a rank has started find its environment in the mirror that mpiddp --stage has made.
+
+It does so while the rank lives that the variable names, and for no other job.
+"""
 import os
 import sys
 
 HERE, ROOT, PREFIX, VERSION, ENTRIES = {here!r}, {root!r}, {prefix!r}, {version!r}, {entries!r}
 sys.path[:] = [entry for entry in sys.path if entry != HERE]
-host, _, rank = os.environ.get("{by}", "").rpartition(":")
-if sys.prefix == PREFIX and sys.version == VERSION and host == os.uname().nodename and os.path.exists("/proc/" + rank):
+host, _, rank = os.environ.get("{variable}", "").rpartition(":")
+if (sys.prefix == PREFIX and sys.version == VERSION and host == os.uname().nodename
+        and os.path.exists("/proc/" + rank) and "mpiddp" not in sys.orig_argv):
     sys.path[:] = [ROOT + entry if entry in ENTRIES else entry for entry in sys.path]
 own = sys.modules.pop("sitecustomize")
 try:
@@ -39,138 +47,105 @@ finally:
 
 
 class Writer:
-    """Writes the mirror of a manifest, of which the lock is held, into a folder that has its name not yet."""
+    """Writes the mirror of a manifest into an empty folder that is locked."""
 
-    def __init__(self, copy: copies.Copy, manifest: Manifest) -> None:
-        self._copy, self._manifest = copy, manifest
-        self._new = copy.path + copies.NEW
-        self._root = os.path.join(self._new, copies.ROOT)
-        self.left: list[str] = []  # the files that changed while they were read, or could not be read
-        self._open: dict[int, int] = {}
-        self._folders: set[str] = set()
+    def __init__(self, lease: Lease, manifest: Manifest) -> None:
+        self._lease, self._manifest = lease, manifest
+        self.left: set[str] = set()  # files that changed while they were read, or could not be read
+        self._open: dict[int, BinaryIO] = {}  # copies of which pieces have come, by the number of their file
+        self._files = {file.path for file in manifest.files}
+        self._folders = {folder.path for folder in manifest.folders} | {*map(os.path.dirname, self._files)}
 
     def begin(self) -> None:
-        """Make the folders and the links in the place of what may be there; raise OSError."""
-        copies.discard(self._new)
-        copies.discard(self._copy.path)
-        hot = {file.path for file in self._manifest.files}
-        self._folders = {folder.path for folder in self._manifest.folders} | {os.path.dirname(path) for path in hot}
+        """Make the folders and the links; raise OSError."""
         for path in self._folders:
-            os.makedirs(self._root + path, exist_ok=True)
+            os.makedirs(self._lease.root + path, exist_ok=True)
         for folder in self._manifest.folders:
-            self._link(folder, hot)
-            if (compiled := os.path.join(folder.path, COMPILED)) in self._folders:
-                self._link_compiled(folder, compiled, hot)
+            self._link_names(folder)
 
-    def write(self, chunk: Chunk, data: memoryview, how: Sequence[Read]) -> None:
-        """Write what has come of a chunk; raise OSError, or ValueError where something else came than was sent."""
-        at = 0
-        for piece, read in zip(chunk.pieces, how, strict=True):
-            part = data[at:at + piece.length]
-            at += piece.length
+    def write(self, chunk: Chunk, buffer: memoryview) -> None:
+        """Write the pieces of a chunk; raise OSError, or ValueError if something else came than was read."""
+        for piece, data, is_as_listed in pieces_in(chunk, buffer):
             file = self._manifest.files[piece.file]
-            if read.outcome != WHOLE or file.path in self.left:
-                self.left.append(file.path)
-            elif crc32(part) != read.checksum:
-                raise ValueError(f"{file.path}: what came is not what was read")
-            elif piece.length == file.size:
-                self._write_whole(file, part)
-            else:
-                self._write_part(piece.file, file, part, piece.at)
-
-    def finish(self) -> None:
-        """Give the mirror its name; raise OSError."""
-        self._close()
-        for path in set(self.left):
-            self._leave(path)
-        seen = {folder.path: folder.mtime_ns for folder in self._manifest.folders}
-        here = os.path.join(self._new, copies.START)
-        os.mkdir(here)
-        with open(os.path.join(here, "sitecustomize.py"), "w", errors="surrogateescape") as file:
-            file.write(start_code(self._copy, [folder for folder in seen if folder in self._manifest.trees]))
-        copies.write_marks(self._new, self._manifest, tuple((one, seen[one]) for one in sys.path if one in seen))
-        for folder in sorted(self._folders, reverse=True):
-            os.chmod(self._root + folder, READ_ONLY)
-        os.rename(self._new, self._copy.path)
-
-    def give_up(self) -> None:
-        """Remove what was written."""
-        self._close()
-        copies.discard(self._new)
-
-    def _close(self) -> None:
-        """Close the files of which the last piece has not come, or not as it was."""
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-    def _link(self, folder: Folder, hot: set[str]) -> None:
-        """Make a link for each name in a folder that is no copy. A link in a tree stays one, to its place here."""
-        for name, target in folder.names:
-            original = os.path.join(folder.path, name)
-            if original in self._folders:
+            if not is_as_listed:
+                self.left.add(file.path)
+            if file.path in self.left:
                 continue
-            if target:
-                whole = os.path.normpath(os.path.join(folder.path, target))
-                inside = tree_of(whole, self._manifest.trees)
-                if inside or original not in hot:
-                    moved = target if inside and not os.path.isabs(target) else (
-                        self._copy.root + whole if inside else original)
-                    os.symlink(moved, self._root + original)
-            elif original not in hot:
-                os.symlink(original, self._root + original)
+            if piece.start == 0:
+                self._open[piece.file] = open(self._lease.root + file.path, "xb")  # noqa: SIM115 (its pieces come later)
+            copy = self._open[piece.file]
+            copy.write(data)
+            if piece.start + piece.length == file.size:  # pieces come in order
+                with self._open.pop(piece.file):
+                    copy.flush()
+                    os.fchmod(copy.fileno(), file.mode & 0o777 | 0o400)
+                    os.utime(copy.fileno(), ns=(file.mtime_ns, file.mtime_ns))
 
-    def _link_compiled(self, folder: Folder, compiled: str, hot: set[str]) -> None:
-        """Make links to what Python has compiled of a folder's other modules, or will look for."""
-        for name, _ in folder.names:
+    def finish(self, paths: Collection[str]) -> None:
+        """Put links in the place of the files that were left out, and stamp the mirror of some paths; raise OSError."""
+        for copy in self._open.values():  # the last piece has not come, or not as it was listed
+            copy.close()
+        for path in self.left:
+            if os.path.lexists(self._lease.root + path):
+                os.unlink(self._lease.root + path)
+            os.symlink(path, self._lease.root + path)
+        here = os.path.join(self._lease.path, START)
+        os.mkdir(here)
+        entries = tuple(entry for entry in sys.path if is_installed(entry) and root_of(entry, self._folders))
+        with open(os.path.join(here, "sitecustomize.py"), "w", errors="surrogateescape") as file:
+            file.write(SITECUSTOMIZE.format(here=here, root=self._lease.root, prefix=sys.prefix, version=sys.version,
+                                            entries=entries, variable=STAGED_BY))
+        for folder in self._folders:
+            os.chmod(self._lease.root + folder, READ_ONLY)
+        stamp(self._lease.path, paths)
+
+    def _link_names(self, folder: Folder) -> None:
+        """Make a link for each name in a folder that is no copy, and for what Python compiles, or will look for."""
+        compiled = os.path.join(folder.path, COMPILED)
+        for name, target in folder.names:
+            path = os.path.join(folder.path, name)
+            if path not in self._folders:
+                self._link(path, target)
             stem, kind = os.path.splitext(name)
-            path = os.path.join(compiled, f"{stem}.{sys.implementation.cache_tag}.pyc")
-            if kind == ".py" and path not in hot:
-                os.symlink(path, self._root + path)
+            if kind == ".py" and compiled in self._folders:
+                self._link(os.path.join(compiled, f"{stem}.{sys.implementation.cache_tag}.pyc"))
 
-    def _write_whole(self, file: File, data: memoryview) -> None:
-        descriptor = self._created(file)
-        try:
-            write_all(descriptor, data, 0)
-            os.utime(descriptor, ns=(file.mtime_ns, file.mtime_ns))
-        finally:
-            os.close(descriptor)
-
-    def _write_part(self, number: int, file: File, data: memoryview, at: int) -> None:
-        if number not in self._open:
-            self._open[number] = self._created(file)
-            os.truncate(self._open[number], file.size)
-        write_all(self._open[number], data, at)
-        if at + len(data) == file.size:  # pieces come in order
-            descriptor = self._open.pop(number)
-            os.close(descriptor)
-            self._settle(file)
-
-    def _created(self, file: File) -> int:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-        return os.open(self._root + file.path, flags, file.mode & 0o777 | 0o400)
-
-    def _settle(self, file: File) -> None:
-        os.utime(self._root + file.path, ns=(file.mtime_ns, file.mtime_ns))
-
-    def _leave(self, path: str) -> None:
-        """Put a link in the place of a copy."""
-        if os.path.lexists(self._root + path):
-            os.unlink(self._root + path)
-        os.symlink(path, self._root + path)
+    def _link(self, path: str, target: str = "") -> None:
+        """Make a link to an original that is no copy. A link in the roots stays one, to its place in the mirror."""
+        whole = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else ""
+        if whole and root_of(whole, self._manifest.roots):
+            os.symlink(self._lease.root + whole if os.path.isabs(target) else target, self._lease.root + path)
+        elif path not in self._files:
+            os.symlink(path, self._lease.root + path)
 
 
-def write_all(descriptor: int, data: memoryview, at: int) -> None:
-    """Write all of the data to a place in a file."""
-    while data:
-        count = os.pwrite(descriptor, data, at)
-        data, at = data[count:], at + count
+def has_all(lease: Lease, manifest: Manifest) -> bool:
+    """Tell whether a mirror still has all of a manifest: what cleans folders of old files may have taken some.
 
-
-def start_code(copy: copies.Copy, trees: Sequence[str]) -> str:
-    """Return the module by which Pythons that the script starts find the mirror, before they run anything.
-
-    They do so while the rank lives that BY names: who starts another job hands its variables on.
+    In the place of a file that was not copied there is a link.
     """
-    entries = tuple(entry for entry in sys.path if is_installed(entry) and tree_of(entry, trees))
-    return START_CODE.format(here=os.path.join(copy.path, copies.START), root=copy.root, prefix=sys.prefix,
-                             version=sys.version, entries=entries, by=copies.BY)
+    try:
+        for file in manifest.files:
+            status = os.lstat(lease.root + file.path)
+            is_same = (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
+            if not is_same and not stat.S_ISLNK(status.st_mode):
+                return False
+        return all(len(os.listdir(lease.root + folder.path)) >= len(folder.names) for folder in manifest.folders)
+    except OSError:
+        return False
+
+
+def use(lease: Lease, roots: Sequence[str]) -> None:
+    """Find modules in a mirror from now on, in this process and, by PYTHONPATH, in those that it starts.
+
+    Packages that are loaded already find their other modules there, too.
+    """
+    mirrored = [root for root in roots if os.path.isdir(lease.root + root)]
+    entries = [entry for entry in sys.path if is_installed(entry) and root_of(entry, mirrored)]
+    for path in [sys.path, *(getattr(module, "__path__", None) for module in list(sys.modules.values()))]:
+        if type(path) is list:
+            path[:] = [lease.root + entry if isinstance(entry, str) and root_of(entry, entries) else entry
+                       for entry in path]
+    start, others = os.path.join(lease.path, START), os.environ.get("PYTHONPATH", "")
+    set_all({"PYTHONPATH": f"{start}{os.pathsep}{others}" if others else start,
+             STAGED_BY: f"{os.uname().nodename}:{os.getpid()}"})

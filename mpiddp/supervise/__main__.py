@@ -25,9 +25,9 @@ from .supervisor import Plan, Supervisor
 VERSION_S = 10.0  # for a launcher to tell its version
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Run the command until it succeeds, or makes no sense any more; return the exit status."""
-    given = parsed(arguments)
+    given = parsed()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a job ended
     try:
         path = os.path.realpath(shutil.which(given.command[0]) or given.command[0])
@@ -72,7 +72,7 @@ def existing(text: str) -> str:
     return text
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = PlainParser("python -m mpiddp.supervise", allow_abbrev=False, description=(
         "Start a job of mpiddp, and start it again in the same allocation after a fault: on all nodes but the one "

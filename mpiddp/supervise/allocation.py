@@ -9,19 +9,17 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import NamedTuple
 
-from ..facts import schedulers
+from ..facts import reach, schedulers
 from ..facts.files import open_for_reading
 from .launchers import FLUX, SLURM
 
 BETWEEN_S = 1.0  # between two tries
 ANSWERS_S = 1.0  # for a node to take a connection
 COMMAND_S = 5.0  # for a batch system's command to answer
-SLURMD_PORT, SSH_PORT = 6818, 22
-CALLERS = 64  # nodes that are asked at a time
+SSH_PORT = 22
 KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # where Kubernetes' MPI operator writes it, on its launcher's pod
 
 
@@ -102,59 +100,40 @@ def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
 
 def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return those of `nodes` that do not answer; where this node seems not to answer, no answer is believed."""
-    lost = find_unlisted(nodes) if given.system == FLUX else find_unreachable(nodes, given.system == SLURM)
+    if given.system == FLUX:
+        up = frozenset(flux_nodes())  # none where it does not answer itself
+        lost = [node for node in nodes if up and node not in up]
+    else:
+        lost = find_unreachable(nodes, given.system == SLURM)
     here = socket.gethostname().partition(".")[0]
     return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
 
 
-def find_unlisted(nodes: Sequence[str]) -> Sequence[str]:
-    """Return the nodes that Flux does not list as up; none where it does not answer itself."""
-    found = frozenset(flux_nodes())
-    return [node for node in nodes if node not in found] if found else ()
-
-
-def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> Sequence[str]:
-    """Return the nodes where Slurm's daemon, or the host, takes no connection, twice.
+def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> list[str]:
+    """Return the nodes where Slurm's daemon takes no connection, or where the host does nothing, twice.
 
     TCP repeats a lost packet after a second (RFC 6298), so one try of a second would take a lost one for a lost node.
     """
-    addresses = slurm_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes}
-
-    def answers(node: str) -> bool:
-        return node not in addresses or is_there(*addresses[node], by_host=not by_slurm)
-
-    with ThreadPoolExecutor(CALLERS) as callers:
-        for again in (False, True):
-            began = time.monotonic()
-            nodes = [node for node, found in zip(nodes, callers.map(answers, nodes), strict=True) if not found]
-            if nodes and not again:
-                time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
-    return nodes
-
-
-def is_there(address: str, port: int, by_host: bool) -> bool:
-    """Tell whether a daemon listens there, or `by_host` whether the host does anything: a refusal is an answer, too."""
-    if by_host and address in (socket.gethostname(), "localhost"):
-        return True
-    try:
-        socket.create_connection((address, port), timeout=ANSWERS_S).close()
-    except ConnectionRefusedError:
-        return by_host
-    except socket.gaierror:  # a name that is not known here says nothing of its node
-        return True
-    except OSError:
-        return False
-    return True
+    here = (socket.gethostname(), "localhost")
+    asked = slurm_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes if node not in here}
+    for again in (False, True):
+        began = time.monotonic()
+        answers = reach.ask(asked, ANSWERS_S, refusal_counts=not by_slurm)
+        asked = {node: address for node, address in asked.items() if not answers[node]}
+        if asked and not again:
+            time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
+    return [*asked]
 
 
 def slurm_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return where the daemons of Slurm's nodes listen, as far as its controller says."""
-    port = re.search(r"^SlurmdPort *= (\d+)", ask("scontrol", "show", "config"), re.MULTILINE)
+    config = ask("scontrol", "show", "config")
+    port = (re.findall(r"^SlurmdPort *= (\d+)", config, re.MULTILINE) or [reach.SLURMD_PORT])[0]
     found = {}
     for line in ask("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
         with contextlib.suppress(KeyError, ValueError):
-            found[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or (port[1] if port else SLURMD_PORT)))
+            found[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..plan.words import duration, folded, shortened
+from ..plan.words import columns, duration, folded, shortened
 from ..show.files import write_json
 from .decision import Attempt, Decision
 
@@ -24,11 +24,7 @@ class Record(NamedTuple):
 
 def table(records: Sequence[Record]) -> list[str]:
     """Return a line for each attempt, below a head."""
-    rows = [HEAD, *map(row, records)]
-    widths = [max(len(cells[at]) for cells in rows) for at in range(len(HEAD) - 1)]
-    return ["mpiddp.supervise: the attempts", *(
-        "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)), cells[-1]]).rstrip()
-        for cells in rows)]
+    return ["mpiddp.supervise: the attempts", *columns([HEAD, *map(row, records)])]
 
 
 def row(record: Record) -> tuple[str, ...]:

@@ -116,11 +116,6 @@ def place_with_hydra(where: Placement) -> Iterator[str]:
         yield from ("-hosts", ",".join(where.nodes), "-ppn", str(where.tasks_per_node))
 
 
-def place_nothing(_: Placement) -> Iterator[str]:
-    """Yield no option."""
-    yield from ()
-
-
 SRUN = LauncherCommand(
     "srun", ("srun",), "srun", place_with_srun, system=SLURM, begin="with sbatch, or in a shell of salloc",
     interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
@@ -157,7 +152,7 @@ OPEN_MPI = LauncherCommand(
 HYDRA = LauncherCommand(
     "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_hydra, is_mpiexec=True, counts=MPI_COUNTS,
     per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_CHOOSES, values=MPI_VALUES)
-NONE = LauncherCommand("", (), "", place_nothing)
+NONE = LauncherCommand("", (), "", lambda _: iter(()))
 LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first that fits; any other mpiexec is taken for MPICH's
 
 

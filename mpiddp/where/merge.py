@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..plan.words import duration
+from ..plan.words import duration, ranges
 from . import stack
-from .odd import find
+from .odd import SHOWN, find
 from .seen import At, Group, Picture, Place, Rank, Worker
 from .stack import Frame, Kind
 
 BUSY = 0.3  # of a processor: a main thread that uses more is at work, or spins
 IDLE = 0.1  # of a processor: one that uses less waits
 SHOWN_CHILDREN = 3
+NATIVE = "native code, which holds the interpreter"
 FREE = (At.BUSY, At.LOADER, At.ELSEWHERE, At.STOPPED, At.KERNEL)
 FAILED_AT = "{}, line {}, in {}"
 FAILED = re.compile(r"(.*), line (\d+), in (.*)")
@@ -25,14 +26,14 @@ def picture(ranks: Sequence[Rank]) -> Picture:
     members: dict[Place, list[Rank]] = {}
     for one in ranks:
         key = (one.frames, one.state, one.kernel, one.cores >= BUSY, one.cores < IDLE, one.heard, one.ended,
-               tuple(worker._replace(pid=0) for worker in one.workers))
+               bool(one.native), tuple(worker._replace(pid=0) for worker in one.workers))
         if key not in known:
             known[key] = place_of(one)
         members.setdefault(known[key], []).append(one)
     odd, findings = find(members)
     groups = [group for place, found in members.items() for group in groups_of(place, found, odd)]
-    return Picture(tuple(sorted(groups, key=lambda one: (not one.odd, len(one.ranks), one.ranks))), tuple(findings),
-                   step_of(ranks))
+    return Picture(tuple(sorted(groups, key=lambda one: (not one.odd, len(one.ranks), one.ranks))),
+                   (*findings, *unshown(ranks)), step_of(ranks))
 
 
 def groups_of(place: Place, ranks: Sequence[Rank], odd: set[int]) -> Iterator[Group]:
@@ -42,6 +43,16 @@ def groups_of(place: Place, ranks: Sequence[Rank], odd: set[int]) -> Iterator[Gr
             numbers = {one.entered[0].number if len(one.entered) == 1 else 0 for one in some}
             yield Group(place, tuple(one.rank for one in some), tuple(dict.fromkeys(one.host for one in some)), is_odd,
                         numbers.pop() if len(numbers) == 1 and place.at is At.COLLECTIVE else 0)
+
+
+def unshown(ranks: Iterable[Rank]) -> Iterator[str]:
+    """Yield why native code hides the stacks of ranks, and of processes that they have forked."""
+    hidden: dict[str, list[int]] = {}
+    for one in ranks:
+        for reason in {one.native, *(worker.native for worker in one.workers)} - {""}:
+            hidden.setdefault(reason, []).append(one.rank)
+    for reason, some in hidden.items():
+        yield f"what native code hides of rank{'s' * (len(some) > 1)} {ranges(some, SHOWN)}: {reason}"
 
 
 def step_of(ranks: Iterable[Rank]) -> str:
@@ -83,7 +94,7 @@ def place_of(one: Rank) -> Place:
     at, name = what_at(one), stack.collective(one.frames)
     if at is At.ENDED:
         return Place(at, "")
-    words = stack.in_words(one.frames)
+    words = NATIVE if one.native and not one.frames else stack.in_words(one.frames)
     if one.kernel and at in (At.KERNEL, At.SILENT, At.ELSEWHERE):
         words = " → ".join(filter(None, (words, f"{one.kernel}()")))
     if at in (At.LOADER, At.ELSEWHERE):
@@ -101,7 +112,7 @@ def what_at(one: Rank) -> At:
         return states[one.state]
     if one.ended:
         return At.ENDED
-    if not one.frames:
+    if not one.frames and (one.state == "D" or not one.native):
         return At.KERNEL if one.state == "D" else At.SILENT
     name = stack.collective(one.frames)
     if name and (name != stack.BACKWARD_NAME or one.cores < IDLE):
@@ -115,4 +126,5 @@ def child(worker: Worker) -> str:
     """Return in words where a process is that a rank has forked."""
     how = {"T": "stopped", "t": "stopped", "D": "held by the kernel"}.get(worker.state, "")
     kernel = f"{worker.kernel}()" if worker.kernel else ""
-    return f"its child: {' → '.join(filter(None, (worker.program, stack.in_words(worker.frames), kernel, how)))}"
+    words = NATIVE if worker.native else stack.in_words(worker.frames)
+    return f"its child: {' → '.join(filter(None, (worker.program, words, kernel, how)))}"

@@ -15,7 +15,7 @@ class At(enum.Enum):
     GONE = "gone"
     STOPPED = "stopped, by SIGSTOP or a debugger"
     KERNEL = "held by the kernel"
-    SILENT = "silent: no stack was printed, ask again"
+    SILENT = "silent: no stack came, ask again"
     ENDED = "at the end of the script"
     COLLECTIVE = "waiting"
     BUSY = "busy"
@@ -38,6 +38,7 @@ class Worker(NamedTuple):
     state: str = ""
     kernel: str = ""
     program: str = ""
+    native: str = ""
 
 
 class Entered(NamedTuple):
@@ -59,7 +60,8 @@ class Rank(NamedTuple):
     much of a processor its main thread used, or waited for, while it was looked at. `busy_s` is what it and its
     descendants have used since their start, `moved_bytes` what they have read and written, received and sent by TCP,
     but for what they told the sentinel and what goes over the job's store, `faults` their minor page faults. `unseen`
-    says which of that cannot be seen, empty for none. `heard` tells whether the sentinel has answered, `ended` that the
+    says which of that cannot be seen, empty for none. Where native code holds the interpreter and there are no frames,
+    `native` says why. `heard` tells whether the sentinel has answered, `ended` that the
     script has come to its end. It has made `steps`, the last one `step_age_s` ago. `spins` tells that it uses a
     processor while it waits for its GPU; `busy_s` is without its own then.
     """
@@ -81,6 +83,7 @@ class Rank(NamedTuple):
     spins: bool = False
     faults: int = 0
     unseen: str = ""
+    native: str = ""
 
 
 class Place(NamedTuple):

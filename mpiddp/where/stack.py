@@ -1,4 +1,4 @@
-"""A rank's stack: what faulthandler prints, as frames, outermost first.
+"""A rank's stack, as frames, outermost first.
 
 No I/O: a sentinel reads what its rank prints, and knows which files are Python's own.
 """
@@ -12,14 +12,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..beside.asking import CUT, FIRST, MODULE
+from ..beside.asking import CUT
 
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
 LIBRARIES = ("/site-packages/", "/dist-packages/")
 PYTHON = os.path.dirname(os.__file__) + "/"
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 LAUNCHING = ("cli.py", "launch.py", "__main__.py", "run/script.py", "run/running.py", "run/guard.py", "run/caller.py")
-HEAD = "Stack (most recent call first):"
 OUTERMOST, INNERMOST = 8, 32  # frames that are told
 LONGEST = 300  # characters of a file, and of a function
 COLLECTIVES = (  # files of torch whose functions wait for other ranks
@@ -66,31 +65,34 @@ def kind_of(file: str) -> Kind:
     return Kind.SCRIPT
 
 
-def is_whole(text: str, is_quiet: bool = False) -> bool:
-    """Tell whether faulthandler has printed a stack to its end.
-
-    Modules that import others call them, so that the first call of a script is known by the quiet after it alone.
-    """
-    last = text.removesuffix("\n").rpartition("\n")[2]
-    found = FRAME.fullmatch(last)
-    return text.endswith("\n") and (last == CUT or (found is not None and (
-        found["function"] in FIRST or (is_quiet and found["function"] == MODULE))))
-
-
 def read(text: str) -> list[Frame]:
-    """Return the frames of a main thread from what faulthandler printed last, without those that lead to the script.
+    """Return the frames of a main thread from `Calls`, without those that lead to the script."""
+    calls = [(found["file"], found["line"], found["function"])
+             for line in text.split("\n") if (found := FRAME.fullmatch(line))]
+    return of_script(calls, is_whole=not text.endswith(f"{CUT}\n"))
+
+
+def from_dump(text: str, pid: int) -> list[Frame]:
+    """Return the frames of a process's main thread from what `py-spy dump --json` prints, as read() does.
+
+    Raises ValueError, TypeError or KeyError where that prints something else, such as what has gone wrong.
+    """
+    (main,) = (one for one in json.loads(text) if one["os_thread_id"] == pid)
+    return of_script([(str(one["filename"]), str(one["line"]), str(one["name"]).rpartition(".")[2])
+                      for one in main["frames"]])
+
+
+def of_script(calls: Iterable[tuple[str, str, str]], is_whole: bool = True) -> list[Frame]:
+    """Return the frames of files, lines and functions, the innermost first, without those that lead to the script.
 
     There are none if it is another thread's stack. The package of a program that was started by its name is the script.
     """
-    frames = []
-    for line in text.rpartition(HEAD)[2].split("\n"):
-        if found := FRAME.fullmatch(line):
-            number = int(found["line"]) if found["line"].isdigit() else 0
-            frames.append(Frame(kind_of(found["file"]), found["file"], number, found["function"]))
+    frames = [Frame(kind_of(file), file, int(line) if line.isdigit() else 0, function)
+              for file, line, function in calls]
     if frames and frames[-1].function == "_bootstrap":
         return []
     frames = without_launch(frames[::-1])
-    if frames and frames[0].kind is Kind.LIBRARY and not text.endswith(f"{CUT}\n"):
+    if frames and frames[0].kind is Kind.LIBRARY and is_whole:
         inside = package_of(frames[0].file)
         frames = [one._replace(kind=Kind.SCRIPT) if one.file.startswith(inside) else one for one in frames]
     return frames

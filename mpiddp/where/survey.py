@@ -30,7 +30,7 @@ class Survey:
         self._found: dict[int, Whereabouts] = {}
         self.ranks: list[Rank] = []  # as they were seen last
 
-    def ask(self, asker: int, links: Mapping[int, int], hosts: Mapping[int, str], closely: bool = True) -> Letters:
+    def ask(self, asker: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Letters:
         """Begin, if none is on its way, and return the questions: to the `links` of all ranks, which are on `hosts`.
 
         An `asker` below 0 has no link: it reads `ranks`.
@@ -41,7 +41,7 @@ class Survey:
             return []
         self._number += 1
         self._found, self._hosts = {}, dict(hosts)
-        return [(link, Where(self._number, closely)) for link in links.values()]
+        return [(link, Where(self._number)) for link in links.values()]
 
     def hear(self, rank: int, found: Whereabouts) -> Letters:
         """Take a rank's answer, unless it comes too late; return the picture, if it is the last one."""
@@ -83,7 +83,7 @@ class Survey:
                 continue
             ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores, found.busy_s,
                               found.moved_bytes, True, found.ended, children, steps, age_s, entered[groups], spins,
-                              found.faults, found.unseen))
+                              found.faults, found.unseen, found.native))
         return ranks
 
 
@@ -95,5 +95,5 @@ def collectives(text: str) -> tuple[Entered, ...]:
 
 def workers(text: str) -> tuple[Worker, ...]:
     """Return the processes that a message tells of."""
-    return tuple(Worker(int(pid), from_lists(frames), str(state), str(kernel), str(program))
-                 for pid, frames, state, kernel, program in (json.loads(text) if text else ()))
+    return tuple(Worker(int(pid), from_lists(frames), *map(str, words))
+                 for pid, frames, *words in (json.loads(text) if text else ()))

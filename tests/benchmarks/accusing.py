@@ -1,9 +1,9 @@
 """Fabrics with and without a fault, simulated: what the check's verdict finds, beside DLRover's two-round rule.
 
-    python -m tests.benchmarks.accusing [FABRICS]
+    python -m tests.benchmarks.accusing [FABRICS] [--first SEED]
 
-The verdict is the package's own, mpiddp/compare. What is made up is the fabric: every measurement has log-normal noise,
-and a way has the least of what its sender, its receiver and its link let through.
+The verdict is the package's own, mpiddp/check/stats. What is made up is the fabric: every measurement has log-normal
+noise, and a way has the least of what its sender, its receiver and its link let through.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import statistics
 import time
 from typing import NamedTuple
 
-from mpiddp.compare.doubt import LOOKS, doubt
-from mpiddp.compare.figures import Figures, Who
-from mpiddp.compare.judge import judge
-from mpiddp.compare.rounds import rounds, schedule
+from mpiddp.check import PASSES
+from mpiddp.check.stats.link_findings import find
+from mpiddp.check.stats.nodes import Nodes
+from mpiddp.check.stats.schema import RankInfo, empty
+from mpiddp.check.stats.tournament import rounds
 
 NOISE = 0.05  # of each measurement, the logarithm's standard deviation
 SMALLEST, LARGEST = 4, 1024  # nodes of a fabric, all magnitudes alike often
@@ -82,25 +83,19 @@ def measure(made: Fabric, way: tuple[int, int], chance: random.Random) -> float:
 
 
 def ours(made: Fabric, chance: random.Random) -> Outcome:
-    """Return what rounds, a first look, doubt, later looks and the verdict come to."""
+    """Return what the passes of a check and its rule come to."""
     met = rounds(made.size)
-    ways: dict[tuple[int, int], list[float]] = {
-        way: [measure(made, way, chance)] for pairs in met for one, two in pairs for way in ((one, two), (two, one))}
-    ranks = tuple(Who(f"n{node}", node, 0) for node in range(made.size))
-    figures = Figures(ranks, {}, {"large": ways}, {}, {}, {}, {}, [])
+    links = {link: [measure(made, link, chance) for _ in range(PASSES)]
+             for pairs in met for one, two in pairs for link in ((one, two), (two, one))}
+    ranks = tuple(RankInfo(f"n{node}", node, 0) for node in range(made.size))
     begun = time.process_time()
-    again = doubt(figures).ways
-    later = schedule(again)
-    for _ in range(LOOKS):
-        for way in again:
-            ways[way].append(measure(made, way, chance))
-    findings = judge(figures)
+    findings = find(empty(ranks)._replace(links={"large": links}), Nodes(ranks))
     seconds = time.process_time() - begun
     nodes = {node for one in findings if one.subject == "node" for node in one.nodes}
-    links = {way for one in findings if one.subject == "link" for way in one.ways}
-    slow = {way for way in made.links if not made.bad & {*way}}  # the others go with their node
-    return Outcome(len(nodes & made.bad), len(made.bad - nodes), len(nodes - made.bad), len(links & slow),
-                   len(slow - links), len(links - made.links.keys()), len(met) + LOOKS * len(later), seconds)
+    accused = {link for one in findings if one.subject == "link" for link in one.links}
+    slow = {link for link in made.links if not made.bad & {*link}}  # the others go with their node
+    return Outcome(len(nodes & made.bad), len(made.bad - nodes), len(nodes - made.bad), len(accused & slow),
+                   len(slow - accused), len(accused - made.links.keys()), PASSES * len(met), seconds)
 
 
 def dlrover(made: Fabric, chance: random.Random) -> Outcome:
@@ -166,11 +161,12 @@ def main() -> None:
     """Print the table, and in which fabrics a node was missed or somebody accused falsely."""
     parser = argparse.ArgumentParser()
     parser.add_argument("fabrics", type=int, nargs="?", default=10_000)
+    parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
     with multiprocessing.Pool(2) as pool:
-        results = pool.map(compare, range(given.fabrics), chunksize=20)
+        results = pool.map(compare, range(given.first, given.first + given.fabrics), chunksize=20)
     print("\n".join(lines(results)))
-    for seed, (made, outcomes) in enumerate(results):
+    for seed, (made, outcomes) in enumerate(results, given.first):
         one = outcomes["mpiddp.check"]
         if one.missed or one.accused or one.links_accused:
             print(f"seed {seed}: {one.missed} missed, {one.accused} nodes, {one.links_accused} links accused: {made}")

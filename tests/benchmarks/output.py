@@ -1,10 +1,14 @@
-"""How fast output passes on: what ranks print, from the first line that comes to the last, and the CPU time it takes.
+"""How soon a line is seen, and how fast output passes on, from the first line that comes to the last.
 
     python -m tests.benchmarks.output [--quick]
 
-mpiddp without an option, with --prefix, with --log-dir and with --show fold, beside torchrun --tee 3 --log-dir,
-mpirun --tag-output, and where a cluster can be had srun --label; in turn. A reader takes all that comes. The lines are
-alike on all ranks, or with numbers of each rank's own. MB are of what the ranks print, whatever of it is shown.
+How soon: two ranks print a line every second, without a flush, under each MPI's launcher; the longest time until it is
+on stdout, and in the logs.
+
+How fast: mpiddp without an option, with --prefix, with --log-dir and with --show fold, beside torchrun --tee 3
+--log-dir, mpirun --tag-output, and where a cluster can be had srun --label; in turn, and the CPU time it takes. A
+reader takes all that comes. mpiddp's ranks are line-buffered; two jobs whose scripts ask for blocks show what that
+costs. Lines are alike on all ranks, or with numbers of each rank's own. MB are of what ranks print, whatever is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,9 +29,11 @@ import psutil
 from tests import processes
 from tests.cluster import Cluster, missing_components
 from tests.cluster.cluster import LOGIN, RUN
-from tests.support import MPIS, ROOT, VENVS, mpiexec_command, scratch, single_node_environ
+from tests.support import MPIS, ROOT, VENVS, Mpi, mpiexec_command, scratch, single_node_environ
 
 SCRIPT = Path(__file__).parent / "talking.py"
+SLOW_SCRIPT = SCRIPT.with_name("each_second.py")
+WAYS = ("plain", "--prefix", "--log-dir", "--show fold")
 LINE = "epoch 3 step {step} loss 0.250000 learning rate 0.000300 and so on\n"
 LOOKING_S = 0.1
 CUT_OFF_S = 300
@@ -92,6 +98,51 @@ def measure(command: list[str], environ: dict[str, str], megabytes: float) -> Pa
     return Passed(megabytes / (last - began), cpu / megabytes)
 
 
+def latest_s(mpi: Mpi, way: str, steps: int) -> float:
+    """Return the longest time, in seconds, from when both ranks have printed a line until it is seen, in logs too."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = [] if way == "plain" else [*way.split(), *([f"{folder}/logs"] if way == "--log-dir" else [])]
+        command = mpiexec_command(mpi, 2, "-m", "mpiddp", "--quiet", *options, SLOW_SCRIPT, folder, steps)
+        environ = processes.marked({**single_node_environ(mpi), "OMP_NUM_THREADS": "1"})
+        seen: dict[str, float] = {}
+        deadline = time.monotonic() + CUT_OFF_S
+        with tempfile.TemporaryFile() as errors:
+            job = processes.start(command, environ, ROOT, stdout=subprocess.PIPE, stderr=errors)
+            try:
+                assert job.stdout is not None
+                for line in job.stdout:
+                    step = line[line.index("step "):].strip()
+                    while not is_logged(Path(folder), step) and time.monotonic() < deadline:
+                        time.sleep(0.002)
+                    seen[step] = time.time()
+                if job.wait(CUT_OFF_S):
+                    errors.seek(0)
+                    raise RuntimeError(errors.read().decode())
+            finally:
+                processes.end_tree(job.pid)
+                processes.leftovers(environ)
+        printed: dict[str, float] = {}
+        for rank in "01":
+            for line in Path(folder, rank).read_text().splitlines():
+                step, _, when = line.rpartition(" ")
+                printed[step] = max(printed.get(step, 0.0), float(when))
+    return max(seen[step] - when for step, when in printed.items())
+
+
+def is_logged(folder: Path, step: str) -> bool:
+    """Tell whether a step's line is in all logs that there are."""
+    return all(f"{step}\n" in log.read_text() for log in folder.glob("logs/*/*.log"))
+
+
+def delays(mpis: Sequence[Mpi], steps: int) -> None:
+    """Print how soon a line is seen, a row for each MPI."""
+    print("a line every second is seen after, at most")
+    for mpi in mpis:
+        if not mpi.missing():
+            found = [f"{way} {latest_s(mpi, way, steps):.3f} s" for way in WAYS]
+            print(f"  {mpi.name:<9}", *found, sep="  ", flush=True)
+
+
 def jobs(ranks: int, kind: str, lines: int, cluster: Cluster | None) -> dict[str, Callable[[], Started]]:
     """Return the commands of the jobs by their names, and their environments."""
     mpich, open_mpi, logs = MPIS["mpich"], MPIS["openmpi4"], f"--log-dir={scratch()}/logs"
@@ -100,11 +151,16 @@ def jobs(ranks: int, kind: str, lines: int, cluster: Cluster | None) -> dict[str
     def ours(*options: str) -> Started:
         return mpiexec_command(mpich, ranks, "-m", "mpiddp", "--quiet", *options, *words), single_node_environ(mpich)
 
+    def blocks(*options: str) -> Started:
+        command, environ = ours(*options)
+        return [*command, "blocks"], environ
+
     torchrun = [str(VENVS / "base/bin/torchrun"), "--standalone", f"--nproc-per-node={ranks}", "--tee=3", logs]
     tagged = mpiexec_command(open_mpi, ranks, "-m", "mpiddp", "--quiet", *words)
     found = {
         "mpiddp": ours, "mpiddp --prefix": lambda: ours("--prefix"), "mpiddp --log-dir": lambda: ours(logs),
         "mpiddp --show fold": lambda: ours("--show=fold"),
+        "mpiddp, blocks": blocks, "mpiddp --prefix, blocks": lambda: blocks("--prefix"),
         "torchrun --tee 3 --log-dir": lambda: ([*torchrun, *map(str, words)], single_node_environ(mpich)),
         "mpirun --tag-output": lambda: ([tagged[0], "--tag-output", *tagged[1:]], single_node_environ(open_mpi)),
     }
@@ -130,6 +186,8 @@ def table(ranks: int, kind: str, lines: int, runs: int, cluster: Cluster | None)
         print(f"  {name:<27} {rates[name]:6.1f} MB/s  {1000 * cpu:5.0f} ms of CPU for a MB  "
               f"{rates[name] / rates['torchrun --tee 3 --log-dir']:5.2f} of torchrun's  "
               f"{rates[name] / rates['mpiddp --prefix']:5.2f} of --prefix's", flush=True)
+    for name in ("mpiddp", "mpiddp --prefix"):
+        print(f"  {name}: by lines {rates[name] / rates[f'{name}, blocks']:.2f} of by blocks", flush=True)
 
 
 def main() -> None:
@@ -137,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two ranks, once, without a cluster")
     quick = parser.parse_args().quick
+    delays([MPIS["mpich"]] if quick else list(MPIS.values()), 4 if quick else 10)
     with contextlib.ExitStack() as stack:
         cluster = None
         if not quick and not missing_components():

@@ -32,7 +32,7 @@ RANKS_PER_NODE = 8
 CPUS = frozenset(range(64))
 TOPOLOGY = Topology(tuple((cpu,) for cpu in range(64)), (0,) * 32 + (1,) * 32)
 VERSIONS = {"Python": "3.11.7", "mpi4py": "4.1.2", "mpiddp": "0.1.0", "MPI library": "MPICH 5.0.2"}
-GPUS = tuple(Gpu(f"GPU-{at}", f"GPU-{at}", "NVIDIA H100 80GB HBM3", "0000:1b:00.0", at // 4, 80 * 2**30)
+GPUS = tuple(Gpu(f"GPU-{at}", f"GPU-{at}", "NVIDIA H100 80GB HBM3", "0000:1b:00.0", at // 4)
              for at in range(RANKS_PER_NODE))
 TORCH = DeviceFacts("2.13.0", "2.27.3", "cuda", GPUS, {"cpu": "gloo", "cuda": "nccl"},
                     {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)})

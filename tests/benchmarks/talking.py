@@ -1,4 +1,4 @@
-"""Print lines as training scripts do: so many on each rank, alike or with numbers of its own."""
+"""Print lines as training scripts do: so many on each rank, alike or with numbers of its own; buffered by `blocks`."""
 
 import os
 import sys
@@ -7,6 +7,8 @@ import time
 import torch.distributed as dist
 
 kind, lines = sys.argv[1], int(sys.argv[2])
+if "blocks" in sys.argv[3:]:
+    sys.stdout.reconfigure(line_buffering=False)
 rank = int(os.environ["RANK"])
 if not dist.is_initialized():
     dist.init_process_group("gloo")

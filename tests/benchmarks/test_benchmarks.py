@@ -60,6 +60,13 @@ def test_asking(quick: Mpi) -> None:
                      r"\d\.\d{5}$", told), told
 
 
+def test_questions(quick: Mpi) -> None:
+    told = check(alone(quick, "-m", "tests.benchmarks.questions", "100", timeout=900)).stdout
+    for kind in ("plain", "busy"):
+        assert re.search(rf"^{kind}: 50 questions in \d+ s, \d+ answers with all stacks; the same weights after [\d,]+ "
+                         r"steps$", told, re.MULTILINE), told
+
+
 @pytest.mark.alone
 @pytest.mark.thorough
 def test_startup(quick: Mpi, tmp_path: Path) -> None:
@@ -105,6 +112,10 @@ def test_restarts(quick: Mpi) -> None:
 @pytest.mark.alone
 @pytest.mark.thorough
 def test_output(quick: Mpi) -> None:
-    table = check(alone(quick, "-m", "tests.benchmarks.output", "--quick", timeout=120)).stdout
+    table = check(alone(quick, "-m", "tests.benchmarks.output", "--quick", timeout=200)).stdout
     for name in ("mpiddp --show fold", "torchrun --tee 3 --log-dir", "mpirun --tag-output"):
         assert len(re.findall(rf"^  {name} +[\d.]+ MB/s +\d+ ms of CPU for a MB ", table, re.MULTILINE)) == 2, table
+    assert len(re.findall(r"^  mpiddp: by lines \d+\.\d\d of by blocks$", table, re.MULTILINE)) == 2, table
+    delays = [float(one) for one in re.findall(r"(?:plain|--prefix|--log-dir|--show fold) (\d\.\d+) s", table)]
+    assert len(delays) == 4
+    assert max(delays) < 1.5, table  # by blocks, the first of four lines is seen after three seconds

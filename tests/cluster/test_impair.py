@@ -143,6 +143,7 @@ def test_a_slow_link_is_slow_in_its_direction(
 
 
 @pytest.mark.parametrize("size", [2**20, 2**26])
+@pytest.mark.alone
 @pytest.mark.thorough
 def test_all_links_have_the_same_rate_for_small_and_large_messages(unharmed: Cluster, size: int) -> None:
     with impair.slow_links(unharmed, GIGABIT):
@@ -151,6 +152,7 @@ def test_all_links_have_the_same_rate_for_small_and_large_messages(unharmed: Clu
 
 
 @pytest.mark.parametrize(("direction", "ways"), [("out", 1), ("in", 1), ("both", 2)])
+@pytest.mark.alone
 @pytest.mark.thorough
 def test_a_delay_holds_each_way(unharmed: Cluster, direction: impair.Direction, ways: int) -> None:
     before = round_trip(unharmed, OUT)

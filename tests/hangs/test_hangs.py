@@ -40,6 +40,7 @@ ZOO_OF = [  # what rank 1 does, a part of its line, empty for no odd rank, and o
     ("input", "ask", ABSENT),
     ("disk", "fuse", ABSENT),
     ("slow", "compute", "rank 1 is busy, and not in all_reduce, where others wait: slow, or spinning"),
+    ("native", "native code, which holds the interpreter", ABSENT),
     ("order", "", "rank 1 is at sequence 0 of ranks 0-"),
 ]
 

@@ -48,6 +48,11 @@ def sleep_in_c() -> None:
         left_s = ctypes.CDLL(None).sleep(left_s)
 
 
+def sleep_in_native_code() -> None:
+    while True:
+        ctypes.PyDLL(None).sleep(600)  # it keeps the interpreter (the GIL)
+
+
 def broadcast() -> None:
     dist.broadcast(torch.ones(1), 0)
 
@@ -149,7 +154,7 @@ EVERYWHERE: dict[str, Callable[[], None]] = {"order": reduce_in_unlike_order}
 KINDS: dict[str, Callable[[], None]] = {
     "python": sleep_in_python, "c": sleep_in_c, "mismatch": broadcast, "left": leave, "lock": lock_against_each_other,
     "fork": fork_with_lock, "pool": lose_pool_worker, "stop": stop, "disk": read_from_stuck_file, "input": ask,
-    "slow": compute, "network": let_network_stand_still,
+    "slow": compute, "native": sleep_in_native_code, "network": let_network_stand_still,
 }
 
 

@@ -6,9 +6,9 @@ import time
 
 import torch
 
-from mpiddp.measure import own
+from mpiddp.check.bench import rank
 
 torch.set_num_threads(1)
 began = time.perf_counter()
-found = own.measure(torch.device("cpu"), sys.argv[1] == "leads", float(sys.argv[2]))
+found = rank.measure(torch.device("cpu"), sys.argv[1] == "leads", float(sys.argv[2]))
 print(json.dumps({"values": found.values, "told": found.told, "took_s": time.perf_counter() - began}))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpiddp.check.crew import Crew, serve
+from mpiddp.check.rpc import RpcController, worker_loop
 
 comm, folder = MPI.COMM_WORLD.Dup(), Path(sys.argv[1])
 
@@ -23,9 +23,9 @@ def work(deadline):
 
 works = {"work": work}
 if comm.rank:
-    serve(comm, works)
+    worker_loop(comm, works)
 else:
-    crew = Crew(comm, works, str)
-    answers = crew.do("work", dict.fromkeys(range(comm.size), ()), 10, "the work")
-    crew.dismiss()
-    assert answers == dict.fromkeys(range(comm.size), True), (answers, crew.lost)
+    controller = RpcController(comm, works, str)
+    answers = controller.call("work", dict.fromkeys(range(comm.size), ()), 10, "the work")
+    controller.dismiss()
+    assert answers == dict.fromkeys(range(comm.size), True), (answers, controller.lost)

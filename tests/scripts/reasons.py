@@ -34,6 +34,7 @@ REASONS = [
            ("stdout-detached", "stdout-flush-raises")),
     Reason(OURS, r"stdout `True False", "torch's hook, which names the rank, comes with the process group",
            ("displayhook",)),
+    Reason(OURS, r"stdout `\S+ \w+ True", "stdout is line-buffered", ("stdout-encoding",)),
     Reason((TORCHRUN,), r"stderr has .*(torch.distributed.elastic)", "torchrun's own report"),
 ]
 

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from mpiddp.measure import own
+from mpiddp.check.bench import rank
 
 here = torch.device("cuda", 0)
 
@@ -43,6 +43,6 @@ def plain():
 seen = plain()
 torch.cuda.empty_cache()
 seen["device-free"] = torch.cuda.mem_get_info(here)[0]
-found = own.measure(here, False, 3.0)
+found = rank.measure(here, False, 3.0)
 left = torch.cuda.memory_reserved(here)
 print(json.dumps({"own": found.values, "told": found.told, "plain": seen, "left_bytes": left}))

@@ -1,0 +1,91 @@
+"""The machine below a rank: which kernel, what the rank is compared by, where it hangs, what its cgroup takes away."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+import torch
+
+from ...facts.devices import described
+from ...facts.files import text
+from ...facts.process import boot, cgroups
+
+ADDRESS, PATTERN = "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN"
+STATS = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # in seconds; as cgroup v2 and v1 have it
+
+
+def machine() -> str:
+    """Return what tells this machine from others, empty where that is hidden.
+
+    Nodes that are containers on one machine have the same, and measure one after the other.
+    """
+    return boot()
+
+
+def kind(device: torch.device, threads: int) -> str:
+    """Return what a rank is compared by: its GPU's model, or as in "8 cores of AMD EPYC 7763"."""
+    if device.type != "cpu":
+        module = getattr(torch, device.type)
+        return described(module, module.current_device() if device.index is None else device.index).name or device.type
+    return f"{threads} core{'s' * (threads != 1)} of {processor()}"
+
+
+def processor() -> str:
+    """Return the model of this machine's processor, its architecture where the kernel tells no model."""
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split()) or platform.machine()
+    return platform.machine()
+
+
+def switch(environ: Mapping[str, str]) -> str:
+    """Return the switch next to this node, empty where Slurm tells none.
+
+    SLURM_TOPOLOGY_ADDR is as in s0.s4.s8.tux1, from the top down, and SLURM_TOPOLOGY_ADDR_PATTERN says what each part
+    is, as in switch.switch.switch.node (man srun); a site without a topology has "node" alone.
+    """
+    kinds = environ.get(PATTERN, "").split(".")
+    parts = environ.get(ADDRESS, "").split(".", max(0, len(kinds) - 1))  # a node's name may have dots, too
+    return parts[-2] if len(parts) == len(kinds) > 1 and kinds[-1] == "node" else ""
+
+
+class Throttling:
+    """How long the limits of this process's cgroups take its CPUs away, from now on."""
+
+    def __init__(self) -> None:
+        """Begin to count."""
+        self._files = tuple(stats())
+        self._throttled_s, self._began = sum(map(throttled_s, self._files)), time.monotonic()
+
+    def share(self) -> float | None:
+        """Return the share of the time since the beginning, from 0 to 1; None where no cgroup counts it.
+
+        The kernel adds up the time of each CPU on which the cgroup has work (cgroup-v2.rst, cpu.stat), so that it is
+        divided by those that torch's threads keep busy. Where several ranks are in one cgroup, all have the sum of
+        theirs, 1 at most.
+        """
+        if not self._files:
+            return None
+        passed_s = (time.monotonic() - self._began) * min(len(os.sched_getaffinity(0)), torch.get_num_threads())
+        return min(1.0, (sum(map(throttled_s, self._files)) - self._throttled_s) / passed_s)
+
+
+def stats() -> Iterator[str]:
+    """Yield the cpu.stat of this process's cgroup and of all above it, where these tell of limits."""
+    for file in (f"{folder}/cpu.stat" for folder in cgroups("cpu")):
+        if any(name in text(file) for name in STATS):
+            yield file
+
+
+def throttled_s(path: str) -> float:
+    """Return how long a cgroup has been throttled, by its cpu.stat, over all CPUs."""
+    for line in text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name in STATS and value.isdigit():
+            return int(value) * STATS[name]
+    return 0.0

@@ -1,0 +1,240 @@
+"""What ranks measure together: latency, bandwidth and clock offset between two, an all-reduce of all."""
+
+from __future__ import annotations
+
+import statistics
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ...facts.files import text
+from .channels import LARGEST, Channel, complete
+
+PING = 8  # bytes
+MOST_PINGS = 300
+MEBIBYTE = 2**20
+TIMES = 2  # messages of the size that fits the time; of more passes and these the best one counts
+FEWEST_SEGMENTS = 500  # of which a share of 1 % is still five
+STREAM_S = 0.4  # long beside the time in which ranks begin
+STAMP = struct.Struct("d")
+TRIPS = 10
+SNMP = "/proc/net/snmp"
+
+
+class Trial(NamedTuple):
+    """Bytes that went one way, when the first one left and when the last one had come, on the sender's monotonic clock.
+
+    All ranks of a node have that clock, so that the trials of ranks that send at the same time can be added up.
+    """
+
+    size: int
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        """The time that it took."""
+        return max(self.ended - self.began, 1e-9)
+
+
+class Ways(NamedTuple):
+    """What one rank of two knows after a meeting.
+
+    `latency_s` is half of the median round trip, 0 if it was not measured. The trials are those of the messages that
+    this rank has sent, of up to 64 MiB. `resent` is the share of the node's TCP segments that were sent again while
+    this rank was sending, -1 if it sent too few to tell.
+    """
+
+    latency_s: float
+    large: tuple[Trial, ...]
+    resent: float
+
+
+class Parts(NamedTuple):
+    """What is measured in a meeting; it `streams` for a time where other ranks of the node do so as well."""
+
+    pings: bool = True
+    large: bool = True
+    streams: bool = False
+
+
+def greet(channel: Channel, speaks_first: bool) -> None:
+    """Exchange a few bytes with another rank, which calls this too, so that both are connected."""
+    for ours in (True, False):
+        one_way(channel, [channel.buffer(PING)], ours == speaks_first)
+
+
+def meet(channel: Channel, speaks_first: bool, seconds: float, parts: Parts) -> Ways:
+    """Measure with another rank, which calls this too; of the two, one `speaks_first`. Raises TimeoutError.
+
+    The pings may take `seconds`, and so may the messages that each of the two sends.
+    """
+    greet(channel, speaks_first)
+    found = Ways(ping(channel, speaks_first, seconds) if parts.pings else 0.0, (), -1.0)
+    for ours in (True, False) if parts.large else ():
+        if ours == speaks_first:
+            before = segments()
+            large = send(channel, seconds, parts.streams)
+            found = Ways(found.latency_s, large, share(before, segments()))
+        else:
+            receive(channel)
+    return found
+
+
+def send(channel: Channel, seconds: float, streams: bool) -> tuple[Trial, ...]:
+    """Send messages, from 1 MiB on twice as large each time, and then some of the largest that fits; time these.
+
+    The very first one does not count: it may take several times as long, as buffers grow and threads wake up.
+    """
+    trial(channel, 1)
+    mebibytes, last = 1, trial(channel, 1)
+    while mebibytes < LARGEST // MEBIBYTE and last.seconds * (1 + TIMES) * 2 < seconds:
+        mebibytes *= 2
+        last = trial(channel, mebibytes)
+    large = [last]
+    end = time.monotonic() + STREAM_S
+    while len(large) < TIMES or (streams and time.monotonic() < end):
+        large.append(trial(channel, mebibytes))
+    announce(channel, 0)
+    return tuple(large)
+
+
+def trial(channel: Channel, mebibytes: int) -> Trial:
+    """Send a message."""
+    announce(channel, mebibytes)
+    return one_way(channel, [channel.room()[:mebibytes * MEBIBYTE]], True)
+
+
+def announce(channel: Channel, mebibytes: int) -> None:
+    """Say how large the next message is; 0 for the end."""
+    word = channel.buffer(PING)
+    word[0] = mebibytes
+    channel.send([word])
+
+
+def receive(channel: Channel) -> None:
+    """Receive what the other rank sends."""
+    word = channel.buffer(PING)
+    channel.receive([word])
+    while mebibytes := int(word[0]):
+        one_way(channel, [channel.room()[:mebibytes * MEBIBYTE]], False)
+        channel.receive([word])
+
+
+def one_way(channel: Channel, messages: list[Any], sends: bool) -> Trial:
+    """Send messages and await a word that they have come, or receive them; the two ranks do one each."""
+    word = [channel.buffer(PING)]
+    began = time.monotonic()
+    if sends:
+        channel.send(messages)
+        channel.receive(word)
+    else:
+        channel.receive(messages)
+        channel.send(word)
+    return Trial(sum(len(one) for one in messages), began, time.monotonic())
+
+
+def ping(channel: Channel, speaks_first: bool, limit_s: float) -> float:
+    """Return half of the median of round trips of a few bytes, in seconds.
+
+    The rank that speaks first says with which one it ends.
+    """
+    word, back = channel.buffer(PING), channel.buffer(PING)
+    trips: list[float] = []
+    started = time.monotonic()
+    while not int(word[0]):
+        began = time.monotonic()
+        if speaks_first:
+            word[0] = len(trips) + 1 >= MOST_PINGS or began - started > limit_s
+            channel.send([word])
+            channel.receive([back])
+        else:
+            channel.receive([word])
+            channel.send([back])
+        trips.append(time.monotonic() - began)
+    return statistics.median(trips) / 2
+
+
+class Segments(NamedTuple):
+    """The TCP segments that this network namespace has sent since it exists, and those that it has sent again.
+
+    The kernel counts the segments that a network card makes of larger ones (RFC 4022, tcpOutSegs, tcpRetransSegs).
+    """
+
+    sent: int
+    again: int
+
+
+def segments() -> Segments:
+    """Return the numbers by now, 0 where the kernel does not tell."""
+    heads, values = ([line.split() for line in text(SNMP).splitlines() if line.startswith("Tcp:")] or [[], []])[:2]
+    found = dict(zip(heads, values, strict=False))
+    return Segments(int(found.get("OutSegs", 0)), int(found.get("RetransSegs", 0)))
+
+
+def share(before: Segments, after: Segments) -> float:
+    """Return the share of the segments that were sent again, -1 if there were too few to tell."""
+    sent = after.sent - before.sent
+    return (after.again - before.again) / sent if sent >= FEWEST_SEGMENTS else -1.0
+
+
+def together(told: Sequence[Sequence[Trial]]) -> float:
+    """Return the bytes per second of ranks of one node: the best trial of one alone, the sum of several's averages.
+
+    Those of several are 0 if they have not sent at the same time for the most part.
+    """
+    if len(told) == 1:
+        return max((one.size / one.seconds for one in told[0]), default=0.0)
+    began, ended = [trials[0].began for trials in told], [trials[-1].ended for trials in told]
+    if min(ended) - max(began) < (max(ended) - min(began)) / 2:
+        return 0.0
+    return sum(sum(one.size for one in trials) / (end - begin)
+               for trials, begin, end in zip(told, began, ended, strict=True))
+
+
+def clock_offset(channel: Channel, asks: bool) -> float:
+    """Return by how many seconds the other rank's clock is ahead of this one's, to the one that `asks`; else 0.
+
+    As in NTP (RFC 5905): the other's time is taken for that of the middle of the shortest of a few round trips.
+    """
+    buffer = bytearray(STAMP.size)
+    best = (float("inf"), 0.0)
+    for _ in range(TRIPS):
+        if asks:
+            began, here = time.monotonic(), time.time()
+            channel.send([buffer])
+            channel.receive([buffer])
+            took = time.monotonic() - began
+            best = min(best, (took, STAMP.unpack(buffer)[0] - here - took / 2))
+        else:
+            channel.receive([buffer])
+            buffer[:] = STAMP.pack(time.time())
+            channel.send([buffer])
+    return best[1] if asks else 0.0
+
+
+def all_reduce(size: int, times: int, device: torch.device, deadline: float) -> float:
+    """Sum `size` bytes of float32 over all ranks `times` times, and return the seconds that one takes.
+
+    Collective over the default group; the first one of each size is not counted. Raises TimeoutError.
+    """
+    data = torch.zeros(max(1, size // 4), device=device)
+    reduce_once(data, deadline)
+    began = time.monotonic()
+    for _ in range(times):
+        reduce_once(data, deadline)
+    return (time.monotonic() - began) / times
+
+
+def reduce_once(data: torch.Tensor, deadline: float) -> None:
+    """Sum once, and wait for it."""
+    def start() -> list[dist.Work]:
+        work = dist.all_reduce(data, async_op=True)
+        assert work is not None
+        return [work]
+
+    complete(start, data.device, deadline)

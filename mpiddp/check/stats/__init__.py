@@ -1,0 +1,1 @@
+"""What of a job's nodes, devices and links is odd: pure functions of what was measured."""

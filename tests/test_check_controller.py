@@ -1,0 +1,298 @@
+"""Rank 0's part in a check: whom it lets meet, and what it makes of ranks that do not answer. No rank is real."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from mpiddp.check import PASSES, controller, rpc, workers
+from mpiddp.check.bench import network, timeouts
+from mpiddp.check.bench.network import Parts, Trial, Ways
+from mpiddp.check.bench.rank import Own
+from mpiddp.check.controller import Controller
+from mpiddp.check.rpc import RemoteError, RpcController
+from mpiddp.check.stats.findings import find
+from mpiddp.check.stats.schema import Measurements, RankInfo
+from mpiddp.check.workers import PairResult, Who
+from mpiddp.errors import LonelyLaunchError
+
+Part = Callable[..., Any]
+LOCAL = 4  # ranks of a node
+WAYS = Ways(1e-4, (Trial(10**9, 0.0, 1.0),), -1.0)
+SLOW = Ways(1e-4, (Trial(10**9, 0.0, 2.0),), -1.0)
+
+
+class Ranks(RpcController):
+    """Ranks in this process: `works` are what each piece of work returns, for a rank and its arguments.
+
+    One that returns LOST does not answer.
+    """
+
+    LOST = object()
+
+    def __init__(self, size: int, works: Mapping[str, Part]) -> None:
+        self.answers: list[tuple[int, tuple[int, Any]]] = []
+        self.ordered: list[tuple[str, int, tuple[Any, ...]]] = []
+        self.parts = works
+        self.comm: Any = SimpleNamespace(size=size, issend=self.issend, answers=self.answers)
+        ours = {name: self.on_rank_0(name) for name in works}
+        super().__init__(self.comm, ours, lambda rank: f"rank {rank} on n{rank}")
+
+    def on_rank_0(self, name: str) -> Part:
+        """Return rank 0's part in a piece of work, which takes a deadline first."""
+        return lambda _, *arguments: self.perform(name, 0, arguments)
+
+    def perform(self, name: str, rank: int, arguments: tuple[Any, ...]) -> Any:
+        """Return a rank's answer."""
+        self.ordered.append((name, rank, arguments))
+        return self.parts[name](rank, *arguments)
+
+    def issend(self, order: rpc.Order, rank: int, _: int) -> Any:
+        """Take an order to a rank, which answers at once."""
+        if order.work in self.parts:
+            answer = self.perform(order.work, rank, order.arguments)
+            if answer is not self.LOST:
+                self.answers.append((rank, (order.number, answer)))
+        return SimpleNamespace(Test=lambda: True)
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for nobody for long, and receive what stands in line."""
+    monkeypatch.setattr(rpc, "GRACE_S", 0.0)
+    monkeypatch.setattr(controller, "PAUSE_S", 0.0)
+    monkeypatch.setattr(controller, "MEETING_LIMIT_S", 0.1)
+    monkeypatch.setattr(rpc, "receive", lambda comm, _: comm.answers.pop(0) if comm.answers else None)
+
+
+@pytest.mark.parametrize(("answer", "words"), [
+    (Ranks.LOST, "rank 1 on n1"), (None, "rank 1 on n1"),
+    (RemoteError("OSError: full"), "rank 1 on n1 (OSError: full)"),
+])
+def test_a_rank_that_does_not_say_who_it_is_is_why_there_is_no_check(answer: object, words: str) -> None:
+    ranks = Ranks(3, {"who": lambda rank: answer if rank == 1 else Who(RankInfo(f"n{rank}", rank, 0), "", {})})
+    with pytest.raises(LonelyLaunchError) as raised:
+        Controller(ranks, 3, 0.1)
+    assert raised.value.found == (
+        f"1 of the check's ranks did not say who they are within 0.1 s: {words}")
+
+
+def test_ranks_that_have_answered_hear_of_rank_0_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "KEEPALIVE_S", 0.05)
+    sent: list[tuple[str, int]] = []
+    ranks = Ranks(3, {"who": lambda rank: Ranks.LOST if rank == 2 else rank})
+    answer = ranks.issend
+
+    def issend(order: rpc.Order, rank: int, tag: int) -> Any:
+        sent.append((order.work, rank))
+        return answer(order, rank, tag)
+
+    monkeypatch.setattr(ranks.comm, "issend", issend)
+    assert ranks.call("who", {1: (), 2: ()}, 0.3, "to say who it is") == {1: 1}
+    assert ranks.lost.keys() == {2}
+    assert ("keepalive", 1) in sent and ("keepalive", 2) not in sent
+
+
+def usual(**others: Part) -> dict[str, Part]:
+    """Return what ranks answer of which nothing is odd, but for `others`."""
+    return {
+        "who": lambda rank: Who(RankInfo(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL, f"cuda:{rank % LOCAL}"),
+                                f"machine {rank // LOCAL}", {}),
+        "own": lambda *_: Own({}, []), "clock": lambda *_: {}, "meet": lambda *_: PairResult(None, WAYS),
+        "connect": lambda *_: True, "stream": lambda *_: WAYS, "reduce": lambda *_: 0.01, **others}
+
+
+def checked(
+    nodes: int, /, passes: int = PASSES, **others: Part
+) -> tuple[Ranks, Measurements, dict[str, tuple[str, ...]]]:
+    """Return the ranks after a check, what was measured, and the hosts to exclude for each finding."""
+    ranks = Ranks(nodes * LOCAL, usual(**others))
+    measured = Controller(ranks, nodes * LOCAL, 0.1).run(passes, True)
+    return ranks, measured, {one.words: one.hosts for one in find(measured)}
+
+
+def met(ranks: Ranks, work: str, one: int) -> int:
+    """Return in how many of these orders a rank has a part."""
+    return sum(one in (rank, arguments[0]) for name, rank, arguments in ranks.ordered if name == work)
+
+
+@pytest.mark.parametrize("slow_passes", range(PASSES + 1))
+def test_a_link_and_a_rank_are_accused_that_are_slow_in_every_pass(slow_passes: int) -> None:
+    own: Counter[int] = Counter()
+    met: Counter[int] = Counter()
+
+    def measure(rank: int, *_: object) -> Own:
+        own[rank] += 1
+        return Own({"matrix": 0.5e12 if rank == LOCAL and own[rank] <= slow_passes else 1e12}, [])
+
+    def stream(rank: int, partner: int, *_: object) -> Ways:
+        is_bad = (rank // LOCAL, partner // LOCAL) == (2, 3)
+        met[rank] += is_bad
+        return SLOW if is_bad and met[rank] <= slow_passes else WAYS
+
+    found = checked(8, own=measure, stream=stream)[2]
+    assert list(found) == (["n1: rank 4 (cuda:0): matrix product at 0.50 of the median of 31 ranks",
+                            "n2 to n3: at 0.50 of the median of 55 links"] if slow_passes == PASSES else [])
+    assert {*own.values()} == {PASSES}
+
+
+def test_a_pass_follows_only_if_it_goes_on() -> None:
+    made: list[int] = []
+    ranks = Ranks(LOCAL, usual(own=lambda *_: Own({"matrix": 1e12}, [])))
+    measured = Controller(ranks, LOCAL, 0.1).run(PASSES, False, lambda _: made.append(1) or len(made) < 2)
+    assert measured.own["matrix"][0] == [1e12, 1e12]
+    assert measured.links == measured.inside == measured.allreduce == {}
+
+
+def test_nodes_of_one_machine_take_turns() -> None:
+    """With what they measure themselves, and none of them is in two meetings at a time."""
+    ranks = Ranks(4 * LOCAL, usual(who=lambda rank: Who(
+        RankInfo(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL), "ab"[rank // LOCAL % 2], {})))
+    one = Controller(ranks, 4 * LOCAL, 0.1)
+    assert one._turns(range(16)) == [[*range(8)], [*range(8, 16)]]
+    assert one._turns_of_pairs([(0, 1), (2, 3)]) == [[(0, 1)], [(2, 3)]]
+
+
+def test_a_device_that_does_not_compute_is_not_asked_again() -> None:
+    """Each time may take a minute."""
+    looks: Counter[int] = Counter()
+
+    def own(rank: int, *_: object) -> Own:
+        looks[rank] += 1
+        shm = {"shm-write": 1e8 if rank == 2 * LOCAL else 1e9} if rank % LOCAL == 0 else {}
+        return Own(shm, ["cuda:0 has not answered within 10 s"] * (rank == LOCAL), rank != LOCAL)
+
+    _, _, found = checked(6, own=own)
+    assert looks[LOCAL] == 1 and looks[2 * LOCAL] == PASSES
+    assert [words.partition(":")[0] for words in found] == ["n1", "n2"]
+
+
+def test_where_nothing_is_odd_all_meet() -> None:
+    ranks, figures, found = checked(4)
+    assert found == {}
+    assert len(figures.links["large"]) == 4 * 3
+    assert len(figures.inside["large"]) == 4 * LOCAL * (LOCAL - 1)
+    assert met(ranks, "meet", 8) == PASSES * 2 * 3
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_two_ranks_do_when_they_meet(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[object, Parts]] = []
+    monkeypatch.setattr(network, "meet", lambda channel, *rest: done.append((channel, rest[-1])) or WAYS)
+    monkeypatch.setattr(workers, "OverMpi", lambda *_: "MPI")
+    one = works_on("cpu")
+    one._pairs = cast(Any, SimpleNamespace(channel=lambda *_: "backend"))
+    assert one.meet(time.monotonic() + 1, 1, 0.1, streams) == PairResult(WAYS, WAYS)
+    assert done == [("MPI", Parts()), ("backend", Parts(large=not streams))]
+
+
+def test_a_card_that_is_not_the_first_ranks_is_seen() -> None:
+    """Rank 9, the second one of n2, reaches no other node: its first rank does."""
+    ranks, figures, found = checked(8, stream=lambda rank, partner, _, whole: (
+        None if not whole and 9 in (rank, partner) else WAYS))
+    assert found == {"n2: nothing comes through to 3 other nodes": ("n2",)}
+    assert figures.unreachable and not figures.unreachable_inside
+    assert met(ranks, "stream", 9) == 2 * (3 + PASSES * (LOCAL - 1))
+
+
+def test_a_rank_that_does_not_connect_does_not_stream() -> None:
+    ranks, _, found = checked(8, connect=lambda rank, partner: None if 9 in (rank, partner) else True)
+    assert found == {"n2: nothing comes through to 3 other nodes": ("n2",)}
+    assert not [1 for name, rank, arguments in ranks.ordered if name == "stream" and rank == 9 and not arguments[2]]
+
+
+@pytest.mark.parametrize(("deaf", "words"), [
+    ({(5, 6)}, "n1: nothing comes through between rank 5 (cuda:1) and rank 6 (cuda:2)"),
+    ({(4, 5), (5, 6), (5, 7)}, "n1: nothing comes through between rank 5 (cuda:1) and 3 others"),
+    ({(4, 5), (6, 7)}, "n1: nothing comes through between 2 pairs of its ranks"),
+])
+def test_ranks_of_a_node_between_which_nothing_comes_through(deaf: set[tuple[int, int]], words: str) -> None:
+    _, figures, found = checked(3, stream=lambda rank, partner, _, whole: (
+        None if whole and (min(rank, partner), max(rank, partner)) in deaf else WAYS))
+    assert found == {words: ("n1",)}
+    assert figures.unreachable_inside == deaf
+
+
+def test_a_node_of_many_ranks_that_reach_nobody_takes_no_long_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "LOCAL", 64)
+    ranks, _, _ = checked(1, stream=lambda *_: None)
+    assert met(ranks, "stream", 9) == 2 * 3
+
+
+def test_an_all_reduce_without_an_end_is_told() -> None:
+    _, figures, found = checked(2, reduce=lambda rank, size, _: 0.01 if size < 2**12 or rank == 1 else None)
+    assert found == {"an all-reduce of 4 KiB ended on 1 of 8 ranks": ()}
+    assert figures.incomplete_allreduce == (2**12, 1)
+    broken = RemoteError("reduce: RuntimeError: x")
+    _, figures, found = checked(2, reduce=lambda rank, *_: broken if rank == 1 else None)
+    assert found == {"n0: reduce: RuntimeError: x": ("n0",)}
+
+
+def test_a_broken_device_is_told_and_its_partners_are_not() -> None:
+    """What it answers to its first meeting keeps it from the next one."""
+    def meet(rank: int, partner: int, *_: object) -> Any:
+        if 8 in (rank, partner):
+            return RemoteError("meet: RuntimeError: CUDA error") if rank == 8 else None
+        return PairResult(None, WAYS)
+
+    ranks, figures, found = checked(8, meet=meet)
+    assert found == {"n2: meet: RuntimeError: CUDA error": ("n2",)}
+    assert figures.unreachable == frozenset()
+    assert met(ranks, "meet", 8) == 2
+    assert met(ranks, "reduce", 8) == 0
+
+
+def test_a_device_that_does_not_compute_meets_nobody() -> None:
+    ranks, figures, found = checked(4, own=lambda rank, *_: Own({}, ["broken"] * (rank == 8), rank != 8))
+    assert found == {"n2: broken": ("n2",)}
+    assert met(ranks, "meet", 8) == met(ranks, "stream", 8) == met(ranks, "reduce", 8) == 0
+    assert len(figures.links["large"]) == 3 * 2
+
+
+def test_nobody_is_told_to_meet_a_rank_that_is_lost() -> None:
+    ranks, figures, found = checked(2, stream=lambda rank, partner, *_: (
+        Ranks.LOST if rank == 5 else None if partner == 5 else WAYS))
+    assert list(found) == ["n1: did not answer: a meeting within its node took more than 0 s"]
+    assert met(ranks, "stream", 5) == 2
+    assert figures.unreachable_inside == frozenset()
+
+
+def works_on(device: str) -> workers.Meeting:
+    """Return a rank's part on a device, which needs no job."""
+    found = workers.Meeting.__new__(workers.Meeting)
+    found._device, found._silent = torch.device(device), set()
+    found._comm = found._env = cast(Any, SimpleNamespace(rank=0))
+    return found
+
+
+def test_a_device_whose_backend_waits_holds_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL waits for another rank when the two first meet, without a deadline."""
+    used: list[tuple[str, int]] = []
+    monkeypatch.setattr(workers, "GIVING_UP_S", 0.05)
+    monkeypatch.setattr(timeouts, "use_device", lambda name: used.append((name, threading.get_ident())))
+    one, ident = works_on("cuda:3"), threading.get_ident
+    here = one._within(time.monotonic() + 5, ident)
+    assert used == [("cuda:3", here)] and here != ident()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        one._within(time.monotonic() + 0.1, lambda: time.sleep(5))
+    assert time.monotonic() - began < 2
+    assert works_on("cpu")._within(time.monotonic(), ident) == ident()
+    assert len(used) == 2
+
+
+def test_an_error_of_mpi_does_not_say_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meet(*_: object) -> None:
+        raise RuntimeError("MPI_ERR_OTHER: known error not in list")
+
+    monkeypatch.setattr(network, "meet", meet)
+    one = works_on("cpu")
+    assert one._over_mpi(time.monotonic() + 1, 1, 0.1) is None
+    assert one._silent == {1}

@@ -1,0 +1,416 @@
+"""What a check makes of its figures: plain functions of generated nodes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+import time
+from collections.abc import Callable
+
+import networkx
+import pytest
+
+from mpiddp.check import PASSES
+from mpiddp.check.stats.baseline import best_of_hosts, regressions
+from mpiddp.check.stats.expected import bus_bandwidth, expected_bandwidth
+from mpiddp.check.stats.findings import beside_hardware, beside_links, beside_mpi, find, without_peers
+from mpiddp.check.stats.outliers import Peers, compare
+from mpiddp.check.stats.schema import LINK_METRICS, RANK_METRICS, Measurements, RankInfo, empty
+from mpiddp.check.stats.tournament import Meetings, enough, rounds, shuffled
+from tests.benchmarks import accusing
+
+Way = tuple[int, int]
+GB = 1e9
+
+
+def who(nodes: int, ranks: int = 1, kinds: str = "", switches: int = 0, host: str = "") -> tuple[RankInfo, ...]:
+    """Return the ranks of nodes n0, n1 and so on; `kinds` has a letter for each node, or all are alike."""
+    return tuple(RankInfo(host or f"n{node}", node, local, f"cuda:{local}", kinds[node] if kinds else "cpu",
+                     f"s{node % switches}" if switches else "") for node in range(nodes) for local in range(ranks))
+
+
+class Lab:
+    """Nodes that are measured: `share` tells what is left of a usual value, for a metric and whom it is of."""
+
+    def __init__(self, ranks: tuple[RankInfo, ...], share: Callable[[str, tuple[int, ...]], float], noise: float = 0.05,
+                 seed: int = 0, passes: int = PASSES) -> None:
+        self.noise, self.random = noise, random.Random(seed)
+        nodes = {one.node for one in ranks}
+        self.measured = empty(ranks)._replace(links={name: {} for name in LINK_METRICS})
+        links = [link for some in rounds(len(nodes)) for pair in some for link in (pair, pair[::-1])]
+        for name, usual in (("latency", 2e-4), ("large", 10 * GB), ("resent", 0.0)):
+            for link in links:
+                values = [self.noisy(usual) * share(name, link) for _ in range(passes)]
+                if name == "resent":
+                    values = [max(0.0, share(name, link) - 1)] * passes
+                if name == "latency" and link[0] > link[1]:
+                    values = self.measured.links[name][link[::-1]]
+                self.measured.links[name][link] = values
+        self.measured.own["matrix"] = {
+            rank: [self.noisy(1e12) * share("matrix", (rank,)) for _ in range(passes)] for rank in range(len(ranks))}
+
+    def noisy(self, value: float) -> float:
+        """Return a value with log-normal noise."""
+        return value * self.random.lognormvariate(0, self.noise)
+
+
+def said(lab: Lab) -> list[str]:
+    """Return the lines of the verdict."""
+    return [one.words for one in find(lab.measured)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 63, 64])
+def test_all_meet_each_other_once(count: int) -> None:
+    met = rounds(count)
+    assert sorted(pair for some in met for pair in some) == list(itertools.combinations(range(count), 2))
+    assert len(met) == count - 1 + count % 2
+    assert all(len({*itertools.chain(*some)}) == 2 * len(some) for some in met)
+
+
+def test_nobody_meets_nobody() -> None:
+    assert rounds(0) == rounds(1) == []
+
+
+@pytest.mark.parametrize("count", [65, 128, 500, 1024])
+def test_of_many_each_meets_others_that_are_far_apart(count: int) -> None:
+    met = rounds(count)
+    pairs = [pair for some in met for pair in some]
+    assert len(met) == enough(count) <= 10
+    assert len(set(pairs)) == len(pairs) == len(met) * (count // 2)
+    graph = networkx.Graph(pairs)
+    assert len(graph) == count
+    assert networkx.diameter(graph) <= 6
+
+
+def test_each_pass_has_the_same_pairs_in_another_order() -> None:
+    passes = [shuffled(rounds(12), number) for number in range(PASSES)]
+    assert all(sorted(one) == sorted(rounds(12)) for one in passes)
+    assert len({str(one) for one in passes}) == PASSES
+
+
+def test_the_rule() -> None:
+    """In every pass worse than the median by a tenth and five deviations, more of few: not in one pass less."""
+    metric, alike = RANK_METRICS["matrix"], {peer: [100.0, 100.0, 100.0] for peer in range(20)}
+
+    def is_odd(*passes: float) -> bool:
+        return compare(metric, {**alike, -1: [*passes]})[-1].odd
+
+    assert is_odd(80, 80, 80) and not is_odd(95, 95, 95)
+    assert not is_odd(80, 80, 100) and not is_odd(80, 80)
+    assert not is_odd(130, 130, 130)
+    alike.update({peer: [100.0 + peer % 2 * 10] * 3 for peer in range(20)})  # deviations of 5 %
+    assert not is_odd(90, 90, 90) and is_odd(75, 75, 75)
+    assert {peers: round(1 - math.exp(-Peers(metric, [[1.0] * 3] * peers).limit), 2) for peers in (1, 2, 3, 20)} == {
+        1: 0.41, 2: 0.27, 3: 0.22, 20: 0.12}
+    assert compare(metric, {"x": [1.0]}) == {}
+    slow = {peer: [1e9] * 3 for peer in range(20)}
+    assert not compare(RANK_METRICS["tmp-write"], {**slow, -1: [6e8] * 3})[-1].odd  # no training feels that
+    assert compare(RANK_METRICS["tmp-write"], {**slow, -1: [4e8] * 3})[-1].odd
+
+
+def test_a_fault_counts_also_where_the_machine_is_slow_in_a_pass() -> None:
+    passes = {peer: [100.0, 50.0, 100.0] for peer in range(5)}
+    scores = compare(RANK_METRICS["matrix"], {**passes, -1: [60.0, 30.0, 60.0]})
+    assert [key for key, score in scores.items() if score.odd] == [-1]
+    assert scores[-1].ratio == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("size", [3, 4, 12])
+@pytest.mark.parametrize(("sends", "receives", "words"), [
+    (0.5, 1.0, "n1: sends at 0.5"), (1.0, 0.1, "n1: receives at 0.1"), (0.5, 0.5, "n1: sends and receives at 0.5"),
+])
+def test_a_slow_node_is_named_with_its_direction(size: int, sends: float, receives: float, words: str) -> None:
+    def share(name: str, of: tuple[int, ...]) -> float:
+        return 1.0 if name != "large" else min(sends if of[0] == 1 else 1.0, receives if of[-1] == 1 else 1.0)
+
+    for seed in range(10):
+        lab = Lab(who(size), share, seed=seed)
+        (found,) = find(lab.measured)
+        assert found.words[:len(words) - 1] == words[:-1], found
+        assert found.hosts == ("n1",)
+        assert found.words.endswith("normally") is not (sends == receives)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+def test_noise_accuses_nobody(size: int, noise: float) -> None:
+    accused = [seed for seed in range(100) if said(Lab(who(size, 2), lambda *_: 1.0, noise, seed))]
+    assert len(accused) <= 2, accused
+
+
+@pytest.mark.parametrize(("noise", "left"), [(0.03, 0.6), (0.15, 0.1)])
+def test_a_bad_node_of_three_shows(noise: float, left: float) -> None:
+    missed = [seed for seed in range(100) for lab in
+              [Lab(who(3), lambda name, of: left if name == "large" and 2 in of else 1.0, noise, seed)]
+              if not any(one.hosts == ("n2",) for one in find(lab.measured))]
+    assert len(missed) <= 4, missed
+
+
+def test_two_bad_nodes_of_four_show() -> None:
+    lab = Lab(who(4), lambda name, of: 0.3 if name == "large" and {0, 3} & {*of} else 1.0)
+    assert {host for one in find(lab.measured) for host in one.hosts} == {"n0", "n3"}
+
+
+def test_a_slow_link_is_no_nodes_fault() -> None:
+    lab = Lab(who(6), lambda name, of: 0.4 if name == "large" and of == (2, 4) else 1.0)
+    (found,) = find(lab.measured)
+    assert (found.subject, found.hosts, found.links) == ("link", (), ((2, 4),))
+    assert found.words.startswith("n2 to n4: at 0.") and found.ratio == pytest.approx(0.4, abs=0.05)
+
+
+def test_latency_and_lost_segments() -> None:
+    lab = Lab(who(5), lambda name, of: 25.0 if name == "latency" and 3 in of else 1.0)
+    (line,) = said(lab)
+    words = re.compile(r"n3: latency (4.[6-9]|5.[0-2]) ms, 0\.(18|19|2|21) ms between the others \(4 pairs\)")
+    assert words.fullmatch(line), line
+    lab = Lab(who(3), lambda name, of: 1.021 if name == "resent" and of[0] == 2 else 1.0)
+    assert said(lab) == ["n2: 2.1 % of the TCP segments that it sends are lost"]
+
+
+def test_a_switch_is_accused_in_place_of_its_nodes() -> None:
+    def share(name: str, of: tuple[int, ...]) -> float:
+        return 0.5 if name == "large" and any(node % 3 == 1 for node in of) else 1.0
+
+    (found,) = find(Lab(who(12, switches=3), share).measured)
+    assert found.subject == "switch"
+    assert found.hosts == ("n1", "n4", "n7", "n10")
+    assert found.words.startswith("switch s1, n[1,4,7,10]: sends and receives at 0.")
+
+
+def test_two_nodes_compare_their_directions() -> None:
+    (found,) = find(Lab(who(2), lambda name, of: 0.4 if name == "large" and of == (0, 1) else 1.0).measured)
+    assert (found.subject, found.hosts) == ("link", ())
+    assert "n0 to n1" in found.words
+    assert found.words.endswith("of two nodes it cannot be told which is at fault")
+
+
+def test_kinds_are_not_mixed() -> None:
+    def share(_: str, of: tuple[int, ...]) -> float:
+        return 0.3 if max(of) > 5 else 1.0
+
+    lab = Lab(who(8, kinds="aaaaaabb"), share)
+    assert said(lab) == []
+    lab = Lab(who(8, kinds="aaaaaabb"), lambda name, of: share(name, of) * (0.5 if 2 in of else 1.0))
+    assert {host for one in find(lab.measured) for host in one.hosts} == {"n2"}
+
+
+def test_a_slow_rank_and_a_slow_node_by_themselves() -> None:
+    lab = Lab(who(6, 4), lambda name, of: 0.7 if name == "matrix" and of == (9,) else 1.0)
+    (line,) = said(lab)
+    assert line.startswith("n2: rank 9 (cuda:1): matrix product at 0.")
+    assert line.endswith(" of the median of 23 ranks")
+    lab = Lab(who(3, 2), lambda name, of: 0.5 if name == "matrix" and of[0] in (2, 3) else 1.0)
+    (line,) = said(lab)
+    assert line.startswith("n1: matrix product at 0.")
+    assert line.endswith(" of the median of 4 ranks")
+
+
+def own(**values: list[float]) -> Measurements:
+    """Return measurements of nodes that are the same in all passes."""
+    given = {name.replace("_", "-"): {rank: [value] * PASSES for rank, value in enumerate(found)}
+             for name, found in values.items()}
+    return empty(who(3))._replace(own=given)
+
+
+@pytest.mark.parametrize(("figures", "words"), [
+    (own(clock=[0.0, 0.001, 3.0]), "n2: clock is 3.0 s ahead of the others"),
+    (own(clock=[0.0, -3.0, -3.01]), "n0: clock is 3.0 s ahead of the others"),
+    (own(clock=[0.0, -3.0, 0.0]), "n1: clock is 3.0 s behind the others"),
+    (own(shm_size=[3.8 * 2**30, 3.8 * 2**30, 2**24], shm_free=[3.7 * 2**30, 3.8 * 2**30, 2**23]),
+     "n2: size of /dev/shm is 16 MiB, 3.8 GiB on the others"),
+])
+def test_what_a_node_has_is_told_with_its_unit(figures: Measurements, words: str) -> None:
+    (found,) = find(figures)
+    assert found.words == words
+    assert len(found.hosts) == 1
+
+
+def test_words_of_ranks_and_ranks_that_did_not_answer() -> None:
+    figures = own()._replace(reports={0: ["cuda:0 has 3 uncorrected errors"]}, lost={2: "meeting n0"})
+    assert [one.words for one in find(figures)] == [
+        "n0: cuda:0 has 3 uncorrected errors", "n2: did not answer: meeting n0"]
+
+
+def test_what_mpi_and_the_backend_say_of_each_other() -> None:
+    ways = {"large": {(0, 1): [1e9], (1, 0): [1.4e9]}, "latency": {(0, 1): [1e-4], (1, 0): [1e-4], (0, 2): [1e-4]}}
+    mpis = {"large": {(0, 1): [11e9], (1, 0): [11e9]}, "latency": {(0, 1): [1e-5], (1, 0): [1e-5]}}
+    slow, silent = beside_mpi(own()._replace(links=ways, by_mpi=mpis), "nccl")
+    assert slow.startswith("nccl moves 1.2 GB/s from node to node, MPI 11 GB/s: does NCCL use the fast network?")
+    assert silent == "MPI does not come through between n[0,2], nccl does"
+    assert beside_mpi(own()._replace(links=mpis, by_mpi=mpis), "gloo") == []
+
+
+def test_what_most_nodes_tell_leaves_nobody_out() -> None:
+    (found,) = find(own()._replace(reports={rank: ["the working directory is full: 3 MiB free"] for rank in range(3)}))
+    assert (found.words, found.hosts) == ("3 nodes: the working directory is full: 3 MiB free", ())
+
+
+@pytest.mark.parametrize(("unmet", "words", "hosts"), [
+    ({(0, 1), (1, 2)}, "n1: nothing comes through to 2 other nodes", ("n1",)),
+    ({(0, 2)}, "n0 and n2: nothing comes through", ()),
+    ({(0, 1), (0, 2), (1, 2)}, "3 nodes: nothing comes through between them", ()),
+])
+def test_a_way_on_which_nothing_comes_through(unmet: set[Way], words: str, hosts: tuple[str, ...]) -> None:
+    met = {*itertools.combinations(range(3), 2)} - unmet
+    (found,) = find(own()._replace(links={"latency": {pair: [1e-4] for pair in met}}, unreachable=frozenset(unmet)))
+    assert found.words.startswith(words)
+    assert found.hosts == hosts
+
+
+class Tournament:
+    """Nodes that meet as a check lets them; `reaches` tells whether something comes through between two."""
+
+    def __init__(self, size: int, reaches: Callable[[int, int], bool]) -> None:
+        self.failing = 0  # rounds in which some fail
+        meetings = Meetings(size)
+        met: set[Way] = set()
+        for some in shuffled(rounds(size), 0):
+            pairs = [pair for pair in some if meetings.can_meet(pair)]
+            through = [pair for pair in pairs if reaches(*pair)]
+            meetings.note(through, {*pairs} - {*through})
+            self.failing += len(through) < len(pairs)
+            met.update(through)
+        self.findings = find(empty(who(size))._replace(
+            links={"latency": {pair: [1e-4] * PASSES for pair in met}}, unreachable=frozenset(meetings.unmet)))
+
+    @property
+    def accused(self) -> set[int]:
+        """The nodes that are to be left out."""
+        return {int(host[1:]) for one in self.findings for host in one.hosts}
+
+
+@pytest.mark.parametrize(("size", "bad"), [
+    (8, {1, 2, 3}), (16, {3, 4, 5}), (64, {*range(8)}), (64, {*range(16, 24)}), (64, {*range(31)}), (256, {7, 8, 9}),
+    (1024, {*range(40)}),
+])
+def test_nodes_that_are_cut_off_are_named_and_none_beside_them(size: int, bad: set[int]) -> None:
+    seen = Tournament(size, lambda *pair: not bad & {*pair})
+    assert seen.accused == bad
+    assert seen.failing < 8  # each takes as long as a meeting may
+
+
+def test_no_good_node_is_named_whoever_is_cut_off() -> None:
+    """Up to half of the nodes, neighbours or not; where nobody can be named, that much is told."""
+    named = 0
+    for seed in range(300):
+        chance = random.Random(seed)
+        size = chance.choice([3, 4, 5, 6, 8, 12, 16, 33, 64, 65, 100])
+        number, first = chance.randint(1, max(1, (size - 1) // 2)), chance.randrange(size)
+        bad = {*chance.sample(range(size), number)} if seed % 2 else {(first + at) % size for at in range(number)}
+        seen = Tournament(size, lambda *pair, bad=bad: not bad & {*pair})  # type: ignore[misc]
+        assert seen.accused <= bad, seed
+        assert seen.findings
+        assert seen.failing <= 16
+        named += seen.accused == bad
+    assert named > 290
+
+
+@pytest.mark.parametrize(("size", "part", "named"), [(64, 4, True), (64, 16, True), (8, 3, True), (64, 32, False),
+                                                     (4, 2, False), (64, 0, False)])
+def test_a_part_that_reaches_itself_alone_is_named_if_it_is_the_smaller_one(size: int, part: int, named: bool) -> None:
+    """As a switch's nodes whose way to the others is down; or all of them, if nothing comes through at all."""
+    seen = Tournament(size, lambda one, other: part > 0 and (one < part) == (other < part))
+    assert seen.accused == ({*range(part)} if named else set())
+    assert named or seen.findings[0].words == f"{size} nodes: nothing comes through between them"
+    assert seen.failing <= 13
+
+
+def test_bad_links_between_good_nodes_take_no_more_time_than_there_is() -> None:
+    bad = {pair for pair in itertools.combinations(range(64), 2) if random.Random(str(pair)).random() < 0.3}
+    assert Tournament(64, lambda *pair: pair not in bad).failing < 30
+
+
+def test_nodes_with_one_hostname_are_numbered() -> None:
+    lab = Lab(who(4, host="localhost"), lambda name, of: 0.3 if name == "large" and of[0] == 1 else 1.0)
+    (found,) = find(lab.measured)
+    assert found.words.startswith("localhost (node 1): sends at 0.")
+    assert (found.hosts, found.nodes) == ((), (1,))
+
+
+def inside(slow: dict[Way, float], nodes: int = 3) -> Measurements:
+    """Return figures of ways between three ranks of each node, the same in all passes."""
+    ranks = who(nodes, 3)
+    ways = {(one, two): [slow.get((one, two), 1.0) * 1e9 * (1 + (one + two) % 3 / 100)] * 4
+            for node in range(nodes) for one, two in itertools.permutations(range(3 * node, 3 * node + 3), 2)}
+    return empty(ranks)._replace(inside={"large": ways})
+
+
+def test_a_slow_way_inside_a_node() -> None:
+    (found,) = find(inside({(3, 4): 0.5}))
+    assert found.words.startswith("n1: from rank 3 (cuda:0) to rank 4 (cuda:1): 64 MiB at 0.5")
+    assert found.hosts == ("n1",)
+    (found,) = find(inside({(1, 2): 0.5}, nodes=1))
+    assert found.words.startswith("n0: from rank 1 (cuda:1) to rank 2 (cuda:2): 64 MiB at 0.")
+    (found,) = find(inside(dict.fromkeys(itertools.permutations(range(3, 6), 2), 0.5)))
+    assert found.words.startswith("n1: between its ranks: 64 MiB at 0.5")
+
+
+@pytest.mark.parametrize(("ranks", "words"), [
+    (who(1), "one rank: "), (who(1, 4), "one node: "), (who(2), "two nodes: "),
+    (who(4, kinds="aaab"), "no other rank is of the kind of rank 3 (b)"),
+])
+def test_what_has_nothing_to_compare_it_with_is_told(ranks: tuple[RankInfo, ...], words: str) -> None:
+    assert without_peers(empty(ranks))[0].startswith(words)
+    assert without_peers(empty(who(3))) == []
+
+
+def test_a_host_beside_its_own_past() -> None:
+    figures = own(matrix=[0.8e12, 1e12, 1e12])
+    past = {f"n{node}": {"matrix": [1e12, 1.01e12, 0.99e12] * 4} for node in range(3)}
+    (found,) = regressions(figures, past)
+    assert (found.words, found.hosts) == ("n0: matrix product at 0.80 of its own median of 12 checks", ("n0",))
+    assert regressions(figures, {"n0": {"matrix": [1e12, 1e12]}}) == []
+    assert best_of_hosts(figures)["n0"] == {"matrix": 0.8e12}
+    figures.own["matrix"][0] = [0.8e12, 1e12, 0.8e12]
+    assert regressions(figures, past) == []
+    assert best_of_hosts(figures)["n0"] == {"matrix": 1e12}
+    lab = Lab(who(3), lambda *_: 1.0)
+    kept = best_of_hosts(lab.measured)
+    assert kept["n1"].keys() == {
+        "matrix", "latency", "large sends", "large receives", "resent sends", "resent receives"}
+    assert regressions(lab.measured, {host: {name: [value] * 3 for name, value in values.items()}
+                                      for host, values in kept.items()}) == []
+
+
+def test_a_line_says_what_the_figures_are_next_to_the_hardwares() -> None:
+    lab = Lab(who(4), lambda *_: 1.0, noise=0.0)
+    claims = {rank: {"large": 12.5e9, "matrix": 2e12} for rank in range(4)}
+    (line,) = beside_hardware(lab.measured._replace(claims=claims))
+    assert line.endswith("links 10 GB/s of 12 GB/s (0.80), matrix product 1.0 TFLOP/s of 2.0 TFLOP/s (0.50)")
+    memory = empty(who(2, 2))._replace(own={"memory": {rank: [1e10] for rank in range(4)}},
+                                        claims={0: {"memory": 4e10}})
+    assert "host memory of a node 20 GB/s of 40 GB/s (0.50)" in beside_hardware(memory)[0]
+    assert "alike, not fast" in beside_hardware(lab.measured)[0]
+
+
+def test_an_all_reduce_of_gloo_below_the_links_is_no_fault() -> None:
+    lab = Lab(who(3), lambda *_: 1.0, noise=0.0).measured._replace(allreduce={2**26: 2**26 / 3e9 * 4 / 3})
+    (line,) = beside_links(lab, "gloo")
+    assert "no fault" in line and "3.0 GB/s" in line and "10 GB/s" in line
+    assert beside_links(lab, "nccl") == []
+
+
+def test_an_all_reduce_is_expected_to_be_as_fast_as_the_slowest_node() -> None:
+    assert bus_bandwidth(10**9, 1.0, 4) == pytest.approx(1.5e9)
+    lab = Lab(who(4), lambda _, of: 0.5 if of[0] == 2 else 1.0, noise=0.0)
+    assert expected_bandwidth(lab.measured) == pytest.approx(5 * GB)
+    assert expected_bandwidth(own()) is None
+
+
+def test_a_thousand_nodes_are_judged_in_seconds() -> None:
+    lab = Lab(who(1024, 8), lambda name, of: 0.5 if name == "large" and of[0] % 100 == 7 else 1.0)
+    begun = time.process_time()
+    found = find(lab.measured)
+    took_s = time.process_time() - begun
+    assert sorted(node for one in found for node in one.nodes) == list(range(7, 1024, 100))
+    assert took_s < 10
+
+
+def test_bad_nodes_are_found_and_nobody_else_is_accused() -> None:
+    results = [accusing.compare(seed) for seed in range(60)]
+    ours = [outcomes["mpiddp.check"] for _, outcomes in results]
+    assert sum(one.found for one in ours) > 60
+    assert not [seed for seed, one in enumerate(ours) if one.missed or one.accused or one.links_accused]
+    assert len(accusing.lines(results)) == 1 + 5 * len(accusing.RULES)
