@@ -65,13 +65,13 @@ def segment() -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def test_a_sentinel_that_cannot_begin_says_why_and_another_takes_its_place(quick: Mpi, tmp_path: Path) -> None:
+def test_a_sentinel_that_cannot_begin_says_why_and_its_rank_goes_on(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BREAKS)
     done = check(mpiexec(quick, 2, "-c", "print('ran')", env={"PYTHONPATH": str(tmp_path)}))
     assert done.stdout == "ran\n" * 2
     said = re.findall(r"^mpiddp: the sentinel of rank (\d) on \S+ (.*)$", done.stderr, re.M)
     assert said == [("1", "has failed: ImportError: broken on purpose"),
-                    ("1", "is gone; another one watches this rank now")]
+                    ("1", "exited unexpectedly: the rank goes on unwatched")]
 
 
 def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_path: Path) -> None:

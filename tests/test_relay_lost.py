@@ -10,7 +10,7 @@ import pytest
 from tests.support import MPICH_FIRST, PROGRAMS, Mpi, mpiexec
 
 PROGRAM = PROGRAMS / "loses_relay.py"
-GONE = re.compile(r"^mpiddp: rank 1 on \S+: the process that passed its output on is gone: .*$", re.M)
+GONE = re.compile(r"^mpiddp: the output relay of rank 1 on \S+ exited unexpectedly: .*$", re.M)
 LINES = 50
 
 

@@ -23,16 +23,27 @@ import psutil
 import pytest
 
 from mpiddp.beside import entrance
-from mpiddp.beside.handshake import NONCE_BYTES, PROOF_BYTES, Challenge, prove
+from mpiddp.beside.handshake import NONCE_BYTES, PROOF_BYTES, Challenge, connect, prove
 from mpiddp.beside.lines import encode
 from mpiddp.beside.loop import Loop
-from mpiddp.beside.messages import Coordinate, Failed, Hello, Join, Message, Neighbour, Ruling, Watched
+from mpiddp.beside.messages import (
+    Admitted,
+    Coordinate,
+    Failed,
+    Hello,
+    Join,
+    Message,
+    Neighbour,
+    Ruling,
+    Unwatched,
+    Watched,
+)
 from mpiddp.beside.wire import Wire
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import Verdict
 from mpiddp.say import say
 from mpiddp.sentinel import calls, connections, process, watcher
-from mpiddp.sentinel.calls import dial
+from mpiddp.sentinel.calls import greet
 from mpiddp.sentinel.errands import Errands
 from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
 from mpiddp.sentinel.office import Office
@@ -48,6 +59,11 @@ STRANGERS = {
 WATCHED = Watched("rank 0 on n0", True, None, list, False, 60.0)
 WAIT_S = 10
 SOON_S = 5  # from a fault to the end of its job, on a busy machine
+
+
+def dial(request: Join) -> Wire:
+    """Connect a member's sentinel to the coordinator; raise OSError or EOFError if that fails."""
+    return greet(connect((request.address, request.port), request.token, WAIT_S, WAIT_S), request)
 
 
 class Meeting:
@@ -77,8 +93,10 @@ class Meeting:
         assert not self.thread.is_alive()
 
     def join(self, rank: int) -> Wire:
-        """Connect the sentinel of a rank, and return its end."""
-        return dial(Join(member(rank), "127.0.0.1", self.office.port, TOKEN))
+        """Connect the sentinel of a rank, and return its end when it is admitted."""
+        wire = dial(Join(member(rank), "127.0.0.1", self.office.port, TOKEN))
+        assert wire.receive(WAIT_S) == [Admitted()]
+        return wire
 
     def call(self, data: bytes) -> socket.socket:
         """Connect a stranger that says something, and may be turned away before it has."""
@@ -196,10 +214,7 @@ def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> 
     def join() -> Wire:
         for _ in range(connections.MOST_CUT_OFF + 1):
             with contextlib.suppress(EOFError, ConnectionError):
-                wire = meeting.join(1)
-                with contextlib.suppress(TimeoutError):
-                    wire.receive(0.5)
-                return wire
+                return meeting.join(1)
         raise TimeoutError("the strangers have crowded it out each time")
 
     with ThreadPoolExecutor(1) as pool:
@@ -222,7 +237,10 @@ def test_two_nodes_of_one_name_watch_their_own_processes(meeting: Meeting) -> No
     """So do two containers on a node: a process's number is another's there."""
     other = member(1)._replace(namespace="1 pid:[4026531836]")
     wire = dial(Join(other, "127.0.0.1", meeting.office.port, TOKEN))
-    assert wire.receive(WAIT_S) == [Neighbour(1, os.getpid())]
+    heard: list[Message] = []
+    while len(heard) < 2:
+        heard += wire.receive(WAIT_S)
+    assert heard == [Admitted(), Neighbour(1, os.getpid())]
 
 
 def test_many_silent_strangers_keep_nobody_out(meeting: Meeting) -> None:
@@ -241,7 +259,7 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     answers: list[tuple[object, str]] = []
     loop = Loop(lambda error: pytest.fail(str(error)))
     request = Join(member(1), "127.0.0.1", port, TOKEN)
-    calls.Dialling(loop, request, False, lambda *answer: answers.append(answer)).dial()
+    calls.Dialling(loop, request, lambda *answer: answers.append(answer)).dial()
     loop.set_timer("end", calls.ATTEMPTS * calls.PAUSE_S + 1, partial(setattr, loop, "over", True))
     loop.run()
     (none, error), = answers
@@ -264,16 +282,30 @@ def test_a_rank_that_cannot_be(other: Member, meeting: Meeting) -> None:
     assert first.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
 
 
-def test_a_sentinel_in_the_place_of_a_killed_one(meeting: Meeting) -> None:
-    """It says hello again, for the same process; nobody is reported, and its own connection counts."""
-    former = meeting.join(1)
+def test_a_rank_whose_sentinel_was_killed_speaks_for_itself(meeting: Meeting) -> None:
+    """Nobody takes it for dead, another sentinel of its node is asked to watch, and its report counts."""
+    wire = meeting.join(1)
     meeting.heard()
-    later = meeting.join(1)
-    with pytest.raises(EOFError):
-        former.receive(WAIT_S)
-    former.close()
-    later.send(Failed(report(1)))
-    assert later.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+    wire.send(Hello(1, "n0", os.getpid(), "0"))  # it cannot know whether its sentinel has said that
+    wire.send(Unwatched())
+    wire.send(Failed(report(1)))
+    assert wire.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+
+
+def test_rank_0_is_missed_when_it_ends_and_not_when_its_sentinel_does() -> None:
+    """The port stays open as long as rank 0 has it, and the connection that nobody takes ends with that."""
+    ended: list[bool] = []
+    loop = Loop(lambda error: pytest.fail(str(error)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        request = Join(member(1), "127.0.0.1", listener.getsockname()[1], TOKEN)
+        calls.watch_rank_0(loop, request, ended.append)
+        loop.set_timer("look", 0.3, lambda: ended.append(False))
+        loop.set_timer("end", 0.4, listener.close)
+        loop.set_timer("over", 1.0, partial(setattr, loop, "over", True))
+        loop.run()
+    assert ended == [False, True]
+    calls.watch_rank_0(loop, request, ended.append)
+    assert ended == [False, True, True]
 
 
 def test_a_sentinel_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:

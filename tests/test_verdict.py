@@ -65,7 +65,7 @@ def test_the_reason(reports: list[Report], waited_s: float, verdict: Verdict | N
 
 
 def test_a_crash_that_nobody_saw_is_no_work_of_a_launcher() -> None:
-    """The sentinel beside it was just being replaced; the launcher's SIGKILLs were seen."""
+    """The sentinel that sees the order was killed before; others' saw the launcher's SIGKILLs."""
     crashed, killed = report(2, ENDED, "SIGSEGV"), report(0, ENDED, "SIGKILL")
     scene = Scene(HOSTS, order=(0, 1), came_s={2: 0.0, 0: 0.03})
     assert judge([crashed, killed], SEARCHING_S, scene) == Verdict(crashed)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 import pytest
 
 from mpiddp.beside.messages import (
+    LAUNCHER_S,
     Bye,
     End,
     Failed,
     Hello,
     JobEnds,
     Join,
+    Neighbour,
     Over,
     Ruling,
     ScriptEnded,
     Stage,
     Told,
+    Unwatched,
     Watched,
 )
-from mpiddp.plan.verdict import CONSEQUENCE, Report, Verdict
+from mpiddp.plan.verdict import CONSEQUENCE, OWN, Report, Verdict
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
 from mpiddp.sentinel.start import LATE_S, OTHERS_LATE_S, Start
-from mpiddp.sentinel.watcher import LAUNCHER_S, LEAVING_S, MOVES, State, Watcher
+from mpiddp.sentinel.watcher import LEAVING_S, MOVES, State, Watcher
 from tests.test_messages import member, report
 
 WATCHED = Watched("rank 1 on n0", False, None, list, False, 60.0)
@@ -59,11 +63,35 @@ def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, 
 
 @pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_S), (True, LEAVING_S)])
 def test_a_rank_that_may_be_leaving_in_order_has_longer(watcher: Watcher, script_ended: bool, wait_s: float) -> None:
-    """Its sentinel is new, and was too late to hear from rank 0's that the job is over."""
+    """Rank 0's sentinel was killed, and could not say that the job is over."""
     if script_ended:
         watcher.handle(events.FromRank(ScriptEnded()), 1.1)
     assert watcher.handle(events.CoordinatorGone(True), 2.0) == [events.SetTimer("lost", wait_s)]
     assert events.LeaveInOrder() in watcher.handle(events.FromRank(Bye()), 2.0 + wait_s - 0.1)
+
+
+@pytest.mark.parametrize(("kind", "waits"), [(OWN, False), (CONSEQUENCE, True)])
+def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_the_launcher(
+    kind: str, waits: bool, watcher: Watcher
+) -> None:
+    assert watcher.handle(events.CoordinatorKilled(), 2.0) == []
+    assert watcher.state is State.WORKING
+    failed = LOST._replace(kind=kind)
+    ruling = Ruling(Verdict(failed), 3, True)
+    actions = watcher.handle(events.FromRank(Failed(failed)), 3.0)
+    assert to_rank(actions) == ([] if waits else [ruling])
+    assert (events.SetTimer("ruling", LAUNCHER_S) in actions) == waits
+    if waits:
+        assert to_rank(watcher.handle(events.Due("ruling"), 5.0)) == [ruling]
+
+
+@pytest.mark.parametrize(("number", "told"), [(signal.SIGSEGV, True), (signal.SIGKILL, False)])
+def test_without_a_coordinator_a_crash_is_reported_and_what_a_launcher_may_have_done_is_not(
+    number: int, told: bool, watcher: Watcher
+) -> None:
+    watcher.handle(events.CoordinatorKilled(), 2.0)
+    actions = watcher.handle(events.RankGone(int(number)), 3.0)
+    assert any(isinstance(one, events.TellReason) for one in actions) == told
 
 
 def test_a_rank_whose_report_crosses_the_jobs_end_is_told_to_end(watcher: Watcher) -> None:
@@ -159,3 +187,30 @@ def test_a_reason_that_was_told_is_not_told_again(done: bool) -> None:
     assert any(isinstance(one, events.ToPeer) and isinstance(one.message, JobEnds) for one in answer) == done
     for event in (events.OwnRankGone(), events.Due("untold"), *[events.PeerLost(1)] * done):
         assert not any(isinstance(one, events.TellReason) for one in coordinator.handle(event, 3.0))
+
+
+def test_a_rank_whose_sentinel_is_killed_hears_again_what_that_may_have_heard() -> None:
+    """And another sentinel of its node watches the processes there, in the place of the one that did."""
+    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator.handle(events.OwnRank(0, member(0, world_size=4)), 1.0)
+    for rank in (1, 2, 3):
+        coordinator.handle(events.Greeted(rank, Hello(rank, "n1", 70 + rank, "1")), 1.0)
+    assert coordinator.handle(events.FromPeer(1, Unwatched()), 2.0) == [
+        events.ToPeer(2, Neighbour(rank, 70 + rank)) for rank in (1, 2, 3)]
+    assert coordinator.handle(events.FromPeer(3, Unwatched()), 2.0) == []
+    coordinator.handle(events.FromPeer(3, Failed(report(3))), 3.0)
+    ruling = events.ToPeer(3, Ruling(Verdict(report(3)), 1, True))
+    assert ruling in coordinator.handle(events.Due("look"), 3.2)
+    assert coordinator.handle(events.FromPeer(3, Unwatched()), 3.3) == [ruling]
+    coordinator.handle(events.FromPeer(3, Told()), 3.4)
+    assert coordinator.handle(events.FromPeer(1, Unwatched()), 3.5) == [events.ToPeer(1, JobEnds(1, False))]
+
+
+def test_an_unwatched_rank_that_is_gone_is_named() -> None:
+    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator.handle(events.OwnRank(0, member(0)), 1.0)
+    coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
+    coordinator.handle(events.FromPeer(1, Unwatched()), 2.0)
+    coordinator.handle(events.PeerLost(1), 3.0)
+    assert "its sentinel was killed before" in coordinator.reports[0].cause
+    assert coordinator.reports[0].rank == 1

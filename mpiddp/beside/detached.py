@@ -60,17 +60,6 @@ def close_all_but(kept: Collection[int]) -> None:
                 os.close(descriptor)
 
 
-def take_title(title: str) -> None:
-    """Show a title in the place of the command that was inherited, in `ps` and `top`; it is cut to the same length.
-
-    What /proc tells of the environment stays (setproctitle's SPT_NOENV). The import takes some milliseconds.
-    """
-    os.environ["SPT_NOENV"] = "1"
-    from setproctitle import setproctitle
-
-    setproctitle(title)
-
-
 def silence(*descriptors: int) -> None:
     """Let descriptors lead to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -14,6 +14,8 @@ from .outflow import AskLost, CrashStack, Forward, Forwarded, Lost, Outflow, Out
 
 END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
 ASK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, tell the sentinel its `Calls`
+LAUNCHER_S = 2.0  # for the launcher to end a job that has lost a rank
+LAST_S = 2.0  # for a rank whose grace is over to end by itself, or for the one that ends the job to do so
 KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container: no SIGKILL from inside does
 
 
@@ -63,8 +65,7 @@ class Answer(NamedTuple):
 class Coordinate(NamedTuple):
     """Coordinate the job's sentinels, of so many ranks: listen on `address` for those that show `token`.
 
-    The port is `port`, 0 for a free one. A descriptor that comes with it listens already: the coordinator before this
-    one did so.
+    The port is `port`, 0 for a free one.
     """
 
     address: str
@@ -138,11 +139,11 @@ class Bye(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Here is the connection to the coordinator, as a descriptor: it stays open as long as the rank or I do."""
+    """The connection to the coordinator comes with this: it stays open as long as the rank or its sentinel lives."""
 
 
 class Port(NamedTuple):
-    """The sentinel listens on this port, 0 if it cannot, as `asked` for; a coordinator's comes as a descriptor."""
+    """The sentinel listens on this port, 0 if it cannot, as `asked` for; a coordinator's listener comes with this."""
 
     number: int
     asked: str
@@ -198,7 +199,18 @@ class Interrupted(NamedTuple):
     """The rank got a SIGINT."""
 
 
+# A rank whose sentinel was killed to the coordinator, besides what its sentinel would pass on
+
+
+class Unwatched(NamedTuple):
+    """The rank has no sentinel any more, and speaks for itself over the connection of that."""
+
+
 # The coordinator to a sentinel
+
+
+class Admitted(NamedTuple):
+    """The coordinator knows the rank from now on: where the connection ends, the coordinator is gone."""
 
 
 class Neighbour(NamedTuple):
@@ -236,7 +248,8 @@ class Over(NamedTuple):
 
 Sent = (
     Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
-    | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Neighbour | Look
+    | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Unwatched | Admitted
+    | Neighbour | Look
     | Missing | JobEnds | Over | Forward | AskLost | Lost | Forwarded | SettleOutput | OutputSettled | Stacks | Progress
     | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Calls | Outflow | RankEnds | CrashStack
 )

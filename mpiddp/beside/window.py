@@ -18,7 +18,7 @@ from types import FrameType
 
 from ..exits import flush_files
 from .asking import CUT, FIRST, FLUSH, MODULE, TRACER, TRACER_END, WHERE, Calls, Progress
-from .ends import file_of
+from .helper_process import file_of
 from .lines import encode
 from .messages import ASK_SIGNAL
 

@@ -97,12 +97,9 @@ class Wire:
         self._close_descriptors()
         return found
 
-    def replace(self, sock: socket.socket) -> None:
-        """Take the place of a connection whose other end is gone, with the same number; `sock` is closed."""
-        sock.settimeout(PATIENCE_S)
-        os.dup2(sock.fileno(), self.fileno(), inheritable=False)
-        sock.close()
-        self._begun = self._unsent = b""
+    def shut_down(self) -> None:
+        """Send no more; raise OSError if the other end is gone."""
+        self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the connection, and the descriptors that nobody took."""

@@ -9,14 +9,12 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ..beside.detached import fork_detached, reap
-from ..beside.ends import file_of, has_ended, miss, miss_no_more, open_ends
+from ..beside.helper_process import HelperProcess, OwnDescriptors
 from ..beside.messages import Message
 from ..beside.outflow import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, RankEnds, SettleOutput
 from ..beside.window import FOR_OTHERS
-from ..beside.wire import Wire
 from ..say import write_all
 from .process import FOREVER_S, PIPE_BYTES, relay
 
@@ -31,56 +29,52 @@ class Relay:
 
     def __init__(self) -> None:
         """Fork it; where that fails it is gone from the beginning."""
-        ours, its = open_ends()
+        self._descriptors = OwnDescriptors()
         self._reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
-        forking = fork_detached(lambda: relay(Wire(its.wire), *self._reading),
-                                kept=(its.wire.fileno(), its.life, *self._reading),
-                                name=f"the process that passes the output of process {os.getpid()} on")
-        reap(forking)
-        its.close()
-        self._socket, self._life = ours
-        self._files = {one: file_of(one) for one in (*self._reading, self._life)}
-        os.set_blocking(self._life, False)
-        self._control = Wire(self._socket)
+        for descriptor in self._reading:
+            self._descriptors.keep(descriptor)
+        self._helper = HelperProcess(f"the output relay of process {os.getpid()}",
+                                     lambda channel: relay(channel, *self._reading), kept=self._reading)
+        self._helper.reap_forker()
+        self._channel = self._helper.channel
         self._inbox: dict[type[Message], Message] = {}
 
     def dismiss(self) -> None:
         """End the relay, which is not needed."""
-        self._control.close()
-        for descriptor in (*self._writing, *self._reading, self._life):
+        self._helper.close()
+        self._descriptors.close()
+        for descriptor in self._writing:
             os.close(descriptor)
 
     def begin(self, forward: Forward, listener: int = -1) -> int:
         """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one.
 
-        Return a socket for the sentinel, where output is folded or goes to a log; else -1. From now on END_SIGNAL comes
-        when the relay is gone.
+        Return a socket for the sentinel, where output is folded or goes to a log; else -1.
         """
-        self._control.send(forward, listener)
+        self._channel.send(forward, listener)
         if listener >= 0:
             os.close(listener)
         outflow = -1
         if forward.folding is not None or forward.log.path:
             ours, its = socket.socketpair()
-            self._control.send(Outflow(), its.fileno())
+            self._channel.send(Outflow(), its.fileno())
             its.close()
             outflow = ours.detach()
         for descriptor, pipe in enumerate(self._writing, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
-        miss(self._life)
         return outflow
 
-    def is_gone(self) -> bool:
-        """Tell whether the relay has ended, or was killed."""
-        return self._is_ours(self._life) and has_ended(self._life)
+    def watch(self, on_death: Callable[[], object]) -> None:
+        """Call `on_death` once if the relay dies."""
+        self._helper.watch(on_death)
 
     def replace(self, terminal: Sequence[int]) -> None:
         """Pass on in the place of a relay that is gone, to two descriptors, what it has not read.
 
         So does a thread with what other processes write, as the workers of a DataLoader.
         """
-        left = {one: os.dup(to) for one, to in zip(self._reading, terminal, strict=True) if self._is_ours(one)}
+        left = {one: os.dup(to) for one, to in zip(self._reading, terminal, strict=True) if self._descriptors.has(one)}
         for source in left:
             os.set_blocking(source, False)
         pass_on(left)
@@ -89,7 +83,7 @@ class Relay:
 
     def settle(self) -> None:
         """Wait, not for long, until all is shown that ranks have written."""
-        self._control.send(SettleOutput())
+        self._channel.send(SettleOutput())
         with contextlib.suppress(EOFError, OSError):
             self._await(OutputSettled, SETTLING_S)
 
@@ -98,7 +92,7 @@ class Relay:
 
         Returns -1 for none, and where the relay does not answer in time: it may wait for a slow reader.
         """
-        self._control.send(AskLost())
+        self._channel.send(AskLost())
         try:
             message = self._await(Lost, timeout_s)
         except (EOFError, OSError):
@@ -113,25 +107,18 @@ class Relay:
         that is wanted. Other processes may still write to the relay. Raises EOFError, or another OSError, where it is
         gone.
         """
-        if self._is_ours(self._life):
-            miss_no_more(self._life)
-        self._control.send(RankEnds(in_order))
-        self._socket.shutdown(socket.SHUT_WR)
+        self._helper.stop_watching()
+        self._channel.send(RankEnds(in_order))
+        self._channel.shut_down()
         message = self._await(Forwarded, FOREVER_S)
         assert isinstance(message, Forwarded)
         return message.lost
-
-    def _is_ours(self, descriptor: int) -> bool:
-        """Tell whether a descriptor is still what it was: a script may close all that it has."""
-        with contextlib.suppress(OSError):
-            return self._files[descriptor] == file_of(descriptor)
-        return False
 
     def _await(self, kind: type[Message], timeout_s: float) -> Message:
         """Return the next message of a kind, and keep others; raise as Wire.receive() does where none comes in time."""
         deadline = time.monotonic() + timeout_s
         while kind not in self._inbox:
-            for message in self._control.receive(max(0.001, deadline - time.monotonic())):
+            for message in self._channel.receive(max(0.001, deadline - time.monotonic())):
                 self._inbox[type(message)] = message
         return self._inbox.pop(kind)
 

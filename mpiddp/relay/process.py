@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..beside.detached import take_title
+from ..beside.helper_process import take_title
 from ..beside.loop import Loop
 from ..beside.messages import Message
 from ..beside.outflow import (

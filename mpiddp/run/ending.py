@@ -94,7 +94,7 @@ class Ending:
 
     def watch(self, leave: Callable[[], object], outlet: Outlet) -> None:
         """Direct this process's output from now on, and notice whatever ends it, as watch_script() says."""
-        self._sentinel.watch_script(self._output.begin(outlet), self._output.replace_relay)
+        self._sentinel.watch_script(self._output.begin(outlet))
         self._leave, self._has_script = leave, True
 
         @functools.wraps(hard_exit)

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..beside.ends import file_of
+from ..beside.helper_process import file_of
 from ..beside.outflow import Forward
 from ..config import PREFIX, LaunchConfig
 from ..errors import EXIT_OUTPUT_LOST
@@ -90,6 +90,8 @@ class Output:
                 os.dup2(file, descriptor)
             os.close(file)
         self._files = [file_of(descriptor) for descriptor in (1, 2)]
+        if self._relay is not None:
+            self._relay.watch(self._do_without_relay)
         return outflow
 
     def reveal(self, text: str) -> None:
@@ -117,27 +119,21 @@ class Output:
             return self._log_end
         return self._relay.log_lost(timeout_s)
 
-    def replace_relay(self) -> bool:
-        """Let this rank write to the terminal itself if its relay is gone, and tell whether it is."""
-        if self._terminal is None or self._relay is None or not self._relay.is_gone():
-            return False
-        self._do_without_relay()
-        return True
-
     def _do_without_relay(self) -> None:
+        """Let this rank write to the terminal itself."""
         assert self._terminal is not None
         assert self._relay is not None
         relay, self._relay = self._relay, None
         self._restore_descriptors()
         relay.replace(self._terminal)
         self._is_folded, self._lost = False, self._shown
-        words = "some may be lost, and more goes straight to stdout and stderr"
+        words = "some output may be lost, and more goes straight to stdout and stderr"
         if self._log.path:
             words += f"; its log ends here: {self._log.path}"
             if not self._log.most_bytes:
                 with contextlib.suppress(OSError):
                     self._log_end = os.stat(self._log.path).st_size
-        say(f"mpiddp: {self._who}: the process that passed its output on is gone: {words}")
+        say(f"mpiddp: the output relay of {self._who} exited unexpectedly: {words}")
 
     def _restore_descriptors(self) -> None:
         """Let stdout and stderr lead to the terminal again; one by which the script writes elsewhere is left alone."""

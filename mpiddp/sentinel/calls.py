@@ -10,14 +10,15 @@ from collections.abc import Callable
 from functools import partial
 
 from ..beside.entrance import AT_ONCE, PAUSE_S, keep_alive
-from ..beside.handshake import Challenge, connect
+from ..beside.handshake import Challenge
 from ..beside.loop import Loop
 from ..beside.messages import Hello, Join
 from ..beside.wire import Wire, listen
 from ..plan.words import at_port
 
 CONNECTING_S, ATTEMPTS = 2.0, 3
-CALLING_S = 60.0  # for another coordinator to take a call, and for any to answer: its node may be busy
+ROOM_S = 30.0  # between two calls to a port that has no room
+CALLING_S = 60.0  # for the coordinator to answer on a connection: its node may be busy
 
 
 class Answering:
@@ -53,16 +54,12 @@ class Answering:
 
 
 class Dialling:
-    """Connects a member's sentinel to the coordinator without waiting; who refuses is not there.
+    """Connects a member's sentinel to the coordinator without waiting, in three attempts; who refuses is not there."""
 
-    At first there are three attempts. Where the coordinator was there before (`met`), it is called for a minute: its
-    port may be full while rank 0 is too busy to start another one. It has as long to answer on a connection.
-    """
-
-    def __init__(self, loop: Loop, request: Join, met: bool, answer: Callable[[Wire | None, str], None]) -> None:
+    def __init__(self, loop: Loop, request: Join, answer: Callable[[socket.socket | None, str], None]) -> None:
         """Call `answer` with the connection; with None, and the reason, where none could be made."""
         self._loop, self._request, self._answer = loop, request, answer
-        self._left_s = CALLING_S if met else ATTEMPTS * (CONNECTING_S + PAUSE_S)
+        self._left_s = ATTEMPTS * (CONNECTING_S + PAUSE_S)
         self._connection: socket.socket | None = None
 
     def dial(self) -> None:
@@ -109,7 +106,7 @@ class Dialling:
         if shown:
             self._loop.forget(self._connection)
             self._loop.drop_timers("dial")
-            self._answer(greet(self._connection, self._request), "")
+            self._answer(self._connection, "")
 
     def _give_up(self, error: str, refused: bool = False) -> None:
         assert self._connection
@@ -129,9 +126,27 @@ class Dialling:
             self._answer(None, f"no connection to rank 0's sentinel at {where}: {error}")
 
 
-def dial(request: Join) -> Wire:
-    """Connect a member's sentinel to the coordinator; raise OSError or EOFError if that fails."""
-    return greet(connect((request.address, request.port), request.token, CONNECTING_S, CALLING_S), request)
+def watch_rank_0(loop: Loop, request: Join, on_end: Callable[[bool], None]) -> None:
+    """Call `on_end` when rank 0 has ended, whose sentinel was killed; with False where its node cannot be reached.
+
+    Rank 0 has the coordinator's port, too. Its kernel makes a connection to that, which nobody takes, and ends it with
+    rank 0.
+    """
+    def look() -> None:
+        loop.forget(connection)
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        connection.close()
+        on_end(error in (0, errno.ECONNRESET))
+
+    try:
+        connection = socket.create_connection((request.address, request.port), CONNECTING_S)
+        keep_alive(connection)
+    except TimeoutError:  # the port has no room for thousands
+        loop.set_timer("rank 0", ROOM_S, partial(watch_rank_0, loop, request, on_end))
+    except OSError as error:
+        on_end(isinstance(error, ConnectionRefusedError))
+    else:
+        loop.listen(connection, look)
 
 
 def greet(connection: socket.socket, request: Join) -> Wire:

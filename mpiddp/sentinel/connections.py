@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..beside import messages
 from ..beside.asking import Ask
-from ..beside.entrance import SHOWING_S
 from ..beside.loop import Loop
 from ..beside.wire import Wire
 from . import events
-from .calls import Answering, Dialling
+from .calls import Answering, Dialling, greet, watch_rank_0
 from .errands import Errands
 
 if TYPE_CHECKING:
     from .office import Office
 
-MOST_CUT_OFF = 3  # connections in a row that end soon after they were made
+MOST_CUT_OFF = 3  # connections to the coordinator that end before it knows this rank: strangers crowd them out
 
 
 class Connections:
@@ -30,12 +28,11 @@ class Connections:
     def __init__(
         self, loop: Loop, rank_wire: Wire, signals: socket.socket, watched: messages.Watched,
         post: Callable[[events.WatcherEvent], None], on_rank_closed: Callable[[], None], began_s: float,
-        is_first: bool, errands: Errands,
+        errands: Errands,
     ) -> None:
         """Connect to the rank alone; `post` gets the events, `on_rank_closed` is called when it hangs up.
 
-        `began_s` is when the rank's watch began, on time.monotonic()'s clock. Where this sentinel is not the first one,
-        another has met the coordinator.
+        `began_s` is when the rank's watch began, on time.monotonic()'s clock.
         """
         self._began_s, self._errands = began_s, errands
         self._loop, self._rank_wire, self._signals = loop, rank_wire, signals
@@ -43,11 +40,9 @@ class Connections:
         self._answering: Answering | None = None  # in rank 0's sentinel
         self._office: Office | None = None  # there, too
         self._coordinator: Wire | None = None  # in others
-        self._unsent: list[messages.Sent] | None = None  # to the coordinator, while it is called
+        self._early: list[messages.Sent] | None = None  # to the coordinator, until it knows this rank
         self._request: messages.Join | None = None  # by which it is called
-        self._called_s = 0.0
-        self._met = not is_first  # it was there once
-        self._cut_off = 0  # how often a connection ended soon after it was made
+        self._cut_off = 0  # how often a connection ended before that
         loop.listen(rank_wire, self._read_rank)
         loop.listen(signals, self._read_signals)
 
@@ -65,10 +60,8 @@ class Connections:
 
         if self._answering is not None:
             self._answering.close()  # by now every node has tried
-        listener = self._rank_wire.take_descriptor()
         try:
-            self._office = Office(self._loop, request, self._watched, self._post, self._began_s, self._errands,
-                                  listener)
+            self._office = Office(self._loop, request, self._watched, self._post, self._began_s, self._errands)
         except OSError:
             self.tell_rank(messages.Port(0, "Coordinate"))
         else:
@@ -79,14 +72,14 @@ class Connections:
         if self._office is not None:
             self._office.join(request.member)
         elif request.port:
-            self._request = request
-            self._call(request)
+            self._request, self._early = request, []
+            self._call()
         else:
             self._post(events.NoCoordinator())
 
-    def _call(self, request: messages.Join) -> None:
-        self._unsent, self._called_s = [], time.monotonic()
-        Dialling(self._loop, request, self._met, self._on_answer).dial()
+    def _call(self) -> None:
+        assert self._request
+        Dialling(self._loop, self._request, self._on_answer).dial()
 
     def watch_neighbour(self, rank: int, pid: int) -> None:
         """Tell when a process of this node ends: one sentinel sees in which order several do."""
@@ -104,9 +97,10 @@ class Connections:
         """Send a message to the coordinator, if there is one; what comes of that is an event."""
         if self._office is not None:
             self._office.hear_own(message)
-        elif self._unsent is not None:
-            self._unsent.append(message)
-        elif self._coordinator is not None:
+            return
+        if self._early is not None:
+            self._early.append(message)
+        if self._coordinator is not None:
             self._coordinator.send(message)
 
     def let_all_end(self) -> None:
@@ -132,20 +126,21 @@ class Connections:
             self._office.flush()
             self._office.close()
 
-    def _on_answer(self, wire: Wire | None, error: str) -> None:
-        """Take the connection to the coordinator; None if it could not be made."""
-        unsent, self._unsent = self._unsent or [], None
-        self._coordinator = wire
-        if wire is None:
-            self._post(events.CoordinatorGone(closed=True) if self._met else events.NoCoordinator(error))
+    def _on_answer(self, connection: socket.socket | None, error: str) -> None:
+        """Take the connection to the coordinator; None if it could not be made.
+
+        The rank has it before the coordinator knows of the rank: it does not end with this process then.
+        """
+        assert self._request
+        if connection is None:
+            self._early = None
+            self._post(events.NoCoordinator(error))
             return
-        self._loop.listen(wire, self._read_coordinator)
-        self._rank_wire.send(messages.Reached(), wire.fileno())
-        if self._met:
-            self._post(events.CoordinatorBack())
-        self._met = True
-        for message in unsent:
-            wire.send(message)
+        self._rank_wire.send(messages.Reached(), connection.fileno())
+        self._coordinator = greet(connection, self._request)
+        self._loop.listen(self._coordinator, self._read_coordinator)
+        for message in self._early or []:
+            self._coordinator.send(message)
 
     def _read_rank(self) -> None:
         try:
@@ -163,26 +158,27 @@ class Connections:
             received = self._coordinator.receive()
         except (EOFError, OSError) as error:
             self._loop.forget(self._coordinator)
+            self._coordinator.close()
             self._coordinator = None
-            closed = isinstance(error, EOFError)
-            if closed and self._request is not None and self._may_call_again():
-                self._call(self._request)
-            else:
-                self._post(events.CoordinatorGone(closed))
+            self._on_lost(isinstance(error, EOFError))
             return
         for message in received:
-            if isinstance(message, messages.Over):
-                self._request = None  # it will not be there again
+            if isinstance(message, messages.Admitted):
+                self._early = None
+            elif isinstance(message, messages.Over):
+                self._request = None  # the coordinator ends
             self._post(events.FromCoordinator(message))
 
-    def _may_call_again(self) -> bool:
-        """Tell whether it is worth while: strangers may have crowded this one out, or another coordinator be there.
-
-        As long as rank 0 lives, its port is open, also while nobody listens there.
-        """
-        early = time.monotonic() - self._called_s < SHOWING_S
-        self._cut_off = self._cut_off + 1 if early else 0
-        return self._cut_off <= MOST_CUT_OFF
+    def _on_lost(self, closed: bool) -> None:
+        """Call again where strangers have crowded this sentinel out; else tell that the coordinator is gone."""
+        if self._early is not None and closed and self._cut_off < MOST_CUT_OFF:
+            self._cut_off += 1
+            self._call()
+        elif closed and self._request is not None:
+            self._post(events.CoordinatorKilled())
+            watch_rank_0(self._loop, self._request, lambda closed: self._post(events.CoordinatorGone(closed)))
+        else:
+            self._post(events.CoordinatorGone(closed))
 
     def _read_signals(self) -> None:
         """Tell of a SIGINT, which a rank in a collective notices only when that ends, and ask at a SIGQUIT."""

@@ -131,21 +131,33 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             self._send(peer, message)
 
     def _greet(self, link: int, hello: messages.Hello) -> None:
-        """Admit the sentinel of a rank; where it has one already, that was killed, or has called anew."""
+        """Admit the sentinel of a rank, unless the rank has one."""
         is_member = self._own is None or 0 < hello.rank < self._own.world_size
-        if not (is_member and self.peers.may_be(hello)):
+        if is_member and hello.rank not in self.peers.by_rank:
+            self._do(events.ToPeer(link, messages.Admitted()))
+            self._admit(link, hello)
+        else:
             self._do(events.Drop(link))
-            return
-        if former := self.peers.by_rank.get(hello.rank):
-            self._drop(former)
-        self._admit(link, hello)
 
     def _admit(self, link: int, hello: messages.Hello) -> None:
         peer = self.peers.admit(link, hello)
-        for elder, news in self.peers.introduce(peer):
-            self._send(elder, news)
+        self._send(*self.peers.introduce(peer))
         if self._verdict is not None and self.state in (State.ANNOUNCED, State.ENDING):
             self._send(peer, messages.JobEnds(self._verdict.first.status, abort=self.state is State.ENDING))
+
+    def _on_unwatched(self, peer: Peer) -> None:
+        """Note that a rank speaks for itself, and tell it again what its sentinel may have heard."""
+        for elder, news in self.peers.unwatch(peer):
+            self._send(elder, news)
+        self._silent.discard(peer.rank)
+        if self._verdict is None:
+            return
+        first = self._verdict.first
+        if peer.rank == first.rank and not self._told:
+            self._send(peer, messages.Ruling(self._verdict, first.status, abort=True))
+        if self.state in (State.ANNOUNCED, State.ENDING):
+            abort = self.state is State.ENDING and self._must_abort(peer.rank)
+            self._send(peer, messages.JobEnds(first.status, abort, waits=peer.ruled))
 
     def _on_message(self, peer: Peer, message: messages.Message) -> None:
         match message:
@@ -182,6 +194,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 self._do(*self._late_ranks.note(peer.rank, name))
             case messages.Bye():
                 self._drop(peer)
+            case messages.Unwatched():
+                self._on_unwatched(peer)
             case messages.Unreadable(error):
                 raise ValueError(error)
 
@@ -220,6 +234,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             self._told = False
         with_it = "its sentinel" if peer.pid != 1 else "all else in its container"
         cause, status = f"is gone, and {with_it} with it", 137
+        if not peer.watched:
+            cause = "is gone; its sentinel was killed before, so nobody saw how it ended"
         if error:
             cause, status = f"is out of reach, its node or its network is down ({error})", 1
         if self._verdict is None:
@@ -248,7 +264,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self.reports.append(report)
         self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
         if len(self.reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
-            self._silent.update(self.peers.by_rank)
+            self._silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
             self._tell_all(messages.Look())
             self._do(*self._search.begin())
 
@@ -311,8 +327,9 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             return True
         if self._ender is None:
             first = self._verdict.first.rank
-            others = (one for one, peer in self.peers.by_rank.items() if one != first and not peer.gone)
-            self._ender = first if first in self._living else min(self._living or others, default=first)
+            others = [peer for one, peer in self.peers.by_rank.items() if one != first and not peer.gone]
+            watched = [peer.rank for peer in others if peer.watched] or [peer.rank for peer in others]
+            self._ender = first if first in self._living else min(self._living or watched, default=first)
         return rank == self._ender or (rank in self._living and self._ender not in self.peers.by_rank)
 
     def _announce_end(self) -> None:

@@ -51,7 +51,7 @@ class RankGone(Record):
 
 
 class CoordinatorGone(Record):
-    """The connection to the coordinator is `closed`, or leads nowhere any more."""
+    """Rank 0 and the coordinator are gone, or their node cannot be reached any more, if they are not `closed`."""
 
     closed: bool
 
@@ -62,8 +62,8 @@ class NoCoordinator(Record):
     error: str = ""
 
 
-class CoordinatorBack(Record):
-    """There is a coordinator again, which knows nothing of what the one before it was told."""
+class CoordinatorKilled(Record):
+    """The connection to the coordinator is closed, and nobody rules any more; rank 0 may go on without its sentinel."""
 
 
 class StepDaemonGone(Record):
@@ -137,8 +137,8 @@ class OwnRankGone(Record):
 
 
 WatcherEvent = (
-    FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | CoordinatorBack | StepDaemonGone
-    | Noticed | Due
+    FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | CoordinatorKilled
+    | StepDaemonGone | Noticed | Due
 )
 CoordinatorEvent = (
     Greeted | FromPeer | PeerLost | OwnRank | Found | Stalled | Deserted | OwnRankLeft | OwnRankGone | Due
@@ -196,7 +196,7 @@ class ToRank(Record):
 
 
 class ToCoordinator(Record):
-    """Send a message to the coordinator; `CoordinatorGone` follows if it cannot be sent."""
+    """Send a message to the coordinator; `CoordinatorKilled` follows if it cannot be sent."""
 
     message: Sent
 

@@ -50,15 +50,15 @@ class Office:
 
     def __init__(
         self, loop: Loop, request: Coordinate, watched: Watched, post: Callable[[events.WatcherEvent], None],
-        began_s: float, errands: Errands, listener: int = -1,
+        began_s: float, errands: Errands,
     ) -> None:
-        """Listen where it is requested; raise OSError where that is not possible. `listener` is that of Entrance.
+        """Listen where it is requested; raise OSError where that is not possible.
 
         `post` tells the own watcher. `began_s` is when the watch of rank 0 began, on time.monotonic()'s clock.
         """
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._entrance = Entrance(loop, request, self._await_hello, listener)
+        self._entrance = Entrance(loop, request, self._await_hello)
         self.port = self._entrance.port
         self._loop, self._watched, self._post, self._errands = loop, watched, post, errands
         self._coordinator = Coordinator(watched, began_s)
@@ -78,7 +78,7 @@ class Office:
         self.handle(events.OwnRank(OWN_LINK, member))
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
-        self._card = card  # one before this may have written it
+        self._card = card
         if RESTARTS in os.environ and member.error_file:
             self._mark = f"{member.error_file}{RUNNING}"
             run_unheard(partial(touch, self._mark))
@@ -187,7 +187,7 @@ class Office:
         """Ask all sentinels where their ranks are, for the one who has asked over a link."""
         peers = self._coordinator.peers
         survey = self._inquiry().survey
-        questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items()},
+        questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched},
                                {rank: peers.hosts[rank] for rank in peers.by_rank})
         if questions:  # none is on its way
             self._loop.set_timer("survey", LONGEST_S, lambda: self._send(survey.answer()))
@@ -252,8 +252,9 @@ class Office:
                     self._ask(link)
                 elif isinstance(message, Inspect):
                     peer = self._coordinator.peers.by_rank.get(message.rank)
-                    self._send([(peer.link, message._replace(asker=link)) if peer else
-                                (link, Inspected(message.rank, "is not there any more"))])
+                    how = "is not watched any more: its sentinel was killed" if peer else "is not there any more"
+                    self._send([(peer.link, message._replace(asker=link)) if peer and peer.watched else
+                                (link, Inspected(message.rank, how))])
                 elif isinstance(message, Hello):
                     greeted = True
                     self.handle(events.Greeted(link, message))

@@ -16,6 +16,7 @@ class Peer:
         self.link, self.rank, self.host = link, hello.rank, hello.host
         self.namespace, self.pid = hello.namespace, hello.pid
         self.gone = False  # the rank
+        self.watched = True  # its sentinel lives; else the rank speaks for itself over this link
         self.ruled = False  # it failed too, and has its ruling: it waits for the job's end
 
 
@@ -31,25 +32,26 @@ class Peers:
         self.hosts: dict[int, str] = {}
         self._elders: dict[str, Peer] = {}
 
-    def may_be(self, hello: Hello) -> bool:
-        """Tell whether this may be the sentinel of a rank: a rank has one, and another one if that was killed."""
-        former = self.by_rank.get(hello.rank)
-        return former is None or (former.namespace, former.pid) == (hello.namespace, hello.pid)
-
     def admit(self, link: int, hello: Hello) -> Peer:
         """Admit a sentinel."""
         self.hosts[hello.rank] = hello.host
         peer = self.by_link[link] = self.by_rank[hello.rank] = Peer(link, hello)
         return peer
 
-    def introduce(self, peer: Peer) -> Iterator[tuple[Peer, Neighbour]]:
-        """Yield what to tell elders because one is new: whom to watch."""
-        elder, news = self._elders.setdefault(peer.namespace, peer), [peer]
-        if elder is not peer and elder.rank == peer.rank:  # in the place of one that was killed: it knows of nobody yet
-            self._elders[peer.namespace] = elder = peer
-            news = [one for one in self.by_rank.values() if one.namespace == peer.namespace]
-        for one in news:
-            yield elder, Neighbour(one.rank, one.pid)
+    def introduce(self, peer: Peer) -> tuple[Peer, Neighbour]:
+        """Return what to tell the elder of a new one's namespace: whom to watch."""
+        return self._elders.setdefault(peer.namespace, peer), Neighbour(peer.rank, peer.pid)
+
+    def unwatch(self, peer: Peer) -> Iterator[tuple[Peer, Neighbour]]:
+        """Note that a sentinel was killed, and its rank lives; yield what to tell the next elder, if that was it."""
+        peer.watched = False
+        if self._elders[peer.namespace] is not peer:
+            return
+        here = [one for one in self.by_rank.values() if one.namespace == peer.namespace]
+        if elder := next((one for one in here if one.watched), None):
+            self._elders[peer.namespace] = elder
+            for one in here:
+                yield elder, Neighbour(one.rank, one.pid)
 
     def drop(self, peer: Peer) -> None:
         """Forget a sentinel that has left, or is gone."""

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 
 from ..plan.member import Member
-from ..plan.verdict import ENDED, OUT_OF_MEMORY, Report
+from ..plan.verdict import CONSEQUENCE, ENDED, OUT_OF_MEMORY, Report
 
 HEAD = "(most recent call first):"  # the end of the line before a thread's frames
 CRASHED = "Current thread"
@@ -39,6 +39,12 @@ def early_death(status: int | None, out_of_memory: bool) -> str:
     if number := status & 0x7F:
         return "" if number in BY_LAUNCHERS and not out_of_memory else killed(number, out_of_memory)
     return f"left with status {status >> 8}"
+
+
+def may_follow_from_another(report: Report) -> bool:
+    """Tell whether a rank may have ended because another one did: it has lost that, or its launcher has ended it."""
+    by_launcher = report.signal in map(signal_name, BY_LAUNCHERS) and OUT_OF_MEMORY not in report.cause
+    return report.kind == CONSEQUENCE or by_launcher
 
 
 def killed(number: int, out_of_memory: bool) -> str:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from ..beside import index
 from ..beside.asking import FLUSH, TRACER, TRACER_END, Answers, Inspect, Sight, Stacks, Where
-from ..beside.detached import silence, take_title
+from ..beside.detached import silence
+from ..beside.helper_process import take_title
 from ..beside.loop import Loop
 from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
 from ..beside.outflow import CrashStack, Outflow, OutputSettled, SettleOutput
@@ -44,41 +45,37 @@ SETTLING_S = 0.35  # for output to be shown: the coordinator waits half a second
 LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
 
 
-def watch(
-    rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched, began_s: float, is_first: bool = True
-) -> None:
+def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched, began_s: float) -> None:
     """Be the sentinel of process `pid` until that is gone; `signals` brings the number of each signal that it gets.
 
-    `began_s` is when the rank's watch began, on time.monotonic()'s clock. It is not the first sentinel if another one
-    was killed.
+    `began_s` is when the rank's watch began, on time.monotonic()'s clock.
     """
     silence(0, 1)
     Voice().begin()
     unmap_inherited()
     try:
         process = Process(pid)
-    except ProcessLookupError:  # it is gone already; if it was watched before, the coordinator knows
-        if is_first and not knows_why(rank_wire):
+    except ProcessLookupError:  # it is gone already
+        if not knows_why(rank_wire):
             say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
             time.sleep(OTHERS_S)
             run_unheard(partial(cancel, watched.step))
         return
-    Sentinel(rank_wire, signals, process, watched, began_s, is_first).loop.run()
+    Sentinel(rank_wire, signals, process, watched, began_s).loop.run()
 
 
 class Sentinel:
     """Joins the logic of a watcher to a rank's process, to connections and to the clock."""
 
     def __init__(
-        self, rank_wire: Wire, signals: socket.socket, process: Process, watched: Watched, began_s: float,
-        is_first: bool,
+        self, rank_wire: Wire, signals: socket.socket, process: Process, watched: Watched, began_s: float
     ) -> None:
         self.loop = Loop(self.excuse)
-        self._watched, self._process, self._is_first = watched, process, is_first
+        self._watched, self._process = watched, process
         self._watcher = Watcher(watched, began_s)
         self._errands = Errands(self.loop)
         self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank,
-                                        began_s, is_first, self._errands)
+                                        began_s, self._errands)
         self._leftovers = Leftovers(process.pid)
         self._sight = Sight()
         self._looking: Looking | None = None
@@ -247,8 +244,6 @@ class Sentinel:
         except ProcessLookupError:
             self._note_end(None)
             return
-        if not self._is_first and self._watcher.state is State.STARTING and status is None:  # the rank has given it up
-            self._end()
         if status is not None:
             self._note_end(status)
         elif self._process.ended < 0:

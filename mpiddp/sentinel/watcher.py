@@ -9,6 +9,7 @@ import enum
 
 from ..beside import messages
 from ..beside.asking import Answers, Inspect, Stacks, Where
+from ..beside.messages import LAST_S, LAUNCHER_S
 from ..beside.outflow import Outflow
 from ..plan.member import Member
 from ..plan.verdict import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
@@ -16,14 +17,12 @@ from ..plan.words import shortened
 from ..say import FORWARDING_S
 from . import events
 from .machine import Machine
-from .postmortem import crash_stack, early_death, report_on
+from .postmortem import crash_stack, early_death, may_follow_from_another, report_on
 from .start import HARD_GRACE_S, OTHERS_S, Start
 
 RULING_S = 2.5  # for the coordinator to rule
-LAUNCHER_S = 2.0  # for the launcher to end a job that has lost its rank 0
 LEAVING_S = 10.0  # for a rank whose script has ended to leave a job whose rank 0 may have left it in order
 ASKING_S = 1.0  # between one way to end a rank and the next, harder one
-LAST_S = 2.0  # for a rank whose grace is over to end by itself, or for the one that ends the job to do so
 
 
 class State(enum.Enum):
@@ -55,7 +54,11 @@ MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which oth
 
 
 class Watcher(Machine[State, events.WatcherAction]):
-    """Reports to the coordinator why its rank ends, and ends it when the coordinator rules so."""
+    """Reports to the coordinator why its rank ends, and ends it when the coordinator rules so.
+
+    Without a coordinator it rules itself that its rank was the first to fail, unless it has lost another rank, or its
+    launcher may have ended it.
+    """
 
     moves = MOVES
 
@@ -95,8 +98,8 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._alone = True
                 if error:
                     self._do(events.Say(f"mpiddp: {self.watched.who} is not watched together with the others: {error}"))
-            case events.CoordinatorBack():
-                self._tell_again()
+            case events.CoordinatorKilled():
+                self._on_coordinator_killed()
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
             case events.Noticed(message):
@@ -197,13 +200,24 @@ class Watcher(Machine[State, events.WatcherAction]):
         self._move("reported")
         if not self._alone:
             self._do(events.SetTimer("ruling", RULING_S), events.ToCoordinator(messages.Failed(report, self.gone)))
-        elif self.state is not State.DESERTED or report.kind != CONSEQUENCE:
+        elif self.gone or report.kind != CONSEQUENCE:
             self._rule_alone()
+        elif self.state is not State.DESERTED:  # the rank that was first has asked the launcher to end the job
+            self._do(events.SetTimer("ruling", LAUNCHER_S))
 
     def _rule_alone(self) -> None:
         """Answer a report in the place of the coordinator."""
         if self._waiting is not None:
-            self._take_ruling(self._ruling or messages.Ruling(Verdict(self._waiting), self._waiting.status, True))
+            is_told = not (self.gone and self._alone and may_follow_from_another(self._waiting))
+            verdict = Verdict(self._waiting) if is_told else None
+            self._take_ruling(self._ruling or messages.Ruling(verdict, self._waiting.status, True))
+
+    def _say_rank_0_is_gone(self, words: str = "") -> None:
+        """Say so, once on a node."""
+        assert self.member
+        how = "gone" if self._closed else f"out of reach of {self.member.host}"
+        if self.watched.first_on_node:
+            self._do(events.Say(f"mpiddp: rank 0 is {how}{words}"))
 
     def _take_ruling(self, ruling: messages.Ruling) -> None:
         """Pass a ruling on to the rank; if that is gone, do what the rank would have to do."""
@@ -233,29 +247,27 @@ class Watcher(Machine[State, events.WatcherAction]):
             self._do(events.AskToFlush(), events.SetTimer("ask", min(ASKING_S, self._grace_s())))
         self._kill_in_time()
 
-    def _on_coordinator_gone(self, closed: bool) -> None:
-        """Wait whether the launcher ends the rank, if the coordinator is gone in the middle of the job."""
-        self._alone, self._closed = True, closed
-        if self._over or self._ruling is not None or (self._waiting is not None and self._waiting.kind == OWN):
+    def _on_coordinator_killed(self) -> None:
+        """Rule alone from now on: what the coordinator has not answered, and what comes."""
+        self._alone = True
+        is_own = self._waiting is not None and self._waiting.kind == OWN
+        if self._over or self._ruling is not None or self.gone or is_own:
             self._rule_alone()
-        if not self._over and self._move("deserted"):
-            self._do(events.SetTimer("lost", LEAVING_S if self._script_ended is not None else LAUNCHER_S))
 
-    def _tell_again(self) -> None:
-        """Tell a new coordinator what it has to know."""
-        if self._script_ended is not None:
-            self._do(events.ToCoordinator(self._script_ended))
-        if self._waiting is not None:
-            self._do(events.ToCoordinator(messages.Failed(self._waiting, self.gone)))
+    def _on_coordinator_gone(self, closed: bool) -> None:
+        """Wait whether the launcher ends the rank, if rank 0 is gone in the middle of the job."""
+        self._on_coordinator_killed()
+        if self._over or not self._move("deserted"):
+            return
+        self._closed = closed
+        self._do(events.SetTimer("lost", LEAVING_S if self._script_ended is not None else LAUNCHER_S))
 
     def _end_without_coordinator(self) -> None:
         """End the rank, which its launcher has not ended although rank 0 and its sentinel are gone."""
         assert self.member
         if self.gone or self.state is not State.DESERTED:
             return
-        if self.watched.first_on_node:
-            how = "gone" if self._closed else f"out of reach of {self.member.host}"
-            self._do(events.Say(f"mpiddp: rank 0 is {how}: ending the ranks on {self.member.host}"))
+        self._say_rank_0_is_gone(f": ending the ranks on {self.member.host}")
         self._end_rank(messages.JobEnds(1, abort=True))
         self._rule_alone()
 
@@ -267,10 +279,14 @@ class Watcher(Machine[State, events.WatcherAction]):
         self._do(events.LogStack(shortened(stack, LONG_TEXT)))
         if self.state is State.STARTING:
             self._do(*self.start.tell_death(early_death(event.status, event.out_of_memory)))
+        if self.state is State.DESERTED and self._script_ended is None:
+            self._say_rank_0_is_gone()
         if self.state is State.WORKING and self.member is not None:
             self._report(brief(report_on(self.member, event.status, event.out_of_memory, stack)))
         elif self.state is not State.REPORTED:
             self._clean_up()
+        elif self._alone:
+            self._rule_alone()
 
     def _on_step_daemon_gone(self) -> None:
         """Tell it the coordinator; if there is none yet, say it, and end the rank, which nobody else ends."""

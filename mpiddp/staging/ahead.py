@@ -29,8 +29,8 @@ sentinel.postmortem sentinel.process sentinel.segments sentinel.start sentinel.w
 COORDINATOR = "sentinel.coordinator sentinel.office sentinel.peers where where.cards"  # of rank 0's, more
 MODULES = f"""
 api cli config environment errors exits launch say version waiting
-beside beside.asking beside.detached beside.ends beside.handle beside.index beside.lines beside.loop beside.messages
-beside.outflow beside.programs beside.progress beside.succession beside.wakeup beside.window beside.wire
+beside beside.asking beside.detached beside.handle beside.helper_process beside.index beside.lines beside.loop
+beside.messages beside.outflow beside.programs beside.progress beside.wakeup beside.window beside.wire
 command command.help command.options command.values
 facts facts.cpus facts.devices facts.fabric facts.files facts.gpus facts.host facts.library facts.look facts.mpi
 facts.launchers facts.process facts.runtime facts.schedulers facts.script facts.software

@@ -31,14 +31,10 @@ rank = dist.get_rank()
 if os.fork() == 0:  # it holds what it has inherited for a while
     time.sleep(3)
     os._exit(0)
-if "ODD_FOLDER" in os.environ:
-    os.chdir(os.environ["ODD_FOLDER"])
 dist.barrier()
-if how == "no python":
-    sys.executable = "/nowhere/python"
 if str(rank) in who.split(","):
     kill_sentinel()
-    if how == "with its rank" and rank == 1:
+    if how == "with its rank":
         os.kill(os.getpid(), signal.SIGKILL)
 if how == "in native code" and rank == 1:
     ctypes.PyDLL(None).sleep(5)  # which holds the interpreter

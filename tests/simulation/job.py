@@ -7,14 +7,14 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
+from mpiddp.beside.messages import LAST_S, LAUNCHER_S
 from mpiddp.plan.verdict import SEARCHING_S, SETTLING_S, Report
 from mpiddp.sentinel.coordinator import TELLING_S
-from mpiddp.sentinel.watcher import LAST_S, LAUNCHER_S, LEAVING_S, RULING_S
-from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Printed, Rank, Shape, World
+from mpiddp.sentinel.watcher import LEAVING_S, RULING_S
+from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
 
 NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
 MARGIN_S = 1.5
-REPLACING_S = 0.25  # by then there is another sentinel for one that was killed
 KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "with its sentinel", "its sentinel", "node", "all ranks",
          "slow", "partition")
 CRASHES = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV}
@@ -102,14 +102,15 @@ def inject(world: World, fault: Fault) -> None:
             rank.die(signal.SIGKILL)
             world.sentinels[rank.number].die()
         case "its sentinel":
-            knows = rank.number == 0 and world.effects  # what another coordinator would not
-            if works and not (rank.reporting or rank.stopped or world.shape.busy or world.cut_off or knows):
+            if works and not (rank.stopped or world.shape.busy or world.cut_off):
+                if rank.number == 0:
+                    world.note_coordinator_lost()
                 world.doubt(rank.names[1])
                 rank.sentinel.die()
-                world.sentinels_lost_s[rank.number] = world.now
+                world.without_sentinel.add(rank.number)
             works = False
         case "partition":
-            if not world.sentinels_lost_s:
+            if not world.without_sentinel:
                 world.cut_off[rank.node] = world.now + random.uniform(0.1, COLLECTIVE_S - 0.1)
             works = False
         case "slow":
@@ -121,12 +122,9 @@ def inject(world: World, fault: Fault) -> None:
 
 
 def note_effect(world: World, fault: Fault) -> None:
-    """Note a fault that has an effect; as a graver one, if a sentinel was killed that has no successor yet."""
-    soonest_s = world.now - REPLACING_S
-    if world.sentinels_lost_s.get(0, -1.0) > soonest_s:
-        world.coordinator_gone_s = world.now
-    alone = fault.kind in CRASHES and world.sentinels_lost_s.get(fault.rank, -1.0) > soonest_s
-    world.effects.append((world.now, fault._replace(kind="with its sentinel") if alone else fault))
+    """Note a fault that has an effect; nobody sees how a rank is killed whose sentinel was killed before."""
+    is_unseen = fault.kind in CRASHES and fault.rank in world.without_sentinel
+    world.effects.append((world.now, fault._replace(kind="with its sentinel") if is_unseen else fault))
 
 
 def fail_with_others(world: World, fault: Fault, rank: Rank) -> None:
@@ -146,24 +144,17 @@ def violations(world: World) -> list[str]:
     found = [f"rank {rank.number} has not ended" for rank in world.ranks if rank.alive]
     found += [f"the sentinel of rank {one.number} has not ended" for one in world.sentinels if one.alive]
     found += late(world)
+    first = plainly_first(world)
     if world.coordinator_gone_s is None and not world.cut_off:
         reports = world.printed or world.doubtful
-        reports = [one for one in reports if one is reports[0] or not is_late(world, one)]
         if len(reports) != 1:
             found.append(f"{len(reports)} reports: {reports}")
-        elif (first := plainly_first(world)) is not None:
+        elif first is not None:
             found += misjudged(world, reports[0].verdict.first, first)
+    elif first is not None and world.coordinator_gone_s is not None and first.kind in ("raise", "exit"):
+        named = [one.verdict.first.rank for one in world.printed]
+        found += [] if first.rank in named else [f"rank {first.rank} was first, but reports name {named}"]
     return found
-
-
-def is_late(world: World, report: Printed) -> bool:
-    """Tell whether a report is that of a rank whose sentinel was killed when the others had ended the job already.
-
-    Nobody is left who could tell the next sentinel so.
-    """
-    rank = world.ranks[report.verdict.first.rank]
-    lost_s = world.sentinels_lost_s.get(rank.number)
-    return lost_s is not None and world.ranks[0].gone_s is not None and world.ranks[0].gone_s < lost_s
 
 
 def late(world: World) -> list[str]:

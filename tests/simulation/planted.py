@@ -1,4 +1,4 @@
-"""Ten bugs, to be planted one by one: a simulation that does not find each of them checks too little."""
+"""Eleven bugs, to be planted one by one: a simulation that does not find each of them checks too little."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from mpiddp.beside.messages import LAUNCHER_S
 from mpiddp.plan import verdict
 from mpiddp.plan.verdict import Report, Scene, Verdict
-from mpiddp.sentinel import coordinator, watcher
+from mpiddp.sentinel import coordinator, events, watcher
 from mpiddp.sentinel.coordinator import Coordinator
-from mpiddp.sentinel.peers import Peers
 from mpiddp.sentinel.watcher import Watcher
 
 
@@ -30,6 +30,13 @@ def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
     return Verdict(reports[0]) if reports else None
 
 
+def give_up(self: Watcher) -> None:
+    """Take the death of rank 0's sentinel for that of rank 0."""
+    self._alone = True
+    self._move("deserted")
+    self._do(events.SetTimer("lost", LAUNCHER_S))
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "nobody is told that the job ends": lambda: mock.patch.object(Coordinator, "_begin_end", nothing),
     "a rank whose grace is over is not killed": lambda: mock.patch.object(Watcher, "_kill_in_time", nothing),
@@ -38,8 +45,10 @@ BUGS: dict[str, Callable[[], Any]] = {
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "judge", last_named),
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "judge", hasty),
     "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "RULING_S", 0.001),
-    "a sentinel in the place of a killed one is turned away": lambda: mock.patch.object(
-        Peers, "may_be", lambda peers, hello: hello.rank not in peers.by_rank),
+    "a rank is given up that has lost the coordinator alone": lambda: mock.patch.object(
+        Watcher, "_on_coordinator_killed", give_up),
+    "a rank that speaks for itself is taken for dead": lambda: mock.patch.object(
+        Coordinator, "_on_unwatched", lambda coordinator, peer: coordinator._on_lost(peer, "")),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
     "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_rule_not_first", nothing),
 }

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from mpiddp.beside import messages
-from mpiddp.beside.messages import Watched
+from mpiddp.beside.messages import LAST_S, LAUNCHER_S, Watched
 from mpiddp.plan.member import Member
 from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, NOBODY, OWN, Report, Seen, Verdict
 from mpiddp.sentinel import events
@@ -79,7 +79,7 @@ class World:
         self.lost_nodes: set[int] = set()
         self.slow_nodes: set[int] = set()
         self.cut_off: dict[int, float] = {}  # nodes of which nothing comes through before a time
-        self.sentinels_lost_s: dict[int, float] = {}  # when a rank's sentinel was killed alone
+        self.without_sentinel: set[int] = set()  # the ranks whose sentinels were killed alone
         self.effects: list[tuple[float, Any]] = []  # the faults that had one, and when
         self.printed: list[Printed] = []
         self.doubtful: list[Printed] = []  # whoever printed these was lost before it could say so
@@ -220,6 +220,8 @@ class Rank:
         self.host = f"n{self.node}"
         self.names = f"rank {number}", f"sentinel {number}"  # of this process, and of the one that watches it
         self.alive, self.stopped, self.vanished, self.left = True, False, False, False
+        self.unwatched = False  # its sentinel was killed, and it speaks for itself
+        self.ends = False  # it was told that the job ends
         self.busy = False  # in native code, which lets no handler of Python's run
         self.wait_status: int | None = None
         self.watched_by: list[Sentinel] = []  # besides its own
@@ -236,34 +238,42 @@ class Rank:
 
     @property
     def sentinel(self) -> Sentinel:
-        """The sentinel, or the one that was killed, if no other is there yet."""
+        """The sentinel, also if it was killed."""
         return self.world.sentinels[self.number]
 
     def miss_sentinel(self) -> None:
-        """Notice that the sentinel was killed: start another, or go on without one if this rank ends already."""
-        if not self.alive or self.left or self.stopped or self.busy:
+        """Notice that the sentinel was killed, and speak with the coordinator over its connection."""
+        if not self.alive or self.left or self.stopped or self.busy or self.ruling is not None:
             return
-        if self.ruling is not None:
-            return
-        world = self.world
-        world.trace(f"rank {self.number} starts another sentinel")
-        world.sentinels[self.number] = Sentinel(world, self)
-        self.say(messages.Stage(""))
-        if self.number == 0:
-            self.say(messages.Coordinate("a", "t", world.shape.ranks))
-        self.say(messages.Join(self.member, "a", 1, "t"))
+        self.world.trace(f"rank {self.number} goes on unwatched")
+        self.unwatched = True
+        self.say(messages.Unwatched())
         if self.script_over:
             self.say(messages.ScriptEnded())
         if self.reporting:
             self.say(messages.Failed(self.reporting))
+            self.expect_answer()
+        held, self.sentinel.held = self.sentinel.held, []
+        for message in held:
+            self.hear(message)
 
     def say(self, message: messages.Sent) -> None:
-        """Send a message to the sentinel."""
+        """Send a message to the sentinel, or to the coordinator."""
         world = self.world
-        if self.alive:
-            world.trace(f"rank {self.number} says", message)
+        if not self.alive:
+            return
+        world.trace(f"rank {self.number} says", message)
+        if not self.unwatched:
             world.send(("rank", self.number), world.random.uniform(*LOCAL_S), self.sentinel.post,
                        events.FromRank(message))
+        elif self.number:
+            self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, message))
+
+    def expect_answer(self) -> None:
+        """Rule alone if nobody answers; an unwatched rank 0 has nobody who could."""
+        assert self.reporting
+        alone_s = LAUNCHER_S if self.reporting.kind == CONSEQUENCE else 0.001
+        self.world.at(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
 
     def begin(self) -> None:
         """Start, and join the job."""
@@ -297,11 +307,10 @@ class Rank:
     def leave(self) -> None:
         """Leave the job in order."""
         if self.alive and not self.reporting and not self.stopped:
+            if not self.sentinel.alive:
+                self.miss_sentinel()
             self.left = True
-            if self.sentinel.alive:
-                self.say(messages.Bye())
-            else:
-                self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, messages.Bye()))
+            self.say(messages.Bye())
             self.world.at(0.005, self.exit, 0)
 
     def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
@@ -311,7 +320,7 @@ class Rank:
         self.reporting = Report(self.number, self.host, kind, cause, status)
         self.last_words_s = last_words_s
         self.say(messages.Failed(self.reporting))
-        self.world.at(ANSWER_S, self.give_up)
+        self.expect_answer()
         if kind == OWN:
             self.world.on_stall(self)
         return True
@@ -331,8 +340,8 @@ class Rank:
             assert self.reporting
             self.obey(messages.Ruling(Verdict(self.reporting), self.reporting.status, True))
 
-    def hear(self, message: messages.Sent) -> None:
-        """Take a message of the sentinel."""
+    def hear(self, message: messages.Message) -> None:
+        """Take a message of the sentinel, or of the coordinator."""
         if not self.alive:
             return
         self.world.trace(f"rank {self.number} hears", message)
@@ -340,6 +349,13 @@ class Rank:
             self.obey(message)
         elif isinstance(message, messages.End):
             self.told_to_end = message.status
+        elif isinstance(message, messages.JobEnds):
+            if not self.ends:
+                self.world.at(self.world.shape.grace_s + LAST_S, self.die, signal.SIGKILL, True)
+            self.ends = True
+            is_parked = self.ruling is not None and not self.ruling.abort
+            if message.abort and (message.waits or is_parked or not self.reporting):
+                self.world.at(0.001, self.end_job, message.status)
 
     def obey(self, ruling: messages.Ruling) -> None:
         """Do what follows from a failure."""
@@ -391,6 +407,8 @@ class Rank:
         self.alive, self.wait_status, self.gone_s = False, wait_status, world.now
         world.send(("rank", self.number), 0.0005, self.sentinel.post, events.RankGone(wait_status))
         if not self.sentinel.alive:
+            if self.left and self.number:
+                self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, messages.Bye()))
             self.sentinel.hang_up()
         for other in self.watched_by:
             world.at(world.random.uniform(*LOCAL_S), other.post, events.Noticed(messages.Ended(self.number)))
@@ -436,7 +454,7 @@ class Sentinel:
         self.alive = True
         self.linked = False
         self.link = 0  # as the coordinator numbers the connection
-        self._waiting: list[events.CoordinatorEvent] | None = None  # for another coordinator to be there
+        self.held: list[messages.Message] = []  # what the coordinator has said since it was killed
         self._events: deque[events.WatcherEvent] = deque()
         self._timers = Timers(world, self.post)
         self._do_all(self.watcher.taken())
@@ -464,7 +482,7 @@ class Sentinel:
         self.world.at(self.world.random.uniform(0.001, 0.1), self.rank.miss_sentinel)
         for other in self.world.sentinels[1:] if self.number == 0 else []:
             if other.linked:
-                self._send(other, other.call_again)
+                self._send(other, other.post, events.CoordinatorKilled())
 
     def hang_up(self) -> None:
         """Close the connections, which nobody has any more."""
@@ -475,22 +493,6 @@ class Sentinel:
         elif self.linked:
             self.send_to_office(events.PeerLost(self.link))
 
-    def call_again(self) -> None:
-        """Call the coordinator again: the port is open, but nobody listens there yet, or another already does."""
-        hello = messages.Hello(self.rank.number, self.rank.host, self.rank.member.pid, self.rank.member.namespace)
-        self._waiting = []
-        self.link = self.world.link(self)
-        self.send_to_office(events.Greeted(self.link, hello))
-        self.post(events.CoordinatorBack())
-        if not self.world.office.is_gone:
-            self.be_heard()
-
-    def be_heard(self) -> None:
-        """Send what has waited for a coordinator."""
-        waiting, self._waiting = self._waiting or [], None
-        for event in waiting:
-            self.send_to_office(event)
-
     def post(self, event: events.WatcherEvent) -> None:
         """Tell the logic of an event, and do what it wants; an event that comes meanwhile is told afterwards."""
         self._events.append(event)
@@ -499,7 +501,16 @@ class Sentinel:
                 if self.alive:
                     self.world.trace(f"sentinel {self.number} <-", self._events[0])
                     self._do_all(self.watcher.handle(self._events[0], self.world.now))
+                elif isinstance(self._events[0], events.FromCoordinator):
+                    self._hear_for_rank(self._events[0].message)
                 self._events.popleft()
+
+    def _hear_for_rank(self, message: messages.Message) -> None:
+        """Let the rank have what has come over the connection since this sentinel was killed."""
+        if not self.rank.unwatched:
+            self.held.append(message)
+        else:
+            self.rank.hear(message)
 
     def _send(self, other: Sentinel, act: Callable[..., object], *arguments: Any) -> None:
         delay = self.world.between(self.rank.node, other.rank.node)
@@ -510,8 +521,6 @@ class Sentinel:
         """Tell the coordinator of an event."""
         if self.number == 0:
             self.world.office.post(event)
-        elif self._waiting is not None:
-            self._waiting.append(event)
         elif (delay := self.world.between(self.rank.node, 0)) is not None:
             self.world.send(("up", self.number), delay, self.world.office.post, event)
 
@@ -536,10 +545,6 @@ class Sentinel:
             case events.ToCoordinator(message):
                 if self.linked:
                     self.send_to_office(events.FromPeer(self.link, message))
-            case events.BeCoordinator() if world.office.is_gone:
-                world.office = Office(world)
-                for other in world.sentinels:
-                    other.be_heard()
             case events.MeetCoordinator(request):
                 self._meet(request.member)
             case events.LookAtRank(messages.Look()):
@@ -587,7 +592,6 @@ class Sentinel:
         else:
             self.link = self.world.link(self)
             hello = messages.Hello(member.rank, member.host, member.pid, member.namespace)
-            self._waiting = [] if self.world.office.is_gone else None
             self.send_to_office(events.Greeted(self.link, hello))
             if not (self.world.ranks[0].alive or self.world.sentinels[0].alive):
                 self.world.at(LOCAL_S[0], self.post, events.CoordinatorGone(closed=True))

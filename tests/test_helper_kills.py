@@ -1,0 +1,20 @@
+"""Sentinels and relays are killed at random moments: no training is harmed, and no line is lost that came later."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helper_kills import kill_helpers
+from tests.support import EACH_MPI, Mpi, need
+
+
+def test_some_kills(quick: Mpi) -> None:
+    need(quick.missing())
+    assert kill_helpers(quick, 8)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mpi", EACH_MPI)
+def test_many_kills(mpi: Mpi) -> None:
+    need(mpi.missing())
+    assert kill_helpers(mpi, 30, seed=1)
