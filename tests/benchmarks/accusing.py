@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("fabrics", type=int, nargs="?", default=10_000)
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
-    with multiprocessing.Pool(2) as pool:
+    with multiprocessing.Pool() as pool:
         results = pool.map(compare, range(given.first, given.first + given.fabrics), chunksize=20)
     print("\n".join(lines(results)))
     for seed, (made, outcomes) in enumerate(results, given.first):
