@@ -329,7 +329,7 @@ def test_without_nvml_torch_tells_the_gpus_apart() -> None:
     with pytest.raises(LaunchError, match="duplicate-gpu"):
         after(blind, LAPTOP)
     shared = after(blind, LAPTOP, LaunchConfig(share_gpus=True))
-    assert [(one.device, one.backend) for one in shared] == [("cuda:0", "gloo")] * 2
+    assert [(one.device, one.backend, one.warnings) for one in shared] == [("cuda:0", "gloo", ())] * 2
     with pytest.raises(LaunchError, match="pip install nvidia-ml-py"):
         after(blind, SUPERCLOUD, LaunchConfig(virtual_local_rank=True))
 

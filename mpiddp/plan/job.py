@@ -162,7 +162,7 @@ def plan_devices(
     warnings += devices.warn_of_stack(found, hosts)
     warnings += gpus.warnings([
         (hosts[one.place.rank], choice.ordinal != (0 if virtual else one.place.local_rank))
-        for one, choice in zip(facts, choices, strict=True) if choice], advice)
+        for one, choice in zip(facts, choices, strict=True) if choice and not shared], advice)
     plans, seats = [], []
     alike: dict[tuple[int, str], DevicePlan] = {}
     for one, choice in zip(facts, choices, strict=True):
