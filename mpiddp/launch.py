@@ -30,7 +30,7 @@ from .run import caller, failure, script, signals
 from .run.ending import Ending
 from .run.execution import refuse_again
 from .run.handlers import give_signals_back, note_preloaded
-from .run.output import Output, is_relayed, outlet_of
+from .run.output import Output, buffer_by_lines, is_relayed, outlet_of
 from .run.running import RunningJob, leave_job, run_script
 from .run.walltime import prepare_stop
 from .say import warn
@@ -76,7 +76,7 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
 
         file = config.script.target if config.script and config.script.is_file else ""
         return explain(functools.partial(job.membership.explain, file), job.membership.environment, config.explain)
-    job.ending.watch_script(leaving, outlet_of(job.membership, config))
+    job.ending.watch_script(leaving)
     return program(job, config)
 
 
@@ -111,6 +111,10 @@ def start(config: LaunchConfig) -> RunningJob:
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
+    assert started.ending
+    if config.explain is None:
+        buffer_by_lines()
+        started.ending.direct(outlet_of(membership, config))
     if config.init:
         sentinel.stage("process group")
         create_group(started, config)  # 9
@@ -122,7 +126,8 @@ def start(config: LaunchConfig) -> RunningJob:
     if membership.environment.rank == 0:
         from .show.start import announce  # the other ranks need not load it
 
-        announce(membership.environment, membership.seats, config, os.path.dirname(membership.log.path))
+        announce(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
+                 started.ending.terminal)
     return started
 
 
@@ -184,7 +189,7 @@ def create_group(started: RunningJob, config: LaunchConfig) -> None:
     assert started.ending
     try:
         stages.begin("process group")
-        started.membership.create_group(config.group_timeout, refuse_alone)
+        started.membership.create_group(config.group_timeout, started.refuse_alone)
         if config.trace_file:
             stages.begin("first collective")
             started.membership.groups.try_out()
@@ -244,7 +249,8 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
         raise
     started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)
     assert started.ending
-    started.ending.watch(leave, outlet_of(membership, config))
+    started.ending.direct(outlet_of(membership, config))
+    started.ending.watch(leave)
     started.guard = Guard(started.ending, leave)
     return started
 

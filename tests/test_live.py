@@ -145,6 +145,18 @@ def test_stdout_is_buffered_by_lines_unless_somebody_says_otherwise(quick: Mpi, 
     assert sorted(done.stdout.splitlines()) == ["0 False", "1 False"]
 
 
+def test_what_is_printed_as_the_group_begins_is_in_the_logs(quick: Mpi, tmp_path: Path) -> None:
+    """As NCCL_DEBUG=INFO has it printed; seen with one rank of NCCL, too. The start line goes to the terminal alone."""
+    (script := tmp_path / "short.py").write_text("import torch.distributed as dist; dist.barrier()")
+    loud = {"TORCH_CPP_LOG_LEVEL": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    done = check(mpiexec(quick, 2, "--prefix", "--log-dir", tmp_path / "logs", script, env=loud))
+    groups = re.compile(r"\[c10d.*set key:.*/group/")
+    for path in tmp_path.glob("logs/*/rank-*.log"):
+        assert groups.search(path.read_text()), path
+    assert all(line.startswith("[") for line in done.stderr.splitlines() if groups.search(line))
+    assert re.search(r"^mpiddp \S+: 2 ranks on 1 node", done.stderr, re.M)
+
+
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_the_stack_of_a_crash_is_in_its_ranks_log(mpi: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "crashes.py").write_text(CRASHES)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ..errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from ..exits import abort, let_through
 from ..facts import launchers
-from ..say import FORWARDING_S, say
+from ..say import FORWARDING_S, STDERR, say
 from ..waiting import wait_for
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def refuse(comm: MPI.Comm, error: LaunchError) -> None:
         wait_for(lambda: said.Test() or None, time.monotonic() + PATIENCE_S, TimeoutError, lambda _: None, PATIENCE_S)
 
 
-def refuse_alone(error: LonelyLaunchError) -> NoReturn:
+def refuse_alone(error: LonelyLaunchError, descriptor: int = STDERR) -> NoReturn:
     """Print a reason that only this rank knows, and end the job on all ranks."""
     from mpi4py import MPI
 
-    say(str(error))
+    say(str(error), descriptor)
     let_through()
     abort(MPI, EXIT_CANNOT_START)

@@ -58,6 +58,7 @@ class Ending:
         self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
         self._python_exit, self._full = config.python_exit, config.full_traceback
         self._pid = os.getpid()
+        self._outflow = -1  # a socket by which the sentinel reaches the relay
         self._ruling: Ruling | None = None
         self._asking = threading.RLock()
         self._attempts = 0  # to ask the sentinel; a signal's handler may break one off
@@ -80,8 +81,17 @@ class Ending:
         """Let the sentinel meet the others': from now on it may ask this process to end itself."""
         self._sentinel.join(self._member, endpoint, self._end_as_told)
 
-    def watch_script(self, leave: Callable[[], object], outlet: Outlet) -> None:
-        """Prepare for the script: direct its output, and notice whatever ends this process.
+    def direct(self, outlet: Outlet) -> None:
+        """Send this process's output to an outlet from now on."""
+        self._outflow = self._output.begin(outlet)
+
+    @property
+    def terminal(self) -> int:
+        """The descriptor of the terminal's stderr, wherever this process's own leads."""
+        return self._output.terminal
+
+    def watch_script(self, leave: Callable[[], object]) -> None:
+        """Prepare for the script: notice whatever ends this process.
 
         If the script calls os._exit(0), `leave` is called first, because the launcher would take that for
         a crash. With another status it fails as by sys.exit(). Its objects are left as they are, as by Python.
@@ -90,11 +100,11 @@ class Ending:
         give_signals_back()
         if not self._python_exit:
             self._loaded = modules.note_loaded()
-        self.watch(leave, outlet)
+        self.watch(leave)
 
-    def watch(self, leave: Callable[[], object], outlet: Outlet) -> None:
-        """Direct this process's output from now on, and notice whatever ends it, as watch_script() says."""
-        self._sentinel.watch_script(self._output.begin(outlet))
+    def watch(self, leave: Callable[[], object]) -> None:
+        """Notice whatever ends this process, as watch_script() says."""
+        self._sentinel.watch_script(self._outflow)
         self._leave, self._has_script = leave, True
 
         @functools.wraps(hard_exit)

@@ -18,7 +18,7 @@ from ..facts.runtime import hostname
 from ..plan.member import LogPlan
 from ..plan.words import filled
 from ..relay.handle import Relay
-from ..say import say
+from ..say import STDERR, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,6 +134,11 @@ class Output:
                 with contextlib.suppress(OSError):
                     self._log_end = os.stat(self._log.path).st_size
         say(f"mpiddp: the output relay of {self._who} exited unexpectedly: {words}")
+
+    @property
+    def terminal(self) -> int:
+        """The descriptor of the terminal's stderr."""
+        return self._terminal[1] if self._terminal else STDERR
 
     def _restore_descriptors(self) -> None:
         """Let stdout and stderr lead to the terminal again; one by which the script writes elsewhere is left alone."""

@@ -6,19 +6,20 @@ import functools
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import stages
 from ..config import RESTARTS, STOPPED, LaunchConfig, Script
-from ..errors import EXIT_REQUEUE, EndTimeoutError
+from ..errors import EXIT_REQUEUE, EndTimeoutError, LonelyLaunchError
 from ..facts.runtime import hostname
 from ..facts.script import knows_of_ranks
+from ..join.refusal import refuse_alone
 from ..plan.words import ranges
-from ..say import say, warn
+from ..say import STDERR, say, warn
 from ..show.files import write
 from . import failure, script, signals
 from .execution import keep_connected, note_exec
-from .output import buffer_by_lines, let_flush_fail
+from .output import let_flush_fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +58,10 @@ class RunningJob:
         self.independent = False  # it was said that each rank works for itself
         if stop is not None:
             self.stop(stop)
+
+    def refuse_alone(self, error: LonelyLaunchError) -> NoReturn:
+        """Print on the terminal a reason that only this rank knows, and end the job on all ranks."""
+        refuse_alone(error, self.ending.terminal if self.ending else STDERR)
 
     def stop(self, begun: Stop | None = None) -> Stop:
         """Return what says when all ranks stop; `begun` has noted signals already."""
@@ -167,7 +172,6 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     signals.protect_workers()
     warn_of_late(job.membership, config)
     look_at_training(job, config)
-    buffer_by_lines()
     status, failed = 0, None
     try:
         try:

@@ -15,17 +15,17 @@ from .files import write, write_json
 from .map import lines, records
 
 
-def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig, logs: str) -> None:
+def announce(env: Environment, seats: Sequence[Seat], config: LaunchConfig, logs: str, descriptor: int) -> None:
     """Print the start line and the map unless `quiet` is set, and write the map to `map_file` if it is named.
 
-    `logs` is the folder of the job's logs, empty for none.
+    `logs` is the folder of the job's logs, empty for none. The terminal is at `descriptor`.
     """
     nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
     if not config.quiet:
         start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
                  f"tcp://{at_port(env.master_addr, env.master_port)}")
-        say("\n".join([start, *lines(seats), *([f"  logs in {logs}"] if logs else [])]))
+        say("\n".join([start, *lines(seats), *([f"  logs in {logs}"] if logs else [])]), descriptor)
     draw(seats, config.map_file)
 
 
