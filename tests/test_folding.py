@@ -87,7 +87,9 @@ def test_all_that_a_rank_has_said_that_crashes_is_shown(name: str, tmp_path: Pat
     assert not re.search(r"^\[\d", report, re.MULTILINE), report
     (log,) = tmp_path.glob("*/rank-00001.*.log")
     said = "".join(f"line {number} of 1\n" for number in range(100_000))
-    assert log.read_text() == f"{said}last wordlast word on stderr"
+    before, stack = log.read_text().split("\nFatal Python error: ")
+    assert before == f"{said}last wordlast word on stderr"
+    assert re.fullmatch(rf'Segmentation fault\nCurrent thread \w+ .*:\n  File "{FOLDED}", line \d+ in <module>\n', stack)
 
 
 @pytest.mark.parametrize("name", TWO_NAMES)

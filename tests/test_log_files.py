@@ -257,7 +257,8 @@ def test_a_disk_that_is_full_from_the_start(quick: Mpi, tmp_path: Path) -> None:
 def test_a_file_that_takes_nothing_any_more_is_opened_again(tmp_path: Path) -> None:
     """As where an NFS server has forgotten it (ESTALE); this descriptor has become one for reading."""
     path = tmp_path / "rank-00003.n07.log"
-    log = written(LogPlan(str(path)), [b"one\n"])
+    log = Log(LogPlan(str(path)), "rank 3 on n07")
+    log.write(b"one\n")
     (descriptor,) = [int(one.name) for one in Path("/proc/self/fd").iterdir() if one.exists() and one.samefile(path)]
     reading = os.open(path, os.O_RDONLY)
     os.dup2(reading, descriptor)
