@@ -77,12 +77,14 @@ RUN_BY = {
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
        for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts", "output",
                     "accusing")},
+    "python -m tests.benchmarks.questions 100000": (
+        "tests/benchmarks/test_benchmarks.py::test_questions", "tests.benchmarks.questions"),
     "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),
     "python -m tests.benchmarks.checking": (
         "tests/test_check.py::test_a_bad_node_is_named", "tests.benchmarks.checking"),
     "srun --mpi=pmix python -m mpiddp.check": ("tests/test_check.py::test_a_bad_node_is_named", "mpiddp.check"),
     **dict.fromkeys(
-        (("srun --mpi=pmix python -m mpiddp.check --quick --suspects bad-$SLURM_JOB_ID.txt "
+        (("srun --mpi=pmix python -m mpiddp.check --suspects bad-$SLURM_JOB_ID.txt "
           '|| echo "the check: status $?"'),
          ("python -m mpiddp.supervise --nodes 2 --exclude bad-$SLURM_JOB_ID.txt "
          "srun --mpi=pmix python -m mpiddp train.py")),

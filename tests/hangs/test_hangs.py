@@ -18,7 +18,7 @@ from mpiddp.where.seen import Picture
 from tests.cluster.cluster import RUN
 from tests.faults.matrix import WHOLE, Launcher
 from tests.faults.test_signals import Job, started
-from tests.support import Mpi, check, first_of, mpiexec, need
+from tests.support import VENVS, Mpi, check, first_of, mpiexec, need
 
 ZOO = Path(__file__).with_name("zoo.py")
 OMPI4, OMPI5, HYDRA, PMIX, PMI2 = WHOLE
@@ -43,6 +43,7 @@ ZOO_OF = [  # what rank 1 does, a part of its line, empty for no odd rank, and o
     ("native", "native code, which holds the interpreter", ABSENT),
     ("order", "", "rank 1 is at sequence 0 of ranks 0-"),
 ]
+NEEDS_PY_SPY = "worker", "fork"  # a child waits in a system call: its handler does not run
 
 
 def standing(place: str, finding: str) -> Picture:
@@ -77,7 +78,10 @@ def zoo_job(
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     os.mkfifo(folder / "fifo")
     need(["root, to mount a file system"] if kind == "disk" and os.geteuid() else [])
-    with started(launcher, cluster, *options, ZOO, kind, folder, env={"XDG_STATE_HOME": str(folder)}) as job:
+    env = {"XDG_STATE_HOME": str(folder)}
+    if kind in NEEDS_PY_SPY:
+        env["PATH"] = f"{launcher.environ()['PATH']}:{VENVS / 'base/bin'}"
+    with started(launcher, cluster, *options, ZOO, kind, folder, env=env) as job:
         job.await_ready(launcher.ranks)
         yield job
     assert list((folder / "mpiddp").iterdir()) == []
