@@ -14,7 +14,7 @@ SETS = """\
 import os
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 os.environ.setdefault("OMP_NUM_THREADS", "3")
-os.environ["NCCL_DEBUG"] = "INFO"
+os.environ["NCCL_DEBUG"] = os.environ["MY_OWN"] = "INFO"
 import torch
 import torch.distributed as dist
 print(dist.get_debug_level().name, flush=True)
@@ -46,10 +46,14 @@ def test_a_variable_that_comes_too_late_is_named_once(mpi: Mpi, tmp_path: Path) 
     (THREADS, ["OMP_NUM_THREADS (line 2)"]),
     ("import os, torch\n" + THREADS, []),  # as late under plain Python
     ("from os import environ\nenviron['TORCH_LOGS'] = level()", ["TORCH_LOGS (line 2)"]),
-    ("text = \"\"\"\nos.environ['TORCH_LOGS'] = 'dynamo'\n\"\"\"", []),
+    ("import os\nos.environ.update({'TORCH_LOGS': 'dynamo', **more}, OMP_PROC_BIND='true')",
+     ["TORCH_LOGS (line 2)", "OMP_PROC_BIND (line 2)"]),
+    ("import os\nos.environ |= {'TORCH_TRACE': '/tmp'}", ["TORCH_TRACE (line 2)"]),
+    ("import os\nos.putenv('TORCH_LOGS', 'dynamo')", ["TORCH_LOGS (line 2)"]),
+    ("import os\nif __name__ == '__main__':\n    os.environ['TORCH_LOGS'] = 'dynamo'", ["TORCH_LOGS (line 3)"]),
     ("import os\nif 'TORCH_LOGS' not in os.environ:\n    os.environ['TORCH_LOGS'] = 'dynamo'", []),
     ("import os\ndef start():\n    os.environ['TORCH_LOGS'] = 'dynamo'", []),
-    ("import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = '0'\nos.environ['TOKENIZERS_PARALLELISM'] = '0'", []),
+    ("import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = os.environ['TOKENIZERS_PARALLELISM'] = '0'", []),
     ("import os\nos.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'", []),
     ("settings['OMP_NUM_THREADS'] = '3'", []), ("import os\nos.environ[", []),
 ])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..config import Script
@@ -26,9 +26,9 @@ class Setting(NamedTuple):
 
     line: int
     name: str
-    value: object
-    is_default: bool
-    follows_torch: bool
+    value: str | None
+    is_default: bool = False
+    follows_torch: bool = False
 
 
 def warning(script: Script, environ: Mapping[str, str], device: str, backend: str) -> list[str]:
@@ -38,7 +38,9 @@ def warning(script: Script, environ: Mapping[str, str], device: str, backend: st
     """
     try:
         source = script.target.encode() if script.is_code else read(path_of(script))
-        found = list(settings(source)) if b"environ" in source else []
+        if b"environ" not in source and b"putenv" not in source:
+            return []
+        found = list(settings(ast.parse(source).body))
     except (OSError, SyntaxError, ValueError, RecursionError):  # code that Python can compile may be too deep for ast
         return []
     late = [one for one in found if is_late(one, environ, device, backend)]
@@ -66,17 +68,42 @@ def of_group(backend: str) -> tuple[str, ...]:
     return tuple(name for kind, names in GROUP.items() if kind in backend for name in names)
 
 
-def settings(source: bytes) -> Iterator[Setting]:
-    """Yield what a script sets by os.environ[…] = … and os.environ.setdefault(…) at its top level, not in blocks."""
-    follows_torch = False
-    for statement in ast.parse(source).body:
-        match statement:
-            case ast.Import(names):
-                follows_torch |= any(one.name.partition(".")[0] == "torch" for one in names)
-            case ast.ImportFrom(str(module)):
-                follows_torch |= module.partition(".")[0] == "torch"
-            case (ast.Assign([ast.Subscript(owner, ast.Constant(str(name)))], value)
-                  | ast.Expr(ast.Call(ast.Attribute(owner, "setdefault"), [ast.Constant(str(name)), value]))
-                  ) if getattr(owner, "attr", getattr(owner, "id", "")) == "environ":
-                text = value.value if isinstance(value, ast.Constant) else None
-                yield Setting(statement.lineno, name, text, isinstance(statement, ast.Expr), follows_torch)
+def settings(body: Sequence[ast.stmt], follows_torch: bool = False) -> Iterator[Setting]:
+    """Yield the variables that a script's top-level code sets, whatever its conditions are."""
+    for statement in body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else [
+                statement.module or ""]
+            follows_torch |= any(name.partition(".")[0] == "torch" for name in names)
+        elif isinstance(statement, ast.With | ast.Try) or (
+                isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'"):
+            yield from settings(statement.body, follows_torch)
+        elif isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr):
+            for name, value, is_default in set_by(statement):
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                    text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+                    yield Setting(statement.lineno, name.value, text, is_default, follows_torch)
+
+
+def set_by(statement: ast.Assign | ast.AugAssign | ast.Expr) -> Iterator[tuple[ast.expr | None, ast.expr, bool]]:
+    """Yield name and value of each variable that a statement sets, and whether only if it was not set."""
+    match statement:
+        case ast.Assign(targets=targets, value=value):
+            yield from ((one.slice, value, False) for one in targets
+                        if isinstance(one, ast.Subscript) and is_environ(one.value))
+        case ast.AugAssign(target=target, op=ast.BitOr(), value=ast.Dict(keys, values)) if is_environ(target):
+            yield from ((key, value, False) for key, value in zip(keys, values, strict=True))
+        case ast.Expr(ast.Call(ast.Attribute(owner, "setdefault"), [key, value])) if is_environ(owner):
+            yield key, value, True
+        case ast.Expr(ast.Call(ast.Attribute(owner, "update"), arguments, keywords)) if is_environ(owner):
+            for one in arguments:
+                if isinstance(one, ast.Dict):
+                    yield from ((key, value, False) for key, value in zip(one.keys, one.values, strict=True))
+            yield from ((ast.Constant(one.arg), one.value, False) for one in keywords)
+        case ast.Expr(ast.Call(ast.Attribute(_, "putenv") | ast.Name("putenv"), [key, value])):
+            yield key, value, False
+
+
+def is_environ(owner: ast.expr) -> bool:
+    """Tell whether an expression is os.environ."""
+    return getattr(owner, "attr", getattr(owner, "id", "")) == "environ"
