@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts import fabric
-from mpiddp.facts.library import Library
-from mpiddp.join.initialise import transports
+from mpiddp.facts.fabric import chosen_components
 from mpiddp.plan.transports import left_out
 from tests import processes
 from tests.support import (
@@ -26,31 +24,29 @@ from tests.support import (
 
 
 @pytest.mark.parametrize(("chosen", "found"), [
-    ({}, {"btl": "^uct,openib,ofi", "mtl": "^ofi,psm,psm2"}),
-    ({"btl": "^smcuda,ofi", "mtl": "^ofi", "pml": "^ucx"}, {"btl": "^smcuda,ofi,uct,openib", "mtl": "^ofi,psm,psm2"}),
+    ({}, {"btl": "^ofi", "mtl": "^ofi,psm,psm2"}),
+    ({"btl": "^uct,openib,ofi", "mtl": "^ofi", "pml": "^ucx"}, {"btl": "^uct,openib,ofi", "mtl": "^ofi,psm,psm2"}),
     ({"btl": "self,tcp"}, {"mtl": "^ofi,psm,psm2"}),
     ({"pml": "cm", "mtl": "psm2"}, {}),
     ({"pml": "ob1"}, {}),
     ({"mtl_ofi_provider_include": "tcp"}, {}),
-    ({"mca_base_param_files": "one.conf"}, {}),
 ], ids=str)
 def test_what_open_mpi_leaves_out(chosen: dict[str, str], found: dict[str, str]) -> None:
-    assert left_out(variables(chosen)) == variables(found)
+    assert left_out(chosen) == found
 
 
-def variables(parameters: dict[str, str]) -> dict[str, str]:
-    """Return parameters as the variables that set them."""
-    return {f"OMPI_MCA_{name}": value for name, value in parameters.items()}
-
-
-def test_a_users_own_file_of_parameters_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric, "has_fabric", bool)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    loaded = Library("Open MPI", (4, 1), "", frozenset())
-    assert transports(loaded).keys() == {"OMPI_MCA_btl", "OMPI_MCA_mtl"}
-    (tmp_path / ".openmpi").mkdir()
-    (tmp_path / ".openmpi" / "mca-params.conf").write_text("btl = self,tcp\n")
-    assert transports(loaded) == {}
+def test_variables_win_over_files(tmp_path: Path) -> None:
+    for folder, line in ((".openmpi", "mtl = ^ofi # a comment"), ("etc", "mtl=^psm\n#btl = tcp\npml = ^ucx")):
+        (tmp_path / folder).mkdir()
+        name = "mca-params.conf" if folder == ".openmpi" else "openmpi-mca-params.conf"
+        (tmp_path / folder / name).write_text(f"{line}\n")
+    environ = {"HOME": str(tmp_path), "OMPI_MCA_pml": "ob1", "OPAL_PREFIX": str(tmp_path)}
+    found = chosen_components(environ, "/nowhere/lib/libmpi.so.40")
+    assert {name: found[name] for name in ("mtl", "pml")} == {"mtl": "^ofi", "pml": "ob1"}
+    one = tmp_path / "one.conf"
+    one.write_text("btl = self,tcp\n")
+    assert chosen_components({"OMPI_MCA_mca_base_param_files": str(one)}, "/nowhere/lib/libmpi.so.40") == {
+        "btl": "self,tcp", "mca_base_param_files": str(one)}
 
 
 @pytest.mark.parametrize(("name", "spared"), [("openmpi4", "psm2"), ("openmpi5", "ofi")])

@@ -61,11 +61,8 @@ def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: S
 
 
 def transports(loaded: Library) -> dict[str, str]:
-    """Return variables that keep Open MPI from searching for fast networks, if this node has none.
-
-    A user's own file of parameters may choose components, and variables would take its place.
-    """
-    if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or fabric.has_fabric() or os.path.exists(
-            os.path.expanduser("~/.openmpi/mca-params.conf")):
+    """Return variables that keep Open MPI from searching for fast networks, if this node has none."""
+    if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or fabric.has_fabric():
         return {}
-    return left_out(os.environ)
+    chosen = fabric.chosen_components(os.environ, loaded.path)
+    return {fabric.PREFIX + name: value for name, value in left_out(chosen).items()}

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 
 # Components that drive nothing but a fast network. On a node without one they are of no use, and some take time:
 # libpsm2 measures the clock for 0.2 s when it is loaded, Open MPI 5's btl/ofi sleeps for a second when it is closed.
-# Debian's openmpi-mca-params.conf leaves uct and openib out, and variables take the place of its list.
-FABRIC_ONLY = {"btl": ("uct", "openib", "ofi"), "mtl": ("ofi", "psm", "psm2")}
-# Who sets one of these, or names files of parameters, wants the components, or may.
-ASKED_FOR = ("btl_ofi", "mtl_ofi", "opal_common_ofi", "mtl_psm", "mca_base_param_files", "mca_param_files")
-PREFIX = "OMPI_MCA_"
+FABRIC_ONLY = {"btl": ("ofi",), "mtl": ("ofi", "psm", "psm2")}
+ASKED_FOR = ("btl_ofi", "mtl_ofi", "opal_common_ofi", "mtl_psm")  # who sets one of these wants the components
 
 GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
 TRAPS = ("GPU-aware Cray MPICH may abort in MPI_Init, starts CUDA before each rank has its GPU, and can deadlock "
@@ -20,13 +17,13 @@ HUGE_PAGES = "FI_EFA_USE_HUGE_PAGE"
 FALSE = ("0", "false", "no", "off")  # as libfabric reads it (fi_param_get_bool)
 
 
-def left_out(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which Open MPI leaves out components on a node without a fast network.
+def left_out(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters by which Open MPI leaves out components on a node without a fast network.
 
-    A variable with a list of components to use stays as it is; only a list of components to leave out ("^...")
-    grows. Nothing is left out if a variable selects a pml to use, or a parameter in ASKED_FOR is set.
+    `chosen` are the parameters that are set already. A list of components to use stays as it is; only a list of
+    components to leave out ("^...") grows. Nothing is left out if `chosen` selects a pml to use, or sets
+    a parameter in ASKED_FOR.
     """
-    chosen = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
     selected = chosen.get("pml", "")
     if (selected and not selected.startswith("^")) or any(name.startswith(ASKED_FOR) for name in chosen):
         return {}
@@ -35,7 +32,7 @@ def left_out(environ: Mapping[str, str]) -> dict[str, str]:
         given = chosen.get(framework, "")
         if not given or given.startswith("^"):
             without = [name for name in given.removeprefix("^").split(",") if name]
-            found[PREFIX + framework] = "^" + ",".join(dict.fromkeys((*without, *components)))
+            found[framework] = "^" + ",".join(dict.fromkeys((*without, *components)))
     return found
 
 
