@@ -151,6 +151,30 @@ def test_a_second_attempt_goes_on_after_the_first(kind: str, tmp_path: Path) -> 
     assert last.lost == -1
 
 
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_an_attempt_rotates_the_log_of_the_one_before(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "rank-00003.n07.log"
+    plan = LogPlan(str(path), compression=kind, most_bytes=3000)
+    lines = [b"line %03d\n" % number for number in range(600)]
+    for first in range(0, 600, 30):
+        written(plan, lines[first:first + 30])
+    older, newer = (read(path.with_name(f"{name}{SUFFIXES[kind]}")) for name in (f"{path.name}.1", path.name))
+    assert 3000 <= len(older) <= 3000 + LINE_BYTES
+    assert b"".join(lines).decode().endswith(older + newer)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_log_that_somebody_removes_is_made_again_when_it_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00003.n07.log"
+    log = Log(LogPlan(str(path), most_bytes=200), "rank 3 on n07")
+    for number in range(100):
+        log.write(b"line %03d\n" % number)
+        if number == 42:
+            path.unlink()
+    log.close(is_complete=True)
+    assert path.read_text().endswith("line 099\n")
+
+
 def test_a_log_that_is_not_complete_stays_plain(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
     log = Log(LogPlan(str(path), compression="gzip"), "rank 3 on n07")
@@ -361,6 +385,21 @@ with mpiddp.process_group() as env:
     print("rank", env.rank)
 print("beyond the job")
 """
+OFTEN = """
+import os, mpiddp
+for _ in range(3):
+    with mpiddp.process_group() as env:
+        pass
+    print(env.rank, len(os.listdir("/proc/self/fd")))
+"""
+
+
+def test_a_program_that_starts_several_jobs_keeps_no_descriptors(quick: Mpi, tmp_path: Path) -> None:
+    (program := tmp_path / "often.py").write_text(OFTEN)
+    env = {**single_node_environ(quick), "MPIDDP_LOG_DIR": str(tmp_path / "logs"), "MPIDDP_PREFIX": "{rank} "}
+    done = check(processes.run(*mpiexec_command(quick, 2, program), timeout=DEADLINE_S, env=env))
+    assert len(done.stdout.splitlines()) == 6
+    assert len({*done.stdout.splitlines()}) == 2, done.stdout
 
 
 def test_a_program_with_its_own_main(quick: Mpi, tmp_path: Path) -> None:

@@ -85,3 +85,12 @@ def test_timers_are_due_in_their_order_and_only_as_they_were_set_last(empty: Loo
     empty.run()
     assert came == ["first", "second", "end"]
     assert not empty.is_set("first")
+
+
+def test_a_timer_may_be_due_in_years(empty: Loop) -> None:
+    empty.set_timer("far", 1e9, lambda: pytest.fail("it has come"))
+    reading, writing = os.pipe()
+    os.close(writing)
+    empty.listen(reading, lambda: setattr(empty, "over", True))
+    empty.run()
+    os.close(reading)

@@ -132,3 +132,10 @@ def test_nothing_is_concluded_of_a_rank_that_is_not_seen(hidden: object) -> None
     lines = [stall.see([rank(0), hidden], float(second)) for second in range(0, 60, 2)]  # type: ignore[list-item]
     assert len([line for line in lines if line]) == 1
     assert stall.lasts_s == 0.0
+
+
+def test_ranks_that_have_all_ended_do_not_hang() -> None:
+    """Rank 0 may compress its log for minutes."""
+    stall = Stall(10.0)
+    assert [stall.see([rank(0, ended=True), rank(1, ended=True)], float(at)) for at in range(0, 60, 2)] == [""] * 30
+    assert any(stall.see([rank(0, ended=True), rank(1)], float(at)) for at in range(60, 120, 2))

@@ -34,6 +34,14 @@ def test_a_job_whose_sentinels_are_killed_goes_on(who: str, quick: Mpi) -> None:
     assert [line for line in noise(done) if not UNWATCHED.fullmatch(line)] == []
 
 
+def test_a_script_that_a_broken_pipe_ends_goes_on(quick: Mpi, tmp_path: Path) -> None:
+    need(quick.missing())
+    (script := tmp_path / "pipes.py").write_text(
+        f"import signal\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\n{PROGRAM.read_text()}")
+    done = check(mpiexec(quick, RANKS, script, "0", "end"))
+    assert sorted(done.stdout.splitlines()) == END
+
+
 @pytest.mark.parametrize("who", ROWS)
 def test_a_rank_that_raises_is_reported(who: str, quick: Mpi) -> None:
     need(quick.missing())

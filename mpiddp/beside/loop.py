@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 
 from .wire import Wire
 
+LONGEST_S = 86400.0  # of one wait: epoll_wait(2) counts milliseconds in 32 bits
 FEW = 64  # removed timers that may stay in the heap until they are due
 
 
@@ -33,7 +34,7 @@ class Loop:
         """Wait for events and act on them, until `over` is set."""
         while not self.over:
             self._forget_removed()
-            pause = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+            pause = min(max(0.0, self._due[0][0] - time.monotonic()), LONGEST_S) if self._due else None
             for key, _ in self._selector.select(pause):
                 now = self._selector.get_map().get(key.fd)  # an earlier event may have closed it, and another opened
                 if now is not None and now.data is key.data and not self.attempt(key.data):

@@ -38,7 +38,8 @@ class Wire:
         try:
             if not self._send_rest():
                 return False
-            sent = self._socket.send(line) if descriptor < 0 else socket.send_fds(self._socket, [line], [descriptor])
+            sent = self._send(line) if descriptor < 0 else socket.send_fds(
+                self._socket, [line], [descriptor], socket.MSG_NOSIGNAL)
             self._unsent = line[sent:]
             return self._send_rest()
         except OSError:
@@ -48,8 +49,12 @@ class Wire:
         """Send what is begun, and tell whether the other end has taken it in time; raise OSError if it is gone."""
         deadline = time.monotonic() + PATIENCE_S
         while self._unsent and time.monotonic() < deadline:
-            self._unsent = self._unsent[self._socket.send(self._unsent):]
+            self._unsent = self._unsent[self._send(self._unsent):]
         return not self._unsent
+
+    def _send(self, data: bytes) -> int:
+        """Send some of the data; where nobody is at the other end no signal comes: a script may let SIGPIPE end it."""
+        return self._socket.send(data, socket.MSG_NOSIGNAL)
 
     def post(self, message: Sent) -> bool:
         """Send a message without waiting for the other end, and tell whether it is off; flush() sends what is not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
@@ -91,8 +92,8 @@ def shortened(text: str, most: int = LONG) -> str:
 
 
 def fields(form: str) -> set[str]:
-    """Return the names of a format string's fields, as str.format() takes it."""
-    return {field for _, field, _, _ in Formatter().parse(form) if field is not None}
+    """Return the names of a format string's fields, as str.format() takes it, without attributes and indices."""
+    return {re.split(r"[.[]", field, maxsplit=1)[0] for _, field, _, _ in Formatter().parse(form) if field is not None}
 
 
 def filled(form: str, fields: Mapping[str, object]) -> str:

@@ -38,6 +38,24 @@ def compress(path: str, compression: str, anew: bool = False) -> str:
     return target
 
 
+def restore(path: str, compression: str) -> None:
+    """Take a file out of its compressed file, in whose place it is then; do nothing if it is there already."""
+    target = path + SUFFIXES[compression]
+    if os.path.exists(path) or not os.path.exists(target):
+        return
+    part = f"{path}.part"
+    try:
+        with (os.fdopen(open_for_reading(target), "rb") as source, decompressor(source, compression) as data,
+              os.fdopen(open_for_writing(part, job_folder=True), "wb") as sink):
+            shutil.copyfileobj(data, sink, PIECE_BYTES)
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    os.unlink(target)
+
+
 def compressor(sink: IO[bytes], compression: str) -> contextlib.AbstractContextManager[Any]:
     """Return a file that compresses what is written to it; zstd's by Python (from 3.14) or by the package zstandard."""
     if compression == "gzip":
@@ -51,4 +69,21 @@ def compressor(sink: IO[bytes], compression: str) -> contextlib.AbstractContextM
     import zstandard
 
     found: contextlib.AbstractContextManager[Any] = zstandard.ZstdCompressor().stream_writer(sink, closefd=False)
+    return found
+
+
+def decompressor(source: IO[bytes], compression: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a file of what a compressed one holds, of all its parts."""
+    if compression == "gzip":
+        import gzip
+
+        return gzip.GzipFile("", "rb", fileobj=source)
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+
+        return zstd.ZstdFile(source, "rb")
+    import zstandard
+
+    found: contextlib.AbstractContextManager[Any] = zstandard.ZstdDecompressor().stream_reader(
+        source, read_across_frames=True, closefd=False)
     return found

@@ -114,6 +114,11 @@ class Relay:
         assert isinstance(message, Forwarded)
         return message.lost
 
+    def close(self) -> None:
+        """Close what this process has of it, after end()."""
+        self._helper.close()
+        self._descriptors.close()
+
     def _await(self, kind: type[Message], timeout_s: float) -> Message:
         """Return the next message of a kind, and keep others; raise as Wire.receive() does where none comes in time."""
         deadline = time.monotonic() + timeout_s

@@ -83,9 +83,11 @@ class Log:
         self._await_compression()
         former = f"{self._plan.path}.1"
         with contextlib.suppress(OSError, RuntimeError):  # that is tried again; no thread can be started
-            os.replace(self._plan.path, former)
+            is_there = os.path.exists(self._plan.path)  # nobody has removed it
+            if is_there:
+                os.replace(self._plan.path, former)
             self._close()
-            if self._plan.compression:
+            if is_there and self._plan.compression:
                 compressing = threading.Thread(target=self._compress, args=(former, True))
                 compressing.start()
                 self._compressing = compressing
@@ -103,11 +105,18 @@ class Log:
 
         try:
             return compress(path, self._plan.compression, anew)
-        except (OSError, MemoryError, ImportError) as error:
+        except Exception as error:  # of a library, too
             if self._is_first():
                 why = getattr(error, "strerror", "") or error
                 say(f"mpiddp: {self._who}: cannot compress {path}: {why}; it stays as it is")
             return None
+
+    def _restore(self) -> None:
+        """Go on with a log of an earlier attempt, which is complete and compressed, so that it is rotated in time."""
+        from .compression import restore
+
+        with contextlib.suppress(Exception):  # it stays as it is, and this one is compressed into it
+            restore(self._plan.path, self._plan.compression)
 
     def _put(self, data: bytes) -> None:
         """Write as much of the data as the file takes."""
@@ -142,6 +151,8 @@ class Log:
 
     def _open(self) -> None:
         if self._descriptor < 0:
+            if self._at < 0 and self._plan.most_bytes and self._plan.compression:
+                self._restore()
             self._descriptor = open_for_writing(self._plan.path, append=True, job_folder=True)
             self._size = os.fstat(self._descriptor).st_size
             if self._at < 0:
@@ -168,8 +179,8 @@ class Log:
         """Tell whether no other rank of the job on this node has said so; the kernel frees the name with a process."""
         if self._saying is not None:
             return False
-        self._saying = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
+            self._saying = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._saying.bind(f"\0mpiddp logs {self._plan.token}")
         except OSError as error:
             return error.errno != errno.EADDRINUSE

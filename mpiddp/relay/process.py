@@ -63,7 +63,8 @@ class Process:
         self._in_order = False  # the rank ends so
         self._awaits_stack = False  # which the sentinel sends when the rank has crashed
         self._overflow: Overflow | None = None
-        self._alone = message.prefix  # before lines that are not folded
+        self._alone = ""  # before lines that are not folded where they should be
+        self._has_lost = False
         self._log = Log(message.log, message.who) if message.log.path else None
         self._way: Passing | Gathering | Upstream
         if message.folding is None:
@@ -86,7 +87,7 @@ class Process:
         """Tell the rank that all is passed on, and the index of the logs how this one stands."""
         if self._log is not None:
             self._log.close(is_complete=self._in_order)
-        self._control.send(Forwarded(self._way.lost))
+        self._control.send(Forwarded(self._way.lost or self._has_lost))
 
     def _fold(self, folding: Folding, prefix: str, listener: int) -> Gathering | Upstream | Passing:
         """Return where output goes that is folded: to another relay, or to what gathers that of others here."""
@@ -259,7 +260,7 @@ class Process:
         say(f"mpiddp: output of {self._who}: {type(error).__name__}: {error}; some of it may be lost")
         if isinstance(self._way, Passing):
             return
-        broken, self._way, self._overflow = self._way, self._show_alone(), None
+        broken, self._way, self._overflow, self._has_lost = self._way, self._show_alone(), None, True
         if not self._held:
             for source in self._streams.values():
                 self._loop.forget(source)

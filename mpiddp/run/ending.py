@@ -105,6 +105,8 @@ class Ending:
     def watch(self, leave: Callable[[], object]) -> None:
         """Notice whatever ends this process, as watch_script() says."""
         self._sentinel.watch_script(self._outflow)
+        if self._outflow >= 0:
+            os.close(self._outflow)  # the sentinel has it
         self._leave, self._has_script = leave, True
 
         @functools.wraps(hard_exit)

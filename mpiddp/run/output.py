@@ -159,6 +159,7 @@ class Output:
         if self._relay is not None:
             try:
                 self._lost = self._relay.end(in_order)
+                self._relay.close()
             except (EOFError, OSError):
                 self._do_without_relay()
         for former in self._terminal:

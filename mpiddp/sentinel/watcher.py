@@ -21,7 +21,7 @@ from .postmortem import crash_stack, early_death, may_follow_from_another, repor
 from .start import HARD_GRACE_S, OTHERS_S, Start
 
 RULING_S = 2.5  # for the coordinator to rule
-LEAVING_S = 10.0  # for a rank whose script has ended to leave a job whose rank 0 may have left it in order
+LEAVING_S = 60.0  # for a rank whose script has ended to leave a job whose rank 0 may have left it in order
 ASKING_S = 1.0  # between one way to end a rank and the next, harder one
 
 
@@ -213,10 +213,10 @@ class Watcher(Machine[State, events.WatcherAction]):
             self._take_ruling(self._ruling or messages.Ruling(verdict, self._waiting.status, True))
 
     def _say_rank_0_is_gone(self, words: str = "") -> None:
-        """Say so, once on a node."""
+        """Say so, once on a node; for rank 0's own, whose sentinel is gone, rank 1's does."""
         assert self.member
         how = "gone" if self._closed else f"out of reach of {self.member.host}"
-        if self.watched.first_on_node:
+        if self.watched.first_on_node or self.member.rank == 1:
             self._do(events.Say(f"mpiddp: rank 0 is {how}{words}"))
 
     def _take_ruling(self, ruling: messages.Ruling) -> None:

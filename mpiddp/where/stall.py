@@ -38,7 +38,7 @@ class Stall:
         before = self._ranks
         self._ranks = {one.rank: known(before.get(one.rank, one), one) for one in ranks}
         passed_s, self._looked_s = now_s - self._looked_s, now_s
-        if before.keys() != self._ranks.keys() or any(
+        if before.keys() != self._ranks.keys() or all(one.ended for one in ranks) or any(
                 has_moved(before[rank], one, passed_s) for rank, one in self._ranks.items()):
             self._since_s, self._next_s = now_s, self._limit_s
             stood_s, self.lasts_s = self.lasts_s, 0.0
