@@ -163,7 +163,7 @@ def wrong_lines(folder: Path, said: str, kills: list[Kill], until_s: float, way:
 def wrong_end(status: int | None, end: str, failing: int, kills: list[Kill], errors: str) -> list[str]:
     """Return what is wrong with a job's exit status, and with what it has said on stderr."""
     killed = {(one.rank, one.kind) for one in kills}
-    reported = [int(rank) for rank in re.findall(r"^mpiddp: failed: rank (\d+) on ", errors, re.M)]
+    reported = [int(rank) for rank in re.findall(r"^(?:\[.*?\] )?mpiddp: failed: rank (\d+) on ", errors, re.M)]
     problems = ["a traceback"] if end == "normal" and "Traceback" in errors else []
     for one in kills:
         name = "sentinel" if one.kind == "sentinel" else "output relay"
