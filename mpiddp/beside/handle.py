@@ -315,9 +315,10 @@ class SentinelHandle:
             self._window.forget()
             self._window = None
         if self._joined.member.rank == 0:
-            self._say("the rank goes on unwatched, and nobody decides which rank fails first: each reports by itself")
+            self._say("the rank goes on unwatched, and nobody decides which rank fails first: each reports by itself; "
+                      "nobody can be asked where the ranks are, and --stall sees no hang")
             return
-        self._say("the rank goes on unwatched")
+        self._say("the rank goes on unwatched: if it is killed, nobody sees how, and nobody can ask where it is")
         try:
             self._meet_coordinator(connection)
         except (EOFError, OSError) as error:

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..beside.helper_process import file_of
+from ..beside.index import note
 from ..beside.outflow import Forward
 from ..config import PREFIX, LaunchConfig
 from ..errors import EXIT_OUTPUT_LOST
@@ -128,11 +129,14 @@ class Output:
         relay.replace(self._terminal)
         self._is_folded, self._lost = False, self._shown
         words = "some output may be lost, and more goes straight to stdout and stderr"
+        if self._shown:
+            words += f"; the status of a job that ends in order is {EXIT_OUTPUT_LOST}"
         if self._log.path:
             words += f"; its log ends here: {self._log.path}"
             if not self._log.most_bytes:
                 with contextlib.suppress(OSError):
                     self._log_end = os.stat(self._log.path).st_size
+                    note(self._log, lost=self._log_end)
         say(f"mpiddp: the output relay of {self._who} exited unexpectedly: {words}")
 
     @property

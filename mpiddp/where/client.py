@@ -29,6 +29,7 @@ CALLERS = 100  # jobs that are tried at once
 SLURM_S = 5.0  # for squeue
 OLD_S = 30 * 86400.0  # for which a job is believed to run that cannot be seen
 INSPECTED, INSPECTED_S = 4, 20.0  # ranks, and for them
+UNWATCHED = "the sentinel of its rank 0 was killed, which its output says then"
 ANSWER_S = 15.0  # the coordinator waits two seconds for the ranks; a busy node may take longer for the rest
 
 
@@ -152,11 +153,12 @@ def ask(card: Card, inspect: Inspecting | None = None) -> tuple[Picture, dict[in
         remove(path_of(card))
         raise UnansweredError(f"job {card.name} is over: it was killed, and could not say so") from None
     except (EOFError, ConnectionResetError, BrokenPipeError):
-        raise UnansweredError(f"job {card.name} has just ended") from None
+        raise UnansweredError(f"job {card.name} has just ended, or {UNWATCHED}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UnansweredError(f"job {card.name} gives an answer that this mpiddp does not understand") from None
     except TimeoutError:
-        raise UnansweredError(elsewhere(card)) from None
+        here = card.host == socket.gethostname()
+        raise UnansweredError(f"job {card.name} does not answer: {UNWATCHED}" if here else elsewhere(card)) from None
     except OSError as error:
         raise UnansweredError(f"{elsewhere(card)} ({error})") from None
 
