@@ -70,9 +70,9 @@ def test_a_sentinel_that_cannot_begin_says_why_and_its_rank_goes_on(quick: Mpi, 
     done = check(mpiexec(quick, 2, "-c", "print('ran')", env={"PYTHONPATH": str(tmp_path)}))
     assert done.stdout == "ran\n" * 2
     said = re.findall(r"^mpiddp: the sentinel of rank (\d) on \S+ (.*)$", done.stderr, re.M)
-    assert said == [("1", "has failed: ImportError: broken on purpose"),
-                    ("1", "exited unexpectedly: the rank goes on unwatched: if it is killed, nobody sees how, and "
-                           "nobody can ask where it is")]
+    goes_on = ("exited unexpectedly: the rank goes on unwatched: if it is killed, nobody sees how, and nobody can ask "
+               "where it is")
+    assert said == [("1", "has failed: ImportError: broken on purpose"), ("1", goes_on)]
 
 
 def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_path: Path) -> None:
