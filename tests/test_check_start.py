@@ -195,6 +195,8 @@ def test_a_history_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ['{"time": 1, "ho', "[]", "null", '{"time": 1}', "word\n",
                                     '{"time": 1, "host": "a", "kind": "", "values": {"matrix": "x"}}\n',
+                                    *(f'{{"time": 1, "host": "a", "kind": "", "values": {{"matrix": {figure}}}}}\n'
+                                      for figure in ("1e999", "NaN", "-1", '"nan"')),
                                     pytest.param('{"time": 1' + "0" * 400 + ', "host": "a", "kind": "", "values": {}}',
                                                  id="a number too large"),
                                     pytest.param("[" * 100_000 + "\n", id="too deep")])
@@ -295,6 +297,7 @@ def test_nodes_of_one_machine_take_turns() -> None:
     assert given == [(0, 2), (0, 2), (1, 2), (1, 2), (0, 2), (0, 2)]
     assert judge.take([None if own else Own({"matrix": 1.0}, []) for own, _ in given])[0].again
     assert not judge.take([Own({"matrix": 1.0}, []) if own else None for own, _ in given])[0].again
+    assert preflight.in_turns([], []) == []
     assert preflight.in_turns([0, 1, 1], ["", "", ""]) == [[0, 1, 2]]  # machines that nothing tells apart
 
 

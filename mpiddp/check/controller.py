@@ -106,7 +106,8 @@ class Controller:
                     if self._meetings.can_meet(pair) and self._ranks.can_meet(self._ends(pair, 1))]
             for turn in self._turns_of_pairs(able):
                 self._meet_between(turn, meeting_s(len(plan)))
-        self._reduce(number)
+        if len(self.measured.ranks) > 1:
+            self._reduce(number)
 
     def _meet_inside(self, pairs: Iterable[Link], seconds: float) -> None:
         """Let pairs of ranks of a node meet, no rank two others at a time."""

@@ -59,7 +59,8 @@ def in_turns(nodes: Sequence[int], machines: Sequence[str]) -> list[list[int]]:
     for node, machine in zip(nodes, machines, strict=True):
         of.setdefault(machine or f"node {node}", {})[node] = None
     turn = {node: at for some in of.values() for at, node in enumerate(some)}
-    return [[rank for rank, node in enumerate(nodes) if turn[node] == at] for at in range(max(map(len, of.values())))]
+    count = max(map(len, of.values()), default=0)
+    return [[rank for rank, node in enumerate(nodes) if turn[node] == at] for at in range(count)]
 
 
 class Meetings:
