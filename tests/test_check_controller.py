@@ -143,6 +143,17 @@ def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeyp
     assert time.monotonic() - began < 30
 
 
+def test_hardware_claims_by_the_backend_that_serves_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(timeouts, "use_device", lambda _: None)
+    monkeypatch.setattr(hardware, "claims", lambda _, backend, __: asked.append(backend) or {})
+    monkeypatch.setattr(machine, "kind", lambda *_: "X")
+    place = cast(Any, SimpleNamespace(node_rank=0, local_rank=0))
+    for device in ("cuda:0", "cpu"):
+        workers.who(place, torch.device(device), "cpu:gloo,cuda:nccl")
+    assert asked == ["nccl", "gloo"]
+
+
 def usual(**others: Part) -> dict[str, Part]:
     """Return what ranks answer of which nothing is odd, but for `others`."""
     return {

@@ -389,6 +389,11 @@ def test_a_host_beside_its_own_past() -> None:
     assert (found.words, found.hosts) == ("n0: matrix product at 0.80 of its own median of 12 checks", ("n0",))
     assert regressions(figures, {"n0": {"matrix": [1e12, 1e12]}}) == []
     assert best_of_hosts(figures)["n0"] == {"matrix": 0.8e12}
+    for former in (0.0, 5e-324, 1.7e308):
+        figure = own(matrix=[1e12] * 3, throttled=[0.0] * 3, tmp_write=[0.0] * 3)
+        known = {name: [former] * 3 for name in figure.own}
+        assert {one.metric for one in regressions(figure, {"n0": known})} == (
+            {"matrix", "tmp-write"} if former > 1 else set()), former
     figures.own["matrix"][0] = [0.8e12]
     assert regressions(figures, past) == []
     figures.own["matrix"][0] = [0.8e12, 1e12, 0.8e12]

@@ -46,7 +46,7 @@ class PairResult(NamedTuple):
 
 def who(place: Environment, device: torch.device, backend: str) -> Who:
     """Return who this rank is."""
-    claims = told(device, lambda: hardware.claims(device, serving(backend, device), os.environ), {})
+    claims: dict[str, float] = told(device, lambda: hardware.claims(device, serving(backend, device), os.environ), {})
     return Who(describe(place, device), machine.machine(), claims)
 
 

@@ -81,8 +81,10 @@ def loss(metric: Metric, value: float, level: float) -> float:
 
 def ratio(metric: Metric, value: float, level: float) -> float:
     """Return how good a value is beside the level: 0.5 for half the bandwidth or twice the latency; 1 at most."""
-    by = loss(metric, value, level) if value or not metric.unit else math.inf * (1 if metric.more else -1)
-    return min(1.0, max(0.0, math.exp(-by) if metric.unit else 1 - by))
+    by = max(0.0, loss(metric, value, level))
+    if not metric.unit:
+        return max(0.0, 1 - by)
+    return 0.0 if metric.more and not value else math.exp(-by)
 
 
 def best(metric: Metric, values: Sequence[float]) -> float:
