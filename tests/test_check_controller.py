@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mpiddp.check import PASSES, controller, rpc, workers
-from mpiddp.check.bench import network, timeouts
+from mpiddp.check import PASSES, controller, rpc, who, workers
+from mpiddp.check.bench import hardware, machine, network, timeouts
 from mpiddp.check.bench.network import Parts, Trial, Ways
 from mpiddp.check.bench.rank import Own
 from mpiddp.check.controller import Controller
@@ -100,6 +100,60 @@ def test_ranks_that_have_answered_hear_of_rank_0_while_it_waits(monkeypatch: pyt
     assert ("keepalive", 1) in sent and ("keepalive", 2) not in sent
 
 
+def test_a_rank_that_was_lost_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has not even received its order."""
+    ranks = Ranks(3, {"who": lambda rank: Ranks.LOST if rank == 1 else rank})
+    answer = ranks.issend
+    monkeypatch.setattr(ranks.comm, "issend", lambda order, rank, tag: (
+        SimpleNamespace(Test=lambda: False) if rank == 1 else answer(order, rank, tag)))
+    assert ranks.call("who", {0: (), 1: (), 2: ()}, 0.0, "to say who it is") == {0: 0, 2: 2}
+    monkeypatch.setattr(rpc, "GRACE_S", 60.0)
+    began = time.monotonic()
+    assert ranks.call("who", {0: (), 1: (), 2: ()}, 0.0, "to say who it is") == {0: 0, 2: 2}
+    ranks.dismiss()
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(("silence_s", "patience_s"), [(1.0, 0.1), (0.1, 1.0)])
+def test_a_rank_waits_for_rank_0_as_long_as_a_start_may_take(
+    silence_s: float, patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "SILENCE_S", silence_s)
+    monkeypatch.setattr(rpc, "receive", lambda *_: None)
+    with pytest.raises(TimeoutError, match="has not said for 1 s what to measure"):
+        rpc.worker_loop(cast(Any, None), {}, patience_s)
+
+
+@pytest.mark.parametrize("ends", ["hangs", "fails"])
+def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank says who it is all the same."""
+    def ask(*_: object) -> Any:
+        if ends == "fails":
+            raise RuntimeError("CUDA error: unknown error")
+        time.sleep(60)
+
+    monkeypatch.setattr(who, "ANSWER_S", 0.2)
+    monkeypatch.setattr(timeouts, "use_device", lambda _: None)
+    monkeypatch.setattr(hardware, "claims", ask)
+    monkeypatch.setattr(machine, "kind", ask)
+    place = cast(Any, SimpleNamespace(node_rank=1, local_rank=2))
+    began = time.monotonic()
+    found = workers.who(place, torch.device("cuda", 2), "nccl")
+    assert (found.info.node, found.info.local_rank, found.info.kind, found.claims) == (1, 2, "cuda", {})
+    assert time.monotonic() - began < 30
+
+
+def test_hardware_claims_by_the_backend_that_serves_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(timeouts, "use_device", lambda _: None)
+    monkeypatch.setattr(hardware, "claims", lambda _, backend, __: asked.append(backend) or {})
+    monkeypatch.setattr(machine, "kind", lambda *_: "X")
+    place = cast(Any, SimpleNamespace(node_rank=0, local_rank=0))
+    for device in ("cuda:0", "cpu"):
+        workers.who(place, torch.device(device), "cpu:gloo,cuda:nccl")
+    assert asked == ["nccl", "gloo"]
+
+
 def usual(**others: Part) -> dict[str, Part]:
     """Return what ranks answer of which nothing is odd, but for `others`."""
     return {
@@ -149,6 +203,12 @@ def test_a_pass_follows_only_if_it_goes_on() -> None:
     measured = Controller(ranks, LOCAL, 0.1).run(PASSES, False, lambda _: made.append(1) or len(made) < 2)
     assert measured.own["matrix"][0] == [1e12, 1e12]
     assert measured.links == measured.inside == measured.allreduce == {}
+
+
+def test_one_rank_reduces_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "LOCAL", 1)
+    ranks, measured, _ = checked(1)
+    assert measured.allreduce == {} and met(ranks, "reduce", 0) == 0
 
 
 def test_nodes_of_one_machine_take_turns() -> None:

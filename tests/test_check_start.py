@@ -7,14 +7,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from mpiddp.check import PASSES, history, preflight
-from mpiddp.check.controller import Controller
+from mpiddp.check.bench.rank import Own
 from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, empty
 from mpiddp.cli import read_config
 from mpiddp.config import LaunchConfig, Script
@@ -196,6 +195,8 @@ def test_a_history_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ['{"time": 1, "ho', "[]", "null", '{"time": 1}', "word\n",
                                     '{"time": 1, "host": "a", "kind": "", "values": {"matrix": "x"}}\n',
+                                    *(f'{{"time": 1, "host": "a", "kind": "", "values": {{"matrix": {figure}}}}}\n'
+                                      for figure in ("1e999", "NaN", "-1", '"nan"')),
                                     pytest.param('{"time": 1' + "0" * 400 + ', "host": "a", "kind": "", "values": {}}',
                                                  id="a number too large"),
                                     pytest.param("[" * 100_000 + "\n", id="too deep")])
@@ -258,41 +259,64 @@ def test_findings_are_refused() -> None:
     assert preflight.refusal([]) is None
 
 
-class Passes:
-    """A controller whose ranks have these matrix products in each pass; one rank a node."""
-
-    def __init__(self, *passes: Sequence[float]) -> None:
-        self.passes, self.made = passes, 0
-
-    def run(self, number: int, links: bool, goes_on: Callable[[Measurements], bool]) -> Measurements:
-        """Return the measurements after the passes that are made."""
-        assert not links
-        one = empty(tuple(RankInfo(f"n{node}", node, 0, "cpu", KIND) for node in range(len(self.passes[0]))))
-        one.own["matrix"] = {rank: [] for rank in range(len(one.ranks))}
-        while self.made < number and (not self.made or goes_on(one)):
-            for rank, value in enumerate(self.passes[self.made]):
-                one.own["matrix"][rank].append(value)
-            self.made += 1
-        return one
-
-
 SLOW, ALIKE = (100.0, 101.0, 99.0, 40.0, 100.0, 100.0), (100.0, 101.0, 99.0, 99.0, 100.0, 100.0)
 
 
-@pytest.mark.parametrize(("passes", "made", "accused"), [
-    ((ALIKE,), 1, False), ((SLOW, ALIKE), 2, False), ((SLOW, SLOW, ALIKE), 3, False), ((SLOW, SLOW, SLOW), 3, True)])
+def judged(passes: Sequence[Sequence[float]], mode: str) -> tuple[int, Sequence[str]]:
+    """Return after how many passes with these matrix products there is no other one, and the warnings then."""
+    judge = preflight.Judge(LaunchConfig(check=mode))
+    judge.give_turns([(RankInfo(f"n{node}", node, 0, "cpu", KIND), f"machine {node}") for node in range(6)])
+    for number, values in enumerate(passes, 1):
+        answer, *others = judge.take([Own({"matrix": value}, []) for value in values])
+        assert {one.again for one in others} == {answer.again} and not any(one.warnings for one in others)
+        if not answer.again:
+            return number, answer.warnings
+    raise AssertionError("there is another pass")
+
+
+@pytest.mark.parametrize(("passes", "made"), [((ALIKE,), 1), ((SLOW, ALIKE), 2), ((SLOW, SLOW, ALIKE), 3)])
 @pytest.mark.parametrize("mode", ["warn", "strict"])
-def test_passes_are_made_as_long_as_somebody_may_be_accused(
-    passes: Sequence[Sequence[float]], made: int, accused: bool, mode: str
+def test_no_pass_follows_one_in_which_nothing_was_odd(
+    passes: Sequence[Sequence[float]], made: int, mode: str
 ) -> None:
-    controller = Passes(*passes)
-    said = preflight.judge(cast(Controller, controller), LaunchConfig(check=mode))
-    assert controller.made == made
+    assert judged(passes, mode) == (made, [])
+
+
+def test_who_is_odd_in_each_pass_is_accused() -> None:
     words = "n3: matrix product at 0.40 of the median of 5 ranks"
-    if mode == "strict" and accused:
-        assert isinstance(said, LaunchError) and said.found == words
+    assert judged([SLOW] * PASSES, "warn") == (PASSES, [f"slow-node: {words}"])
+    with pytest.raises(LaunchError) as raised:
+        judged([SLOW] * PASSES, "strict")
+    assert (raised.value.name, raised.value.found) == ("slow-node", words)
+
+
+def test_nodes_of_one_machine_take_turns() -> None:
+    """Two ranks on each of three nodes, of which two are containers of one machine."""
+    judge = preflight.Judge(LaunchConfig(check="warn"))
+    given = judge.give_turns([(RankInfo(f"n{rank // 2}", rank // 2, rank % 2), "ab"[rank > 3]) for rank in range(6)])
+    assert given == [(0, 2), (0, 2), (1, 2), (1, 2), (0, 2), (0, 2)]
+    assert judge.take([None if own else Own({"matrix": 1.0}, []) for own, _ in given])[0].again
+    assert not judge.take([Own({"matrix": 1.0}, []) if own else None for own, _ in given])[0].again
+    assert preflight.in_turns([], []) == []
+    assert preflight.in_turns([0, 1, 1], ["", "", ""]) == [[0, 1, 2]]  # machines that nothing tells apart
+
+
+@pytest.mark.parametrize(("stopped", "words"), [
+    ("1 2", r"2 of 3 ranks: rank 1 on \S+ \(measuring its node\), rank 2 on \S+ \(measuring its node\)"),
+    ("1", r"1 of 3 ranks: rank 1 on \S+ \(measuring its node\)"), ("0", ""),
+])
+def test_ranks_that_stand_still_are_named_and_nobody_else(quick: Mpi, stopped: str, words: str) -> None:
+    done = mpiexec(quick, 3, "--check=strict", HELLO, module="tests.programs.stopped_check", env={"STOPPED": stopped})
+    assert done.returncode
+    if words:
+        check(done, 3)
+        assert re.search(rf"^mpiddp: waiting \d+ s for {words}$", done.stderr, re.MULTILINE), done.stderr
+        said = rf"^mpiddp: cannot start: startup-timeout\n  found    waited for {words} after 8 s$"
+        assert len(re.findall(said, done.stderr, re.MULTILINE)) == 1, done.stderr
     else:
-        assert said == [f"slow-node: {words}"] * accused
+        assert "startup-timeout\n  found    rank 0 has not answered after 8 s\n" in done.stderr, done.stderr
+    blamed = {*re.findall(r"(rank \d) on \S+ \(", done.stderr)}
+    assert blamed == {f"rank {one}" for one in stopped.split() if one != "0"}
 
 
 SMALL_SHM = "unshare --mount sh -c 'mount -t tmpfs -o size=16m tmpfs /dev/shm; exec \"$@\"' sh"

@@ -98,11 +98,12 @@ def test_the_rule() -> None:
         return compare(metric, {**alike, -1: [*passes]})[-1].odd
 
     assert is_odd(80, 80, 80) and not is_odd(95, 95, 95)
-    assert not is_odd(80, 80, 100) and not is_odd(80, 80)
+    assert not is_odd(80, 80, 100)
+    assert is_odd(80, 80) and not is_odd(80, 95) and not is_odd(80)  # it lacks a pass, or two
     assert not is_odd(130, 130, 130)
     alike.update({peer: [100.0 + peer % 2 * 10] * 3 for peer in range(20)})  # deviations of 5 %
     assert not is_odd(90, 90, 90) and is_odd(75, 75, 75)
-    assert {peers: round(1 - math.exp(-Peers(metric, [[1.0] * 3] * peers).limit), 2) for peers in (1, 2, 3, 20)} == {
+    assert {peers: round(1 - math.exp(-Peers(metric, [[1.0] * 3] * peers).limit(3)), 2) for peers in (1, 2, 3, 20)} == {
         1: 0.41, 2: 0.27, 3: 0.22, 20: 0.12}
     assert compare(metric, {"x": [1.0]}) == {}
     slow = {peer: [1e9] * 3 for peer in range(20)}
@@ -115,6 +116,24 @@ def test_a_fault_counts_also_where_the_machine_is_slow_in_a_pass() -> None:
     scores = compare(RANK_METRICS["matrix"], {**passes, -1: [60.0, 30.0, 60.0]})
     assert [key for key, score in scores.items() if score.odd] == [-1]
     assert scores[-1].ratio == pytest.approx(0.6)
+
+
+def test_what_lacks_a_pass_is_beside_the_worst_one() -> None:
+    """It may be the one in which all were slow."""
+    passes = {peer: [100.0, 50.0, 100.0] for peer in range(5)}
+    for seen, is_odd in (([60.0, 60.0], False), ([60.0, 30.0], False), ([30.0, 30.0], True)):
+        assert compare(RANK_METRICS["matrix"], {**passes, -1: seen})[-1].odd == is_odd
+
+
+def test_a_link_that_lacks_a_pass_is_told_all_the_same() -> None:
+    lab = Lab(who(6), lambda name, of: 0.3 if name == "large" and of == (2, 4) else 1.0)
+    del lab.measured.links["large"][2, 4][2]
+    (found,) = find(lab.measured)
+    assert found.links == ((2, 4),)
+    del lab.measured.links["large"][2, 4][1]
+    assert find(lab.measured) == []
+    quick = Lab(who(6), lambda name, of: 0.3 if name == "large" and of == (2, 4) else 1.0, passes=1)
+    assert [one.links for one in find(quick.measured)] == [((2, 4),)]
 
 
 @pytest.mark.parametrize("size", [3, 4, 12])
@@ -352,8 +371,15 @@ def test_a_slow_way_inside_a_node() -> None:
     (who(4, kinds="aaab"), "no other rank is of the kind of rank 3 (b)"),
 ])
 def test_what_has_nothing_to_compare_it_with_is_told(ranks: tuple[RankInfo, ...], words: str) -> None:
-    assert without_peers(empty(ranks))[0].startswith(words)
+    links = {"latency": {(0, 1): [1e-4]}}
+    assert without_peers(empty(ranks)._replace(links=links))[0].startswith(words)
     assert without_peers(empty(who(3))) == []
+    assert without_peers(empty(who(2))) == []  # without links
+
+
+def test_a_figure_of_nothing_is_told_as_such() -> None:
+    assert [one.words for one in find(own(matrix=[1e12, 1e12, 0.0]))] == [
+        "n2: matrix product at 0 of the median of 2 ranks"]
 
 
 def test_a_host_beside_its_own_past() -> None:
@@ -363,6 +389,13 @@ def test_a_host_beside_its_own_past() -> None:
     assert (found.words, found.hosts) == ("n0: matrix product at 0.80 of its own median of 12 checks", ("n0",))
     assert regressions(figures, {"n0": {"matrix": [1e12, 1e12]}}) == []
     assert best_of_hosts(figures)["n0"] == {"matrix": 0.8e12}
+    for former in (0.0, 5e-324, 1.7e308):
+        figure = own(matrix=[1e12] * 3, throttled=[0.0] * 3, tmp_write=[0.0] * 3)
+        known = {name: [former] * 3 for name in figure.own}
+        assert {one.metric for one in regressions(figure, {"n0": known})} == (
+            {"matrix", "tmp-write"} if former > 1 else set()), former
+    figures.own["matrix"][0] = [0.8e12]
+    assert regressions(figures, past) == []
     figures.own["matrix"][0] = [0.8e12, 1e12, 0.8e12]
     assert regressions(figures, past) == []
     assert best_of_hosts(figures)["n0"] == {"matrix": 1e12}
@@ -382,6 +415,12 @@ def test_a_line_says_what_the_figures_are_next_to_the_hardwares() -> None:
     memory = empty(who(2, 2))._replace(own={"memory": {rank: [1e10] for rank in range(4)}},
                                         claims={0: {"memory": 4e10}})
     assert "host memory of a node 20 GB/s of 40 GB/s (0.50)" in beside_hardware(memory)[0]
+    kinds = own(matrix=[680e12, 50e12, 50e12])._replace(claims={0: {"matrix": 989e12}})
+    assert "matrix product 680 TFLOP/s of 989 TFLOP/s (0.69)" in beside_hardware(kinds)[0]
+    kinds = kinds._replace(claims={0: {"matrix": 989e12}, 1: {"matrix": 100e12}, 2: {"matrix": 100e12}})
+    assert "matrix product 50 TFLOP/s of 100 TFLOP/s (0.50)" in beside_hardware(kinds)[0]
+    mixed = lab.measured._replace(claims={node: {"large": 12.5e9 if node else 10e9} for node in range(4)})
+    assert "links 10 GB/s of 12 GB/s (0.80)" in beside_hardware(mixed)[0]
     assert "alike, not fast" in beside_hardware(lab.measured)[0]
 
 

@@ -416,6 +416,8 @@ def test_a_gpus_peak_by_its_name(name: str, rates: tuple[float, float]) -> None:
 def test_what_hardware_claims_by_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path, words in {"net/eth0/speed": "1000", "net/down/speed": "-1", "pci/0000:3b:00.0/max_link_speed":
                         "32.0 GT/s PCIe", "pci/0000:3b:00.0/max_link_width": "16", "ib/a/ports/1/state": "4: ACTIVE",
+                        "net/eth0/device": "", "net/down/device": "", "net/veth0/speed": "10000",
+                        "ib/c/ports/1/state": "4: ACTIVE", "ib/c/ports/1/rate": "100 Gb/sec (2X HDR)",
                         "ib/a/ports/1/rate": "200 Gb/sec (4X HDR)", "ib/b/ports/1/state": "1: DOWN",
                         "ib/b/ports/1/rate": "10 Gb/sec (4X)"}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -425,7 +427,10 @@ def test_what_hardware_claims_by_sysfs(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(hardware, "PCI", f"{tmp_path}/pci")
     assert hardware.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "eth0"}) == 1.25e8
     assert hardware.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "down"}) == hardware.link_rate("gloo", {}) == 0
-    assert hardware.link_rate("nccl", {"NCCL_SOCKET_IFNAME": "eth0"}) == 2.5e10
+    assert hardware.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "veth0"}) == 0
+    rates = {ranks: hardware.link_rate("nccl", {"LOCAL_WORLD_SIZE": ranks, "NCCL_SOCKET_IFNAME": "eth0"})
+             for ranks in ("1", "2", "8")}
+    assert rates == {"1": 2.5e10, "2": 3.75e10, "8": 3.75e10}
     assert hardware.pci_rate("0000:3B:00.0") == pytest.approx(63e9, rel=0.01)
     assert hardware.pci_rate("0000:00:00.0") == 0
     assert hardware.memory_rate("AMD EPYC 7763 64-Core Processor", 2) == pytest.approx(409.6e9)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 ODD = 1  # exit status
 PASSES = 3  # in each of which something has to be odd
+PAUSE_S = 1.0  # between passes, so that a busy moment of a machine does not show in all
+OWN_S = 0.5  # in a pass, for what a rank measures by itself: two periods of a cgroup's quota, and the rest
 
 
 class CheckOptions(NamedTuple):

@@ -25,7 +25,8 @@ DESCRIPTION = """\
 Benchmark every rank and every link between nodes; report outliers and the nodes to exclude.
 It takes up to a minute on a few nodes, and starts like a training: mpirun python -m mpiddp.check"""
 EPILOG = """\
-Exit status: 0 all are alike; 1 something is odd; 2 wrong usage; 3 the job could not be started."""
+Exit status: 0 all are alike; 1 something is odd; 2 wrong usage; 3 the job could not be started;
+120 all are alike, but stdout could not be written."""
 LAUNCHERS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # options of mpiddp, as there
 
 

@@ -8,20 +8,19 @@ from typing import Any
 
 from ..errors import LonelyLaunchError
 from ..plan.words import listed
+from . import OWN_S, PAUSE_S
 from .bench.network import Ways, together
-from .bench.rank import ANSWER_S, START_S, Own
+from .bench.rank import ANSWER_S, START_S
 from .progress import Progress
 from .rpc import RpcController
 from .stats.schema import CLOCK, Link, Measurements, Passes, empty
-from .stats.tournament import Meetings, rounds, shuffled
+from .stats.tournament import Meetings, in_turns, rounds, shuffled
 from .workers import REDUCING_LIMIT_S, PairResult
 
-OWN_S = 0.5  # in a pass, for what a rank measures by itself: two periods of a cgroup's quota, and the rest
 MEETINGS_S = 12.0  # in a pass, for all meetings together
 LONGEST_MEETING_S, SHORTEST_MEETING_S = 1.0, 0.2
 PARTS = 6  # of a meeting: pings, messages there, and messages back, over MPI and over the backend
 REDUCING_S = 0.7  # in a pass
-PAUSE_S = 1.0  # between passes, so that a busy moment of a machine does not show in all
 OWN_LIMIT_S = 18.0  # besides the time that it is meant to take: three folders that hang have 5 s each
 MEETING_LIMIT_S = 12.0  # a meeting that takes so long has lost somebody
 SIZES = tuple(2**power for power in range(10, 29, 2))  # of an all-reduce: 1 KiB to 256 MiB
@@ -42,7 +41,7 @@ class Controller:
         self._nodes: dict[int, list[int]] = {}  # the ranks of each, in the order of local ranks
         for rank, info in enumerate(self.measured.ranks):
             self._nodes.setdefault(info.node, []).append(rank)
-        self._machines = {rank: answer.machine or f"node {answer.info.node}" for rank, answer in answers.items()}
+        self._machines = {rank: answer.machine for rank, answer in answers.items()}
         self._on_cpus = all(info.device == "cpu" for info in self.measured.ranks)  # which have memory between them
         self._meetings = Meetings(len(self._nodes))
         self._meetings_inside = {node: Meetings(len(ranks)) for node, ranks in self._nodes.items()}
@@ -63,8 +62,7 @@ class Controller:
         if self._progress:
             self._progress.end()
         for rank, words in self._ranks.troubles.items():
-            reports = self.measured.reports.setdefault(rank, [])
-            reports += [one for one in words if one not in reports]
+            self.measured.add(rank, {}, words)
         inside = frozenset(pair for meetings in self._meetings_inside.values() for pair in meetings.unmet)
         return self.measured._replace(unreachable=frozenset(self._meetings.unmet), unreachable_inside=inside)
 
@@ -80,15 +78,9 @@ class Controller:
             self._show("nodes", number, at, len(turns))
             for rank, own in self._ranks.call("own", dict.fromkeys(turn, (OWN_S,)), limit_s,
                                               "what it measures itself").items():
-                self._keep_own(rank, own)
-
-    def _keep_own(self, rank: int, own: Own) -> None:
-        for name, value in own.values.items():
-            self.measured.own.setdefault(name, {}).setdefault(rank, []).append(value)
-        if not own.computes:
-            self._ranks.excluded.add(rank)
-        reports = self.measured.reports.setdefault(rank, [])
-        reports += [one for one in own.told if one not in reports]
+                self.measured.add(rank, own.values, own.told)
+                if not own.computes:
+                    self._ranks.excluded.add(rank)
 
     def compare_clocks(self) -> None:
         """Compare each node's clock with rank 0's."""
@@ -114,7 +106,8 @@ class Controller:
                     if self._meetings.can_meet(pair) and self._ranks.can_meet(self._ends(pair, 1))]
             for turn in self._turns_of_pairs(able):
                 self._meet_between(turn, meeting_s(len(plan)))
-        self._reduce(number)
+        if len(self.measured.ranks) > 1:
+            self._reduce(number)
 
     def _meet_inside(self, pairs: Iterable[Link], seconds: float) -> None:
         """Let pairs of ranks of a node meet, no rank two others at a time."""
@@ -210,21 +203,15 @@ class Controller:
 
     def _turns(self, ranks: Iterable[int]) -> list[list[int]]:
         """Return ranks in turns: nodes that share a machine, as containers do, would disturb each other."""
-        nodes: dict[str, list[int]] = {}  # of each machine
-        asked: dict[int, list[int]] = {}
-        for rank in sorted(ranks):
-            node = self.measured.ranks[rank].node
-            if node not in asked:
-                nodes.setdefault(self._machines[rank], []).append(node)
-            asked.setdefault(node, []).append(rank)
-        return [[rank for some in nodes.values() if turn < len(some) for rank in asked[some[turn]]]
-                for turn in range(max(map(len, nodes.values()), default=0))]
+        asked = sorted(ranks)
+        turns = in_turns([self.measured.ranks[rank].node for rank in asked], [self._machines[rank] for rank in asked])
+        return [[asked[at] for at in turn] for turn in turns]
 
     def _turns_of_pairs(self, pairs: Iterable[Link]) -> list[list[Link]]:
         """Return pairs of nodes in turns, of which no two are on the same machine."""
         turns: list[tuple[set[str], list[Link]]] = []
         for pair in pairs:
-            both = {self._machines[self._nodes[node][0]] for node in pair}
+            both = {self._machines[self._nodes[node][0]] or f"node {node}" for node in pair}
             free = next((turn for turn in turns if not turn[0] & both), None)
             if free is None:
                 turns.append((both, [pair]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -106,6 +107,8 @@ def parsed(line: str) -> Entry | None:
     try:
         entry: dict[str, Any] = json.loads(line)
         values = {str(name): float(value) for name, value in entry["values"].items()}
+        if not all(0 <= value < math.inf for value in values.values()):
+            return None
         return Entry(float(entry["time"]), str(entry["host"]), str(entry["kind"]), values)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None

@@ -6,7 +6,9 @@ Links between ranks take longer, and are left to `python -m mpiddp.check`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .. import stages
 from ..config import LaunchConfig
@@ -17,58 +19,95 @@ from ..facts.schedulers import find_scheduler
 from ..join.rollcall import RollCall
 from ..plan.words import LISTED, folded
 from ..say import warn
-from . import PASSES
-from .controller import Controller
+from . import OWN_S, PASSES, PAUSE_S
+from .bench.machine import machine
+from .bench.rank import Own, measure
 from .history import History
-from .rpc import RpcController, worker_loop
 from .stats.findings import find
-from .stats.schema import RANK_METRICS, Finding, Measurements, Passes
-from .workers import measuring
+from .stats.schema import RANK_METRICS, Finding, Measurements, Passes, RankInfo, empty
+from .stats.tournament import in_turns
+from .who import describe
 
-MEASURING = "measuring its node"
+LOOKING, MEASURING = "looking at its machine", "measuring its node"
+
+
+class Turn(NamedTuple):
+    """When a rank measures in each pass: in its `own` of `total` turns."""
+
+    own: int
+    total: int
+
+
+class Answer(NamedTuple):
+    """What rank 0 says when all have had their turn."""
+
+    again: bool
+    warnings: Sequence[str] = ()
 
 
 def check_nodes(roll: RollCall, place: Place, device: str, config: LaunchConfig) -> None:
     """Measure this rank's part of its node, and print on rank 0 what is odd about nodes. Collective.
 
-    Raises LaunchError `bad-node` or `slow-node` on every rank, if `config` is strict.
+    Raises LaunchError `bad-node` or `slow-node` on every rank, if `config` is strict; at the start's deadline
+    LonelyLaunchError, with the ranks that still measure.
     """
-    stages.begin(MEASURING)
-    works = measuring(place, use_device(device))
-    judged: Sequence[str] | LaunchError = ()
-    if roll.rank:
-        worker_loop(roll.comm, works)
-    else:
-        ranks = RpcController(roll.comm, works, roll.name)
-        judged = judge(Controller(ranks, roll.size, roll.remaining_s), config)
-        ranks.dismiss()
-
-    def answer(ranks: Sequence[object]) -> Sequence[None]:
-        if isinstance(judged, LaunchError):
-            raise judged
-        return [None] * len(ranks)
-
-    roll.agree(MEASURING, None, answer)
-    warn(() if isinstance(judged, LaunchError) else judged)
+    stages.begin(LOOKING)
+    where, judge = use_device(device), Judge(config)
+    turn = roll.agree(LOOKING, (describe(place, where), machine()), judge.give_turns)
+    answer, own = Answer(again=True), Own({}, [])
+    for number in range(PASSES):
+        if answer.again:
+            time.sleep(PAUSE_S if number else 0.0)
+            for at in range(turn.total):
+                stages.begin(MEASURING)
+                mine = at == turn.own and own.computes  # each try of a device that does not compute may take a minute
+                own = measure(where, place.local_rank == 0, OWN_S) if mine else own
+                answer = roll.agree(MEASURING, own if mine else None, judge.take)
+    warn(answer.warnings)
 
 
-def judge(controller: Controller, config: LaunchConfig) -> list[str] | LaunchError:
-    """Return the warnings of a check, or, if it is strict, why the job does not start on these nodes.
+class Judge:
+    """Rank 0's part: it gives the ranks their turns, keeps what they have measured, and judges after each pass.
 
     Nobody can be accused any more after a pass in which nothing was odd: then there is no other one.
     """
-    history = History(config.check_history) if config.check_history else None
 
-    def findings(measured: Measurements) -> list[Finding]:
-        return [*find(measured), *(history.compare(measured) if history else ())]
+    def __init__(self, config: LaunchConfig) -> None:
+        self._config = config
+        self._history: History | None = None
+        self._measured = empty(())
+        self._turns: list[list[int]] = []
+        self._taken = 0
 
-    measured = controller.run(PASSES, links=False, goes_on=lambda seen: bool(findings(repeated(seen))))
-    found = findings(measured)
-    about_history = history.keep(measured) if history else []
-    if config.check == "strict" and (error := refusal(found)):
-        warn(about_history)
-        return error
-    return [*about_history, *warnings(found)]
+    def give_turns(self, facts: Sequence[tuple[RankInfo, str]]) -> list[Turn]:
+        """Return each rank's turn: nodes that are containers of one machine would disturb each other."""
+        self._history = History(self._config.check_history) if self._config.check_history else None
+        self._measured = empty(tuple(info for info, _ in facts))
+        self._turns = in_turns([info.node for info, _ in facts], [where for _, where in facts])
+        own = {rank: at for at, ranks in enumerate(self._turns) for rank in ranks}
+        return [Turn(own[rank], len(self._turns)) for rank in range(len(facts))]
+
+    def take(self, found: Sequence[Own | None]) -> list[Answer]:
+        """Return what each rank does after a turn; raise LaunchError if the check is strict and something is odd."""
+        for rank, own in enumerate(found):
+            if own:
+                self._measured.add(rank, own.values, own.told)
+        self._taken += 1
+        passes, left = divmod(self._taken, len(self._turns))
+        again = bool(left) or (passes < PASSES and bool(self._findings(repeated(self._measured))))
+        return [Answer(again, () if again else self._end())] + [Answer(again)] * (len(found) - 1)
+
+    def _findings(self, measured: Measurements) -> list[Finding]:
+        return [*find(measured), *(self._history.compare(measured) if self._history else ())]
+
+    def _end(self) -> list[str]:
+        """Return the warnings of a check; raise LaunchError instead if it is strict."""
+        found = self._findings(self._measured)
+        about_history = self._history.keep(self._measured) if self._history else []
+        if self._config.check == "strict" and (error := refusal(found)):
+            warn(about_history)
+            raise error
+        return [*about_history, *warnings(found)]
 
 
 def repeated(measured: Measurements) -> Measurements:

@@ -31,7 +31,7 @@ def check(asked: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
         env = member.environment
         works = {**measuring(env, env.device, env.backend), **Meeting(member).by_name()}
         if env.rank:
-            worker_loop(member.comm, works)
+            worker_loop(member.comm, works, config.startup_timeout_s)
         else:
             from .report import inspect  # the other ranks need not load it
 

@@ -34,7 +34,8 @@ def inspect(ranks: RpcController, env: Environment, asked: CheckOptions, patienc
     Raises LonelyLaunchError where a rank has not begun after `patience_s`.
     """
     notes = []
-    if not asked.nodes_only and not serving(env.backend, env.device):
+    backend = serving(env.backend, env.device)
+    if not asked.nodes_only and not backend:
         asked = asked._replace(nodes_only=True)
         notes.append(f"links between ranks are measured over gloo and NCCL, not over {env.backend}")
     history = History(asked.history) if asked.history else None
@@ -42,7 +43,7 @@ def inspect(ranks: RpcController, env: Environment, asked: CheckOptions, patienc
     controller.compare_clocks()
     measured = controller.run(1 if asked.quick else PASSES, not asked.nodes_only)
     findings = [*all_findings.find(measured), *(history.compare(measured) if history else ())]
-    notes += all_findings.notes(measured, env.backend)
+    notes += all_findings.notes(measured, backend or env.backend)
     if asked.quick:
         notes.insert(0, "--quick is a single pass, which may err: check again without it before a node is given back")
     lost = answer("\n".join([head(env.backend), *lines(measured, findings, notes, exclusion())]))

@@ -101,10 +101,10 @@ class RpcController:
         self._deliver()
 
     def _deliver(self) -> None:
-        """Return when all ranks have received what was sent to them, or have had time to."""
+        """Return when all ranks have received what was sent to them, or have had time to, as who is lost has."""
         with contextlib.suppress(TimeoutError):
-            wait_for(lambda: not undelivered(self._sent) or None, time.monotonic() + GRACE_S, TimeoutError,
-                     lambda _: None, GRACE_S)
+            wait_for(lambda: self.lost.keys() >= {*undelivered(self._sent)} or None, time.monotonic() + GRACE_S,
+                     TimeoutError, lambda _: None, GRACE_S)
 
     def _collect(self, found: dict[int, Any], asked: AbstractSet[int], deadline: float) -> None:
         """Add the answers that come until all are there, or the deadline is over; meanwhile keep the others waiting."""
@@ -123,12 +123,13 @@ class RpcController:
         self._sent.append((rank, self._comm.issend(order, rank, ORDERS)))
 
 
-def worker_loop(comm: MPI.Comm, works: Mapping[str, Work]) -> None:
-    """Do what rank 0 says, until it dismisses this rank. Raises TimeoutError if it is silent."""
-    silent = TimeoutError(f"rank 0 has not said for {SILENCE_S:.0f} s what to measure next")
+def worker_loop(comm: MPI.Comm, works: Mapping[str, Work], patience_s: float) -> None:
+    """Do what rank 0 says, until it dismisses this rank. Raises TimeoutError if it is silent, also for `patience_s`."""
+    silence_s = max(SILENCE_S, patience_s)
+    silent = TimeoutError(f"rank 0 has not said for {silence_s:.0f} s what to measure next")
     sent: list[MPI.Request] = []
     while True:
-        _, order = wait_for(lambda: receive(comm, ORDERS, 0), time.monotonic() + SILENCE_S, lambda: silent,
+        _, order = wait_for(lambda: receive(comm, ORDERS, 0), time.monotonic() + silence_s, lambda: silent,
                             lambda _: None, float("inf"))
         if order.work == KEEPALIVE:
             continue

@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from ..environment import Environment, Place
-from ..facts.runtime import hostname
+from ..environment import Environment
 from ..join.membership import Membership
 from .bench import hardware, machine, network
 from .bench.channels import CLOCK_TAG, OverMpi, Pairs, serving
@@ -19,6 +18,7 @@ from .bench.rank import measure
 from .bench.timeouts import on_device
 from .rpc import Work
 from .stats.schema import RankInfo
+from .who import describe, told
 
 REDUCING_LIMIT_S = 20.0  # for an all-reduce
 CLOCK_S = 2.0  # for a rank to tell its time
@@ -44,14 +44,13 @@ class PairResult(NamedTuple):
     by_backend: Ways
 
 
-def who(place: Place | Environment, device: torch.device, backend: str) -> Who:
+def who(place: Environment, device: torch.device, backend: str) -> Who:
     """Return who this rank is."""
-    info = RankInfo(hostname(), place.node_rank, place.local_rank, str(device),
-                    machine.kind(device, torch.get_num_threads()), machine.switch(os.environ))
-    return Who(info, machine.machine(), hardware.claims(device, backend, os.environ))
+    claims: dict[str, float] = told(device, lambda: hardware.claims(device, serving(backend, device), os.environ), {})
+    return Who(describe(place, device), machine.machine(), claims)
 
 
-def measuring(place: Place | Environment, device: torch.device, backend: str = "") -> dict[str, Work]:
+def measuring(place: Environment, device: torch.device, backend: str) -> dict[str, Work]:
     """Return the work of a rank by itself, by the names that rank 0 uses; all take a deadline first."""
     return {"who": lambda _: who(place, device, backend),
             "own": lambda _, budget_s: measure(device, place.local_rank == 0, budget_s)}

@@ -23,7 +23,7 @@ def work(deadline):
 
 works = {"work": work}
 if comm.rank:
-    worker_loop(comm, works)
+    worker_loop(comm, works, 0.0)
 else:
     controller = RpcController(comm, works, str)
     answers = controller.call("work", dict.fromkeys(range(comm.size), ()), 10, "the work")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
@@ -67,12 +68,17 @@ def pci_rate(address: str) -> float:
 
 
 def link_rate(backend: str, environ: Mapping[str, str]) -> float:
-    """Return the B/s of this node's links: of its active InfiniBand ports, or for gloo of the interface it uses."""
+    """Return the B/s of this node's links: of its active InfiniBand ports, or of the interface that is named.
+
+    A rank sends over one port. An interface without a device, as of a container, tells of no hardware.
+    """
     if backend == "nccl" and (ports := [f"{VERBS}/{one}/ports/{port}" for one in names(VERBS)
                                         for port in names(f"{VERBS}/{one}/ports")]):
-        return sum(first_number(text(f"{port}/rate")) * 1e9 / 8 for port in ports if "ACTIVE" in text(f"{port}/state"))
+        rates = [first_number(text(f"{port}/rate")) * 1e9 / 8 for port in ports if "ACTIVE" in text(f"{port}/state")]
+        return sum(sorted(rates)[-int(environ.get("LOCAL_WORLD_SIZE", "1")):])
     interface = environ.get("GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME", "").split(",")[0]
-    return max(0.0, first_number(text(f"{NETWORK}/{interface}/speed"))) * 1e6 / 8 if interface else 0.0
+    real = bool(interface) and os.path.exists(f"{NETWORK}/{interface}/device")
+    return max(0.0, first_number(text(f"{NETWORK}/{interface}/speed"))) * 1e6 / 8 if real else 0.0
 
 
 def first_number(words: str) -> float:

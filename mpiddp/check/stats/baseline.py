@@ -50,10 +50,11 @@ def best_of_hosts(measured: Measurements) -> dict[str, dict[str, float]]:
 def regressions(measured: Measurements, past: Past) -> list[Finding]:
     """Return the hosts that are worse than in their former checks, in each pass."""
     number = {host: node for node, host in Nodes(measured.ranks).host.items()}
-    found = []
-    for host, some in of_hosts(measured).items():
+    found, of = [], of_hosts(measured)
+    made = max((len(passes) for some in of.values() for passes in some.values()), default=0)
+    for host, some in of.items():
         for name, passes in some.items():
-            former = [[value] * len(passes) for value in past.get(host, {}).get(name, ())][-KEPT:]
+            former = [[value] * made for value in past.get(host, {}).get(name, ())][-KEPT:]
             score = Peers(metric_of(name), former).score(passes) if len(former) >= FORMER else None
             if score and score.odd:
                 words = beside_past(name, metric_of(name), score.value, score.level, score.ratio)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from ...plan.words import folded, listed, ranges
 from . import link_findings, rank_findings
 from .expected import expected_bandwidth, reduced
 from .nodes import Nodes
 from .outliers import best, median
-from .schema import LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric, Passes
+from .schema import LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric
 from .units import counted, in_words, share
 
 ITSELF = "--check-history compares it with its own former checks"
@@ -46,29 +47,42 @@ def notes(measured: Measurements, backend: str) -> list[str]:
 def beside_hardware(measured: Measurements) -> list[str]:
     """Return a line of what was measured next to what the hardware claims: alike nodes may all be slow.
 
-    The memory's claim is that of a node, so the figures of a node's ranks, which measure at the same time, are added.
+    Figures are put beside the same claim of their own; where there are several claims, the worst share is told.
     """
-    pairs = []
+    found = []
     for name, metric in (("large", LINK_METRICS["large"]), *RANK_METRICS.items()):
-        claims = [claim[name] for claim in measured.claims.values() if name in claim]
-        values = figures(name, metric, measured)
-        if claims and values:
-            value, claim = median(values), median(claims)
+        groups: dict[float, list[float]] = {}
+        for claim, value in beside_claims(name, metric, measured):
+            groups.setdefault(claim, []).append(value)
+        if groups:
+            by, claim, value = min((median(values) / claim, claim, median(values)) for claim, values in groups.items())
             words = "links" if name == "large" else metric.words + " of a node" * (name == "memory")
-            pairs.append(f"{words} {in_words(value, metric.unit)} of {in_words(claim, metric.unit)} "
-                         f"({share(value / claim)})")
-    return [f"next to what the hardware claims: {', '.join(pairs)}"] if pairs else [
+            found.append(f"{words} {in_words(value, metric.unit)} of {in_words(claim, metric.unit)} ({share(by)})")
+    return [f"next to what the hardware claims: {', '.join(found)}"] if found else [
         "what the hardware claims is not known here: nothing odd means alike, not fast"]
 
 
-def figures(name: str, metric: Metric, measured: Measurements) -> list[float]:
-    """Return a metric's figures, each the best of its passes: of links, of ranks, or of nodes for the host's memory."""
-    values: dict[int, Passes] | dict[tuple[int, int], Passes]
-    values = measured.links.get(name, {}) if name in LINK_METRICS else measured.own.get(name, {})
-    found = {key: best(metric, passes) for key, passes in values.items() if passes}
-    if name != "memory":
-        return list(found.values())
-    return [sum(found.get(rank, 0.0) for rank in ranks) for ranks in Nodes(measured.ranks).ranks.values() if found]
+def beside_claims(name: str, metric: Metric, measured: Measurements) -> Iterator[tuple[float, float]]:
+    """Yield what is claimed with what was measured, the best of its passes: of links, of ranks, or of nodes.
+
+    Of nodes it is the host's memory: its ranks measure at the same time, so that their figures are added. A link has
+    the claim of the slower one of its ends.
+    """
+    of_ranks = {rank: claim[name] for rank, claim in measured.claims.items() if name in claim}
+    of_nodes = {measured.ranks[rank].node: claim for rank, claim in of_ranks.items()}
+    if name in LINK_METRICS:
+        for link, passes in measured.links.get(name, {}).items():
+            if passes and of_nodes.keys() >= {*link}:
+                yield min(of_nodes[node] for node in link), best(metric, passes)
+        return
+    values = {rank: best(metric, passes) for rank, passes in measured.own.get(name, {}).items() if passes}
+    if name == "memory":
+        for node, ranks in Nodes(measured.ranks).ranks.items():
+            if node in of_nodes and values.keys() >= {*ranks}:
+                yield of_nodes[node], sum(values[rank] for rank in ranks)
+        return
+    for rank in values.keys() & of_ranks.keys():
+        yield of_ranks[rank], values[rank]
 
 
 def without_peers(measured: Measurements) -> list[str]:
@@ -84,7 +98,7 @@ def without_peers(measured: Measurements) -> list[str]:
         found.append(f"no other rank is of the kind of {named}: {ITSELF}")
     if len(nodes.ranks) == 1:
         return [*found, f"one node: its ranks are compared with each other, the node with nothing; {ITSELF}"]
-    if len(nodes.ranks) == 2:
+    if len(nodes.ranks) == 2 and measured.links:
         return [*found, f"two nodes: only the two directions of the link can be compared, not both; {ITSELF}"]
     same = Counter(nodes.kind.values())
     rare = [node for node, kind in nodes.kind.items() if same[kind] < 2]

@@ -1,4 +1,7 @@
-"""The one rule of a check: what is odd is so in every pass, beside the median and the deviation of its peers."""
+"""The one rule of a check: what is odd is so in every pass, beside the median and the deviation of its peers.
+
+A pass in which something has no figure does not count, but more than half of the passes have to.
+"""
 
 from __future__ import annotations
 
@@ -40,26 +43,31 @@ class Peers:
         self.deviation = median([abs(loss(metric, value, middle)) for value in values])
         self.best = median([best(metric, one) for one in passes])
 
-    @property
-    def limit(self) -> float:
-        """How much worse a value may be, as loss() counts it.
+    def limit(self, passes: int) -> float:
+        """Return how much worse a value may be in each of so many passes, as loss() counts it.
 
         A normal value is below -z with a probability of at most exp(-z^2/2), and in each of k passes with that to the
         power of k: of n values, none with CHANCE. That takes a deviation that is known. Of n peers both the median and
         the deviation are uncertain, by 1 + 0.8/n (the root of 1 + pi/2n) and 1 + 3.1/n (Student's t at 3.4 standard
         deviations, to the first order), and so LEAST counts 1 + 4/n times.
         """
-        noise = SIGMA * math.sqrt(2 * math.log(self.count / CHANCE) / len(self.levels)) * self.deviation
+        noise = SIGMA * math.sqrt(2 * math.log(self.count / CHANCE) / passes) * self.deviation
         if not self._metric.unit:
             return max(self._metric.floor, noise)
         return max(-math.log(1 - self._metric.matters), (1 + 4 / self.count) * -math.log(1 - LEAST), noise)
 
     def score(self, values: Sequence[float]) -> Score:
-        """Return how the passes of something are: odd if it is in each of the peers' passes, and worse in each."""
-        worse = [loss(self._metric, value, level) > self.limit
-                 and abs(value - level) > self._metric.floor for value, level in zip(values, self.levels, strict=False)]
+        """Return how the passes of something are: odd if it is worse in each, and in more than half of the peers'.
+
+        Which passes it lacks is not known, so it has to be worse than the worst of them then.
+        """
+        whole = len(values) >= len(self.levels)
+        levels = self.levels if whole else [worst(self._metric, self.levels)] * len(values)
+        limit = self.limit(min(len(values), len(levels)))
+        worse = [loss(self._metric, value, level) > limit
+                 and abs(value - level) > self._metric.floor for value, level in zip(values, levels, strict=False)]
         value = best(self._metric, values)
-        return Score(len(values) >= len(self.levels) and all(worse), value, self.best,
+        return Score(2 * len(values) > len(self.levels) and all(worse), value, self.best,
                      ratio(self._metric, value, self.best), self.count)
 
 
@@ -73,13 +81,20 @@ def loss(metric: Metric, value: float, level: float) -> float:
 
 def ratio(metric: Metric, value: float, level: float) -> float:
     """Return how good a value is beside the level: 0.5 for half the bandwidth or twice the latency; 1 at most."""
-    by = loss(metric, value, level)
-    return min(1.0, max(0.0, math.exp(-by) if metric.unit else 1 - by))
+    by = max(0.0, loss(metric, value, level))
+    if not metric.unit:
+        return max(0.0, 1 - by)
+    return 0.0 if metric.more and not value else math.exp(-by)
 
 
 def best(metric: Metric, values: Sequence[float]) -> float:
     """Return the best of the passes."""
     return max(values) if metric.more else min(values)
+
+
+def worst(metric: Metric, values: Sequence[float]) -> float:
+    """Return the worst of the passes."""
+    return min(values) if metric.more else max(values)
 
 
 def compare(

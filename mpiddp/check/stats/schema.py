@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 Link = tuple[int, int]  # from a node to another, or from a rank to another
@@ -96,6 +97,13 @@ class Measurements(NamedTuple):
     unreachable: frozenset[Link] = frozenset()
     unreachable_inside: frozenset[Link] = frozenset()
     incomplete_allreduce: tuple[int, int] | None = None
+
+    def add(self, rank: int, values: Mapping[str, float], told: Sequence[str]) -> None:
+        """Add what a rank has measured in a pass, by metric, and what it says of itself, each line once."""
+        for name, value in values.items():
+            self.own.setdefault(name, {}).setdefault(rank, []).append(value)
+        reports = self.reports.setdefault(rank, [])
+        reports += [one for one in told if one not in reports]
 
 
 def empty(ranks: tuple[RankInfo, ...]) -> Measurements:

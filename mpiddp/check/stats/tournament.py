@@ -1,4 +1,4 @@
-"""Who meets whom in a tournament of nodes, or of the ranks of a node."""
+"""Who measures when, and who meets whom in a tournament of nodes, or of the ranks of a node."""
 
 from __future__ import annotations
 
@@ -51,6 +51,16 @@ def shuffled(found: list[list[Pair]], number: int) -> list[list[Pair]]:
     order = list(found)
     random.Random(number).shuffle(order)  # noqa: S311 — no secret
     return order
+
+
+def in_turns(nodes: Sequence[int], machines: Sequence[str]) -> list[list[int]]:
+    """Return the ranks on these nodes in turns, in which no two nodes share a machine; an empty one is unknown."""
+    of: dict[str, dict[int, None]] = {}  # the nodes of each machine
+    for node, machine in zip(nodes, machines, strict=True):
+        of.setdefault(machine or f"node {node}", {})[node] = None
+    turn = {node: at for some in of.values() for at, node in enumerate(some)}
+    count = max(map(len, of.values()), default=0)
+    return [[rank for rank, node in enumerate(nodes) if turn[node] == at] for at in range(count)]
 
 
 class Meetings:

@@ -1,0 +1,33 @@
+"""A launch with --check whose ranks STOPPED stop while they measure, and whose start has 8 s left by then."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from mpiddp.check import preflight
+from mpiddp.cli import main
+from mpiddp.join import rollcall
+
+LEFT_S = 8.0
+check_nodes = preflight.check_nodes
+
+
+def soon(roll: Any, *rest: Any) -> None:
+    """Check as if the start had begun now."""
+    now = time.monotonic()
+    roll.timeout_s, roll._began_s, roll._deadline = LEFT_S, now, now + LEFT_S
+    check_nodes(roll, *rest)
+
+
+def stop(*_: object) -> None:
+    """Stand still."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+rollcall.REMIND_AFTER_S = 2.0
+preflight.check_nodes = soon
+if os.environ["PMI_RANK"] in os.environ["STOPPED"].split():
+    preflight.measure = stop
+sys.exit(main())
