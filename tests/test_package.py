@@ -92,7 +92,7 @@ def test_the_plan_is_pure(room: str) -> None:
     """No MPI, no torch, no environment: nothing but the facts, Python's own modules and a library that is pure."""
     for path in (PACKAGE / room).glob("*.py"):
         assert outside(path) <= {"__future__", "collections", "collections.abc", "functools", "ipaddress", "itertools",
-                                 "math", "random", "statistics", "string", "typing", "ClusterShell.NodeSet"}, path
+                                 "math", "random", "re", "statistics", "string", "typing", "ClusterShell.NodeSet"}, path
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

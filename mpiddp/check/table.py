@@ -69,7 +69,7 @@ def lines(
     head = [title(measured, nodes), "", *table(measured, findings, nodes), ""]
     curve = [*all_reduce(measured), ""] if measured.allreduce else []
     told = [line for note in bounded(notes, MOST_NOTES, "note") for line in wrap(note, WIDEST, subsequent_indent="  ")]
-    left_out = leave_out(findings, exclude)
+    left_out = leave_out(findings, exclude, len(nodes.ranks))
     room = TALLEST - len(head) - len(curve) - len(told[:MOST_NOTE_LINES]) - len(left_out)
     found = bounded([one.words for one in findings], room, "finding") or ["nothing odd"]
     return [cut(line.rstrip()) for line in (*head, *curve, *found, *told[:MOST_NOTE_LINES], *left_out)]
@@ -273,15 +273,15 @@ def all_reduce(measured: Measurements) -> list[str]:
     return ["  ".join([cells[0].ljust(first), *(cell.rjust(8) for cell in cells[1:])]) for cells in table]
 
 
-def leave_out(findings: Sequence[Finding], exclude: str) -> list[str]:
-    """Return the line with the option that leaves hosts out; none if no host is to be left out."""
+def leave_out(findings: Sequence[Finding], exclude: str, nodes: int) -> list[str]:
+    """Return the line with the option that leaves hosts out; none if no host is to be left out, or all `nodes` were."""
     from ClusterShell.NodeSet import NodeSet  # heavy, and needed only here
 
     hosts = NodeSet.fromlist(sorted({host for one in findings for host in one.hosts}))
     line = f"leave out: {exclude.format(hosts)}"
     if len(line) > WIDEST:
         line = f"leave out: {counted(len(hosts), 'host')}, too many for a line; --suspects FILE lists them"
-    return [line] if len(hosts) else []
+    return [line] if 0 < len(hosts) < nodes else []
 
 
 def bounded(texts: Sequence[str], most: int, one: str) -> list[str]:
