@@ -279,7 +279,10 @@ def test_output_is_not_lost_in_silence_where_the_relay_is_killed(quick: Mpi, tmp
     script = tmp_path / "kills.py"
     script.write_text(f"{BESIDE}stdouts = {{one: os.readlink(f'/proc/{{one.pid}}/fd/1') for one in beside()}}\n"
                       "(relay,) = [one for one in stdouts if stdouts[one] != os.devnull]\nrelay.kill()\n")
-    done = check(mpiexec(quick, 1, "--prefix", script, env={"JOB": str(tmp_path)}), 120)
+    done = check(mpiexec(quick, 1, "--prefix", "--log-dir", tmp_path / "logs", script, env={"JOB": str(tmp_path)}), 120)
+    (index,) = tmp_path.glob("logs/*/ranks.json")
+    (record,) = json.loads(index.read_text())
+    assert record["lost"] == (index.parent / record["file"]).stat().st_size
     assert "mpiddp: the output relay of rank 0 on " in done.stderr
     assert "exited unexpectedly: some output may be lost" in done.stderr
 

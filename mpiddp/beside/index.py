@@ -130,10 +130,11 @@ def last_line(tail: bytes, room: int) -> bytes:
     return b'"%b"' % found
 
 
-def note_end(log: LogPlan, status: int | None = None, again: bool = True, is_first: bool = False) -> None:
-    """Fill in how a rank ends, as note() does, but wait not long for a file system that hangs."""
+def note_end(log: LogPlan, status: int | None = None, again: bool = True, is_first: bool = False,
+             lost: int | None = None) -> None:
+    """Fill in how a rank or its log ends, as note() does, but wait not long for a file system that hangs."""
     if log.ranks_file:
-        how = {"status": status, "again": again, "is_first": is_first}
+        how = {"status": status, "again": again, "is_first": is_first, "lost": lost}
         noting = threading.Thread(target=note, args=(log,), kwargs=how, daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started
             noting.start()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import IO, Any
 
 from ..facts.files import open_for_reading, open_for_writing
@@ -21,20 +22,12 @@ def compress(path: str, compression: str, anew: bool = False) -> str:
     At any moment one of the two files has all of it. Raises OSError where that fails: then the file stays as it is.
     """
     target = path + SUFFIXES[compression]
-    part = f"{target}.part"
-    try:
-        with os.fdopen(open_for_writing(part, job_folder=True), "wb") as sink:
-            if not anew and os.path.exists(target):
-                with os.fdopen(open_for_reading(target), "rb") as before:
-                    shutil.copyfileobj(before, sink, PIECE_BYTES)
-            with os.fdopen(open_for_reading(path), "rb") as source, compressor(sink, compression) as compressed:
-                shutil.copyfileobj(source, compressed, PIECE_BYTES)
-        os.replace(part, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
-    os.unlink(path)
+    with replacing(path, target) as sink:
+        if not anew and os.path.exists(target):
+            with os.fdopen(open_for_reading(target), "rb") as before:
+                shutil.copyfileobj(before, sink, PIECE_BYTES)
+        with os.fdopen(open_for_reading(path), "rb") as source, compressor(sink, compression) as compressed:
+            shutil.copyfileobj(source, compressed, PIECE_BYTES)
     return target
 
 
@@ -43,17 +36,24 @@ def restore(path: str, compression: str) -> None:
     target = path + SUFFIXES[compression]
     if os.path.exists(path) or not os.path.exists(target):
         return
-    part = f"{path}.part"
+    with (replacing(target, path) as sink, os.fdopen(open_for_reading(target), "rb") as source,
+          decompressor(source, compression) as data):
+        shutil.copyfileobj(data, sink, PIECE_BYTES)
+
+
+@contextlib.contextmanager
+def replacing(source: str, target: str) -> Iterator[IO[bytes]]:
+    """Yield a file that takes the place of `target` when the block has ended; then `source` is removed."""
+    part = f"{target}.part"
     try:
-        with (os.fdopen(open_for_reading(target), "rb") as source, decompressor(source, compression) as data,
-              os.fdopen(open_for_writing(part, job_folder=True), "wb") as sink):
-            shutil.copyfileobj(data, sink, PIECE_BYTES)
-        os.replace(part, path)
+        with os.fdopen(open_for_writing(part, job_folder=True), "wb") as sink:
+            yield sink
+        os.replace(part, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
-    os.unlink(target)
+    os.unlink(source)
 
 
 def compressor(sink: IO[bytes], compression: str) -> contextlib.AbstractContextManager[Any]:

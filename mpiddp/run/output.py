@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..beside.helper_process import file_of
-from ..beside.index import note
+from ..beside.index import note_end
 from ..beside.outflow import Forward
 from ..config import PREFIX, LaunchConfig
 from ..errors import EXIT_OUTPUT_LOST
@@ -136,7 +136,7 @@ class Output:
             if not self._log.most_bytes:
                 with contextlib.suppress(OSError):
                     self._log_end = os.stat(self._log.path).st_size
-                    note(self._log, lost=self._log_end)
+                    note_end(self._log, lost=self._log_end)
         say(f"mpiddp: the output relay of {self._who} exited unexpectedly: {words}")
 
     @property
