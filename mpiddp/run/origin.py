@@ -13,7 +13,7 @@ from ..plan.words import shortened, words_of
 from ..where.stack import PYTHON, Kind, kind_of
 
 HEAD = "Traceback (most recent call last):"
-FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
+PRINTED_FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
 WORKER = re.compile(r"Caught \w+ in (DataLoader worker process \d+|[\w ]+)\.")
 PROCESS = re.compile(r"-- (Process \d+) terminated")
 GROUP = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
@@ -124,7 +124,7 @@ def read(text: str) -> Origin | None:
     before, _, traceback = text.rpartition(HEAD)
     places, lines = [], traceback.splitlines()
     for at, line in enumerate(lines):
-        if found := FRAME.match(line):
+        if found := PRINTED_FRAME.match(line):
             places.append(Place(found["file"], found["line"], found["function"]))
         elif places and line and not line[0].isspace():
             error = "\n".join(lines[at:])
