@@ -6,18 +6,18 @@ Importing this package starts nothing: neither MPI nor torch is loaded before it
 import os
 import sys
 
-from . import stages as _stages  # noqa: F401 (it notes when this process comes to us)
+from .base import timeline as _stages  # noqa: F401 (it notes when this process comes to us)
 
 if sys.argv[:1] == ["-m"] and f"{' '.join(sys.orig_argv)} ".partition(" -m ")[2].startswith(f"{__name__} "):
-    from .staging import ahead as _ahead
+    from .staging import prefetch as _prefetch
 
-    _ahead.begin()
+    _prefetch.begin()
 
 from .api import destroy_process_group, init_process_group, process_group, should_stop, stop_for_requeue
-from .errors import EXIT_REQUEUE as REQUEUE
-from .errors import LaunchError
-from .facts.runtime import restart_count as _restart_count
-from .version import __version__
+from .base.errors import EXIT_REQUEUE as REQUEUE
+from .base.errors import LaunchError
+from .base.version import __version__
+from .discovery.runtime import restart_count as _restart_count
 
 restart_count = _restart_count(os.environ)  # how often this job was started again
 

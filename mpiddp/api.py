@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from .beside import progress
-from .errors import EXIT_REQUEUE, EndTimeoutError, LaunchError
-from .exits import exit_status
+from .base.errors import EXIT_REQUEUE, EndTimeoutError, LaunchError
+from .base.termination import exit_status
+from .where import progress
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from mpi4py import MPI
 
-    from .config import LaunchConfig
-    from .environment import Environment
-    from .run.running import RunningJob
-    from .run.stop import Stop
+    from .base.config import LaunchConfig
+    from .base.ranks import Environment
+    from .runner.lifecycle import RunningJob
+    from .runner.stop import Stop
 
 _own: RunningJob | None = None  # which init_process_group() started in this process
 _stop: Stop | None = None  # of should_stop(), before there is a job
@@ -64,7 +64,7 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
     from mpi4py import MPI
 
     from .launch import join, start_within
-    from .run import signals
+    from .runner import signals
 
     if not MPI.Is_initialized():
         MPI.Init_thread()
@@ -76,7 +76,7 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
         else:
             _own = start_within(whole, config, destroy_process_group)
     except LaunchError as error:  # a program has no command line of ours
-        from .command.options import in_variables
+        from .options.table import in_variables
 
         found, needed, do = map(in_variables, (error.found, error.needed, error.do))
         raise type(error)(error.name, found, needed, do) from None
@@ -93,7 +93,7 @@ def destroy_process_group() -> None:
     if _own is not None:
         from mpi4py import MPI
 
-        from .run import signals
+        from .runner import signals
 
         job, _own, _stop = _own, None, None
         job.note_steps(os.environ.get("MPIDDP_ERROR_FILE", ""))
@@ -166,7 +166,7 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
     import argparse
 
     from .cli import read_settings
-    from .command.options import variable
+    from .options.table import variable
 
     try:
         config = read_settings(environ)
@@ -190,7 +190,7 @@ def should_stop() -> bool:
     if job := _launched() or _own:
         return job.stop(_stop).due()
     if _stop is None:
-        from .run.stop import Stop
+        from .runner.stop import Stop
 
         _stop = Stop()
     return _stop.due()

@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from .command.help import Parser
-from .command.options import FIELDS, FLAGS, OPTIONS, default_of, flag_of, split, unknown
-from .command.values import absolute
-from .config import DEFAULT_FOLD_WINDOW_S, PREFIX, Desk, LaunchConfig, Script, Shape
-from .errors import EXIT_USAGE
-from .say import answer, say, warn
-from .version import __version__
+from .base.config import DEFAULT_FOLD_WINDOW_S, PREFIX, Desk, LaunchConfig, Script, Shape
+from .base.errors import EXIT_USAGE
+from .base.stderr import answer, say, warn
+from .base.version import __version__
+from .options.help import Parser
+from .options.table import FIELDS, FLAGS, OPTIONS, default_of, flag_of, split, unknown
+from .options.values import absolute
 
 USAGE = """\
 mpirun python -m mpiddp [options] script.py [arguments]
@@ -36,15 +36,15 @@ def main() -> int:
     try:
         job = read_config(sys.argv[1:], os.environ)
     except argparse.ArgumentTypeError as error:
-        from .join.refusal import refuse_early
+        from .bootstrap.refusal import refuse_early
 
         refuse_early(str(error))
         return EXIT_USAGE
     if isinstance(job, Desk):
         return plan_at_desk(job)
     if isinstance(job, Shape):
-        from .facts.schedulers import slurm_hosts
-        from .plan.dry_run import describe
+        from .discovery.schedulers import slurm_hosts
+        from .planning.dry_run import describe
 
         return answer(describe(job, slurm_hosts(os.environ)))
     from .launch import launch
@@ -54,13 +54,13 @@ def main() -> int:
 
 def plan_at_desk(job: Desk) -> int:
     """Print the map of a job on nodes whose facts are in a file, or why it could not start; return the exit status."""
-    from .errors import EXIT_CANNOT_START, LaunchError
-    from .facts import record
-    from .plan.dry_run import seats
-    from .show.map import lines
+    from .base.errors import EXIT_CANNOT_START, LaunchError
+    from .discovery import serialization
+    from .planning.dry_run import seats
+    from .reporting.map import lines
 
     try:
-        found, warnings = seats(record.read(job.facts_file), job.config)
+        found, warnings = seats(serialization.read(job.facts_file), job.config)
     except (OSError, ValueError) as error:
         say(f"mpiddp: --facts: {error}")
         return EXIT_USAGE
@@ -70,7 +70,7 @@ def plan_at_desk(job: Desk) -> int:
     warn(warnings)
     status = answer("\n".join(lines(found)))
     if job.config.map_file:
-        from .show.start import draw
+        from .reporting.start import draw
 
         draw(found, job.config.map_file)
     return status

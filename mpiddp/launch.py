@@ -12,35 +12,36 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import stages
-from .config import RESTARTS, LaunchConfig
-from .errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
-from .exits import abort, let_through, skip_exit_functions
-from .facts import launchers, runtime
-from .facts.library import library, needs_exit_functions
-from .facts.look import look_at_host
-from .join.hosting import Hosting
-from .join.initialise import initialise_mpi
-from .join.prepare import bind_cores, import_torch, ready_facts, set_variables
-from .join.probe import Probe
-from .join.refusal import refuse, refuse_alone, refusing_early
-from .join.rollcall import RollCall, await_all
-from .join.watched import fork_sentinel
-from .run import caller, failure, script, signals
-from .run.ending import Ending
-from .run.execution import refuse_again
-from .run.handlers import give_signals_back, note_preloaded
-from .run.output import Output, buffer_by_lines, is_relayed, outlet_of
-from .run.running import RunningJob, leave_job, run_script
-from .run.walltime import prepare_stop
-from .say import warn
+from .base import timeline
+from .base.config import RESTARTS, LaunchConfig
+from .base.errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
+from .base.stderr import warn
+from .base.termination import abort, let_through, skip_exit_functions
+from .bootstrap.mpi_init import initialise_mpi
+from .bootstrap.prepare import bind_cores, import_torch, ready_facts, set_variables
+from .bootstrap.probe import Probe
+from .bootstrap.rank0 import Hosting
+from .bootstrap.refusal import refuse, refuse_alone, refusing_early
+from .bootstrap.rollcall import RollCall, await_all
+from .discovery import launchers, runtime
+from .discovery.collect import look_at_host
+from .discovery.mpi import library, needs_exit_functions
+from .failure import exception
+from .output.redirect import Output, buffer_by_lines, is_relayed, outlet_of
+from .runner import embedding, script, signals
+from .runner.ending import Ending
+from .runner.exec import refuse_again
+from .runner.lifecycle import RunningJob, leave_job, run_script
+from .runner.signal_dispositions import give_signals_back, note_preloaded
+from .runner.walltime import prepare_stop
+from .sentinel.fork import fork_sentinel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .beside.handle import SentinelHandle
-    from .join.membership import Membership
-    from .run.stop import Stop
+    from .bootstrap.membership import Membership
+    from .runner.stop import Stop
+    from .sentinel.client import SentinelHandle
 
 Program = Callable[[RunningJob, LaunchConfig], int]  # returns the exit status of a rank
 job: RunningJob | None = None  # which `launch` started in this process
@@ -54,9 +55,9 @@ def launch(config: LaunchConfig, program: Program = run_script) -> int:
     then the process ends by Python's own exit.
     """
     frame = sys._getframe()
-    if caller.is_python(frame):
+    if embedding.is_python(frame):
         return start_and_run(config, program)
-    status = caller.Status(frame)
+    status = embedding.Status(frame)
     status.number = start_and_run(config._replace(python_exit=True), program)
     return status.number
 
@@ -72,7 +73,7 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
     leaving = functools.partial(leave_job, job, config)
     atexit.register(leaving)
     if config.explain is not None:
-        from .show.start import explain
+        from .reporting.start import explain
 
         file = config.script.target if config.script and config.script.is_file else ""
         return explain(functools.partial(job.membership.explain, file), job.membership.environment, config.explain)
@@ -85,9 +86,7 @@ def start(config: LaunchConfig) -> RunningJob:
 
     Raises LaunchError, which has been told, where the job cannot start.
     """
-    from .staging.ahead import prepare_sentinel
-
-    stages.begin("sentinel")
+    timeline.begin("sentinel")
     if config.script is not None:
         script.set_path(config.script)
     runtime.disown(os.environ)
@@ -96,7 +95,7 @@ def start(config: LaunchConfig) -> RunningJob:
     started_by = launchers.detect(os.environ)
     note_preloaded()
     output = Output(is_relayed(config))
-    sentinel = fork_sentinel(config, started_by, prepare_sentinel)  # 1
+    sentinel = fork_sentinel(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
     with refusing_early(sentinel), signals.held() if stop else contextlib.nullcontext():
         refuse_again()
@@ -104,7 +103,7 @@ def start(config: LaunchConfig) -> RunningJob:
         give_signals_back()
     with refusing(MPI, sentinel):
         if config.script is not None and config.script.is_input:
-            from .run import input as standard_input
+            from .runner import stdin_script as standard_input
 
             standard_input.share(MPI.COMM_WORLD, config.startup_timeout_s, sentinel.start)
         membership = meet(MPI.COMM_WORLD, config, sentinel, stop)  # 3 to 7
@@ -118,13 +117,13 @@ def start(config: LaunchConfig) -> RunningJob:
     if config.init:
         sentinel.stage("process group")
         create_group(started, config)  # 9
-    stages.begin("ready")
+    timeline.begin("ready")
     if config.stage:
         from .staging.stage import remember
 
         remember()
     if membership.environment.rank == 0:
-        from .show.start import announce  # the other ranks need not load it
+        from .reporting.start import announce  # the other ranks need not load it
 
         announce(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
                  started.ending.terminal)
@@ -140,11 +139,11 @@ def meet(
     LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s, sentinel.start if sentinel else time.monotonic())
-    stages.begin("facts")
+    timeline.begin("facts")
     hosting = Hosting(roll, config, sentinel)  # rank 0's part
     found = look_at_host(comm, config, stop.left_s() if stop else None)
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)  # 3
-    stages.begin("variables and cores")
+    timeline.begin("variables and cores")
     probe = Probe(door, found.interfaces) if door else None
     warn(host.warnings)
     former = set_variables(host, config)
@@ -160,8 +159,8 @@ def meet(
         from .check.preflight import check_nodes
 
         check_nodes(roll, host.place, plan.device, config)
-    stages.begin("store")
-    from .join.membership import enter
+    timeline.begin("store")
+    from .bootstrap.membership import enter
 
     return enter(roll, host.place, plan, config, former, hosting.server)  # 7
 
@@ -172,13 +171,13 @@ def watch(
     """Let this rank's sentinel meet the others': from now on the ranks end together."""
     from mpi4py import MPI
 
-    stages.begin("sentinels meet")
+    timeline.begin("sentinels meet")
     sentinel.stage("sentinels meet")
     ending = Ending(MPI, sentinel, membership.describe(config), output, config)
     ending.join(membership.endpoint)
     write_trace = None
     if config.trace_file:
-        from .show import trace
+        from .reporting import trace
 
         write_trace = functools.partial(trace.write, config.trace_file)
     return RunningJob(membership, ending, stop, write_trace)
@@ -188,10 +187,10 @@ def create_group(started: RunningJob, config: LaunchConfig) -> None:
     """Create the process group; end the job on all ranks if that fails."""
     assert started.ending
     try:
-        stages.begin("process group")
+        timeline.begin("process group")
         started.membership.create_group(config.group_timeout, started.refuse_alone)
         if config.trace_file:
-            stages.begin("first collective")
+            timeline.begin("first collective")
             started.membership.groups.try_out()
     except BaseException as error:
         started.ending.fail_by(error)
@@ -213,12 +212,12 @@ def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         sentinel.settle()
-        abort(MPI, failure.INTERRUPTED, told=False)
+        abort(MPI, exception.INTERRUPTED, told=False)
     except Exception as error:
         sentinel.settle()
-        failure.show(error)
+        exception.show(error)
         let_through()
-        abort(MPI, failure.status_of(error))
+        abort(MPI, exception.status_of(error))
 
 
 def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]) -> RunningJob:
@@ -228,7 +227,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     waits for it; nor is a rank outside of the main thread, where signals can't be handled. Raises LaunchError; for a
     reason that only this rank knows the job ends.
     """
-    from .run.guard import Guard
+    from .runner.exit_hooks import Guard
 
     refuse_split_world(comm)
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
@@ -263,7 +262,7 @@ def refuse_split_world(comm: MPI.Comm) -> None:
     """
     from mpi4py import MPI
 
-    from .plan.fit import check_whole
+    from .planning.compatibility import check_whole
 
     runtime.disown(os.environ)
     started_by = launchers.detect(os.environ)

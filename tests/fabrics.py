@@ -13,11 +13,11 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
+from mpiddp.base.text import folded
 from mpiddp.check import PASSES, drawing, table
 from mpiddp.check.stats import findings as all_findings
 from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, empty
 from mpiddp.check.stats.tournament import rounds
-from mpiddp.plan.words import folded
 
 GPU, CPU = "NVIDIA H100 80GB HBM3", "12 cores of AMD EPYC 7763"
 OF_A_RANK = {"matrix": (1.1e12, 6.7e14), "memory": (2.1e10, 2.4e10), "device-memory": (0, 2.9e12),

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.beside.asking import Shown
-from mpiddp.beside.handshake import NONCE_BYTES, Response
-from mpiddp.beside.lines import encode
-from mpiddp.beside.messages import ASK_SIGNAL
-from mpiddp.facts.files import user_folder
-from mpiddp.version import __version__
-from mpiddp.where import cards, client
-from mpiddp.where.cards import Card, read_all
-from mpiddp.where.inspector import NEEDED
+from mpiddp.base.files import user_folder
+from mpiddp.base.version import __version__
+from mpiddp.ipc.codec import encode
+from mpiddp.ipc.listener import NONCE_BYTES, Response
+from mpiddp.sentinel.protocol import ASK_SIGNAL
+from mpiddp.where import client, registry
+from mpiddp.where.protocol import Shown
+from mpiddp.where.py_spy import NEEDED
+from mpiddp.where.registry import Card, read_all
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
@@ -78,8 +78,8 @@ def test_no_job(number: str, words: str, quick: Mpi, state: dict[str, str]) -> N
 def test_a_job_that_was_killed_is_forgotten(quick: Mpi, state: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    cards.write(CARD._replace(port=port))
-    (file,) = Path(cards.folder()).iterdir()
+    registry.write(CARD._replace(port=port))
+    (file,) = Path(registry.folder()).iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert refused(quick, state) == "job mpiddp-1234abcd is over: it was killed, and could not say so"
     assert not file.exists()
@@ -92,16 +92,16 @@ def test_a_job_is_found_where_the_users_group_may_write_above_its_card(tmp_path:
     before = os.umask(0o002)
     try:
         (tmp_path / ".local/state").mkdir(parents=True)
-        cards.write(CARD)
+        registry.write(CARD)
     finally:
         os.umask(before)
     assert list(read_all().values()) == [CARD]
-    assert Path(cards.folder()).stat().st_mode & 0o777 == 0o700
+    assert Path(registry.folder()).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_job_of_another_version(quick: Mpi, state: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        cards.write(CARD._replace(version="0.0.1", port=server.getsockname()[1]))
+        registry.write(CARD._replace(version="0.0.1", port=server.getsockname()[1]))
         assert refused(quick, state) == (
             f"the job has mpiddp 0.0.1, this is {__version__}: use the job's environment")
 
@@ -113,7 +113,7 @@ def test_a_port_that_is_somebody_elses_by_now(quick: Mpi, state: dict[str, str])
             connection.close()
 
         threading.Thread(target=turn_away, daemon=True).start()
-        cards.write(CARD._replace(port=server.getsockname()[1]))
+        registry.write(CARD._replace(port=server.getsockname()[1]))
         assert refused(quick, state).startswith("job mpiddp-1234abcd has just ended, or the sentinel of its rank 0 ")
 
 
@@ -165,17 +165,17 @@ def test_which_of_several(state: dict[str, str]) -> None:
     names = [f"mpiddp-{number}234abcd" for number in range(4)]
     with listening(answer_as_job) as port:
         for name in names:
-            cards.write(CARD._replace(run_id=name, port=port if name in names[:2] else 1))
+            registry.write(CARD._replace(run_id=name, port=port if name in names[:2] else 1))
         assert client.find("mpiddp-3").run_id == names[3]
         assert len(read_all()) == 4
         with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-\S+ \(mpiddp-\S+\), mpiddp-\S+ \(\S+$"):
             client.find("")
         assert sorted(card.run_id for card in read_all().values()) == names[:2]
-        cards.remove(cards.path_of(CARD._replace(run_id=names[0])))
-        cards.write(CARD._replace(run_id=names[3]))
+        registry.remove(registry.path_of(CARD._replace(run_id=names[0])))
+        registry.write(CARD._replace(run_id=names[3]))
         assert client.find("").run_id == names[1]
     for name in names:
-        cards.write(CARD._replace(run_id=name))
+        registry.write(CARD._replace(run_id=name))
     with pytest.raises(client.UnansweredError, match="no job of yours is running with mpiddp"):
         client.find("")
     assert read_all() == {}
@@ -184,8 +184,8 @@ def test_which_of_several(state: dict[str, str]) -> None:
 def test_silent_jobs_are_asked_side_by_side(state: dict[str, str]) -> None:
     with listening(lambda _: time.sleep(DEADLINE_S)) as silent, listening(answer_as_job) as port:
         for number in range(99):
-            cards.write(CARD._replace(run_id=f"mpiddp-{number}", port=silent))
-        cards.write(CARD._replace(run_id="mpiddp-live", port=port))
+            registry.write(CARD._replace(run_id=f"mpiddp-{number}", port=silent))
+        registry.write(CARD._replace(run_id="mpiddp-live", port=port))
         began_s = time.monotonic()
         assert client.find("").run_id == "mpiddp-live"
         assert time.monotonic() - began_s < 50 * client.TRYING_S
@@ -196,8 +196,8 @@ def test_a_card_that_nobody_answers_for_is_forgotten_in_the_end(state: dict[str,
     """When it is older than any job, or than what runs on this host."""
     with listening(lambda _: time.sleep(DEADLINE_S)) as silent:
         for number, (host, age_s) in enumerate([("n005", 0.0), ("n005", 40 * 86400.0), (CARD.host, 1e9)]):
-            cards.write(card := CARD._replace(run_id=f"mpiddp-{number}", host=host, port=silent))
-            os.utime(cards.path_of(card), (time.time() - age_s,) * 2)
+            registry.write(card := CARD._replace(run_id=f"mpiddp-{number}", host=host, port=silent))
+            os.utime(registry.path_of(card), (time.time() - age_s,) * 2)
         assert client.find("").run_id == "mpiddp-0"
         assert [card.run_id for card in read_all().values()] == ["mpiddp-0"]
 
@@ -207,7 +207,7 @@ def test_slurm_tells_which_jobs_are_over(cluster: Cluster, quick: Mpi, state: di
     env = {**quick.environ(), **state}
     held = check(cluster.run("sbatch", "--parsable", "--hold", "--wrap=true", timeout=30, cwd=ROOT)).stdout.strip()
     for number in (held, "99999998", "99999999"):
-        cards.write(CARD._replace(run_id=f"mpiddp-{number}", number=number, by_slurm=True, host="n005"))
+        registry.write(CARD._replace(run_id=f"mpiddp-{number}", number=number, by_slurm=True, host="n005"))
 
     def asked_for() -> str:
         return check(cluster.run(str(quick.python), *WHERE, timeout=DEADLINE_S, env=env, cwd=ROOT), 1).stderr
@@ -227,7 +227,7 @@ def test_who_has_the_port_of_a_dead_job_learns_nothing(quick: Mpi, state: dict[s
             heard.append(connection.recv(1000))
 
     with listening(pretend) as port:
-        cards.write(CARD._replace(port=port))
+        registry.write(CARD._replace(port=port))
         assert refused(quick, state) == "job mpiddp-1234abcd is over: it was killed, and could not say so"
     assert len(b"".join(heard)) == NONCE_BYTES
     assert read_all() == {}
@@ -249,7 +249,7 @@ def test_an_answer_that_cannot_be_is_not_expanded(ranks: list[object], state: di
 @pytest.mark.parametrize("change", [{"port": "80"}, {"port": 2**16}, {"address": "n[0-99999999]"}, {"ranks": -1},
                                     {"token": None}, {"host": 7}, {"more": 1}])
 def test_a_card_that_cannot_be_is_left_out(change: dict[str, object], state: dict[str, str]) -> None:
-    cards.write(CARD)
+    registry.write(CARD)
     (path,) = read_all()
     Path(path).write_text(json.dumps({**CARD._asdict(), **change}))
     assert read_all() == {}
@@ -257,17 +257,17 @@ def test_a_card_that_cannot_be_is_left_out(change: dict[str, object], state: dic
 
 def test_steps_of_one_job(state: dict[str, str]) -> None:
     for step in "01":
-        cards.write(CARD._replace(run_id=f"mpiddp-{step}", number="48211", by_slurm=True, step=step, host="n005"))
+        registry.write(CARD._replace(run_id=f"mpiddp-{step}", number="48211", by_slurm=True, step=step, host="n005"))
     assert [client.find(f"48211.{step}").name for step in "01"] == ["48211", "48211.1"]
     with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-\d \(48211(\.1)?\), "):
         client.find("48211")
 
 
 def test_something_else_in_the_folder(quick: Mpi, state: dict[str, str]) -> None:
-    Path(cards.folder()).mkdir(parents=True)
-    Path(cards.folder(), "notes.txt").write_text("milk")
-    Path(cards.folder(), "notes.json").write_text("{}")
-    Path(cards.folder(), "lost.json").symlink_to("nowhere")
+    Path(registry.folder()).mkdir(parents=True)
+    Path(registry.folder(), "notes.txt").write_text("milk")
+    Path(registry.folder(), "notes.json").write_text("{}")
+    Path(registry.folder(), "lost.json").symlink_to("nowhere")
     assert refused(quick, state) == "no job of yours is running with mpiddp, or it is still starting"
 
 

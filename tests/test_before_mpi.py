@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts import fabric
-from mpiddp.facts.library import CRAY_MPICH, name_library
-from mpiddp.plan.transports import choose_fork_safety, switch_gpu_support_off
+from mpiddp.discovery import fabric
+from mpiddp.discovery.mpi import CRAY_MPICH, name_library
+from mpiddp.planning.environment import choose_fork_safety, switch_gpu_support_off
 from tests import processes
 from tests.support import DEADLINE_S, PROGRAMS, ROOT, Mpi, check, first_of, mpiexec_command, need, single_node_environ
 

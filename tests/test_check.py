@@ -16,9 +16,9 @@ from typing import cast
 
 import pytest
 
+from mpiddp.base.config import LaunchConfig
 from mpiddp.check import CheckOptions, program
-from mpiddp.config import LaunchConfig
-from mpiddp.run.running import RunningJob
+from mpiddp.runner.lifecycle import RunningJob
 from tests.benchmarks.checking import FAULTS, TCP, check
 from tests.cluster import Cluster, impair
 from tests.cluster.cluster import RUN

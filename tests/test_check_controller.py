@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mpiddp.check import PASSES, controller, rpc, who, workers
+from mpiddp.base.errors import LonelyLaunchError
+from mpiddp.check import PASSES, controller, identity, rpc, workers
 from mpiddp.check.bench import hardware, machine, network, timeouts
 from mpiddp.check.bench.network import Parts, Trial, Ways
 from mpiddp.check.bench.rank import Own
@@ -21,7 +22,6 @@ from mpiddp.check.rpc import RemoteError, RpcController
 from mpiddp.check.stats.findings import find
 from mpiddp.check.stats.schema import Measurements, RankInfo
 from mpiddp.check.workers import PairResult, Who
-from mpiddp.errors import LonelyLaunchError
 
 Part = Callable[..., Any]
 LOCAL = 4  # ranks of a node
@@ -132,7 +132,7 @@ def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeyp
             raise RuntimeError("CUDA error: unknown error")
         time.sleep(60)
 
-    monkeypatch.setattr(who, "ANSWER_S", 0.2)
+    monkeypatch.setattr(identity, "ANSWER_S", 0.2)
     monkeypatch.setattr(timeouts, "use_device", lambda _: None)
     monkeypatch.setattr(hardware, "claims", ask)
     monkeypatch.setattr(machine, "kind", ask)

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.check import command, drawing, record
+from mpiddp.check import command, drawing, report
 from mpiddp.check.stats.schema import Finding, RankInfo, empty
 from mpiddp.check.table import TALLEST, WIDEST, lines, significant
-from mpiddp.facts import schedulers
+from mpiddp.discovery import schedulers
 from tests import processes
 from tests.fabrics import Faults, fabric, found, many, three
 from tests.processes import run_on_terminal
@@ -159,7 +159,7 @@ def test_variables_are_a_checks_defaults() -> None:
 
 
 def test_a_check_without_a_picture_needs_no_matplotlib() -> None:
-    code = ("import sys; import mpiddp.check.drawing, mpiddp.check.table, mpiddp.check.record;"
+    code = ("import sys; import mpiddp.check.drawing, mpiddp.check.table, mpiddp.check.report;"
             "sys.exit(any(one in sys.modules for one in ('matplotlib', 'numpy')))")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
 
@@ -196,7 +196,7 @@ report.inspect(None, env, CheckOptions(False, False, *files), 9)
 
 
 def test_the_file_has_units_in_its_names() -> None:
-    written = record.as_json(three(), *found(three()))
+    written = report.as_json(three(), *found(three()))
     assert written["own"]["matrix_flop_per_s"][0]["rank"] == 0
     assert written["ways"]["latency_s"][0].keys() == {"from", "to", "values"}
     assert written["all_reduce"][0].keys() == {"size_bytes", "time_s"}
@@ -207,7 +207,7 @@ def test_the_file_has_units_in_its_names() -> None:
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_taken_away() -> None:
-    program = ("from mpiddp.check.progress import Progress; one = Progress(); "
+    program = ("from mpiddp.check.controller import Progress; one = Progress(); "
                "[one.show('pairs of nodes', done, 4) for done in range(4)]; one.end()")
     said = run_on_terminal([sys.executable, "-c", program], dict(os.environ)).decode()
     assert "\r\x1b[Kpairs of nodes [" + "#" * 22 + "." * 8 + "] 3/4" in said

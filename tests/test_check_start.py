@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.base.config import LaunchConfig, Script
+from mpiddp.base.errors import LaunchError
 from mpiddp.check import PASSES, history, preflight
 from mpiddp.check.bench.rank import Own
 from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, empty
 from mpiddp.cli import read_config
-from mpiddp.config import LaunchConfig, Script
-from mpiddp.errors import LaunchError
 from tests import processes
 from tests.cgroups import quota
 from tests.cluster import Cluster

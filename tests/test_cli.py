@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mpiddp import __version__
+from mpiddp.base.config import LaunchConfig, Script, Shape, Shown
 from mpiddp.cli import read_config
-from mpiddp.command.options import in_variables
-from mpiddp.config import LaunchConfig, Script, Shape, Shown
+from mpiddp.options.table import in_variables
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, mpiexec, noise
 
 

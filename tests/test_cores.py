@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mpiddp.facts import cpus
-from mpiddp.facts.cpus import Grant, Topology, allowed, grant, topology
-from mpiddp.facts.host import HostFacts, host_facts
-from mpiddp.plan.cores import Share, cores_in, shares, warnings
+from mpiddp.discovery import cpus
+from mpiddp.discovery.cpus import Grant, Topology, allowed, grant, topology
+from mpiddp.discovery.host import HostFacts, host_facts
+from mpiddp.planning.cores import Share, cores_in, shares, warnings
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN

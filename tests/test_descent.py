@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.config import RESTARTS
+from mpiddp.base.config import RESTARTS
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import MPIS, Mpi, first_of, mpiexec, srun

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, NOBODY, Report, Scene, Seen, judge
-from mpiddp.where import stack
-from mpiddp.where.deserted import Deserted, deserted, listed
-from mpiddp.where.seen import Entered, Rank
-from mpiddp.where.stack import Frame, Kind
+from mpiddp.failure import stack
+from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, Report, Scene, Seen, judge
+from mpiddp.failure.stack import Frame, Kind
+from mpiddp.where.snapshot import Entered, Rank
+from mpiddp.where.stall import Deserted, deserted, listed
 from tests.support import Mpi, check, mpiexec
 from tests.test_where import LOAD, MAIN, rank
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.config import LaunchConfig, Script
-from mpiddp.facts import record
-from mpiddp.facts.cpus import Grant
-from mpiddp.facts.host import HostFacts
-from mpiddp.plan.dry_run import seats
-from mpiddp.show.map import lines
+from mpiddp.base.config import LaunchConfig, Script
+from mpiddp.discovery import serialization
+from mpiddp.discovery.cpus import Grant
+from mpiddp.discovery.host import HostFacts
+from mpiddp.planning.dry_run import seats
+from mpiddp.reporting.map import lines
 from tests import test_cores, test_gpus, test_plan
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, mpiexec
 
@@ -45,8 +45,8 @@ MACHINES = {
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_file_has_all_that_a_plan_needs(name: str, tmp_path: Path) -> None:
     facts = MACHINES[name]
-    record.write(str(tmp_path / "facts.json"), facts)
-    assert record.read(str(tmp_path / "facts.json")) == facts
+    serialization.write(str(tmp_path / "facts.json"), facts)
+    assert serialization.read(str(tmp_path / "facts.json")) == facts
     assert len(seats(facts, JOB._replace(idle_gpus=True))[0]) == len(facts)
 
 
@@ -55,7 +55,7 @@ def test_a_desk_needs_neither_mpi_nor_torch_and_few_starts_of_python(quick: Mpi,
     """A machine takes 0.1 s where a bare Python takes 0.02."""
     for name, facts in MACHINES.items():
         file = tmp_path / f"{name}.json"
-        record.write(str(file), facts)
+        serialization.write(str(file), facts)
         plan = ("-m", "mpiddp", "--dry-run", "--facts", file)
         done = check(alone(quick, "-X", "importtime", *plan))
         assert done.stdout.splitlines() == lines(seats(facts, JOB)[0])
@@ -84,6 +84,6 @@ def test_a_file_without_facts(content: str | None, words: str, quick: Mpi, tmp_p
 
 def test_a_job_that_could_not_start(quick: Mpi, tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
-    record.write(str(file), [one._replace(task_gpus=8) for one in dgx(1)])
+    serialization.write(str(file), [one._replace(task_gpus=8) for one in dgx(1)])
     done = check(alone(quick, "-m", "mpiddp", "--dry-run", "--facts", file), 3)
     assert "mpiddp: cannot start: idle-gpus" in done.stderr

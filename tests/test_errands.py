@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.beside.loop import Loop
-from mpiddp.say import say
+from mpiddp.base.stderr import say
+from mpiddp.ipc.event_loop import Loop
 from mpiddp.sentinel.errands import Errands, Voice
 from tests import processes
 from tests.support import (
@@ -136,7 +136,7 @@ def test_what_is_said_into_a_file_is_appended(tmp_path: Path) -> None:
 def test_where_no_process_can_be_started_it_is_said_nevertheless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpiddp.beside.detached.fork", no_process)
+    monkeypatch.setattr("mpiddp.ipc.helper_process.fork", no_process)
     (path := tmp_path / "err").touch()
 
     def say_all() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.run.excerpt import excerpt, package, wants_colour
-from mpiddp.run.failure import callstack
+from mpiddp.failure.exception import callstack
+from mpiddp.failure.traceback import excerpt, package, wants_colour
 from tests import processes
 from tests.support import Mpi, check, mpiexec, single_node_environ
 

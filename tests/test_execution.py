@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.run.execution import can_be_run
+from mpiddp.runner.exec import can_be_run
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
 SCRIPT = """

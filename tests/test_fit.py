@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mpiddp.config import Script
-from mpiddp.errors import LaunchError
-from mpiddp.facts import runtime, schedulers
-from mpiddp.facts.launchers import detect
-from mpiddp.facts.library import ALL_INTERFACES, Library, interfaces
-from mpiddp.plan.fit import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
+from mpiddp.base.config import Script
+from mpiddp.base.errors import LaunchError
+from mpiddp.discovery import runtime, schedulers
+from mpiddp.discovery.launchers import detect
+from mpiddp.discovery.mpi import ALL_INTERFACES, Library, interfaces
+from mpiddp.planning.compatibility import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpiddp.relay import merger
-from mpiddp.relay.bars import Bar, Bars
-from mpiddp.relay.frames import lines_of, of_lines
-from mpiddp.relay.lines import Prefixer, Splitter, pieces, prefixed
-from mpiddp.relay.merger import LineMerger, MergedLines, named
-from mpiddp.relay.overflow import Overflow
+from mpiddp.output import line_merger
+from mpiddp.output.fd_writer import Overflow
+from mpiddp.output.line_merger import LineMerger, MergedLines, named
+from mpiddp.output.lines import Prefixer, Splitter, pieces, prefixed
+from mpiddp.output.terminal import Bar, Bars
+from mpiddp.output.upstream import lines_of, of_lines
 
 FOUR = 0b1111
 
@@ -129,7 +129,7 @@ def say_many(one: LineMerger, word: str, thousands: int, now_s: float) -> None:
 
 
 def test_a_rank_that_is_far_ahead_is_held_back_until_the_others_are_known_to_be_silent() -> None:
-    one, most = LineMerger(FOUR, 1.0), merger.AHEAD // 1000
+    one, most = LineMerger(FOUR, 1.0), line_merger.AHEAD // 1000
     say_many(one, "line", most, 0.0)
     assert not one.is_ahead(0)
     say(one, 0, ["one more"], 0.5)
@@ -145,8 +145,8 @@ def test_a_rank_that_is_far_ahead_is_held_back_until_the_others_are_known_to_be_
 
 def test_who_hurries_waits_for_nobody_where_very_many_lines_wait() -> None:
     one = LineMerger(FOUR, 1.0, hurries=True)
-    say_many(one, "line", merger.AHEAD // 1000, 0.0)
-    assert len(screen(one.ready(0.0))) == merger.AHEAD // 2
+    say_many(one, "line", line_merger.AHEAD // 1000, 0.0)
+    assert len(screen(one.ready(0.0))) == line_merger.AHEAD // 2
 
 
 def test_lines_that_take_much_room_are_not_kept() -> None:
@@ -229,7 +229,7 @@ def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[st
 MANY = """
 import random, sys
 from pathlib import Path
-from mpiddp.relay.merger import LineMerger, MergedLines
+from mpiddp.output.line_merger import LineMerger, MergedLines
 random.seed(int(sys.argv[1]))
 nodes = [LineMerger(0xff << first, 0.25) for first in range(0, 10_000, 8)]
 root, odd, shown, now_s = LineMerger((1 << 10_000) - 1, 1.0), {}, [], 0.0

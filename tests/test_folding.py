@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.beside.outflow import Folding, Forward
-from mpiddp.beside.wire import Wire, listen
-from mpiddp.plan.member import LogPlan
-from mpiddp.relay import process
-from mpiddp.relay.gathering import Gathering
-from mpiddp.relay.process import relay
+from mpiddp.failure.rank import LogPlan
+from mpiddp.ipc.channel import Wire, listen
+from mpiddp.output import forwarder
+from mpiddp.output.aggregator import Gathering
+from mpiddp.output.forwarder import relay
+from mpiddp.output.protocol import Folding, Forward
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
@@ -163,7 +163,7 @@ def test_a_relay_that_fails_lets_output_pass_by_itself(
         raise ValueError("seven")
 
     monkeypatch.setattr(Gathering, "take", fail)
-    monkeypatch.setattr(process, "take_title", lambda _: None)
+    monkeypatch.setattr(forwarder, "take_title", lambda _: None)
     ours, its = map(Wire, socket.socketpair())
     pipes = [os.pipe(), os.pipe()]
     folding = Folding(0, "3", "", 0, "token", 1.0, False, True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.config import Script
-from mpiddp.facts.script import script_facts
+from mpiddp.base.config import Script
+from mpiddp.discovery.script import script_facts
 from mpiddp.supervise.command import CommandError, own_options
 from tests import processes
 from tests.cluster import Cluster
@@ -42,9 +42,10 @@ sys.stdout.write(json.dumps({
 }, sort_keys=True) + "\\n")
 """
 # What `python -m mpiddp` does for the script itself, without a job around it.
-RUN_ONLY = ("import os, sys; from mpiddp.cli import read_config; from mpiddp.run import script; "
+RUN_ONLY = ("import os, sys; from mpiddp.cli import read_config; from mpiddp.runner import script; "
             "one = read_config(sys.argv[1:], os.environ).script; script.set_path(one); script.run(one)")
-RUN_INPUT = "from mpiddp.facts.script import sources; from mpiddp.run.input import read; sources['-'] = read(9); "
+RUN_INPUT = ("from mpiddp.discovery.script import sources; from mpiddp.runner.stdin_script import read; "
+             "sources['-'] = read(9); ")
 
 
 @pytest.fixture(scope="module")

@@ -11,22 +11,22 @@ from pathlib import Path
 import networkx
 import pytest
 
-from mpiddp.config import LaunchConfig, Script
-from mpiddp.environment import Place
-from mpiddp.errors import LaunchError
-from mpiddp.facts import gpus as facts_gpus
-from mpiddp.facts import schedulers
-from mpiddp.facts.cpus import Topology
-from mpiddp.facts.devices import DeviceFacts
-from mpiddp.facts.gpus import Gpu, visible
-from mpiddp.facts.host import HostFacts
-from mpiddp.facts.launchers import SRUN
-from mpiddp.facts.schedulers import SLURM
-from mpiddp.plan import gpus, job, topology
-from mpiddp.plan.advice import Advice
-from mpiddp.plan.environment import Endpoint
-from mpiddp.plan.gpus import Choice, Sight, choose
-from mpiddp.plan.seat import Seat
+from mpiddp.base.config import LaunchConfig, Script
+from mpiddp.base.errors import LaunchError
+from mpiddp.base.ranks import Place
+from mpiddp.discovery import gpus as facts_gpus
+from mpiddp.discovery import schedulers
+from mpiddp.discovery.cpus import Topology
+from mpiddp.discovery.devices import DeviceFacts
+from mpiddp.discovery.gpus import Gpu, visible
+from mpiddp.discovery.host import HostFacts
+from mpiddp.discovery.launchers import SRUN
+from mpiddp.discovery.schedulers import SLURM
+from mpiddp.planning import gpus, job, placement
+from mpiddp.planning.advice import Advice
+from mpiddp.planning.environment import Endpoint
+from mpiddp.planning.gpus import Choice, Sight, choose
+from mpiddp.planning.placement import Seat
 from tests.cluster import Cluster
 from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec
 
@@ -509,7 +509,7 @@ def test_a_hole_in_the_numbers_of_mig_instances() -> None:
 
 
 def test_local_ranks_are_in_the_order_of_ranks() -> None:
-    places: list[Place] = topology.places([0, 4, 0, 4])
+    places: list[Place] = placement.places([0, 4, 0, 4])
     assert job.by_node(places) == [[0, 2], [1, 3]]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.beside.wakeup import Wakeup
+from mpiddp.sentinel.wakeup_fd import Wakeup
 from tests.support import MPICH_FIRST, Mpi, first_of, mpiexec, need
 
 # A tool that is there before us; its handler, in C, leaves with the signal's number.

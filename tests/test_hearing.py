@@ -20,15 +20,14 @@ from typing import cast
 import psutil
 import pytest
 
-from mpiddp.beside import window
-from mpiddp.beside.asking import TRACER, TRACER_END, Sight, Where
-from mpiddp.beside.loop import Loop
-from mpiddp.beside.messages import ASK_SIGNAL
-from mpiddp.sentinel import hearing, looking
-from mpiddp.sentinel.hearing import YOUNG_S, Hearing, complaint
+from mpiddp.ipc.event_loop import Loop
 from mpiddp.sentinel.process import Sentinel
-from mpiddp.where.glance import Glance
-from mpiddp.where.inspector import NEEDED
+from mpiddp.sentinel.protocol import ASK_SIGNAL
+from mpiddp.where import collector, dumper, sampler
+from mpiddp.where.collector import YOUNG_S, Hearing, complaint
+from mpiddp.where.process_sample import Glance
+from mpiddp.where.protocol import TRACER, TRACER_END, Sight, Where
+from mpiddp.where.py_spy import NEEDED
 from tests.support import PROGRAMS, ROOT, VENVS
 
 DEADLINE_S = 20
@@ -95,7 +94,7 @@ def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int, monkeyp
     One whose handlers raise exceptions gets each of them.
     """
     sent: set[int] = set()
-    monkeypatch.setattr(hearing.os, "kill", lambda pid, number, kill=os.kill: (sent.add(number), kill(pid, number)))
+    monkeypatch.setattr(collector.os, "kill", lambda pid, number, kill=os.kill: (sent.add(number), kill(pid, number)))
     with windowed(what) as both:
         end, heard = time.monotonic() + ANSWERING_S, 0
         while heard < most:
@@ -112,10 +111,10 @@ def test_an_exception_of_the_scripts_own_handler_reaches_the_script(name: str, m
     def interrupted(*_: object) -> None:
         raise TimeoutError
 
-    own = window.Window()
+    own = dumper.Window()
     try:
         with monkeypatch.context() as patched, pytest.raises(TimeoutError):
-            patched.setattr(window, name, interrupted)
+            patched.setattr(dumper, name, interrupted)
             os.kill(os.getpid(), ASK_SIGNAL)
         os.close(own.reading)
         os.kill(os.getpid(), ASK_SIGNAL)  # which nobody reads
@@ -129,7 +128,7 @@ def test_the_garbage_collector_stays_as_it_was(collects: bool) -> None:
     before = gc.isenabled()
     (gc.enable if collects else gc.disable)()
     try:
-        frame = window.frame_of(threading.get_ident())
+        frame = dumper.frame_of(threading.get_ident())
         assert gc.isenabled() == collects
         assert frame is not None
         assert frame.f_code.co_name == "frame_of"
@@ -194,12 +193,12 @@ def test_a_rank_lets_its_sentinel_trace_it_where_yama_asks_for_that(
 ) -> None:
     """2 and 3 let nobody but root; without Yama there is no such file."""
     called: list[tuple[int, ...]] = []
-    monkeypatch.setattr(window, "YAMA", str(tmp_path / "ptrace_scope"))
+    monkeypatch.setattr(dumper, "YAMA", str(tmp_path / "ptrace_scope"))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(
         prctl=lambda number, tracer, *rest: called.append((number, tracer.value, *rest))))
     if scope:
         (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
-    window.allowing(77)()
+    dumper.allowing(77)()
     assert called == ([(0x59616D61, 77, 0, 0, 0)] if lets else [])
 
 
@@ -212,7 +211,7 @@ def test_half_a_window_is_not_looked_through(sight: Sight, used: Sight, monkeypa
         seen.append(sight)
         return SimpleNamespace(look=lambda *_: None)
 
-    monkeypatch.setattr(looking, "Looking", look)
+    monkeypatch.setattr(sampler, "Looking", look)
     sentinel = SimpleNamespace(_looking=None, _sight=sight, loop=None, _process=SimpleNamespace(pid=1),
                                _watcher=SimpleNamespace(member=None))
     Sentinel._look(cast(Sentinel, sentinel), Where(1), ended=False)

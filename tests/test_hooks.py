@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.join import variables
+from mpiddp.bootstrap import variables
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
 # Rank 0 waits in its atexit function for rank 1, as long as --abort-grace lets it.

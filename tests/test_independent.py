@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.config import Script
-from mpiddp.facts.script import knows_of_ranks
-from mpiddp.plan.environment import for_cpu
+from mpiddp.base.config import Script
+from mpiddp.discovery.script import knows_of_ranks
+from mpiddp.planning.environment import for_cpu
 from tests import processes
 from tests.support import DEADLINE_S, ROOT, Mpi, mpiexec_command, need, single_node_environ
 
@@ -79,7 +79,7 @@ def test_what_a_script_may_know(
     monkeypatch: pytest.MonkeyPatch, code: str, at_end: bool, in_training: bool
 ) -> None:
     """A library that would have used the group by its first step, and did not, knows of no other rank."""
-    monkeypatch.setattr("mpiddp.facts.script.own_modules", list)  # those of the tests
+    monkeypatch.setattr("mpiddp.discovery.script.own_modules", list)  # those of the tests
     script = Script(code, is_code=True)
     assert [knows_of_ranks(script, has_trained) for has_trained in (False, True)] == [at_end, in_training]
 

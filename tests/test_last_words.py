@@ -45,12 +45,12 @@ print("the other works on", flush=True)
 time.sleep(600)
 """
 RAISES_IN_BETWEEN = """
-import mpiddp.run.ending, torch.distributed
-fail_by = mpiddp.run.ending.Ending.fail_by
+import mpiddp.runner.ending, torch.distributed
+fail_by = mpiddp.runner.ending.Ending.fail_by
 def interrupted(ending, error):
-    mpiddp.run.ending.Ending.fail_by = fail_by
+    mpiddp.runner.ending.Ending.fail_by = fail_by
     raise RuntimeError("worker died")
-mpiddp.run.ending.Ending.fail_by = interrupted
+mpiddp.runner.ending.Ending.fail_by = interrupted
 if rank == 1:
     raise ValueError("seven")
 torch.distributed.barrier()

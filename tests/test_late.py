@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.config import Script
-from mpiddp.run.late import warning
+from mpiddp.base.config import Script
+from mpiddp.runner.late_variables import warning
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
 SETS = """\

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.errors import LaunchError
-from mpiddp.facts import launchers, schedulers
-from mpiddp.facts.cpus import Grant, Topology, grant
-from mpiddp.facts.devices import DeviceFacts
-from mpiddp.facts.gpus import Gpu
-from mpiddp.facts.host import HostFacts
-from mpiddp.facts.launchers import LAUNCHERS, detect, is_first_on_node
-from mpiddp.facts.library import ALL_INTERFACES, Library
-from mpiddp.facts.runtime import loses_status, slurm_step
-from mpiddp.plan import cores, devices, gpus, problems
-from mpiddp.plan.advice import advice_for
-from mpiddp.plan.fit import check_fit, check_tasks, check_whole, hidden, unlaunched
-from mpiddp.plan.gpus import Choice
-from mpiddp.plan.words import memory_advice
-from mpiddp.where.cards import Card, job_number, write
+from mpiddp.base.errors import LaunchError
+from mpiddp.base.text import memory_advice
+from mpiddp.discovery import launchers, schedulers
+from mpiddp.discovery.cpus import Grant, Topology, grant
+from mpiddp.discovery.devices import DeviceFacts
+from mpiddp.discovery.gpus import Gpu
+from mpiddp.discovery.host import HostFacts
+from mpiddp.discovery.launchers import LAUNCHERS, detect, is_first_on_node
+from mpiddp.discovery.mpi import ALL_INTERFACES, Library
+from mpiddp.discovery.runtime import loses_status, slurm_step
+from mpiddp.planning import cores, devices, gpus, problems
+from mpiddp.planning.advice import advice_for
+from mpiddp.planning.compatibility import check_fit, check_tasks, check_whole, hidden, unlaunched
+from mpiddp.planning.gpus import Choice
 from mpiddp.where.client import UnansweredError, find
+from mpiddp.where.registry import Card, job_number, write
 
 MPICH = Library("MPICH", (5, 0, 2), "/lib/libmpi.so.12", frozenset({"pmi"}))
 CRAY_BUILT = Library("MPICH", (4, 1), "/opt/x/libmpi.so.12", ALL_INTERFACES)  # it has loaded Cray's libpmi

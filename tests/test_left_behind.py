@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.beside import detached
-from mpiddp.sentinel.segments import mapped, remove
+from mpiddp.ipc import helper_process
+from mpiddp.sentinel.process_cleanup import mapped, remove
 from tests import processes
 from tests.support import DEADLINE_S, MPICH_FIRST, ROOT, Mpi, check, mpiexec, mpiexec_command, single_node_environ
 
@@ -94,8 +94,8 @@ def test_a_process_that_cannot_be_forked_is_named(
             return fork()
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(detached, "fork", limited)
-    detached.reap(detached.fork_detached(lambda: None, kept=(), name="the sentinel of rank 1 on n07"))
+    monkeypatch.setattr(helper_process, "fork", limited)
+    helper_process.reap(helper_process.fork_detached(lambda: None, kept=(), name="the sentinel of rank 1 on n07"))
     said = capfd.readouterr().err
     assert said.startswith("mpiddp: the sentinel of rank 1 on n07 ")
     assert "Resource temporarily unavailable" in said

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts import schedulers
-from mpiddp.facts.devices import find_evidence
-from mpiddp.facts.launchers import detect
-from mpiddp.plan.fit import check_tasks
+from mpiddp.discovery import schedulers
+from mpiddp.discovery.devices import find_evidence
+from mpiddp.discovery.launchers import detect
+from mpiddp.planning.compatibility import check_tasks
 from mpiddp.supervise.__main__ import version_of
 from mpiddp.supervise.allocation import expand_nodelists
-from mpiddp.where.cards import Card, write
 from mpiddp.where.client import UnansweredError, find
+from mpiddp.where.registry import Card, write
 from tests.test_launchers import FLUX_PMIX, FLUX_SIMPLE, FLUX_TASK, HYDRA, MPIRUN, STEP
 
 OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
@@ -108,7 +108,7 @@ def test_a_list_of_gpus_that_a_user_has_in_all_jobs(
     environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a cluster without GPUs, Slurm sets no list."""
-    monkeypatch.setattr("mpiddp.facts.devices.describe_openable", str)
+    monkeypatch.setattr("mpiddp.discovery.devices.describe_openable", str)
     assert find_evidence({**environ, "CUDA_VISIBLE_DEVICES": "0"}) == expected
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.sentinel.postmortem import crash_line, crash_stack
+from mpiddp.failure.postmortem import crash_line, crash_stack
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -78,7 +78,7 @@ PRINTED = f"""
 Fatal Python error: Segmentation fault
 
 Thread 0x01 (most recent call first):
-  File "{PACKAGE}/beside/window.py", line 110 in _answer
+  File "{PACKAGE}/where/dumper.py", line 110 in _answer
 
 Thread 0x02 (most recent call first):
   File "{threading.__file__}", line 975 in run
@@ -87,7 +87,7 @@ Current thread 0x03 (most recent call first):
   File "/venv/lib/python3.11/site-packages/numpy/core.py", line 7 in dot
   File "/home/me/train.py", line 4 in deep
   File "/home/me/train.py", line 10 in <module>
-  File "{PACKAGE}/run/script.py", line 57 in run
+  File "{PACKAGE}/runner/script.py", line 57 in run
   File "<frozen runpy>", line 88 in _run_code
 
 Extension modules: numpy.core, torch._C (total: 2)
@@ -189,4 +189,4 @@ def test_a_stack_begins_with_the_thread_that_crashed() -> None:
 
 def test_a_crash_of_our_own_is_shown_whole() -> None:
     ours = [line for line in PRINTED.splitlines() if "train.py" not in line and "numpy/" not in line]
-    assert f'{PACKAGE}/run/script.py", line 57 in run' in crash_stack(ours)
+    assert f'{PACKAGE}/runner/script.py", line 57 in run' in crash_stack(ours)

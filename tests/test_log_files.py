@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from mpiddp.beside.index import NAME, RECORD_BYTES, exit_status, last_line, note, record, write_index
-from mpiddp.plan.member import LogPlan
-from mpiddp.relay.compression import SUFFIXES
-from mpiddp.relay.log import LINE_BYTES, Log
+from mpiddp.failure.rank import LogPlan
+from mpiddp.output.index import NAME, RECORD_BYTES, exit_status, last_line, note, record, write_index
+from mpiddp.output.log import LINE_BYTES, SUFFIXES, Log
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -374,7 +373,7 @@ def test_an_exit_status_is_a_shells(wait_status: int | None, status: int | None)
 
 
 def test_no_room_is_no_reason_to_open_a_file_again() -> None:
-    from mpiddp.relay.log import NO_ROOM
+    from mpiddp.output.log import NO_ROOM
 
     assert set(NO_ROOM) == {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts.files import Claim
+from mpiddp.base.files import Claim
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts.files import open_for_writing
-from mpiddp.plan.member import LogPlan
-from mpiddp.relay.log import Log
-from mpiddp.relay.sink import Sink
+from mpiddp.base.files import open_for_writing
+from mpiddp.failure.rank import LogPlan
+from mpiddp.output.fd_writer import Sink
+from mpiddp.output.log import Log
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (

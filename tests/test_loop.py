@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mpiddp.beside import loop
-from mpiddp.beside.loop import Loop
+from mpiddp.ipc import event_loop
+from mpiddp.ipc.event_loop import Loop
 
 FAR_S = 3600.0
 
@@ -35,7 +35,7 @@ def lines_of_wakeups(timers: int, wakeups: int) -> int:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines
-        if frame.f_code.co_filename != loop.__file__:
+        if frame.f_code.co_filename != event_loop.__file__:
             return None
         lines += event == "line"
         return trace

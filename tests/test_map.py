@@ -9,11 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.facts.gpus import Gpu
-from mpiddp.plan.seat import Seat
-from mpiddp.plan.words import ranges
-from mpiddp.show.map import devices, lines, model, records
-from mpiddp.show.picture import svg
+from mpiddp.base.text import ranges
+from mpiddp.discovery.gpus import Gpu
+from mpiddp.planning.placement import Seat
+from mpiddp.reporting.map import devices, lines, model, records, svg
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 

@@ -20,7 +20,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mpiddp.check.bench import channels, gpu_health, hardware, kernels, machine, network, rank, storage
+from mpiddp.check.bench import hardware, kernels, machine, network, rank, storage
+from mpiddp.check.bench import machine as gpu_health
+from mpiddp.check.bench import network as channels
 from mpiddp.check.bench.timeouts import within
 from mpiddp.check.controller import meeting_s
 from mpiddp.check.stats.schema import RANK_METRICS

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from mpiddp.beside.lines import decode, encode
-from mpiddp.beside.messages import End, Failed, JobEnds, Join, Message, Ruling, Sent, Stage, Text, Told, Unreadable
-from mpiddp.beside.outflow import Forwarded
-from mpiddp.beside.wire import Wire
-from mpiddp.plan.member import Member
-from mpiddp.plan.verdict import OWN, Report, Verdict
+from mpiddp.failure.rank import Member
+from mpiddp.failure.root_cause import OWN, Report, Verdict
+from mpiddp.ipc.channel import Wire
+from mpiddp.ipc.codec import decode, encode
+from mpiddp.output.protocol import Forwarded
+from mpiddp.sentinel.protocol import End, Failed, JobEnds, Join, Message, Ruling, Sent, Stage, Text, Told, Unreadable
 
 TOKEN = "0123456789abcdef" * 2
 BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
@@ -94,7 +94,7 @@ def test_a_message_that_is_not_taken_in_time_damages_no_other(
     monkeypatch: pytest.MonkeyPatch, with_descriptor: bool
 ) -> None:
     """The other end reads nothing until a message has been sent in part."""
-    monkeypatch.setattr("mpiddp.beside.wire.PATIENCE_S", 0.05)
+    monkeypatch.setattr("mpiddp.ipc.channel.PATIENCE_S", 0.05)
     ours, its = socket.socketpair()
     wire, other = Wire(ours), Wire(its)
     long = Stage("x" * 500_000)  # of which a socket takes a part

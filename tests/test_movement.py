@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.where import traffic
-from mpiddp.where.glance import PACKET, READ_AHEAD, Glance
+from mpiddp.where.process_sample import PACKET, READ_AHEAD, Glance
 from mpiddp.where.stall import Stall, has_moved
 from tests import processes
 from tests.cluster import shared

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiddp.beside.loop import Loop
-from mpiddp.facts.host import Interface
-from mpiddp.join import probe as probing
-from mpiddp.join.probe import ALONE_S, PATIENCE_S, Door, Probe
-from mpiddp.plan.network import Trial
-from mpiddp.sentinel.calls import Answering
+from mpiddp.bootstrap import probe as probing
+from mpiddp.bootstrap.probe import ALONE_S, PATIENCE_S, Door, Probe
+from mpiddp.discovery.host import Interface
+from mpiddp.ipc.connector import Answering
+from mpiddp.ipc.event_loop import Loop
+from mpiddp.planning.network import Trial
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, srun

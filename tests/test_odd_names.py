@@ -7,9 +7,9 @@ import mmap
 import os
 from pathlib import Path
 
-from mpiddp.facts.library import library_path
-from mpiddp.facts.runtime import step_daemon
-from mpiddp.show.trace import age_ns
+from mpiddp.discovery.mpi import library_path
+from mpiddp.discovery.runtime import step_daemon
+from mpiddp.reporting.trace import age_ns
 
 SET_NAME, GET_NAME = 15, 16  # PR_SET_NAME, PR_GET_NAME (linux/prctl.h)
 

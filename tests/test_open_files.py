@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.exits import exit_status
+from mpiddp.base.termination import exit_status
 from tests import processes
 from tests.support import (
     DEADLINE_S,

@@ -21,10 +21,10 @@ import torch.distributed
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
-from mpiddp.plan.verdict import CONSEQUENCE, OWN, Verdict
-from mpiddp.run.failure import chain, describe, describe_exit, line_of
-from mpiddp.run.origin import origin, read
-from mpiddp.show.report import block
+from mpiddp.failure.exception import chain, describe, describe_exit, line_of
+from mpiddp.failure.report import block
+from mpiddp.failure.root_cause import CONSEQUENCE, OWN, Verdict
+from mpiddp.failure.traceback import origin, read
 from tests.support import free_port
 
 HERE = str(Path(__file__).resolve())
@@ -42,7 +42,7 @@ class Broken(Dataset[int]):
 
 def test_an_error_where_no_module_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a script that has opened too many files."""
-    monkeypatch.setitem(sys.modules, "mpiddp.run.origin", None)
+    monkeypatch.setitem(sys.modules, "mpiddp.failure.traceback", None)
     error = OSError(24, "Too many open files")
     assert describe(error, 0, "n0")[2:4] == (OWN, "OSError: [Errno 24] Too many open files")
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.config import LaunchConfig
-from mpiddp.errors import PROBLEMS, LaunchError
-from mpiddp.facts.cpus import Topology
-from mpiddp.facts.devices import DeviceFacts
-from mpiddp.facts.gpus import Gpu
-from mpiddp.facts.host import HostFacts, Interface
-from mpiddp.facts.script import ScriptFacts
-from mpiddp.plan import devices, network, problems, topology, words
-from mpiddp.plan.environment import Endpoint
+from mpiddp.base import text as words
+from mpiddp.base.config import LaunchConfig
+from mpiddp.base.errors import PROBLEMS, LaunchError
+from mpiddp.discovery.cpus import Topology
+from mpiddp.discovery.devices import DeviceFacts
+from mpiddp.discovery.gpus import Gpu
+from mpiddp.discovery.host import HostFacts, Interface
+from mpiddp.discovery.script import ScriptFacts
+from mpiddp.planning import devices, network, placement, problems
+from mpiddp.planning.environment import Endpoint
 
 TORCH = DeviceFacts(
     torch_version="2.13.0", kind="cuda", gpus=(Gpu("GPU-a", "GPU-a"),) * 4,
@@ -49,7 +50,7 @@ LO = nic("lo", "127.0.0.1", "127.0.0.0/8", loopback=True)
     ([0], [0], [1], [0]),
 ])
 def test_places(nodes: list[int], local_ranks: list[int], local_sizes: list[int], node_ranks: list[int]) -> None:
-    found = topology.places(nodes)
+    found = placement.places(nodes)
     assert [one.rank for one in found] == list(range(len(nodes)))
     assert {one.world_size for one in found} == {len(nodes)}
     assert [one.local_rank for one in found] == local_ranks

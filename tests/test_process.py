@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from mpiddp.facts.process import Process
+from mpiddp.discovery.process import Process
 from tests.support import ROOT, check, need
 
 WITHOUT_PROC = """
 import os, signal, subprocess, time
-from mpiddp.facts.process import Process
+from mpiddp.discovery.process import Process
 child = subprocess.Popen(["sleep", "60"])
 process = Process(child.pid)
 assert not os.path.exists("/proc/self")

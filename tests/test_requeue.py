@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.config import LaunchConfig
-from mpiddp.errors import LaunchError
-from mpiddp.plan.problems import check_time
-from mpiddp.run import signals
-from mpiddp.run.stop import Stop
-from mpiddp.supervise.counter import Counter
+from mpiddp.base.config import LaunchConfig
+from mpiddp.base.errors import LaunchError
+from mpiddp.planning.problems import check_time
+from mpiddp.runner import signals
+from mpiddp.runner.stop import Stop
 from mpiddp.supervise.decision import Action, Attempt, Limits, decide
+from mpiddp.supervise.history import Counter
 from tests import processes
 from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec, need, single_node_environ
 from tests.test_cores import machine, ranks

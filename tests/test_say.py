@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.say import say
+from mpiddp.base.stderr import say
 from tests import processes, starts
 from tests.cluster import Cluster
 from tests.support import (

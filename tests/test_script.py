@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.config import Script
-from mpiddp.facts.script import asks_to_stop, script_facts
+from mpiddp.base.config import Script
+from mpiddp.discovery.script import asks_to_stop, script_facts
 from tests import processes
 from tests.support import (
     DEADLINE_S,

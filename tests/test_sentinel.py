@@ -22,11 +22,21 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from mpiddp.beside import entrance
-from mpiddp.beside.handshake import NONCE_BYTES, PROOF_BYTES, Challenge, connect, prove
-from mpiddp.beside.lines import encode
-from mpiddp.beside.loop import Loop
-from mpiddp.beside.messages import (
+from mpiddp.base.stderr import say
+from mpiddp.failure.rank import Member
+from mpiddp.failure.root_cause import Verdict
+from mpiddp.ipc import connector
+from mpiddp.ipc import listener as entrance
+from mpiddp.ipc.channel import Wire
+from mpiddp.ipc.codec import encode
+from mpiddp.ipc.connector import greet
+from mpiddp.ipc.event_loop import Loop
+from mpiddp.ipc.listener import NONCE_BYTES, PROOF_BYTES, Challenge, connect, prove
+from mpiddp.sentinel import connections, process, watcher
+from mpiddp.sentinel.coordinator_server import Office
+from mpiddp.sentinel.errands import Errands
+from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
+from mpiddp.sentinel.protocol import (
     Admitted,
     Coordinate,
     Failed,
@@ -38,15 +48,6 @@ from mpiddp.beside.messages import (
     Unwatched,
     Watched,
 )
-from mpiddp.beside.wire import Wire
-from mpiddp.plan.member import Member
-from mpiddp.plan.verdict import Verdict
-from mpiddp.say import say
-from mpiddp.sentinel import calls, connections, process, watcher
-from mpiddp.sentinel.calls import greet
-from mpiddp.sentinel.errands import Errands
-from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
-from mpiddp.sentinel.office import Office
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
@@ -259,8 +260,8 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     answers: list[tuple[object, str]] = []
     loop = Loop(lambda error: pytest.fail(str(error)))
     request = Join(member(1), "127.0.0.1", port, TOKEN)
-    calls.Dialling(loop, request, lambda *answer: answers.append(answer)).dial()
-    loop.set_timer("end", calls.ATTEMPTS * calls.PAUSE_S + 1, partial(setattr, loop, "over", True))
+    connector.Dialling(loop, request, lambda *answer: answers.append(answer)).dial()
+    loop.set_timer("end", connector.ATTEMPTS * connector.PAUSE_S + 1, partial(setattr, loop, "over", True))
     loop.run()
     (none, error), = answers
     assert none is None
@@ -298,13 +299,13 @@ def test_rank_0_is_missed_when_it_ends_and_not_when_its_sentinel_does() -> None:
     loop = Loop(lambda error: pytest.fail(str(error)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         request = Join(member(1), "127.0.0.1", listener.getsockname()[1], TOKEN)
-        calls.watch_rank_0(loop, request, ended.append)
+        connector.watch_rank_0(loop, request, ended.append)
         loop.set_timer("look", 0.3, lambda: ended.append(False))
         loop.set_timer("end", 0.4, listener.close)
         loop.set_timer("over", 1.0, partial(setattr, loop, "over", True))
         loop.run()
     assert ended == [False, True]
-    calls.watch_rank_0(loop, request, ended.append)
+    connector.watch_rank_0(loop, request, ended.append)
     assert ended == [False, True, True]
 
 
@@ -510,7 +511,7 @@ def test_a_running_sentinel_and_a_running_relay_have_neither_torch_nor_mpi(quick
     assert threads == [1] * 4
     assert ["mpiddp.sentinel.watcher" in look.modules for look in looks] == [
         title.startswith("mpiddp: sentinel") for title in titles.values()]
-    assert all("mpiddp.relay.process" in look.modules for look in looks)
+    assert all("mpiddp.output.forwarder" in look.modules for look in looks)
 
 
 class Look(NamedTuple):
@@ -541,7 +542,7 @@ def await_files(*paths: Path) -> None:
 
 IMPORTS_ALL = """
 import importlib, pkgutil, sys
-import mpiddp.sentinel, mpiddp.relay.process
+import mpiddp.sentinel, mpiddp.output.forwarder
 for one in pkgutil.iter_modules(mpiddp.sentinel.__path__, "mpiddp.sentinel."):
     importlib.import_module(one.name)
 print(*sys.modules)
@@ -552,7 +553,7 @@ def test_no_module_of_a_sentinel_imports_torch_or_mpi() -> None:
     """Some of them are imported only when the rank ends."""
     done = subprocess.run([sys.executable, "-c", IMPORTS_ALL], cwd=ROOT, capture_output=True, text=True, timeout=60)
     modules = set(check(done).stdout.split())
-    assert {"mpiddp.relay.process", "mpiddp.sentinel.watcher", "mpiddp.sentinel.leftovers"} <= modules
+    assert {"mpiddp.output.forwarder", "mpiddp.sentinel.watcher", "mpiddp.sentinel.process_cleanup"} <= modules
     assert not modules & {"torch", "mpi4py"}
 
 

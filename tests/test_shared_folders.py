@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts.files import Claim, check_protected, open_for_reading, open_for_writing, reason
-from mpiddp.staging import lease
+from mpiddp.base.files import Claim, check_protected, open_for_reading, open_for_writing, reason
+from mpiddp.staging import mirror
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -198,9 +198,9 @@ def test_a_folder_that_others_can_replace_is_not_protected(mode: int, safe: bool
 def test_a_mirror_that_others_can_replace_is_not_used(mode: int, commons: Path) -> None:
     """Neither is one made there, nor does a start use one that lies there."""
     (shared := commons / "shared").chmod(mode)
-    why = lease.why_not(str(shared), 1)
+    why = mirror.why_not(str(shared), 1)
     assert ("can be replaced by others than you" in why) is (mode == 0o777)
-    assert lease.is_private(lease.own_folder(str(shared))) is (mode == 0o1777)
+    assert mirror.is_private(mirror.own_folder(str(shared))) is (mode == 0o1777)
 
 
 def test_a_claim_touches_nothing_by_the_links_of_others(commons: Path) -> None:

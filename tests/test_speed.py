@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts.fabric import chosen_components
-from mpiddp.plan.transports import left_out
+from mpiddp.discovery.fabric import chosen_components
+from mpiddp.planning.environment import left_out
 from tests import processes
 from tests.support import (
     DEADLINE_S,

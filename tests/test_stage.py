@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.staging.lease import STAMP
+from mpiddp.staging.mirror import STAMP
 from tests import processes
 from tests.benchmarks.staging import Bench
 from tests.cluster import Cluster

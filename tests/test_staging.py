@@ -17,22 +17,25 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.staging import access_trace, broadcast, lease
+from mpiddp.staging import access_trace, broadcast
+from mpiddp.staging import mirror as lease
 from mpiddp.staging.access_trace import AccessTrace, Touched
-from mpiddp.staging.lease import Lease
 from mpiddp.staging.manifest import (
     CHUNK_BYTES,
     Chunk,
     File,
     Folder,
     Manifest,
+    Mount,
+    environment,
     folders_of,
     manifest_of,
+    mount_of,
     plan_chunks,
     readers_of,
+    topmost,
 )
-from mpiddp.staging.mirror import STAGED_BY, START, Writer, has_all
-from mpiddp.staging.roots import Mount, environment, mount_of, topmost
+from mpiddp.staging.mirror import STAGED_BY, START, Lease, Writer, has_all
 from tests import processes
 from tests.cgroups import inside
 from tests.conftest import LIMIT_BYTES
@@ -402,7 +405,7 @@ def test_a_folder_of_anothers_is_not_used(tmp_path: Path) -> None:
 def test_a_mount_point_is_known_by_any_name(name: str, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
     (place := tmp_path / name).mkdir()
-    code = ("import os, sys; from mpiddp.staging.roots import mount_of, mounts; "
+    code = ("import os, sys; from mpiddp.staging.manifest import mount_of, mounts; "
             "print(os.fsencode(mount_of(sys.argv[1] + '/file', mounts()).path).hex())")
     done = subprocess.run(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$4" && exec "$@"', "sh",
                            sys.executable, "-c", code, str(place)],
@@ -414,7 +417,7 @@ def test_a_mount_point_is_known_by_any_name(name: str, tmp_path: Path) -> None:
     ("size=8m,noexec", "noexec"), ("size=8m,ro", "Read-only file system"), ("size=1m", "1 MiB free")])
 def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
-    code = f"from mpiddp.staging import lease; print(lease.choose_target([{str(tmp_path)!r}], 2**21))"
+    code = f"from mpiddp.staging import mirror; print(mirror.choose_target([{str(tmp_path)!r}], 2**21))"
     prepare = f"mount -t tmpfs -o {options} tmpfs {tmp_path} && exec \"$@\""
     done = subprocess.run(["unshare", "--mount", "sh", "-c", prepare, "sh", sys.executable, "-c", code],
                           capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
@@ -423,7 +426,7 @@ def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) ->
 
 def test_a_cgroups_memory_is_all_that_is_left(group: Path) -> None:
     """That of the job, as Slurm limits it, and not only that of the group below in which its ranks are."""
-    code = "from mpiddp.staging import lease; print(lease.memory_left())"
+    code = "from mpiddp.staging import mirror; print(mirror.memory_left())"
     below = group / "step"
     below.mkdir()
     try:
@@ -438,8 +441,8 @@ def test_a_cgroups_memory_is_all_that_is_left(group: Path) -> None:
 LATE = r"""
 import threading, time
 from mpi4py import MPI
-from mpiddp.errors import LonelyLaunchError
-from mpiddp.join.rollcall import RollCall
+from mpiddp.base.errors import LonelyLaunchError
+from mpiddp.bootstrap.rollcall import RollCall
 from mpiddp.staging.broadcast import broadcast, buffer_for
 from mpiddp.staging.manifest import File, plan_chunks
 
@@ -468,8 +471,8 @@ LEADERS = r"""
 import sys, time
 from pathlib import Path
 from mpi4py import MPI
-from mpiddp.config import LaunchConfig
-from mpiddp.join.rollcall import RollCall
+from mpiddp.base.config import LaunchConfig
+from mpiddp.bootstrap.rollcall import RollCall
 from mpiddp.staging.access_trace import AccessTrace
 from mpiddp.staging.stage import NodeLeader
 

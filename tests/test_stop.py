@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.run.signals import SIGNALS
+from mpiddp.runner.signals import SIGNALS
 from tests import processes
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import Job, and_whole, started

@@ -37,15 +37,15 @@ from tests.support import (
 WITHOUT_LIBUV = """\
 import os
 import torch.distributed as dist
-from mpiddp.join import rendezvous
+from mpiddp.bootstrap.store import connect, serve_store
 TCPStore = dist.TCPStore
 def without_libuv(*arguments, use_libuv=True, **options):
     if use_libuv:
         raise dist.DistStoreError("use_libuv was requested but PyTorch was built without libuv support, run with ...")
     return TCPStore(*arguments, use_libuv=False, **options)
 dist.TCPStore = without_libuv
-store, endpoint = rendezvous.serve_store("127.0.0.1", timeout_s=10)
-client, reason = rendezvous.connect(endpoint, timeout_s=10)
+store, endpoint = serve_store("127.0.0.1", timeout_s=10)
+client, reason = connect(endpoint, timeout_s=10)
 assert client is not None, reason
 client.set("key", "met")
 print(f"{store.get('key').decode()}, USE_LIBUV={os.environ['USE_LIBUV']}")
@@ -111,7 +111,8 @@ def test_jobs_that_start_together_stay_apart(quick: Mpi) -> None:
 
 
 def test_rank_0_may_have_a_connection_for_each_rank(quick: Mpi) -> None:
-    told = check(alone(quick, "-c", "import resource as r; from mpiddp.join.hosting import allow_connections as allow; "
+    told = check(alone(quick, "-c", "import resource as r; "
+                       "from mpiddp.bootstrap.rank0 import allow_connections as allow; "
                        "r.setrlimit(r.RLIMIT_NOFILE, (600, 3000)); limits = []; "
                        "[(allow(n), limits.append(r.getrlimit(r.RLIMIT_NOFILE))) for n in (4, 1000, 10_000)]; "
                        "print(limits)")).stdout

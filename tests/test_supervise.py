@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, ENDED, OUT_OF_MEMORY, OWN
-from mpiddp.show.files import note_suspects
+from mpiddp.base.files import note_suspects
+from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, ENDED, OUT_OF_MEMORY, OWN
 from mpiddp.supervise.allocation import allocation, without
-from mpiddp.supervise.command import CommandError, on_nodes, own_options, read
+from mpiddp.supervise.attempt import Running, attempt_of
+from mpiddp.supervise.command import NONE, OPEN_MPI, SLURM, CommandError, Placement, on_nodes, own_options, read
 from mpiddp.supervise.decision import (
     Action,
     Attempt,
@@ -32,8 +33,6 @@ from mpiddp.supervise.decision import (
     device_fault,
     suspects,
 )
-from mpiddp.supervise.launchers import NONE, OPEN_MPI, SLURM, Placement
-from mpiddp.supervise.running import Running, attempt_of
 from mpiddp.supervise.supervisor import state_of
 from tests import processes
 from tests.benchmarks import recovery
@@ -713,8 +712,8 @@ def test_a_job_gets_sigterm_when_its_supervisor_is_killed(tmp_path: Path) -> Non
     """The launcher's process is the program itself as soon as it is there, and ignores no signal of ours."""
     code = """\
 import os, signal, sys
-from mpiddp.supervise.launchers import NONE
-from mpiddp.supervise.running import Running
+from mpiddp.supervise.command import NONE
+from mpiddp.supervise.attempt import Running
 pid = Running(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, "", \
 NONE, 1.0)._process.pid
 status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))

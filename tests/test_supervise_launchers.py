@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts.schedulers import SLURM
+from mpiddp.discovery.schedulers import SLURM
 from mpiddp.supervise import allocation
 from mpiddp.supervise.__main__ import parsed, plan_of, ranks_of_a_node
 from mpiddp.supervise.allocation import Allocation
-from mpiddp.supervise.command import Command, CommandError, on_nodes, read
-from mpiddp.supervise.launchers import (
+from mpiddp.supervise.command import (
     FLUX,
     HYDRA,
     LAUNCHERS,
@@ -25,9 +24,13 @@ from mpiddp.supervise.launchers import (
     OPEN_MPI,
     PALS,
     SRUN,
+    Command,
+    CommandError,
     LauncherCommand,
     Placement,
     launcher_of,
+    on_nodes,
+    read,
 )
 from tests import processes
 from tests.support import ROOT, Mpi, check, need, single_node_environ

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import pytest
 
-from mpiddp.config import LaunchConfig
-from mpiddp.errors import LaunchError
-from mpiddp.facts import devices as facts_devices
-from mpiddp.facts import gpus as facts_gpus
-from mpiddp.facts.devices import DeviceFacts, Unseen, find_evidence
-from mpiddp.facts.gpus import Gpu, describe_clash, describe_openable
-from mpiddp.plan import devices, job
+from mpiddp.base.config import LaunchConfig
+from mpiddp.base.errors import LaunchError
+from mpiddp.discovery import devices as facts_devices
+from mpiddp.discovery import gpus as facts_gpus
+from mpiddp.discovery.devices import DeviceFacts, Unseen, find_evidence
+from mpiddp.discovery.gpus import Gpu, describe_clash, describe_openable
+from mpiddp.planning import devices, job
 from tests.support import EXAMPLES, Mpi, check, check_hello, mpiexec
 from tests.test_plan import CPU_TORCH, TORCH, host
 

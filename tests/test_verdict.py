@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpiddp.beside.lines import encode
-from mpiddp.beside.messages import Failed
-from mpiddp.beside.wire import LONGEST_LINE
-from mpiddp.plan.member import LogPlan, Member
-from mpiddp.plan.verdict import (
+from mpiddp.failure.rank import LogPlan, Member
+from mpiddp.failure.report import block, error_record
+from mpiddp.failure.root_cause import (
     ABSENT,
     ALONE_S,
     CONSEQUENCE,
@@ -28,7 +26,9 @@ from mpiddp.plan.verdict import (
     is_consequence,
     judge,
 )
-from mpiddp.show.report import block, error_record
+from mpiddp.ipc.channel import LONGEST_LINE
+from mpiddp.ipc.codec import encode
+from mpiddp.sentinel.protocol import Failed
 
 HOSTS = {rank: f"n{rank // 2}" for rank in range(6)}
 

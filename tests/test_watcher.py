@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpiddp.beside.messages import (
+from mpiddp.failure.root_cause import CONSEQUENCE, OWN, Report, Verdict
+from mpiddp.sentinel import events
+from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
+from mpiddp.sentinel.protocol import (
     LAUNCHER_S,
     Bye,
     End,
@@ -24,10 +27,7 @@ from mpiddp.beside.messages import (
     Unwatched,
     Watched,
 )
-from mpiddp.plan.verdict import CONSEQUENCE, OWN, Report, Verdict
-from mpiddp.sentinel import events
-from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
-from mpiddp.sentinel.start import LATE_S, OTHERS_LATE_S, Start
+from mpiddp.sentinel.startup_timeout import LATE_S, OTHERS_LATE_S, Start
 from mpiddp.sentinel.watcher import LEAVING_S, MOVES, State, Watcher
 from tests.test_messages import member, report
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from mpiddp.beside.asking import Progress, Shown, Whereabouts
-from mpiddp.beside.lines import decode, encode
-from mpiddp.beside.window import as_printed
-from mpiddp.plan.words import ranges
-from mpiddp.where import stack
-from mpiddp.where.merge import free, picture
-from mpiddp.where.seen import Entered, Rank, Worker
-from mpiddp.where.stack import Frame, Kind
+from mpiddp.base.text import ranges
+from mpiddp.failure import stack
+from mpiddp.failure.stack import Frame, Kind
+from mpiddp.ipc.codec import decode, encode
+from mpiddp.where.dumper import as_printed
+from mpiddp.where.outliers import free, picture
+from mpiddp.where.protocol import Progress, Shown, Whereabouts
+from mpiddp.where.rendering import as_json, from_json, lines
+from mpiddp.where.service import Survey, workers
+from mpiddp.where.snapshot import Entered, Rank, Worker
 from mpiddp.where.stall import LOOKED_AT, Stall
-from mpiddp.where.survey import Survey, workers
-from mpiddp.where.table import as_json, from_json, lines
 
 SITE = "/env/lib/python3.11/site-packages/"
 STEP = Frame(Kind.SCRIPT, "/home/me/train.py", 92, "step")
@@ -55,7 +55,7 @@ def test_what_an_interpreter_tells_is_read() -> None:
   File "{stack.PYTHON}threading.py", line 320 in wait
   File "{SITE}torch/x.py", line ??? in forward
   File "/home/me/train.py", line 120 in <module>
-  File "{stack.OURS}run/script.py", line 40 in run
+  File "{stack.OURS}runner/script.py", line 40 in run
   File "<frozen runpy>", line 88 in _run_code
   File "{stack.OURS}launch.py", line 100 in launch
   File "<frozen runpy>", line 198 in _run_module_as_main
@@ -297,7 +297,7 @@ def test_what_a_rank_uses_while_it_waits_at_its_end_is_no_movement() -> None:
 
 
 def test_for_whom_others_may_have_waited() -> None:
-    reports = (MAIN, STEP, Frame(Kind.OURS, f"{stack.OURS}run/failure.py", 9, "show"),
+    reports = (MAIN, STEP, Frame(Kind.OURS, f"{stack.OURS}failure/exception.py", 9, "show"),
                Frame(Kind.PYTHON, f"{stack.PYTHON}traceback.py", 9, "format"))
     ranks = [rank(0, reports), rank(1, (MAIN, LOAD)), rank(2), rank(3, ended=True), rank(4, (MAIN, STEP), cores=1.0),
              rank(5, ()), rank(6, heard=False)]

@@ -8,18 +8,18 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..base.config import LaunchConfig
+from ..base.errors import EXIT_USAGE
+from ..base.version import __version__
+from ..bootstrap.refusal import refuse_early
 from ..cli import read_settings
-from ..command.help import Parser
-from ..command.options import OPTIONS, default_of, variable
-from ..command.values import absolute
-from ..config import LaunchConfig
-from ..errors import EXIT_USAGE
-from ..join.refusal import refuse_early
-from ..version import __version__
+from ..options.help import Parser
+from ..options.table import OPTIONS, default_of, variable
+from ..options.values import absolute
 from . import CheckOptions
 
 if TYPE_CHECKING:
-    from ..run.running import RunningJob
+    from ..runner.lifecycle import RunningJob
 
 DESCRIPTION = """\
 Benchmark every rank and every link between nodes; report outliers and the nodes to exclude.

@@ -1,21 +1,46 @@
-"""Rank 0's part in a check: passes in each of which all ranks measure all there is to measure."""
+"""Rank 0's part in a check: passes in each of which all ranks measure all there is to measure, and how far they are."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ..errors import LonelyLaunchError
-from ..plan.words import listed
+from ..base.errors import LonelyLaunchError
+from ..base.stderr import STDERR, say, write_all
+from ..base.text import listed
 from . import OWN_S, PAUSE_S
 from .bench.network import Ways, together
 from .bench.rank import ANSWER_S, START_S
-from .progress import Progress
 from .rpc import RpcController
 from .stats.schema import CLOCK, Link, Measurements, Passes, empty
 from .stats.tournament import Meetings, in_turns, rounds, shuffled
 from .workers import REDUCING_LIMIT_S, PairResult
+
+WIDTH = 30
+
+
+class Progress:
+    """Says what is being measured. Where stderr is no terminal, as under mpirun, it has no bar but a line for each."""
+
+    def __init__(self) -> None:
+        self._terminal, self._words = os.isatty(STDERR), ""
+
+    def show(self, words: str, done: int, of: int) -> None:
+        """Say that `done` of so many parts are through."""
+        if self._terminal:
+            filled = WIDTH * done // max(1, of)
+            write_all(STDERR, f"\r\033[K{words} [{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{of}".encode())
+        elif words != self._words:
+            say(f"mpiddp.check: measuring {words}")
+        self._words = words
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._terminal and self._words:
+            write_all(STDERR, b"\r\033[K")
+
 
 MEETINGS_S = 12.0  # in a pass, for all meetings together
 LONGEST_MEETING_S, SHORTEST_MEETING_S = 1.0, 0.2

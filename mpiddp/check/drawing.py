@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..facts.files import open_for_writing
+from ..base.files import open_for_writing
 from .stats.expected import expected_bandwidth, reduced
-from .stats.nodes import Nodes
 from .stats.outliers import median
-from .stats.schema import LINK_METRICS, Finding, Measurements
-from .stats.units import counted, in_words
+from .stats.schema import LINK_METRICS, Finding, Measurements, Nodes, counted, in_words
 from .table import at_end, bounded, cut, scale, significant
 
 if TYPE_CHECKING:

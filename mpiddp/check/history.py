@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..facts import files
-from ..say import write_all
+from ..base import files
+from ..base.stderr import write_all
 from .bench.storage import ANSWER_S
 from .bench.timeouts import within
 from .stats.baseline import best_of_hosts, regressions

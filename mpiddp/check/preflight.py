@@ -10,23 +10,23 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .. import stages
-from ..config import LaunchConfig
-from ..environment import Place
-from ..errors import LaunchError
-from ..facts.devices import use_device
-from ..facts.schedulers import find_scheduler
-from ..join.rollcall import RollCall
-from ..plan.words import LISTED, folded
-from ..say import warn
+from ..base import timeline
+from ..base.config import LaunchConfig
+from ..base.errors import LaunchError
+from ..base.ranks import Place
+from ..base.stderr import warn
+from ..base.text import LISTED, folded
+from ..bootstrap.rollcall import RollCall
+from ..discovery.devices import use_device
+from ..discovery.schedulers import find_scheduler
 from . import OWN_S, PASSES, PAUSE_S
 from .bench.machine import machine
 from .bench.rank import Own, measure
 from .history import History
+from .identity import describe
 from .stats.findings import find
 from .stats.schema import RANK_METRICS, Finding, Measurements, Passes, RankInfo, empty
 from .stats.tournament import in_turns
-from .who import describe
 
 LOOKING, MEASURING = "looking at its machine", "measuring its node"
 
@@ -51,7 +51,7 @@ def check_nodes(roll: RollCall, place: Place, device: str, config: LaunchConfig)
     Raises LaunchError `bad-node` or `slow-node` on every rank, if `config` is strict; at the start's deadline
     LonelyLaunchError, with the ranks that still measure.
     """
-    stages.begin(LOOKING)
+    timeline.begin(LOOKING)
     where, judge = use_device(device), Judge(config)
     turn = roll.agree(LOOKING, (describe(place, where), machine()), judge.give_turns)
     answer, own = Answer(again=True), Own({}, [])
@@ -59,7 +59,7 @@ def check_nodes(roll: RollCall, place: Place, device: str, config: LaunchConfig)
         if answer.again:
             time.sleep(PAUSE_S if number else 0.0)
             for at in range(turn.total):
-                stages.begin(MEASURING)
+                timeline.begin(MEASURING)
                 mine = at == turn.own and own.computes  # each try of a device that does not compute may take a minute
                 own = measure(where, place.local_rank == 0, OWN_S) if mine else own
                 answer = roll.agree(MEASURING, own if mine else None, judge.take)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-from ..config import LaunchConfig
-from ..errors import LonelyLaunchError
-from ..join.refusal import refuse_alone
-from ..plan.verdict import ABSENT, Report
-from ..run.running import RunningJob
+from ..base.config import LaunchConfig
+from ..base.errors import LonelyLaunchError
+from ..bootstrap.refusal import refuse_alone
+from ..failure.root_cause import ABSENT, Report
+from ..runner.lifecycle import RunningJob
 from . import ODD, CheckOptions
 from .rpc import RpcController, worker_loop
 from .workers import REDUCING_LIMIT_S, Meeting, measuring

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..join.rollcall import receive, undelivered
-from ..waiting import wait_for
+from ..base.polling import wait_for
+from ..bootstrap.rollcall import receive, undelivered
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -6,12 +6,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from ..plan.words import folded, ranges
+from ..base.text import folded, ranges
 from .stats.expected import expected_bandwidth, reduced
-from .stats.nodes import Nodes
 from .stats.outliers import best, median
-from .stats.schema import LINK_METRICS, RANK_METRICS, Finding, Link, Measurements, Passes
-from .stats.units import RATES, SIZES, counted, in_words
+from .stats.schema import (
+    LINK_METRICS,
+    RANK_METRICS,
+    RATES,
+    SIZES,
+    Finding,
+    Link,
+    Measurements,
+    Nodes,
+    Passes,
+    counted,
+    in_words,
+)
 
 TALLEST, WIDEST = 39, 120  # lines, columns; a line comes before
 MOST_ODD, MOST_KINDS, MOST_NOTES, MOST_SIZES = 10, 4, 4, 8

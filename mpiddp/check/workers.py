@@ -9,16 +9,15 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from ..environment import Environment
-from ..join.membership import Membership
+from ..base.ranks import Environment
+from ..bootstrap.membership import Membership
 from .bench import hardware, machine, network
-from .bench.channels import CLOCK_TAG, OverMpi, Pairs, serving
-from .bench.network import Parts, Ways
+from .bench.network import CLOCK_TAG, OverMpi, Pairs, Parts, Ways, serving
 from .bench.rank import measure
 from .bench.timeouts import on_device
+from .identity import describe, told
 from .rpc import Work
 from .stats.schema import RankInfo
-from .who import describe, told
 
 REDUCING_LIMIT_S = 20.0  # for an all-reduce
 CLOCK_S = 2.0  # for a rank to tell its time

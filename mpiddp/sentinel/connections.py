@@ -8,16 +8,16 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..beside import messages
-from ..beside.asking import Ask
-from ..beside.loop import Loop
-from ..beside.wire import Wire
+from ..ipc.channel import Wire
+from ..ipc.connector import Answering, Dialling, greet, watch_rank_0
+from ..ipc.event_loop import Loop
+from ..where.protocol import Ask
 from . import events
-from .calls import Answering, Dialling, greet, watch_rank_0
+from . import protocol as messages
 from .errands import Errands
 
 if TYPE_CHECKING:
-    from .office import Office
+    from .coordinator_server import Office
 
 MOST_CUT_OFF = 3  # connections to the coordinator that end before it knows this rank: strangers crowd them out
 
@@ -56,7 +56,7 @@ class Connections:
 
     def coordinate(self, request: messages.Coordinate) -> None:
         """Let this process be the coordinator, and tell the rank its port, 0 where it can't listen."""
-        from .office import Office  # which rank 0's sentinel alone needs
+        from .coordinator_server import Office  # which rank 0's sentinel alone needs
 
         if self._answering is not None:
             self._answering.close()  # by now every node has tried

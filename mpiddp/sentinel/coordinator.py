@@ -1,22 +1,104 @@
-"""The logic of the coordinator, in rank 0's sentinel: it hears the others' reports and rules who failed first.
-
-No I/O, no clock: `Coordinator.handle()` takes an event and returns actions, which `process.py` carries out.
-"""
+"""The logic of the coordinator, in rank 0's sentinel: from the reports of all it decides who failed first."""
 
 from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Collection, Iterator
 
-from ..beside import messages
-from ..plan import verdict as waits
-from ..plan.member import Member
-from ..plan.verdict import ABSENT, CONSEQUENCE, GIVING_UP, NO_STEP_DAEMON, Report, Scene, Verdict, brief, judge
-from ..say import FORWARDING_S
-from . import events
-from .machine import Machine
-from .peers import Peer, Peers, Search
-from .start import LateRanks
+from ..base.stderr import FORWARDING_S
+from ..failure import root_cause as waits
+from ..failure.rank import Member
+from ..failure.root_cause import (
+    ABSENT,
+    CONSEQUENCE,
+    GIVING_UP,
+    NO_STEP_DAEMON,
+    Report,
+    Scene,
+    Seen,
+    Verdict,
+    brief,
+    judge,
+    named,
+)
+from . import events, protocol
+from .events import Machine
+from .protocol import Hello, Missing, Neighbour
+from .startup_timeout import LateRanks
+
+
+class Peer:
+    """The sentinel of a rank, as the coordinator knows it."""
+
+    def __init__(self, link: int, hello: Hello) -> None:
+        self.link, self.rank, self.host = link, hello.rank, hello.host
+        self.namespace, self.pid = hello.namespace, hello.pid
+        self.gone = False  # the rank
+        self.watched = True  # its sentinel lives; else the rank speaks for itself over this link
+        self.ruled = False  # it failed too, and has its ruling: it waits for the job's end
+
+
+class Peers:
+    """The sentinels, by link and by rank; and which one of each namespace watches all ranks there, its elder.
+
+    `hosts` has the host of each rank that was ever there.
+    """
+
+    def __init__(self) -> None:
+        self.by_link: dict[int, Peer] = {}
+        self.by_rank: dict[int, Peer] = {}
+        self.hosts: dict[int, str] = {}
+        self._elders: dict[str, Peer] = {}
+
+    def admit(self, link: int, hello: Hello) -> Peer:
+        """Admit a sentinel."""
+        self.hosts[hello.rank] = hello.host
+        peer = self.by_link[link] = self.by_rank[hello.rank] = Peer(link, hello)
+        return peer
+
+    def introduce(self, peer: Peer) -> tuple[Peer, Neighbour]:
+        """Return what to tell the elder of a new one's namespace: whom to watch."""
+        return self._elders.setdefault(peer.namespace, peer), Neighbour(peer.rank, peer.pid)
+
+    def unwatch(self, peer: Peer) -> Iterator[tuple[Peer, Neighbour]]:
+        """Note that a sentinel was killed, and its rank lives; yield what to tell the next elder, if that was it."""
+        peer.watched = False
+        if self._elders[peer.namespace] is not peer:
+            return
+        here = [one for one in self.by_rank.values() if one.namespace == peer.namespace]
+        if elder := next((one for one in here if one.watched), None):
+            self._elders[peer.namespace] = elder
+            for one in here:
+                yield elder, Neighbour(one.rank, one.pid)
+
+    def drop(self, peer: Peer) -> None:
+        """Forget a sentinel that has left, or is gone."""
+        del self.by_link[peer.link], self.by_rank[peer.rank]
+
+
+class Search:
+    """Finds out where the ranks are: for the verdict, and for those who ask who is missing."""
+
+    def __init__(self) -> None:
+        self.seen = Seen()
+        self._askers: list[Peer] = []
+
+    def begin(self, asker: Peer | None = None) -> list[events.CoordinatorAction]:
+        """Begin, unless it has begun; `asker` waits for the answer."""
+        busy = self.seen.looking
+        self.seen = self.seen._replace(looking=True)
+        if asker is not None:
+            self._askers.append(asker)
+        return [] if busy else [events.Survey()]
+
+    def end(self, seen: Seen, missing: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
+        """Take what was found, and tell those who have asked which ranks are missing, and where these are."""
+        self.seen = seen
+        words = named(missing, peers.hosts, seen.places)
+        askers, self._askers = self._askers, []
+        return [events.ToPeer(peer.link, Missing(words)) for peer in askers]
+
 
 TELLING_S = 0.5  # for the rank that was first to print its reason
 UNTOLD_S = 1.0  # for the word that it is printed, when rank 0 is gone already
@@ -47,7 +129,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
 
     moves = MOVES
 
-    def __init__(self, watched: messages.Watched, began_s: float) -> None:
+    def __init__(self, watched: protocol.Watched, began_s: float) -> None:
         """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
         super().__init__(State.LISTENING, began_s)
         self._began_s, self._watched = began_s, watched
@@ -81,7 +163,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 self._greet(link, hello)
             case events.OwnRank(link, member):
                 self._own = member
-                self._admit(link, messages.Hello(member.rank, member.host, member.pid, member.namespace))
+                self._admit(link, protocol.Hello(member.rank, member.host, member.pid, member.namespace))
             case events.FromPeer(link, message):
                 if peer := self.peers.by_link.get(link):
                     self._on_message(peer, message)
@@ -97,7 +179,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             case events.Found(seen):
                 self._do(*self._search.end(seen, self.peers.by_rank.keys() - self._left, self.peers))
             case events.OwnRankLeft() if self.state is State.LISTENING:
-                self._tell_all(messages.Over())
+                self._tell_all(protocol.Over())
             case events.OwnRankLeft() | events.OwnRankGone():
                 self._leaving = True
                 self._rule_if_clear(last_chance=True)
@@ -123,27 +205,27 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         """Whether a verdict may have to be printed here, because nobody has said so far that it is."""
         return self._verdict is not None and not self._told
 
-    def _send(self, peer: Peer, message: messages.Sent) -> None:
+    def _send(self, peer: Peer, message: protocol.Sent) -> None:
         self._do(events.ToPeer(peer.link, message))
 
-    def _tell_all(self, message: messages.Sent) -> None:
+    def _tell_all(self, message: protocol.Sent) -> None:
         for peer in self.peers.by_link.values():
             self._send(peer, message)
 
-    def _greet(self, link: int, hello: messages.Hello) -> None:
+    def _greet(self, link: int, hello: protocol.Hello) -> None:
         """Admit the sentinel of a rank, unless the rank has one."""
         is_member = self._own is None or 0 < hello.rank < self._own.world_size
         if is_member and hello.rank not in self.peers.by_rank:
-            self._do(events.ToPeer(link, messages.Admitted()))
+            self._do(events.ToPeer(link, protocol.Admitted()))
             self._admit(link, hello)
         else:
             self._do(events.Drop(link))
 
-    def _admit(self, link: int, hello: messages.Hello) -> None:
+    def _admit(self, link: int, hello: protocol.Hello) -> None:
         peer = self.peers.admit(link, hello)
         self._send(*self.peers.introduce(peer))
         if self._verdict is not None and self.state in (State.ANNOUNCED, State.ENDING):
-            self._send(peer, messages.JobEnds(self._verdict.first.status, abort=self.state is State.ENDING))
+            self._send(peer, protocol.JobEnds(self._verdict.first.status, abort=self.state is State.ENDING))
 
     def _on_unwatched(self, peer: Peer) -> None:
         """Note that a rank speaks for itself, and tell it again what its sentinel may have heard."""
@@ -154,49 +236,49 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             return
         first = self._verdict.first
         if peer.rank == first.rank and not self._told:
-            self._send(peer, messages.Ruling(self._verdict, first.status, abort=True))
+            self._send(peer, protocol.Ruling(self._verdict, first.status, abort=True))
         if self.state in (State.ANNOUNCED, State.ENDING):
             abort = self.state is State.ENDING and self._must_abort(peer.rank)
-            self._send(peer, messages.JobEnds(first.status, abort, waits=peer.ruled))
+            self._send(peer, protocol.JobEnds(first.status, abort, waits=peer.ruled))
 
-    def _on_message(self, peer: Peer, message: messages.Message) -> None:
+    def _on_message(self, peer: Peer, message: protocol.Message) -> None:
         match message:
-            case messages.Failed(report, gone):
+            case protocol.Failed(report, gone):
                 peer.gone = gone
                 self._add_report(report, living=not gone)
-            case messages.Told(done):
+            case protocol.Told(done):
                 self._told, self._telling = True, None if done else peer.rank
                 if done:
                     self._announce_end()
-            case messages.Through():
+            case protocol.Through():
                 if self._verdict is not None and peer.rank == self._verdict.first.rank:
                     self._begin_end()
-            case messages.Condition(stopped):
+            case protocol.Condition(stopped):
                 self._silent.discard(peer.rank)
                 if stopped:
                     self._add_absent(peer, "is stopped (by SIGSTOP or a debugger)")
-            case messages.Orphaned():
+            case protocol.Orphaned():
                 self._add_absent(peer, NO_STEP_DAEMON)
-            case messages.AskMissing():
+            case protocol.AskMissing():
                 self._do(*self._search.begin(peer))
-            case messages.Ended(rank):
+            case protocol.Ended(rank):
                 self._order.append(rank)
-            case messages.Interrupted():
+            case protocol.Interrupted():
                 self._interrupted.append(peer.rank)
                 self._do(*self._search.begin())
-            case messages.ScriptEnded(by_exit):
+            case protocol.ScriptEnded(by_exit):
                 self._left.add(peer.rank)
                 self._exits += [by_exit] if by_exit else []
                 if self._first_left_s is None:
                     self._first_left_s = self._now_s
                     self._do(events.SetTimer("deserted", DESERTED_S))
-            case messages.Stage(name):
+            case protocol.Stage(name):
                 self._do(*self._late_ranks.note(peer.rank, name))
-            case messages.Bye():
+            case protocol.Bye():
                 self._drop(peer)
-            case messages.Unwatched():
+            case protocol.Unwatched():
                 self._on_unwatched(peer)
-            case messages.Unreadable(error):
+            case protocol.Unreadable(error):
                 raise ValueError(error)
 
     def _look_for_deserted(self) -> None:
@@ -265,7 +347,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
         if len(self.reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
             self._silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
-            self._tell_all(messages.Look())
+            self._tell_all(protocol.Look())
             self._do(*self._search.begin())
 
     def _rule_if_clear(self, last_chance: bool = False) -> None:
@@ -298,7 +380,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             self._tell_if_untold()
             self._do(events.SetTimer("told", FORWARDING_S))
         else:
-            self._send(first, messages.Ruling(verdict, verdict.first.status, abort=True))
+            self._send(first, protocol.Ruling(verdict, verdict.first.status, abort=True))
             self._do(events.SetTimer("told", TELLING_S))
 
     def _tell_if_untold(self) -> None:
@@ -309,7 +391,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             self._do(events.TellReason(self._verdict, None, after_s, self._own.error_file))
             first = self.peers.by_rank.get(self._verdict.first.rank)
             if first is not None and self._verdict.first.kind != ABSENT:  # it has been asked to, and may do so yet
-                self._send(first, messages.Ruling(None, self._verdict.first.status, abort=True))
+                self._send(first, protocol.Ruling(None, self._verdict.first.status, abort=True))
 
     def _rule_not_first(self, rank: int) -> None:
         """Rule that another rank failed first."""
@@ -317,7 +399,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         if (peer := self.peers.by_rank.get(rank)) is not None and not peer.ruled:
             ends = self.state is State.ENDING
             peer.ruled = not ends
-            self._send(peer, messages.Ruling(None, self._verdict.first.status, ends and self._must_abort(rank)))
+            self._send(peer, protocol.Ruling(None, self._verdict.first.status, ends and self._must_abort(rank)))
 
     def _must_abort(self, rank: int) -> bool:
         """Tell whether a rank has to end the job: each, or one by MPI_Abort; that is the first, if it is there."""
@@ -342,7 +424,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             return
         for rank in self._late:
             self._rule_not_first(rank)
-        self._tell_all(messages.JobEnds(self._verdict.first.status, abort=False))
+        self._tell_all(protocol.JobEnds(self._verdict.first.status, abort=False))
         self._do(events.SetTimer("through", self._own.grace_s))
 
     def _begin_end(self) -> None:
@@ -353,4 +435,4 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             self._rule_not_first(rank)
         for peer in self.peers.by_link.values():
             abort = self._must_abort(peer.rank)
-            self._send(peer, messages.JobEnds(self._verdict.first.status, abort, waits=peer.ruled))
+            self._send(peer, protocol.JobEnds(self._verdict.first.status, abort, waits=peer.ruled))

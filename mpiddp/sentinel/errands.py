@@ -9,11 +9,10 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
-from ..beside.detached import fork_detached, reap, silence
-from ..beside.loop import Loop
-from ..facts.files import stream_of
-from ..say import STDERR, say, write_all, write_through
-from ..show.files import written
+from ..base.files import stream_of, written
+from ..base.stderr import STDERR, say, write_all, write_through
+from ..ipc.event_loop import Loop
+from ..ipc.helper_process import fork_detached, reap, silence
 
 PATIENCE_S = 1.0  # for an errand, before this process ends without it, or says that it is not done
 MOST_BYTES = 2**16  # of what an errand says

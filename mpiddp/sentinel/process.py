@@ -16,28 +16,26 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..beside import index
-from ..beside.asking import FLUSH, TRACER, TRACER_END, Answers, Inspect, Sight, Stacks, Where
-from ..beside.detached import silence
-from ..beside.helper_process import take_title
-from ..beside.loop import Loop
-from ..beside.messages import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
-from ..beside.outflow import CrashStack, Outflow, OutputSettled, SettleOutput
-from ..beside.wire import Wire
-from ..facts.process import Process
-from ..plan.words import folded, shortened
-from ..say import say
-from ..show.report import record, tell
+from ..base.stderr import say
+from ..base.text import folded, shortened
+from ..discovery.process import Process
+from ..failure.report import record, tell
+from ..ipc.channel import Wire
+from ..ipc.event_loop import Loop
+from ..ipc.helper_process import silence, take_title
+from ..output import index
+from ..output.protocol import CrashStack, Outflow, OutputSettled, SettleOutput
+from ..where.protocol import FLUSH, TRACER, TRACER_END, Answers, Inspect, Sight, Stacks, Where
 from . import events
 from .connections import Connections
 from .errands import PATIENCE_S, Errands, Voice, run_unheard
-from .leftovers import Leftovers, cancel
-from .segments import unmap_inherited
-from .start import OTHERS_S
+from .process_cleanup import Leftovers, cancel, unmap_inherited
+from .protocol import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
+from .startup_timeout import OTHERS_S
 from .watcher import State, Watcher
 
 if TYPE_CHECKING:
-    from .looking import Looking
+    from ..where.sampler import Looking
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
@@ -216,16 +214,16 @@ class Sentinel:
         self._leftovers.note_segments()
         take_title(f"mpiddp: sentinel of {self._watched.who}")
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
-            import_module("mpiddp.sentinel.looking")
+            import_module("mpiddp.where.sampler")
 
     def _look(self, request: Look | Where | Inspect, ended: bool) -> None:
         if isinstance(request, Inspect):
-            from .looking import inspect_threads
+            from ..where.sampler import inspect_threads
 
             inspect_threads(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
         elif isinstance(request, Where):
             if self._looking is None:
-                from .looking import Looking  # not while the rank starts
+                from ..where.sampler import Looking  # not while the rank starts
 
                 sight = self._sight if self._sight.socket >= 0 else Sight()  # the window's second end is on its way
                 port = self._watcher.member.store_port if self._watcher.member else 0
@@ -258,7 +256,7 @@ class Sentinel:
 
     def _ask_hosts(self, line: str, timeout_s: float) -> None:
         def ask() -> str:
-            from ..facts.reach import out_of_reach
+            from ..discovery.reachability import out_of_reach
 
             silent = out_of_reach(self._watched.hosts(), timeout_s)
             return line + (f"; no answer from {folded(silent)}" if silent else "")

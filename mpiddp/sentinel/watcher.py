@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import enum
 
-from ..beside import messages
-from ..beside.asking import Answers, Inspect, Stacks, Where
-from ..beside.messages import LAST_S, LAUNCHER_S
-from ..beside.outflow import Outflow
-from ..plan.member import Member
-from ..plan.verdict import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
-from ..plan.words import shortened
-from ..say import FORWARDING_S
-from . import events
-from .machine import Machine
-from .postmortem import crash_stack, early_death, may_follow_from_another, report_on
-from .start import HARD_GRACE_S, OTHERS_S, Start
+from ..base.stderr import FORWARDING_S
+from ..base.text import shortened
+from ..failure.postmortem import crash_stack, early_death, may_follow_from_another, report_on
+from ..failure.rank import Member
+from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
+from ..output.protocol import Outflow
+from ..where.protocol import Answers, Inspect, Stacks, Where
+from . import events, protocol
+from .events import Machine
+from .protocol import LAST_S, LAUNCHER_S
+from .startup_timeout import HARD_GRACE_S, OTHERS_S, Start
 
 RULING_S = 2.5  # for the coordinator to rule
 LEAVING_S = 60.0  # for a rank whose script has ended to leave a job whose rank 0 may have left it in order
@@ -62,7 +61,7 @@ class Watcher(Machine[State, events.WatcherAction]):
 
     moves = MOVES
 
-    def __init__(self, watched: messages.Watched, began_s: float) -> None:
+    def __init__(self, watched: protocol.Watched, began_s: float) -> None:
         """Begin to watch at `began_s`, in seconds of the clock that handle() is given."""
         super().__init__(State.STARTING, began_s)
         self.watched = watched
@@ -72,19 +71,19 @@ class Watcher(Machine[State, events.WatcherAction]):
         self._do(*self.start.begin_watch())
         self._stacks: list[str] = []  # the lines that faulthandler printed
         self._rank_reported = False  # by itself
-        self._ruling: messages.Ruling | None = None  # what the rank is told when it fails, once that is known
+        self._ruling: protocol.Ruling | None = None  # what the rank is told when it fails, once that is known
         self._waiting: Report | None = None  # a report that has no ruling yet
         self._alone = self._closed = False  # there is no coordinator, or none any more; that has closed its connection
         self._over = False  # the job, in order
         self._parked = False  # the rank has a ruling that lets it wait for the job's end
         self._killing = False  # the rank's grace has begun
-        self._script_ended: messages.ScriptEnded | None = None
+        self._script_ended: protocol.ScriptEnded | None = None
 
     def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
         """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
         self._now_s = now_s
         match event:
-            case events.FromRank(messages.Unreadable(error)) | events.FromCoordinator(messages.Unreadable(error)):
+            case events.FromRank(protocol.Unreadable(error)) | events.FromCoordinator(protocol.Unreadable(error)):
                 raise ValueError(error)
             case events.FromRank(message):
                 self._on_rank_message(message)
@@ -108,60 +107,60 @@ class Watcher(Machine[State, events.WatcherAction]):
                 self._on_due(timer)
         return self.taken()
 
-    def _on_rank_message(self, message: messages.Message) -> None:
+    def _on_rank_message(self, message: protocol.Message) -> None:
         match message:
-            case messages.Stage(name):
+            case protocol.Stage(name):
                 self._do(*self.start.begin(name))
-            case messages.Forked(pid):
+            case protocol.Forked(pid):
                 self._do(events.NoteChild(pid))
             case Stacks() | Answers() | Outflow():
                 self._do(events.TakeWindow(message))
-            case messages.Answer():
+            case protocol.Answer():
                 self._do(events.AnswerTrials(message))
-            case messages.Coordinate():
+            case protocol.Coordinate():
                 self._do(events.BeCoordinator(message))
-            case messages.Join(member):
+            case protocol.Join(member):
                 self.member = member
                 self._move("joined")
                 self._do(events.MeetCoordinator(message), *self.start.join())
-            case messages.Failed(report):
+            case protocol.Failed(report):
                 self._rank_reported = True
                 self._report(report)
-            case messages.Text(line):
+            case protocol.Text(line):
                 self._stacks.append(line)
-            case messages.Settled():
+            case protocol.Settled():
                 self._move("settled")
-            case messages.Bye():
+            case protocol.Bye():
                 if self._move("left"):
                     self._do(events.LeaveInOrder())
-            case messages.Told() | messages.Through() | messages.ScriptEnded() | messages.AskMissing():
-                if isinstance(message, messages.ScriptEnded) and (message.exit or self._script_ended is None):
+            case protocol.Told() | protocol.Through() | protocol.ScriptEnded() | protocol.AskMissing():
+                if isinstance(message, protocol.ScriptEnded) and (message.exit or self._script_ended is None):
                     self._script_ended = message
-                if isinstance(message, messages.Told):
+                if isinstance(message, protocol.Told):
                     message = self._on_told(message)
                 self._do(events.ToCoordinator(message))
 
-    def _on_told(self, message: messages.Told) -> messages.Told:
+    def _on_told(self, message: protocol.Told) -> protocol.Told:
         """Let the record be written that comes with this, and return it without."""
         if message.record and self.member is not None:
             self._do(events.WriteRecord(self.member.error_file, message.record))
         if self._ruling is not None:
             self._ruling = self._ruling._replace(verdict=None)
-        return messages.Told(message.done)
+        return protocol.Told(message.done)
 
-    def _on_coordinator_message(self, message: messages.Message) -> None:
+    def _on_coordinator_message(self, message: protocol.Message) -> None:
         match message:
-            case messages.Ruling():
+            case protocol.Ruling():
                 self._take_ruling(message)
-            case messages.JobEnds():
+            case protocol.JobEnds():
                 self._end_rank(message)
-            case messages.Missing():
+            case protocol.Missing():
                 self._do(events.ToRank(message))
-            case messages.Look() | Where() | Inspect():
+            case protocol.Look() | Where() | Inspect():
                 self._do(events.LookAtRank(message, self._script_ended is not None))
-            case messages.Neighbour(rank, pid):
+            case protocol.Neighbour(rank, pid):
                 self._do(events.WatchNeighbour(rank, pid))
-            case messages.Over():
+            case protocol.Over():
                 self._over = True
                 if self.state is State.WORKING:
                     self._move("settled")
@@ -183,7 +182,7 @@ class Watcher(Machine[State, events.WatcherAction]):
             case "kill":
                 self._do(events.Kill())
             case "told":
-                self._do(events.ToCoordinator(messages.Told()))
+                self._do(events.ToCoordinator(protocol.Told()))
                 self._finish()
             case "cancel":
                 self._do(events.CancelStep())
@@ -199,7 +198,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         self._waiting = report
         self._move("reported")
         if not self._alone:
-            self._do(events.SetTimer("ruling", RULING_S), events.ToCoordinator(messages.Failed(report, self.gone)))
+            self._do(events.SetTimer("ruling", RULING_S), events.ToCoordinator(protocol.Failed(report, self.gone)))
         elif self.gone or report.kind != CONSEQUENCE:
             self._rule_alone()
         elif self.state is not State.DESERTED:  # the rank that was first has asked the launcher to end the job
@@ -210,7 +209,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self._waiting is not None:
             is_told = not (self.gone and self._alone and may_follow_from_another(self._waiting))
             verdict = Verdict(self._waiting) if is_told else None
-            self._take_ruling(self._ruling or messages.Ruling(verdict, self._waiting.status, True))
+            self._take_ruling(self._ruling or protocol.Ruling(verdict, self._waiting.status, True))
 
     def _say_rank_0_is_gone(self, words: str = "") -> None:
         """Say so, once on a node; for rank 0's own, whose sentinel is gone, rank 1's does."""
@@ -219,7 +218,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self.watched.first_on_node or self.member.rank == 1:
             self._do(events.Say(f"mpiddp: rank 0 is {how}{words}"))
 
-    def _take_ruling(self, ruling: messages.Ruling) -> None:
+    def _take_ruling(self, ruling: protocol.Ruling) -> None:
         """Pass a ruling on to the rank; if that is gone, do what the rank would have to do."""
         self._do(events.DropTimer("ruling"))
         self._ruling, self._waiting, self._parked = ruling, None, not ruling.abort
@@ -230,19 +229,19 @@ class Watcher(Machine[State, events.WatcherAction]):
             self._do(events.ToRank(ruling))
             self._kill_in_time()
 
-    def _end_rank(self, end: messages.JobEnds) -> None:
+    def _end_rank(self, end: protocol.JobEnds) -> None:
         """End the rank because the job ends: ask it if it can end by itself, and kill it when its grace is over."""
         if self.state in (State.CLEANING, State.OVER):
             return
         self._move("told to end")
         if self._ruling is None or self._ruling.verdict is None:
-            self._ruling = messages.Ruling(None, end.status, end.abort)
+            self._ruling = protocol.Ruling(None, end.status, end.abort)
         if self.gone:  # and its report has crossed this on the way
             self._take_ruling(self._ruling)
             return
         self._do(events.NoteDescendants())
         if end.abort and (end.waits or self._parked or not self._rank_reported):
-            self._do(events.ToRank(messages.End(end.status)), events.Alert())
+            self._do(events.ToRank(protocol.End(end.status)), events.Alert())
         if not self._rank_reported:
             self._do(events.AskToFlush(), events.SetTimer("ask", min(ASKING_S, self._grace_s())))
         self._kill_in_time()
@@ -268,7 +267,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self.gone or self.state is not State.DESERTED:
             return
         self._say_rank_0_is_gone(f": ending the ranks on {self.member.host}")
-        self._end_rank(messages.JobEnds(1, abort=True))
+        self._end_rank(protocol.JobEnds(1, abort=True))
         self._rule_alone()
 
     def _on_rank_gone(self, event: events.RankGone) -> None:
@@ -291,7 +290,7 @@ class Watcher(Machine[State, events.WatcherAction]):
     def _on_step_daemon_gone(self) -> None:
         """Tell it the coordinator; if there is none yet, say it, and end the rank, which nobody else ends."""
         if self.state is not State.STARTING:
-            self._do(events.ToCoordinator(messages.Orphaned()))
+            self._do(events.ToCoordinator(protocol.Orphaned()))
             return
         self._do(*self.start.end(f"has {NO_STEP_DAEMON}"))
         self._killing = self._move("settled")
@@ -303,14 +302,14 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self._ruling is not None and self._ruling.verdict is not None:
             error_file = self.member.error_file if self.member else ""
             after_s = self._now_s - self.start.began_s
-            self._do(events.ToCoordinator(messages.Told(done=False)), events.SetTimer("told", FORWARDING_S),
+            self._do(events.ToCoordinator(protocol.Told(done=False)), events.SetTimer("told", FORWARDING_S),
                      events.TellReason(self._ruling.verdict, self.member, after_s, error_file))
         else:
             self._finish()
 
     def _finish(self) -> None:
         """Let the others end, who wait for this rank."""
-        self._do(events.ToCoordinator(messages.Through()), events.LetAllEnd())
+        self._do(events.ToCoordinator(protocol.Through()), events.LetAllEnd())
         if self.start.failed:
             self._do(events.SetTimer("cancel", OTHERS_S))
         else:

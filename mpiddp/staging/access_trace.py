@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.util import source_from_cache
 from typing import Any, NamedTuple
 
-from ..facts.files import open_for_reading, open_for_writing, user_folder
-from .manifest import COMPILED, Range
-from .roots import holds_installed, is_within, name_of, root_of
+from ..base.files import open_for_reading, open_for_writing, user_folder
+from .manifest import COMPILED, Range, holds_installed, is_within, name_of, root_of
 
 FORMAT = 3  # of the record
 PAGE = mmap.PAGESIZE

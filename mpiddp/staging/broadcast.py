@@ -14,16 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from ..errors import LonelyLaunchError
-from ..say import say
-from ..waiting import wait_for
-from .manifest import Chunk, File, Folder, Piece, Range
-from .roots import root_of
+from ..base.errors import LonelyLaunchError
+from ..base.polling import wait_for
+from ..base.stderr import say
+from .manifest import Chunk, File, Folder, Piece, Range, root_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..join.rollcall import RollCall
+    from ..bootstrap.rollcall import RollCall
 
 PAGE = mmap.PAGESIZE
 THREADS = 32  # look-ups and reads that wait for the server at the same time

@@ -1,22 +1,217 @@
-"""A mirror of the environment: staged files are copies, all else in their folders are links to the originals.
-
-A folder lies at the same path below the mirror's root as its original, so what a file finds beside it or above it is
-there. Nobody may make files in it, as in a container's image: they would be lost with the mirror.
-"""
+"""A mirror of the environment on this node: where it may lie, the lease that keeps it, its files, and its removal."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import marshal
 import os
 import stat
 import sys
-from collections.abc import Collection, Sequence
-from typing import BinaryIO
+from collections.abc import Collection, Mapping, Sequence
+from typing import BinaryIO, NamedTuple
 
-from ..join.variables import set_all
+from ..base.config import AUTO
+from ..base.files import check_protected, names, number, reason
+from ..bootstrap.variables import set_all
+from ..discovery.process import boot, cgroups
 from .broadcast import pieces_in
-from .lease import Lease, stamp
-from .manifest import COMPILED, Chunk, Folder, Manifest
-from .roots import is_installed, root_of
+from .manifest import COMPILED, Chunk, Folder, Manifest, is_installed, mount_of, mounts, root_of
+
+SHM = "/dev/shm"  # noqa: S108 (only a folder of this user's is made in it)
+FREE_FACTOR = 1.1  # so many times the bytes of the files have to be free
+MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup v2, v1
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs"})
+STAMP, KEPT, ROOT = "stamp", "kept", "root"
+
+
+class Lease(NamedTuple):
+    """A mirror's folder, and the descriptor by which this process has locked it."""
+
+    path: str
+    lock: int
+
+    @property
+    def root(self) -> str:
+        """The folder below which each mirrored path is found again."""
+        return os.path.join(self.path, ROOT)
+
+
+def target_dirs(folder: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the folders that may be used, best first: the one that the user has named, or for AUTO the usual ones."""
+    if folder != AUTO:
+        return [folder]
+    named = [environ.get(name, "") for name in ("SLURM_TMPDIR", "TMPDIR")]
+    return [*dict.fromkeys(os.path.abspath(name) for name in named if name), SHM]
+
+
+def own_folder(folder: str) -> str:
+    """Return the folder of this user's mirrors in another one."""
+    return os.path.join(folder, f"mpiddp-stage-{os.geteuid()}")
+
+
+def is_private(path: str) -> bool:
+    """Tell whether there is a folder that this user has made, and that no other user can write to or replace."""
+    try:
+        status = os.lstat(path)
+        check_protected(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022
+
+
+def choose_target(folders: Sequence[str], size: int) -> tuple[str, str]:
+    """Return the first folder with room for so many bytes and ""; if there is none, the first one and why not."""
+    refused = []
+    for folder in folders:
+        refused.append(why_not(folder, size))
+        if not refused[-1]:
+            return folder, ""
+    return folders[0], refused[0]
+
+
+def why_not(folder: str, size: int) -> str:
+    """Return why a folder cannot be used for so many bytes; "" if it can: then `own_folder` is made in it."""
+    own = own_folder(folder)
+    try:
+        mount = mount_of(os.path.realpath(folder), mounts())
+        if mount.shared:
+            return f"{folder} is on a shared file system ({mount.kind})"
+        if "noexec" in mount.options:
+            return f"{folder} is mounted with noexec: no library can be loaded from there"
+        status = os.statvfs(folder)
+        free, needed = status.f_bavail * status.f_frsize, int(size * FREE_FACTOR)
+        if free < needed:
+            return f"{folder} has {free >> 20:,} MiB free, and {needed >> 20:,} are needed"
+        if mount.kind in IN_MEMORY and (left := memory_left()) < needed:
+            return f"{folder} is in memory, of which {left >> 20:,} MiB are left, and {needed >> 20:,} are needed"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(own, 0o700)
+        check_protected(own)
+    except OSError as error:
+        return f"{folder}: {reason(error, folder)}"
+    return "" if is_private(own) else f"{folder}: {os.path.basename(own)} there is not this user's alone"
+
+
+def memory_left() -> int:
+    """Return the bytes of memory that are left to this process: of the host, and of its cgroups.
+
+    Slurm limits that of a job, and its ranks run in one below.
+    """
+    import psutil
+
+    left = [psutil.virtual_memory().available]
+    for folder in cgroups("memory"):
+        for limit, used in MEMORY_LIMITS:
+            if (most := number(f"{folder}/{limit}")) >= 0:
+                left.append(most - max(0, number(f"{folder}/{used}")))
+    return max(0, min(left))
+
+
+def lease_whole(path: str) -> Lease | None:
+    """Return a mirror, locked for use; None if it is not there, not whole, or being removed."""
+    lock = try_lock(path, fcntl.LOCK_SH)
+    if lock >= 0 and stamped(path) is not None:
+        return Lease(path, lock)
+    if lock >= 0:
+        os.close(lock)
+    return None
+
+
+def create(path: str) -> Lease | None:
+    """Return an empty folder for a mirror, locked for writing; None if another job makes or uses it. Raises OSError."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        lock = try_lock(path, fcntl.LOCK_EX)
+        if lock < 0:
+            return None
+        if not os.listdir(path):
+            return Lease(path, lock)
+        try:
+            delete(path)
+        finally:
+            os.close(lock)
+
+
+def try_lock(path: str, kind: int) -> int:
+    """Return the descriptor of a folder that is locked now; -1 if it is locked already, or not there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # else another job has just removed it
+            return descriptor
+    os.close(descriptor)
+    return -1
+
+
+def stamp(path: str, paths: Collection[str]) -> None:
+    """Note that a mirror is whole, and for which paths it was made; raise OSError."""
+    with open(os.path.join(path, STAMP), "wb") as file:
+        marshal.dump((boot(), tuple(paths)), file)
+
+
+def stamped(path: str) -> frozenset[str] | None:
+    """Return for which paths a mirror was made; None if it is not whole.
+
+    A disk may have lost a part of a mirror that was made before this host has started.
+    """
+    try:
+        with open(os.path.join(path, STAMP), "rb") as file:
+            made_in, paths = marshal.load(file)  # noqa: S302 (nobody else can write there)
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
+    return frozenset(paths) if made_in == boot() else None
+
+
+def release(lease: Lease, keep: bool) -> None:
+    """Use a mirror no more; remove it if it is not to be kept and nobody else uses it."""
+    if keep:
+        with contextlib.suppress(OSError):
+            os.close(os.open(os.path.join(lease.path, KEPT), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    os.close(lease.lock)
+    if not keep:
+        remove(lease.path)
+
+
+def remove(path: str) -> None:
+    """Remove a mirror, whole or not, unless somebody uses it."""
+    lock = try_lock(path, fcntl.LOCK_EX)
+    if lock >= 0:
+        with contextlib.suppress(OSError):
+            delete(path)
+            os.rmdir(os.path.dirname(path))  # if it was the last one
+        os.close(lock)
+
+
+def delete(path: str) -> None:
+    """Delete a folder, also from folders to which nobody may write, a stamp first; raise OSError.
+
+    What links lead to is not asked for: that may take its time.
+    """
+    os.chmod(path, 0o700)
+    with os.scandir(path) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name != STAMP):
+            if entry.is_dir(follow_symlinks=False):
+                delete(entry.path)
+            else:
+                os.unlink(entry.path)
+    os.rmdir(path)
+
+
+def tidy(own: str, used: str) -> None:
+    """Remove what killed jobs have left in this user's folder, and other mirrors of the environment that is used.
+
+    What was to be kept for other environments, and what somebody uses, stays.
+    """
+    for name in names(own):
+        path, is_same_environment = os.path.join(own, name), name.partition("-")[0] == used.partition("-")[0]
+        if name != used and (is_same_environment or not os.path.exists(os.path.join(path, KEPT))):
+            remove(path)
+
 
 READ_ONLY = 0o555
 START = "start"  # the folder of sitecustomize

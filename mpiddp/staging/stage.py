@@ -10,22 +10,33 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from ..config import LaunchConfig
-from ..environment import Place
-from ..facts.files import names
-from ..facts.runtime import hostname
-from ..join.rollcall import TURNS, RollCall
-from ..plan.words import folded, listed
-from ..say import say, warn
-from ..stages import begin
-from ..waiting import wait_for
-from . import access_trace, lease
+from ..base.config import LaunchConfig
+from ..base.files import names
+from ..base.polling import wait_for
+from ..base.ranks import Place
+from ..base.stderr import say, warn
+from ..base.text import folded, listed
+from ..base.timeline import begin
+from ..bootstrap.rollcall import TURNS, RollCall
+from ..discovery.runtime import hostname
+from . import access_trace, mirror
 from .access_trace import AccessTrace, Tracer
 from .broadcast import broadcast, list_all, prefetching, read_chunk
-from .lease import Lease
-from .manifest import Chunk, File, Folder, Manifest, Range, folders_of, manifest_of, node_of, plan_chunks, readers_of
-from .mirror import Writer, has_all, use
-from .roots import environment_roots, name_of
+from .manifest import (
+    Chunk,
+    File,
+    Folder,
+    Manifest,
+    Range,
+    environment_roots,
+    folders_of,
+    manifest_of,
+    name_of,
+    node_of,
+    plan_chunks,
+    readers_of,
+)
+from .mirror import Lease, Writer, has_all, use
 
 STAGING = "staging"
 LOOKING = "looking at its environment"
@@ -71,7 +82,7 @@ class Staged:
         if os.getpid() == self._pid:
             self.remember()
             if self._lease is not None:
-                lease.release(self._lease, self._keep)
+                mirror.release(self._lease, self._keep)
                 self._lease = None
 
 
@@ -113,7 +124,7 @@ def stage(roll: RollCall, place: Place, config: LaunchConfig) -> None:
             used, outcome = NodeLeader(leaders, roots, config).run(known, loaded)
     path = roll.agree(STAGING, (place.node_rank, outcome), lambda outcomes: mirrors_of(outcomes, roll.hosts))
     if used is None and path:
-        used = lease.lease_whole(path)
+        used = mirror.lease_whole(path)
     if used is not None:
         use(used, roots)
         if tracer is not None:
@@ -167,7 +178,7 @@ class NodeLeader:
 
     def __init__(self, roll: RollCall, roots: tuple[str, ...], config: LaunchConfig) -> None:
         self._roll, self._roots, self._keep = roll, roots, config.stage_keep
-        self._targets = lease.target_dirs(config.stage, os.environ)
+        self._targets = mirror.target_dirs(config.stage, os.environ)
         self._deadline = time.monotonic() + roll.remaining_s + min(roll.rank, TURNS)
         self._refused = ""  # why this node gets no mirror
         self._writer: Writer | None = None
@@ -200,7 +211,7 @@ class NodeLeader:
         paths = known.paths - loaded - uncopied
         if not paths:
             return paths, {}
-        stamps = (lease.stamped(os.path.join(own, name)) or frozenset() for own in self._own_folders()
+        stamps = (mirror.stamped(os.path.join(own, name)) or frozenset() for own in self._own_folders()
                   for name in names(own, f"{name_of(self._roots)}-"))
         former = min(stamps, key=lambda stamp: len(paths - stamp), default=frozenset())
         if len(paths - former) <= FEW_MORE * len(paths):
@@ -208,7 +219,7 @@ class NodeLeader:
         return paths, {path: touched.ranges for path, touched in known.touched.items() if path not in paths | loaded}
 
     def _own_folders(self) -> list[str]:
-        return [own for own in map(lease.own_folder, self._targets) if lease.is_private(own)]
+        return [own for own in map(mirror.own_folder, self._targets) if mirror.is_private(own)]
 
     def _shared(self, value: Value | None) -> Value:
         """Return rank 0's value when all have come to ask for it."""
@@ -240,19 +251,19 @@ class NodeLeader:
         """Return where the mirror lies or will lie, "" for nowhere; be ready to write it, unless another job does."""
         name = f"{name_of(self._roots)}-{manifest.fingerprint()}"
         for own in self._own_folders():
-            lease.tidy(own, name)
+            mirror.tidy(own, name)
             path = os.path.join(own, name)
-            if former := lease.lease_whole(path):
+            if former := mirror.lease_whole(path):
                 if has_all(former, manifest):
                     self._lease = former
                     return path
-                lease.release(former, keep=False)
-        folder, self._refused = lease.choose_target(self._targets, sum(file.size for file in manifest.files))
+                mirror.release(former, keep=False)
+        folder, self._refused = mirror.choose_target(self._targets, sum(file.size for file in manifest.files))
         if self._refused:
             return ""
-        path = os.path.join(lease.own_folder(folder), name)
+        path = os.path.join(mirror.own_folder(folder), name)
         try:
-            self._lease = lease.create(path)
+            self._lease = mirror.create(path)
         except OSError as error:
             self._refused = f"{path}: {error.strerror}"
         if self._lease is not None:
@@ -276,7 +287,7 @@ class NodeLeader:
         except (OSError, ValueError) as error:
             words = error.strerror if isinstance(error, OSError) else str(error)
             self._refused = f"{os.path.dirname(self._lease.path)}: {words}"
-            lease.release(self._lease, keep=False)
+            mirror.release(self._lease, keep=False)
             self._writer = self._lease = None
 
     def _finish(self, path: str, manifest: Manifest, paths: frozenset[str]) -> None:
@@ -288,10 +299,10 @@ class NodeLeader:
             os.close(self._lease.lock)
         until = time.monotonic() + min(OTHER_JOB_TIMEOUT_S, self._roll.remaining_s)
         try:
-            self._lease = wait_for(lambda: lease.lease_whole(path), until, TimeoutError, lambda _: None, math.inf)
+            self._lease = wait_for(lambda: mirror.lease_whole(path), until, TimeoutError, lambda _: None, math.inf)
         except TimeoutError:
             self._lease, self._refused = None, f"{path}: another job that makes it has not finished"
             return
         if self._writer is None and not has_all(self._lease, manifest):
-            lease.release(self._lease, keep=False)
+            mirror.release(self._lease, keep=False)
             self._lease, self._refused = None, f"{path}: it is damaged, and another job uses it"

@@ -11,15 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..command.help import PlainParser
-from ..command.options import default_of
-from ..command.values import positive, seconds
-from ..errors import EXIT_USAGE
-from ..say import say
-from ..version import __version__
+from ..base.errors import EXIT_USAGE
+from ..base.stderr import say
+from ..base.version import __version__
+from ..options.help import PlainParser
+from ..options.table import default_of
+from ..options.values import positive, seconds
 from .allocation import Allocation, allocation, without
-from .command import Command, CommandError, read
-from .launchers import HYDRA, NONE, SLURM, STARTERS, launcher_of
+from .command import HYDRA, NONE, SLURM, STARTERS, Command, CommandError, launcher_of, read
 from .supervisor import Plan, Supervisor
 
 VERSION_S = 10.0  # for a launcher to tell its version

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from threading import Thread
 from typing import NamedTuple
 
-from ..facts import reach, schedulers
-from ..facts.files import open_for_reading
-from .launchers import FLUX, SLURM
+from ..base.files import open_for_reading
+from ..discovery import reachability, schedulers
+from .command import FLUX, SLURM
 
 BETWEEN_S = 1.0  # between two tries
 ANSWERS_S = 1.0  # for a node to take a connection
@@ -118,7 +118,7 @@ def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> list[str]:
     asked = slurm_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes if node not in here}
     for again in (False, True):
         began = time.monotonic()
-        answers = reach.ask(asked, ANSWERS_S, refusal_counts=not by_slurm)
+        answers = reachability.ask(asked, ANSWERS_S, refusal_counts=not by_slurm)
         asked = {node: address for node, address in asked.items() if not answers[node]}
         if asked and not again:
             time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
@@ -128,7 +128,7 @@ def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> list[str]:
 def slurm_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return where the daemons of Slurm's nodes listen, as far as its controller says."""
     config = ask("scontrol", "show", "config")
-    port = (re.findall(r"^SlurmdPort *= (\d+)", config, re.MULTILINE) or [reach.SLURMD_PORT])[0]
+    port = (re.findall(r"^SlurmdPort *= (\d+)", config, re.MULTILINE) or [reachability.SLURMD_PORT])[0]
     found = {}
     for line in ask("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from ..errors import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_REQUEUE, EXIT_USAGE
-from ..plan.verdict import ABSENT, ENDED, OUT_OF_MEMORY
-from ..plan.words import duration, shortened
+from ..base.errors import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_REQUEUE, EXIT_USAGE
+from ..base.text import duration, shortened
+from ..failure.root_cause import ABSENT, ENDED, OUT_OF_MEMORY
 
 STARTING_S = 30.0  # for a start and a few steps: an attempt that has less is not begun
 CHANCE = 0.01  # healthy nodes that may be left out, in a job's whole life, because faults have met there by chance
@@ -38,8 +38,8 @@ class Attempt(NamedTuple):
     """How a job was tried, and how that ended.
 
     It ran on `nodes` for `seconds`, and its launcher ended with `status`. What its report says: `kind` and `signal` as
-    in plan/verdict.py, `cause`, `where`, the `rank` and its `host`; all are empty, and `rank` is None, if there is no
-    report, and `host` and `rank` if nobody is to blame. `outside` tells that a signal was sent to the job as a whole.
+    in failure/root_cause.py, `cause`, `where`, the `rank` and its `host`; all are empty, and `rank` is None, if there
+    is no report, and `host` and `rank` if nobody is to blame. `outside` tells that a signal was sent to the job as a whole.
     `device` is the line of its error by which a device is at fault. `silent` are nodes that were asked afterwards and
     did not answer. It made `steps`, None if it counts none;
     `has_progressed` tells whether it wrote a checkpoint, None if it is not known where those lie.

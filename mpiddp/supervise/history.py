@@ -1,13 +1,64 @@
-"""What became of each attempt: as a table, as JSON, and the nodes that were left out, for the site."""
+"""What became of each attempt, as a table and as JSON; and what is kept of them when Slurm queues the job again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from ..plan.words import columns, duration, folded, shortened
-from ..show.files import write_json
+from ..base.files import free_claim, names, number, write_json
+from ..base.text import columns, duration, folded, shortened
+from ..discovery import runtime, schedulers
 from .decision import Attempt, Decision
+
+NOTE = "fruitless"  # a file's name
+
+
+class Counter:
+    """Numbers attempts from 0 on, or from where the job was before it was queued again.
+
+    In a Slurm job a file for each attempt keeps the number, in a hidden folder of `folder`. Each supervisor of the job
+    has a folder of its own. Where none can be written, the first number is how often Slurm has started the job again.
+    `fruitless` is how many starts in a row, up to now, were to stop before their first step; it is 0 where nothing is
+    kept.
+    """
+
+    def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
+        self._next, self._folder, self.fruitless = runtime.restart_count(environ), "", 0
+        if job := environ.get("SLURM_JOB_ID"):
+            wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
+            restarts, own = schedulers.slurm_restarts(environ), secrets.token_hex(4)
+            self._folder = free_claim(wanted, restarts, own, itertools.count(1)).folder
+            self.fruitless = max(0, number(os.path.join(self._folder, NOTE))) if self._folder else 0
+            self._next = max([self._next, *(int(name) + 1 for name in names(self._folder) if name.isdecimal())])
+
+    def take(self) -> int:
+        """Return the number of the next attempt."""
+        taken, self._next = self._next, self._next + 1
+        if self._folder:
+            try:
+                os.close(os.open(os.path.join(self._folder, str(taken)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            except OSError:  # the numbers may repeat then, but the job goes on
+                self._folder = ""
+        return taken
+
+    def end(self, fruitless: bool) -> None:
+        """Note how a start of the job has ended."""
+        self.fruitless = self.fruitless + 1 if fruitless else 0
+        if self._folder:
+            with contextlib.suppress(OSError):
+                Path(self._folder, NOTE).write_text(str(self.fruitless))
+
+    def forget(self) -> None:
+        """Remove the numbers, of a job that has succeeded: any other may be queued again."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
 
 WIDEST = 80  # characters of a reason
 HEAD = ("attempt", "nodes", "time", "steps", "ended by", "then")

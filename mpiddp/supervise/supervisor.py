@@ -14,20 +14,18 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from ..config import RESTARTS
-from ..errors import EXIT_REQUEUE
-from ..facts.files import names
-from ..facts.schedulers import slurm_restarts
-from ..plan.words import folded
-from ..say import say
-from ..show import files
+from ..base import files
+from ..base.config import RESTARTS
+from ..base.errors import EXIT_REQUEUE
+from ..base.files import names
+from ..base.stderr import say
+from ..base.text import folded
+from ..discovery.schedulers import slurm_restarts
 from .allocation import Allocation, cancel, is_running, left_s, silent
-from .command import Command, on_nodes
-from .counter import Counter
+from .attempt import Running
+from .command import Command, Placement, on_nodes
 from .decision import Action, Attempt, Decision, Limits, after_signal, decide, is_fruitless, suspects
-from .history import Record, table, write
-from .launchers import Placement
-from .running import Running
+from .history import Counter, Record, table, write
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # after which nothing is started
 SIGNALS = (*ENDING, signal.SIGUSR2, signal.SIGQUIT)

@@ -6,14 +6,14 @@ import argparse
 import sys
 import time
 
-from ..command.help import PlainParser
-from ..facts.files import open_for_writing
-from ..say import answer, say
-from ..version import __version__
-from .cards import Card
+from ..base.files import open_for_writing
+from ..base.stderr import answer, say
+from ..base.version import __version__
+from ..options.help import PlainParser
 from .client import Inspecting, UnansweredError, ask, find
-from .seen import Picture
-from .table import as_json, lines, threads, waits_for_lock
+from .registry import Card
+from .rendering import as_json, lines, threads, waits_for_lock
+from .snapshot import Picture
 
 HINT = "  a lock that another thread holds? --threads shows all threads, where py-spy is installed"
 
@@ -67,7 +67,7 @@ def show(card: Card, given: argparse.Namespace) -> int:
 
 def draw(picture: Picture, head: str, path: str) -> int:
     """Draw a picture into a file, or say why that cannot be done; return the exit status."""
-    from .drawing import svg
+    from .rendering import svg
 
     try:
         with open(open_for_writing(path), "w", encoding="utf-8") as drawn:

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from ..beside.asking import Ask, Inspect, Inspected, Shown
-from ..beside.handshake import connect
-from ..beside.wire import Wire
-from ..facts.schedulers import call, name_job
-from ..plan.words import listed
-from ..version import __version__
-from .cards import Card, path_of, read_all, remove
-from .seen import Picture
-from .table import from_json
+from ..base.text import listed
+from ..base.version import __version__
+from ..discovery.schedulers import call, name_job
+from ..ipc.channel import Wire
+from ..ipc.listener import connect
+from .protocol import Ask, Inspect, Inspected, Shown
+from .registry import Card, path_of, read_all, remove
+from .rendering import from_json
+from .snapshot import Picture
 
 CONNECTING_S = 5.0
 TRYING_S = 1.0  # to find out whether a job runs

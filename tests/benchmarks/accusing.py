@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from mpiddp.check import PASSES
 from mpiddp.check.stats.link_findings import find
-from mpiddp.check.stats.nodes import Nodes
-from mpiddp.check.stats.schema import RankInfo, empty
+from mpiddp.check.stats.schema import Nodes, RankInfo, empty
 from mpiddp.check.stats.tournament import rounds
 
 NOISE = 0.05  # of each measurement, the logarithm's standard deviation

@@ -3,7 +3,7 @@
 import sys
 
 from mpiddp.cli import main
-from mpiddp.sentinel import looking
+from mpiddp.where import sampler
 
-looking.LOOKING_S = 0.0
+sampler.LOOKING_S = 0.0
 sys.exit(main())

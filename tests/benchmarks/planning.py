@@ -17,16 +17,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from mpiddp.config import LaunchConfig
-from mpiddp.facts.cpus import Topology
-from mpiddp.facts.devices import DeviceFacts
-from mpiddp.facts.gpus import Gpu
-from mpiddp.facts.host import HostFacts, Interface
-from mpiddp.facts.script import ScriptFacts
-from mpiddp.plan.environment import Endpoint
-from mpiddp.plan.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
-from mpiddp.plan.network import Trial, Way, agreed, candidates, sockets
-from mpiddp.plan.seat import Seat
+from mpiddp.base.config import LaunchConfig
+from mpiddp.discovery.cpus import Topology
+from mpiddp.discovery.devices import DeviceFacts
+from mpiddp.discovery.gpus import Gpu
+from mpiddp.discovery.host import HostFacts, Interface
+from mpiddp.discovery.script import ScriptFacts
+from mpiddp.planning.environment import Endpoint
+from mpiddp.planning.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
+from mpiddp.planning.network import Trial, Way, agreed, candidates, sockets
+from mpiddp.planning.placement import Seat
 
 RANKS_PER_NODE = 8
 CPUS = frozenset(range(64))
@@ -92,12 +92,12 @@ def checks_ms(times: int) -> float:
     They are: which launcher, which library, do they fit, which versions, the script's hash and
     syntax; what they import is counted, what a start without them would import too is not.
     """
-    code = ("import time, os, socket, mpi4py.MPI, mpiddp.config; start = time.perf_counter(); "
-            "from mpiddp.facts import launchers, library, runtime, script, software; "
-            "from mpiddp.plan import fit, problems; "
-            "found = library.library(); fit.check_nested(runtime.outer_launcher(os.environ), None); "
-            "fit.check_fit(launchers.detect(os.environ), found); software.versions(found.title); "
-            f"script.script_facts(mpiddp.config.Script({__file__!r})); "
+    code = ("import time, os, socket, mpi4py.MPI, mpiddp.base.config; start = time.perf_counter(); "
+            "from mpiddp.discovery import launchers, mpi, runtime, script, software; "
+            "from mpiddp.planning import compatibility, problems; "
+            "found = mpi.library(); compatibility.check_nested(runtime.outer_launcher(os.environ), None); "
+            "compatibility.check_fit(launchers.detect(os.environ), found); software.versions(found.title); "
+            f"script.script_facts(mpiddp.base.config.Script({__file__!r})); "
             "print(time.perf_counter() - start)")
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     taken = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from mpiddp.where import client
-from mpiddp.where.cards import read_all
-from mpiddp.where.seen import At
+from mpiddp.where.registry import read_all
+from mpiddp.where.snapshot import At
 from tests import processes
 from tests.support import MPIS, ROOT, mpiexec_command, single_node_environ
 

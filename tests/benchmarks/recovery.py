@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, ENDED, OWN
+from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, ENDED, OWN
 from mpiddp.supervise.decision import Action, Attempt, Limits, decide
 
 NODES, SPARES, CLUSTER, RANKS = 1000, 16, 1100, 8  # of the job, beside it, in all; ranks of a node

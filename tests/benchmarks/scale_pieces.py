@@ -13,12 +13,12 @@ import time
 
 from mpi4py import MPI
 
-import mpiddp.join.rendezvous as rendezvous
-from mpiddp.config import LaunchConfig
-from mpiddp.join.hosting import allow_connections
-from mpiddp.join.rollcall import RollCall
-from mpiddp.plan.job import plan_hosts
-from mpiddp.waiting import sleep_until
+import mpiddp.bootstrap.store as rendezvous
+from mpiddp.base.config import LaunchConfig
+from mpiddp.base.polling import sleep_until
+from mpiddp.bootstrap.rank0 import allow_connections
+from mpiddp.bootstrap.rollcall import RollCall
+from mpiddp.planning.job import plan_hosts
 from tests.benchmarks.planning import host, ready
 
 TIMEOUT_S = 100

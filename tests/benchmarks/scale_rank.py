@@ -19,9 +19,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import mpiddp
-from mpiddp.config import LaunchConfig
-from mpiddp.join import rendezvous
-from mpiddp.join.rendezvous import KeySpaces
+from mpiddp.base.config import LaunchConfig
+from mpiddp.bootstrap import store as rendezvous
+from mpiddp.bootstrap.store import KeySpaces
 from mpiddp.launch import join
 
 world = MPI.COMM_WORLD

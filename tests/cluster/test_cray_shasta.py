@@ -19,7 +19,7 @@ FAULTS = ROOT / "tests/faults"
 ADVISED = {"mpich": "--mpi=pmi2", "impi": "--mpi=pmi2", "openmpi4": "--mpi=pmix", "openmpi5": "--mpi=pmix"}
 IN_STEP = """\
 import json, os
-from mpiddp.facts import cpus, launchers, runtime
+from mpiddp.discovery import cpus, launchers, runtime
 by = launchers.detect(os.environ)
 print(json.dumps([by.launcher.name, by.size, runtime.slurm_step(os.environ, by), launchers.is_first_on_node(os.environ),
                   cpus.grant(os.environ, "n", not by.by_srun)[0]]))

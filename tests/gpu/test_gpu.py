@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.facts.devices import read_driver
-from mpiddp.facts.gpus import describe_openable
+from mpiddp.discovery.devices import read_driver
+from mpiddp.discovery.gpus import describe_openable
 from tests import processes
 from tests.gpu.conftest import TIMEOUT_S, Start, command, found, visible
 from tests.support import EXAMPLES, ROOT, check, free_port

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mpiddp.where import client
-from mpiddp.where.cards import read_all
-from mpiddp.where.seen import Picture
+from mpiddp.where.registry import read_all
+from mpiddp.where.snapshot import Picture
 from tests.cluster.cluster import RUN
 from tests.faults.matrix import WHOLE, Launcher
 from tests.faults.test_signals import Job, started

@@ -5,7 +5,7 @@ import sys
 
 from mpi4py import MPI
 
-from mpiddp.exits import abort
+from mpiddp.base.termination import abort
 
 ctypes.CDLL(None).printf(b"in C's buffer\n")
 abort(MPI, int(sys.argv[1]), told=sys.argv[2] == "told")

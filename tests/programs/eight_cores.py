@@ -11,11 +11,11 @@ import time
 
 from mpi4py import MPI
 
-from mpiddp.config import LaunchConfig
-from mpiddp.facts.cpus import Topology
-from mpiddp.facts.host import host_facts
-from mpiddp.facts.mpi import node_key
-from mpiddp.plan.job import plan_hosts
+from mpiddp.base.config import LaunchConfig
+from mpiddp.discovery.cpus import Topology
+from mpiddp.discovery.host import host_facts
+from mpiddp.discovery.mpi import node_key
+from mpiddp.planning.job import plan_hosts
 
 ALL = frozenset(range(8))
 CORES = Topology(tuple((cpu,) for cpu in range(8)), (0,) * 8)

@@ -3,7 +3,7 @@
 import json
 import os
 
-from mpiddp.facts import schedulers
+from mpiddp.discovery import schedulers
 
 TOLD = ("SLURM_GPUS", "SLURM_TRES_PER_TASK")
 told = {name: value for name, value in os.environ.items() if name.startswith(TOLD) or name == "CUDA_VISIBLE_DEVICES"}

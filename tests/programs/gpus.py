@@ -11,15 +11,15 @@ import sys
 
 from mpi4py import MPI
 
-from mpiddp.config import LaunchConfig
-from mpiddp.facts.devices import DeviceFacts
-from mpiddp.facts.gpus import VISIBLE, Gpu, visible
-from mpiddp.facts.host import host_facts
-from mpiddp.facts.mpi import node_key
-from mpiddp.join.prepare import seat
-from mpiddp.plan.environment import Endpoint
-from mpiddp.plan.job import ReadyFacts, plan_devices, plan_hosts
-from mpiddp.show.map import lines
+from mpiddp.base.config import LaunchConfig
+from mpiddp.bootstrap.prepare import seat
+from mpiddp.discovery.devices import DeviceFacts
+from mpiddp.discovery.gpus import VISIBLE, Gpu, visible
+from mpiddp.discovery.host import host_facts
+from mpiddp.discovery.mpi import node_key
+from mpiddp.planning.environment import Endpoint
+from mpiddp.planning.job import ReadyFacts, plan_devices, plan_hosts
+from mpiddp.reporting.map import lines
 
 comm, host = MPI.COMM_WORLD, socket.gethostname()
 GPUS = tuple(Gpu(f"GPU-{at}{host}", f"GPU-{at}{host}", "NVIDIA H100 80GB HBM3") for at in range(4))

@@ -3,10 +3,10 @@
 import sys
 
 from mpiddp import cli
-from mpiddp.facts import fabric
-from mpiddp.facts.library import CRAY_MPICH, library
-from mpiddp.join import initialise
+from mpiddp.bootstrap import mpi_init
+from mpiddp.discovery import fabric
+from mpiddp.discovery.mpi import CRAY_MPICH, library
 
-initialise.library = lambda: library()._replace(name=CRAY_MPICH)
+mpi_init.library = lambda: library()._replace(name=CRAY_MPICH)
 fabric.has_verbs = lambda: True
 sys.exit(cli.main())

@@ -6,9 +6,9 @@ import sys
 import time
 from typing import Any
 
+from mpiddp.bootstrap import rollcall
 from mpiddp.check import preflight
 from mpiddp.cli import main
-from mpiddp.join import rollcall
 
 LEFT_S = 8.0
 check_nodes = preflight.check_nodes

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from ctypes import PyDLL
 
-from mpiddp.beside.window import Window
+from mpiddp.where.dumper import Window
 
 
 def calls() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from mpiddp.beside.messages import LAST_S, LAUNCHER_S
-from mpiddp.plan.verdict import SEARCHING_S, SETTLING_S, Report
+from mpiddp.failure.root_cause import SEARCHING_S, SETTLING_S, Report
 from mpiddp.sentinel.coordinator import TELLING_S
+from mpiddp.sentinel.protocol import LAST_S, LAUNCHER_S
 from mpiddp.sentinel.watcher import LEAVING_S, RULING_S
 from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from mpiddp.beside.messages import LAUNCHER_S
-from mpiddp.plan import verdict
-from mpiddp.plan.verdict import Report, Scene, Verdict
+from mpiddp.failure import root_cause
+from mpiddp.failure.root_cause import Report, Scene, Verdict
 from mpiddp.sentinel import coordinator, events, watcher
 from mpiddp.sentinel.coordinator import Coordinator
+from mpiddp.sentinel.protocol import LAUNCHER_S
 from mpiddp.sentinel.watcher import Watcher
 
 
@@ -21,7 +21,7 @@ def nothing(*_: Any) -> None:
 
 def last_named(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
     """Return the verdict, but with the report that came last."""
-    found = verdict.judge(reports, waited_s, scene)
+    found = root_cause.judge(reports, waited_s, scene)
     return found._replace(first=reports[-1]) if found else None
 
 

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from mpiddp.beside import messages
-from mpiddp.beside.messages import LAST_S, LAUNCHER_S, Watched
-from mpiddp.plan.member import Member
-from mpiddp.plan.verdict import ABSENT, CONSEQUENCE, NOBODY, OWN, Report, Seen, Verdict
-from mpiddp.sentinel import events
+from mpiddp.failure.rank import Member
+from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, OWN, Report, Seen, Verdict
+from mpiddp.sentinel import events, protocol
 from mpiddp.sentinel.coordinator import Coordinator, State
-from mpiddp.sentinel.office import OWN_LINK, is_for_own
+from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own
+from mpiddp.sentinel.protocol import LAST_S, LAUNCHER_S, Watched
 from mpiddp.sentinel.watcher import Watcher
 
 NOTICING_S = 0.005  # for a launcher to notice that a rank is gone
@@ -228,7 +227,7 @@ class Rank:
         self.killed_by_sentinel = False
         self.gone_s: float | None = None
         self.reporting: Report | None = None
-        self.ruling: messages.Ruling | None = None
+        self.ruling: protocol.Ruling | None = None
         self.last_words_s = 0.0
         self.script_over = False
         self.waits = False  # in a collective, for others
@@ -247,17 +246,17 @@ class Rank:
             return
         self.world.trace(f"rank {self.number} goes on unwatched")
         self.unwatched = True
-        self.say(messages.Unwatched())
+        self.say(protocol.Unwatched())
         if self.script_over:
-            self.say(messages.ScriptEnded())
+            self.say(protocol.ScriptEnded())
         if self.reporting:
-            self.say(messages.Failed(self.reporting))
+            self.say(protocol.Failed(self.reporting))
             self.expect_answer()
         held, self.sentinel.held = self.sentinel.held, []
         for message in held:
             self.hear(message)
 
-    def say(self, message: messages.Sent) -> None:
+    def say(self, message: protocol.Sent) -> None:
         """Send a message to the sentinel, or to the coordinator."""
         world = self.world
         if not self.alive:
@@ -278,12 +277,12 @@ class Rank:
     def begin(self) -> None:
         """Start, and join the job."""
         shape = self.world.shape
-        self.say(messages.Stage("MPI_Init"))
+        self.say(protocol.Stage("MPI_Init"))
         if self.number == 0:
-            self.say(messages.Coordinate("a", "t", shape.ranks))
+            self.say(protocol.Coordinate("a", "t", shape.ranks))
         after_s = 0.2 + self.world.random.uniform(0, 0.1)
-        self.world.at(after_s, self.say, messages.Join(self.member, "a", 1, "t"))
-        self.world.at(after_s, self.say, messages.Stage(""))
+        self.world.at(after_s, self.say, protocol.Join(self.member, "a", 1, "t"))
+        self.world.at(after_s, self.say, protocol.Stage(""))
         self.world.at(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
 
     def end_script(self) -> None:
@@ -291,7 +290,7 @@ class Rank:
         if not self.alive or self.reporting or self.stopped or self.busy:
             return
         self.script_over = True
-        self.say(messages.ScriptEnded())
+        self.say(protocol.ScriptEnded())
         if self.world.shape.gives_up:
             self.world.at(EXIT_TIMEOUT_S, self.give_up_others)
         if all(one.script_over for one in self.world.ranks):
@@ -310,7 +309,7 @@ class Rank:
             if not self.sentinel.alive:
                 self.miss_sentinel()
             self.left = True
-            self.say(messages.Bye())
+            self.say(protocol.Bye())
             self.world.at(0.005, self.exit, 0)
 
     def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
@@ -319,7 +318,7 @@ class Rank:
             return False
         self.reporting = Report(self.number, self.host, kind, cause, status)
         self.last_words_s = last_words_s
-        self.say(messages.Failed(self.reporting))
+        self.say(protocol.Failed(self.reporting))
         self.expect_answer()
         if kind == OWN:
             self.world.on_stall(self)
@@ -338,18 +337,18 @@ class Rank:
         """Rule alone: nobody answers."""
         if self.alive and not self.stopped and self.ruling is None:
             assert self.reporting
-            self.obey(messages.Ruling(Verdict(self.reporting), self.reporting.status, True))
+            self.obey(protocol.Ruling(Verdict(self.reporting), self.reporting.status, True))
 
-    def hear(self, message: messages.Message) -> None:
+    def hear(self, message: protocol.Message) -> None:
         """Take a message of the sentinel, or of the coordinator."""
         if not self.alive:
             return
         self.world.trace(f"rank {self.number} hears", message)
-        if isinstance(message, messages.Ruling) and self.ruling is None:
+        if isinstance(message, protocol.Ruling) and self.ruling is None:
             self.obey(message)
-        elif isinstance(message, messages.End):
+        elif isinstance(message, protocol.End):
             self.told_to_end = message.status
-        elif isinstance(message, messages.JobEnds):
+        elif isinstance(message, protocol.JobEnds):
             if not self.ends:
                 self.world.at(self.world.shape.grace_s + LAST_S, self.die, signal.SIGKILL, True)
             self.ends = True
@@ -357,14 +356,14 @@ class Rank:
             if message.abort and (message.waits or is_parked or not self.reporting):
                 self.world.at(0.001, self.end_job, message.status)
 
-    def obey(self, ruling: messages.Ruling) -> None:
+    def obey(self, ruling: protocol.Ruling) -> None:
         """Do what follows from a failure."""
         if self.stopped or self.busy:
             return
         self.ruling = ruling
         if ruling.verdict is not None:
             self.world.print_report(self.names[0], ruling.verdict)
-            self.say(messages.Told())
+            self.say(protocol.Told())
         self.world.at(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
 
     def finish_failed(self) -> None:
@@ -372,7 +371,7 @@ class Rank:
         if not self.alive or self.stopped or self.busy:
             return
         assert self.ruling
-        self.say(messages.Through())
+        self.say(protocol.Through())
         self.world.at(0.1 if self.ruling.abort else self.world.shape.grace_s + 1, self.end_job, self.ruling.status)
 
     def alert(self) -> None:
@@ -408,10 +407,10 @@ class Rank:
         world.send(("rank", self.number), 0.0005, self.sentinel.post, events.RankGone(wait_status))
         if not self.sentinel.alive:
             if self.left and self.number:
-                self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, messages.Bye()))
+                self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, protocol.Bye()))
             self.sentinel.hang_up()
         for other in self.watched_by:
-            world.at(world.random.uniform(*LOCAL_S), other.post, events.Noticed(messages.Ended(self.number)))
+            world.at(world.random.uniform(*LOCAL_S), other.post, events.Noticed(protocol.Ended(self.number)))
         world.on_exit(self)
         if not self.left:
             world.on_gone(self)
@@ -454,7 +453,7 @@ class Sentinel:
         self.alive = True
         self.linked = False
         self.link = 0  # as the coordinator numbers the connection
-        self.held: list[messages.Message] = []  # what the coordinator has said since it was killed
+        self.held: list[protocol.Message] = []  # what the coordinator has said since it was killed
         self._events: deque[events.WatcherEvent] = deque()
         self._timers = Timers(world, self.post)
         self._do_all(self.watcher.taken())
@@ -505,7 +504,7 @@ class Sentinel:
                     self._hear_for_rank(self._events[0].message)
                 self._events.popleft()
 
-    def _hear_for_rank(self, message: messages.Message) -> None:
+    def _hear_for_rank(self, message: protocol.Message) -> None:
         """Let the rank have what has come over the connection since this sentinel was killed."""
         if not self.rank.unwatched:
             self.held.append(message)
@@ -547,8 +546,8 @@ class Sentinel:
                     self.send_to_office(events.FromPeer(self.link, message))
             case events.MeetCoordinator(request):
                 self._meet(request.member)
-            case events.LookAtRank(messages.Look()):
-                self._do(events.ToCoordinator(messages.Condition(rank.stopped)))
+            case events.LookAtRank(protocol.Look()):
+                self._do(events.ToCoordinator(protocol.Condition(rank.stopped)))
             case events.WatchNeighbour(number):
                 self._watch(number)
             case _:
@@ -568,7 +567,7 @@ class Sentinel:
                 if self.number == 0:
                     world.office.post(events.OwnRankLeft())
                 else:
-                    self._do(events.ToCoordinator(messages.Bye()))
+                    self._do(events.ToCoordinator(protocol.Bye()))
                 self._die_when_idle()
             case events.LetAllEnd():
                 if self.number == 0:
@@ -591,7 +590,7 @@ class Sentinel:
             self.world.office.post(events.OwnRank(0, member))
         else:
             self.link = self.world.link(self)
-            hello = messages.Hello(member.rank, member.host, member.pid, member.namespace)
+            hello = protocol.Hello(member.rank, member.host, member.pid, member.namespace)
             self.send_to_office(events.Greeted(self.link, hello))
             if not (self.world.ranks[0].alive or self.world.sentinels[0].alive):
                 self.world.at(LOCAL_S[0], self.post, events.CoordinatorGone(closed=True))
@@ -599,7 +598,7 @@ class Sentinel:
     def _watch(self, number: int) -> None:
         self.world.ranks[number].watched_by.append(self)
         if not self.world.ranks[number].alive:
-            self.world.at(0.001, self.post, events.Noticed(messages.Ended(number)))
+            self.world.at(0.001, self.post, events.Noticed(protocol.Ended(number)))
 
 
 class Office:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ...facts.devices import described
-from ...facts.files import names, text
+from ...base.files import names, text
+from ...discovery.devices import described
 from .machine import processor
 
 NETWORK, VERBS, PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"

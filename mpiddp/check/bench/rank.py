@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...stages import begun
-from . import gpu_health, kernels, storage
+from ...base.timeline import begun
+from . import kernels, machine, storage
 from .machine import Throttling
 from .timeouts import on_device
 
@@ -74,7 +74,7 @@ def compute_and_copy(
     known = {"device-free": kernels.free(device) if device.type != "cpu" else None}
     known["matrix"] = kernels.product(device, max(budget_s * MATRIX, min(budget_s, LEAST_S)))
     go_on()
-    told += gpu_health.told(device)
+    told += machine.told(device)
     if device.type != "cpu":
         found |= kernels.device_memory(device, budget_s * COPIES)
         kernels.release(device)

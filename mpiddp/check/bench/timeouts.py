@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...facts.devices import use_device
+from ...discovery.devices import use_device
 
 Answer = TypeVar("Answer")
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .link_findings import RECEIVES, SENDS, by_node
-from .nodes import Nodes
 from .outliers import Peers, best, median
-from .schema import CLOCK, LINK_METRICS, RANK_METRICS, SYMMETRIC, Finding, Measurements, Metric, Passes
-from .units import in_words, is_rate, share
+from .schema import (
+    CLOCK,
+    LINK_METRICS,
+    RANK_METRICS,
+    SYMMETRIC,
+    Finding,
+    Measurements,
+    Metric,
+    Nodes,
+    Passes,
+    in_words,
+    is_rate,
+    share,
+)
 
 FORMER = 3  # checks that a host needs to have had
 KEPT = 20  # that count, the newest

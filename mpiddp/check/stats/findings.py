@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ...plan.words import folded, listed, ranges
+from ...base.text import folded, listed, ranges
 from . import link_findings, rank_findings
 from .expected import expected_bandwidth, reduced
-from .nodes import Nodes
 from .outliers import best, median
-from .schema import LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric
-from .units import counted, in_words, share
+from .schema import LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric, Nodes, counted, in_words, share
 
 ITSELF = "--check-history compares it with its own former checks"
 MUCH = 0.5  # of MPI's bandwidth

@@ -6,12 +6,22 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ...plan.words import folded
-from .nodes import Nodes
+from ...base.text import folded
 from .outliers import Score, compare, median, odd
-from .schema import LINK_METRICS, SYMMETRIC, Finding, Link, Measurements, Metric, Passes
+from .schema import (
+    LINK_METRICS,
+    SYMMETRIC,
+    Finding,
+    Link,
+    Measurements,
+    Metric,
+    Nodes,
+    Passes,
+    counted,
+    in_words,
+    share,
+)
 from .tournament import cut_off, main_part, partners
-from .units import counted, in_words, share
 
 SENDS, RECEIVES = 0, 1  # the node's place in a link
 VERBS = ("sends", "receives")

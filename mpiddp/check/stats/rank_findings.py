@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .nodes import Nodes
 from .outliers import Score, compare, median
-from .schema import CLOCK, LINK_METRICS, RANK_METRICS, SYMMETRIC, Finding, Link, Measurements, Metric, Passes
-from .units import counted, in_words, is_rate, share
+from .schema import (
+    CLOCK,
+    LINK_METRICS,
+    RANK_METRICS,
+    SYMMETRIC,
+    Finding,
+    Link,
+    Measurements,
+    Metric,
+    Nodes,
+    Passes,
+    counted,
+    in_words,
+    is_rate,
+    share,
+)
 
 SILENT = "did not answer: "
 

@@ -1,8 +1,10 @@
-"""What a check measures: the metrics, the ranks, the measurements, and a finding."""
+"""What a check measures: the metrics, the ranks and their nodes, the measurements, a finding, and figures in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 Link = tuple[int, int]  # from a node to another, or from a rank to another
@@ -126,3 +128,77 @@ class Finding(NamedTuple):
     links: tuple[Link, ...] = ()
     metric: str = ""
     ratio: float = 0.0
+
+
+class Nodes:
+    """The nodes of ranks: their names, their kinds, what they hang on."""
+
+    def __init__(self, ranks: Sequence[RankInfo]) -> None:
+        self.ranks = {node: [rank for rank, _ in some] for node, some in
+                      groupby(sorted(enumerate(ranks), key=lambda one: one[1].node), key=lambda one: one[1].node)}
+        first = {node: ranks[some[0]] for node, some in self.ranks.items()}
+        hosts = Counter(who.host for who in first.values())
+        self.host = {node: who.host for node, who in first.items()}
+        self.alone = {node: hosts[who.host] == 1 for node, who in first.items()}
+        self.switch = {node: who.switch for node, who in first.items()}
+        self.kind = {node: tuple(sorted(ranks[rank].kind for rank in some)) for node, some in self.ranks.items()}
+
+    def name(self, node: int) -> str:
+        """Return a node's hostname, with its number where others have the same."""
+        return self.host[node] if self.alone[node] else f"{self.host[node]} (node {node})"
+
+    def hosts(self, nodes: Iterable[int]) -> tuple[str, ...]:
+        """Return the hosts to leave out for nodes: none for one whose hostname others have too."""
+        return tuple(self.host[node] for node in nodes if self.alone[node])
+
+    def switches(self) -> dict[str, list[int]]:
+        """Return the nodes of each switch that has two or more, if all are known and there are two or more."""
+        found: dict[str, list[int]] = {}
+        for node, switch in self.switch.items():
+            found.setdefault(switch, []).append(node)
+        known = len(found) > 1 and "" not in found
+        return {switch: nodes for switch, nodes in found.items() if len(nodes) > 1} if known else {}
+
+
+SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+RATES = ("", "k", "M", "G", "T", "P")
+
+
+def in_words(value: float, unit: str) -> str:
+    """Return a value in words: 16 MiB, 3.8 GiB, 12 GB/s, 0.2 ms, 2.1 %."""
+    if unit == "B":
+        return scaled(value, 1024, SIZES)
+    if unit == "s":
+        return f"{digits(value)} s" if abs(value) >= 1 else f"{digits(value * 1e3)} ms"
+    return f"{digits(value * 100)} %" if not unit else scaled(value, 1000, tuple(prefix + unit for prefix in RATES))
+
+
+def scaled(value: float, step: int, units: tuple[str, ...]) -> str:
+    """Return a value in the largest of these units, each `step` times the one before, of which it has one."""
+    at = 0
+    while abs(value) >= step and at < len(units) - 1:
+        value /= step
+        at += 1
+    return f"{digits(value)} {units[at]}"
+
+
+def digits(value: float) -> str:
+    """Return a number with two digits, or all that stand before the point."""
+    if not value or abs(value) >= 9.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
+
+
+def is_rate(metric: Metric) -> bool:
+    """Whether a metric is told as a share of the others' median: what is done in a second."""
+    return metric.unit.endswith("/s")
+
+
+def share(ratio: float) -> str:
+    """Return a share of the median, with two digits."""
+    return f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.2g}"
+
+
+def counted(number: int, one: str) -> str:
+    """Return a number of things: 1 pair, 12 pairs."""
+    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"

@@ -1,1 +1,0 @@
-"""The command line: its options, its help, and what is said where it is wrong."""

@@ -1,0 +1,1 @@
+"""What is so on this host: each rank looks at itself; nothing here decides or changes anything."""

@@ -1,0 +1,110 @@
+"""What is around this process: the program that has started it, its host and namespace, and Slurm's daemon."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, MutableMapping
+
+from ..base.config import RESTARTS
+from .launchers import Runtime
+from .schedulers import slurm_restarts
+
+RUN_PREFIX = "mpiddp-"  # begins the run ids of mpiddp's jobs
+
+
+def disown(environ: MutableMapping[str, str]) -> None:
+    """Remove the name of a job that this process has no part in.
+
+    A batch system, or another daemon, starts what a rank has submitted with the rank's variables.
+    """
+    if (run := environ.get("TORCHELASTIC_RUN_ID")) is not None and not is_in_rank(run):
+        del environ["TORCHELASTIC_RUN_ID"]
+
+
+def is_in_rank(run: str) -> bool:
+    """Tell whether this process descends from one that has set TORCHELASTIC_RUN_ID to `run`: a rank, or torchrun.
+
+    Its descendants were started with that, it was not itself, and it has torch or MPI.
+    """
+    pid = os.getppid()
+    try:
+        while f"TORCHELASTIC_RUN_ID={run}".encode() in content(f"/proc/{pid}/environ").split(b"\0"):
+            pid = int(stat_of(pid)[1][1])
+        libraries = content(f"/proc/{pid}/maps")
+    except OSError:  # another user's process, such as a batch system's daemon
+        return False
+    return b"/libmpi" in libraries or b"/libtorch" in libraries
+
+
+def content(path: str) -> bytes:
+    """Return what a file holds; raise OSError where it cannot be read."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def stat_of(pid: int) -> tuple[bytes, list[bytes]]:
+    """Return a process's name, and the fields of /proc/PID/stat after it (man 5 proc); raise OSError if hidden."""
+    name, _, fields = content(f"/proc/{pid}/stat").partition(b" (")[2].rpartition(b") ")
+    return name, fields.split()
+
+
+def outer_launcher(environ: Mapping[str, str]) -> str | None:
+    """Return the name of the launcher that has set torchrun's variables for this process, None if none has."""
+    run = environ.get("TORCHELASTIC_RUN_ID")
+    if run is None:
+        return None
+    if run.startswith(RUN_PREFIX):
+        return "mpiddp"
+    return "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
+
+
+def slurm_step(environ: Mapping[str, str], runtime: Runtime | None) -> str | None:
+    """Return the Slurm step whose tasks are this job's ranks, as JOB.STEP for scancel, None if there is none.
+
+    Return None for a step of a single task, too: it may be the user's shell, and it has no other ranks to end.
+    """
+    if runtime is None or not runtime.by_srun or runtime.size == 1:
+        return None
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    return f"{job}.{step}" if job.isdigit() and step.isdigit() else None
+
+
+def loses_status(runtime: Runtime | None) -> bool:
+    """Tell whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks and reports 137, Flux 143."""
+    return runtime is not None and bool(runtime.offers & runtime.launcher.loses_status)
+
+
+def pid_namespace() -> str:
+    """Return the name of this process's process namespace (man 7 pid_namespaces), empty where that is not known."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def step_daemon(pid: int) -> int:
+    """Return the slurmstepd that a process descends from, 0 for none, or if that cannot be seen.
+
+    Each node has one for each Slurm step.
+    """
+    while pid > 1:
+        try:
+            name, fields = stat_of(pid)
+        except OSError:
+            return 0
+        if name == b"slurmstepd":
+            return pid
+        pid = int(fields[1])
+    return 0
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """Return how often the job was started again: by `mpiddp.supervise`, or by Slurm (sbatch, SLURM_RESTART_COUNT)."""
+    found = environ.get(RESTARTS, "")
+    return int(found) if found.isdigit() else slurm_restarts(environ)
+
+
+def hostname() -> str:
+    """Return this host's name, "unnamed" where it has none, as in some containers; no slash is in it."""
+    return socket.gethostname().replace("/", "-") or "unnamed"

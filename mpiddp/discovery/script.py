@@ -1,0 +1,262 @@
+"""What a rank sees of the script: whether it is there and can be compiled, without running it."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib.util
+import os
+import re
+import sys
+import types
+import zlib
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder, SourcelessFileLoader
+from typing import NamedTuple
+
+from ..base.config import STANDARD_INPUT, Script
+
+# A script that has one of these asks for its rank, or leaves that to a library that does.
+RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"deepspeed", b"horovod", b"torch.distributed")
+# These libraries use torch's group before the first step where they know of other ranks.
+GROUP_WORDS = (b"accelerat", b"lightning", b"transformers")
+
+
+# The option by which torch.distributed.launch tells a script its local rank, in the code that parses it.
+LOCAL_RANK_OPTION = re.compile(rb"""["'](--local[_-]rank)["']""")
+
+
+INSTALLED = ("/site-packages/", "/dist-packages/")
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OTHERS = tuple(f"{folder}/" for folder in (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), OURS))
+
+
+class ScriptFacts(NamedTuple):
+    """The script on this rank; `error` says why it cannot be run, None if it can.
+
+    `digest` is the CRC-32 of its source. `missing` is true if the script is not there, and false if it is there
+    but cannot be compiled. `local_rank_option` is an option of the script's own for its local rank, empty if it has
+    none or reads LOCAL_RANK.
+    """
+
+    target: str
+    digest: str = ""
+    missing: bool = False
+    error: str | None = None
+    local_rank_option: str = ""
+
+
+# What was read of scripts, by path. The one of standard input is put here when rank 0 has read it.
+sources: dict[str, bytes] = {}
+
+
+def script_facts(script: Script) -> ScriptFacts:
+    """Return what this rank sees of the script."""
+    if script.is_code:
+        digest = f"{zlib.crc32(os.fsencode(script.target)):08x}"
+        return ScriptFacts("-c", digest, error=compile_error("<string>", lambda: compiled_code(script.target)))
+    if script.is_module:
+        return module_facts(script.target)
+    spec = application(script)
+    return spec_facts(script.target, spec) if spec is not None else file_facts(script.target)
+
+
+def file_facts(path: str) -> ScriptFacts:
+    """Return the facts of a script file."""
+    if sys.path_importer_cache.get(absolute(path)) is not None:  # where application() has found no __main__
+        kind = "directory" if os.path.isdir(path) else "zip file"
+        return ScriptFacts(path, missing=True, error=f"{absolute(path)} is a {kind} without a __main__.py")
+    try:
+        source = read(path)
+    except OSError as error:
+        return ScriptFacts(path, missing=True, error=f"{absolute(path)}: {error.strerror}")
+    return source_facts(path, source)
+
+
+def source_facts(path: str, source: bytes) -> ScriptFacts:
+    """Return the facts of a script file that was read."""
+    option = LOCAL_RANK_OPTION.search(source) if b"LOCAL_RANK" not in source else None
+    return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=compile_error(path, lambda: compiled(path)),
+                       local_rank_option=option[1].decode() if option else "")
+
+
+def read(path: str) -> bytes:
+    """Return the source of a script; later calls return what the first one read."""
+    if path not in sources:
+        if path == STANDARD_INPUT:
+            raise FileNotFoundError(errno.ENOENT, "not read yet", path)
+        with open(path, "rb") as file:
+            sources[path] = file.read()
+    return sources[path]
+
+
+def absolute(path: str) -> str:
+    """Return a script's path as Python makes it absolute, which leaves "./" and ".." in it (_Py_abspath)."""
+    if path == STANDARD_INPUT:
+        return "<stdin>"
+    if os.path.isabs(path):  # the working directory need not be there
+        return path
+    return os.path.join(os.getcwd(), path) if path not in ("", ".") else os.getcwd()
+
+
+@functools.cache
+def application_at(path: str) -> ModuleSpec | None:
+    """Return the `__main__` of a folder or a zip file, None for another file (Python manual, "Interface options")."""
+    spec = PathFinder.find_spec("__main__", [path])
+    return spec if spec is not None and spec.loader is not None else None
+
+
+def application(script: Script) -> ModuleSpec | None:
+    """Return the `__main__` of a script that is a folder or a zip file with one, None for any other."""
+    return application_at(absolute(script.target)) if script.is_file else None
+
+
+@functools.cache
+def compiled(path: str) -> types.CodeType:
+    """Return the code of a script; raise SyntaxError, ValueError for null bytes, or OSError.
+
+    Raises ImportError, EOFError or ValueError for bytecode that this Python cannot load.
+    """
+    if is_bytecode(path):
+        code = SourcelessFileLoader("__main__", path).get_code("__main__")
+        assert code is not None
+        return code
+    return compile(read(path), absolute(path), "exec", dont_inherit=True)
+
+
+def is_bytecode(path: str) -> bool:
+    """Tell whether a script is bytecode, by its name or its first two bytes as Python does (maybe_pyc_file())."""
+    return path.endswith(".pyc") or read(path)[:2] == importlib.util.MAGIC_NUMBER[:2]
+
+
+@functools.cache
+def compiled_code(source: str) -> types.CodeType:
+    """Return the code of a script that was given on the command line; raise SyntaxError, or ValueError."""
+    return compile(source, "<string>", "exec", dont_inherit=True)
+
+
+def compile_error(path: str, compiled: Callable[[], types.CodeType]) -> str | None:
+    """Return why a script does not compile, as Python would say it, or None."""
+    try:
+        compiled()
+    except SyntaxError as error:
+        where = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+        return f"{where}\n    {error.text.strip()}" if error.text else where
+    except (ImportError, EOFError, ValueError) as error:
+        return f"{path}: {error}"
+    return None
+
+
+def asks_to_stop(script: Script) -> bool:
+    """Tell by the names in a script's own code whether it calls mpiddp.should_stop(); import no module for that."""
+    try:
+        code = compiled_code(script.target) if script.is_code else compiled(path_of(script))
+        return {"mpiddp", "should_stop"} <= names(code)
+    except (EOFError, ImportError, KeyError, OSError, SyntaxError, ValueError):
+        return False
+
+
+def knows_of_ranks(script: Script, has_trained: bool) -> bool:
+    """Tell by the words in a script whether it may know that it is one of several ranks; True if nobody can say.
+
+    The modules that it has imported, and that are installed nowhere, are its own too. `has_trained` tells that it has
+    made steps without the group.
+    """
+    words = RANK_WORDS if has_trained else RANK_WORDS + GROUP_WORDS
+    try:
+        own = script.target.encode() if script.is_code else read(path_of(script))
+        found = [own, *map(read, own_modules())]
+    except (ImportError, KeyError, OSError, ValueError):
+        return True
+    return any(word in source.lower() for source in found for word in words)
+
+
+def own_modules() -> list[str]:
+    """Return the files of the loaded modules that are not installed; some modules of torch name files that are none."""
+    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = [file for file in named if isinstance(file, str)]
+    return [file for file in files if file.endswith(".py") and not is_installed(file) and os.path.isfile(file)]
+
+
+def is_installed(file: str) -> bool:
+    """Tell whether a module's file belongs to an installed package, to Python, or to us."""
+    return any(folder in file for folder in INSTALLED) or file.startswith(OTHERS)
+
+
+def names(code: types.CodeType) -> set[str]:
+    """Return the names of all globals, attributes and modules in some code, each part of a dotted one."""
+    nested = (names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return {part for name in code.co_names for part in name.split(".")}.union(*nested)
+
+
+def path_of(script: Script) -> str:
+    """Return the file of a script's own code, empty for a module that cannot be found without an import."""
+    if script.is_module:
+        return module_path(script.target)
+    spec = application(script)
+    return spec.origin or "" if spec is not None else script.target
+
+
+def module_path(name: str) -> str:
+    """Return the file of a module that shall run as a script, empty if it cannot be found without an import."""
+    spec = search_module(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        return module_path(f"{name}.__main__")
+    return spec.origin or "" if spec is not None else ""
+
+
+def module_facts(name: str) -> ScriptFacts:
+    """Return the facts of a module that shall run as a script."""
+    try:
+        spec = find_module(name)
+    except ImportError as error:
+        return ScriptFacts(name, missing=True, error=str(error))
+    if spec.submodule_search_locations is not None:
+        return module_facts(f"{name}.__main__")
+    return spec_facts(name, spec)
+
+
+def spec_facts(target: str, spec: ModuleSpec) -> ScriptFacts:
+    """Return the facts of a module that Python has found, in a folder or in a zip file."""
+    get_data = getattr(spec.loader, "get_data", None)
+    if spec.origin is None or not spec.origin.endswith(".py") or get_data is None:
+        return ScriptFacts(target)
+    try:
+        source = sources[spec.origin] = get_data(spec.origin)
+    except OSError as error:
+        return ScriptFacts(target, error=f"{spec.origin}: {error.strerror}")
+    return source_facts(spec.origin, source)._replace(target=target)
+
+
+def find_module(name: str) -> ModuleSpec:
+    """Return where a module lies; raise ImportError.
+
+    The packages around the module are imported only if it cannot be found otherwise: they may import torch
+    before torch's variables are set.
+    """
+    try:
+        spec = search_module(name)
+    except KeyError:  # a namespace package inside a package knows its path only after the import
+        spec = None
+    if spec is None:
+        spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ImportError(f"No module named {name}")
+    return spec
+
+
+@functools.cache
+def search_module(name: str) -> ModuleSpec | None:
+    """Return where a module lies, None if it is not found; import nothing."""
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        path = spec.submodule_search_locations if spec else None
+        if spec and path is None:
+            raise ImportError(f"{spec.name} is not a package")
+        full = ".".join(parts[:depth])
+        found = (finder.find_spec(full, path) for finder in sys.meta_path)
+        spec = next((one for one in found if one is not None), None)
+        if spec is None:
+            return None
+    return spec

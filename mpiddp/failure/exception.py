@@ -1,0 +1,182 @@
+"""What a script has raised: its status, its place and its traceback, without our own frames."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+
+from ..base.stderr import say
+from ..base.termination import HardExit, exit_status
+from ..base.text import words_of
+from ..discovery.script import OURS
+from .root_cause import CONSEQUENCE, OWN, Report
+
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+
+def status_of(error: BaseException) -> int:
+    """Return the exit status that Python gives a script that raised this."""
+    if isinstance(error, SystemExit):
+        return exit_status(error.code)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def describe(error: BaseException, rank: int, host: str) -> Report:
+    """Return the report on a script that raised."""
+    cause, kind, signal, first = f"{type(error).__name__}: {words_of(error)}".split("\n")[0], OWN, "", None
+    with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
+        from .traceback import comes_of_loss, in_a_line, is_interrupt, origin  # not while the job starts
+
+        cause, first = in_a_line(error), origin(error)
+        kind = CONSEQUENCE if comes_of_loss(error) else OWN
+        signal = "SIGINT" if is_interrupt(error) else ""
+    where = line_of(error.__traceback__)
+    if first is not None:
+        where = first.where or where
+        told = ", ".join(filter(None, (first.by, in_short(first.where))))
+        cause = f"{first.cause} ({told})" if told else first.cause
+    return Report(rank, host, kind, cause, status_of(error), where, signal=signal)
+
+
+def describe_exit(status: int, frame: FrameType, rank: int, host: str) -> Report:
+    """Return the report on a script that calls os._exit() in a frame."""
+    error = HardExit(status)
+    error.__context__ = sys.exc_info()[1]
+    report = describe(error, rank, host)
+    return report._replace(where=report.where or line_above(frame))
+
+
+def in_short(where: str) -> str:
+    """Return a line of code as in deep.py:6 in load, empty for none."""
+    file, _, rest = where.rpartition(", line ")
+    return f"{os.path.basename(file)}:{rest.replace(', in ', ' in ', 1)}" if file else ""
+
+
+def line_of(traceback: TracebackType | None) -> str:
+    """Return the innermost line of the script in a traceback; the innermost of all if the script has none."""
+    frames = []
+    while traceback is not None:
+        frames.append((traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return line_in(frames)
+
+
+def line_above(frame: FrameType | None) -> str:
+    """Return the innermost line of the script that has called a frame, as line_of() does."""
+    frames: list[tuple[FrameType, int]] = []
+    while frame is not None:
+        frames.insert(0, (frame, frame.f_lineno))
+        frame = frame.f_back
+    return line_in(frames)
+
+
+def line_in(frames: Sequence[tuple[FrameType, int]]) -> str:
+    """Return file, line and function of the innermost frame of the script, in words.
+
+    The script is the file of `__main__`. Where that is a library that runs another file, such as coverage, all that is
+    outside of libraries is the script.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = frames
+    with contextlib.suppress(Exception):  # as above
+        from .traceback import is_library
+
+        own = [one for one in frames if not is_library(one[0].f_code.co_filename)] or frames
+    script = [one for one in own if one[0].f_code.co_filename == main]
+    for frame, line in (script or own)[-1:]:
+        return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+    return ""
+
+
+def show(error: BaseException, full: bool = True) -> None:
+    """Print what a script raised, as Python would, but without our own frames; unless `full`, libraries' are folded."""
+    strip(error)
+    try:
+        if isinstance(error, SystemExit):
+            print_whole(callstack(error))
+            return
+        from .traceback import excerpt, is_plain, printed, wants_colour
+
+        if not is_plain(sys.excepthook):
+            sys.excepthook(type(error), error, error.__traceback__)
+        else:
+            text = printed(error)
+            print_whole(text if full else excerpt(text, wants_colour(sys.stderr, os.environ)))
+    except SystemExit:  # of the script's own hook: Python shows no more then
+        return
+    except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
+        say(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
+
+
+def run_own_hook(error: BaseException) -> None:
+    """Call the script's own sys.excepthook, if it has one, on a rank whose error is not shown, as Python would.
+
+    What it prints on sys.stderr is shown unless that is a traceback: there may be one from each rank.
+    """
+    from .traceback import HEAD, is_plain, printed
+
+    if not isinstance(error, SystemExit) and not is_plain(sys.excepthook):
+        strip(error)
+        text = printed(error)
+        print_whole(text if HEAD not in text else "")
+
+
+def print_whole(text: str) -> None:
+    """Print on Python's stderr, which may be an object of the script's, by one write; nothing if there is none."""
+    if sys.stderr is not None and text:
+        sys.stderr.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def forget(error: BaseException) -> None:
+    """Let go of what the frames of an error hold, and of those of its causes and contexts."""
+    for one in chain(error):
+        traceback, one.__traceback__ = one.__traceback__, None
+        while traceback is not None:
+            with contextlib.suppress(RuntimeError):  # this frame still runs
+                traceback.tb_frame.clear()
+            traceback = traceback.tb_next
+
+
+def strip(error: BaseException) -> None:
+    """Remove our own frames from the traceback of an error, and from those of its causes and contexts."""
+    for one in chain(error):
+        one.__traceback__ = without_our_frames(one.__traceback__)
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """Return an error with its causes and contexts, and those in a group."""
+    found: dict[int, BaseException] = {}
+    rest: list[object] = [error]
+    while rest:
+        if isinstance(one := rest.pop(), BaseException) and id(one) not in found:
+            found[id(one)] = one
+            with contextlib.suppress(Exception):  # of an error's own properties
+                within = getattr(one, "exceptions", ())  # which may be anything where the error is no group
+                rest += [one.__cause__, one.__context__, *(within if isinstance(within, tuple) else ())]
+    return list(found.values())
+
+
+def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first frame in the script on."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(OURS):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def callstack(error: BaseException) -> str:
+    """Return what show() prints, as text."""
+    import traceback
+
+    if isinstance(error, SystemExit):
+        return "" if isinstance(error.code, int) else f"{words_of(error.code)}\n"
+
+    strip(error)
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:  # an error that is odd itself
+        return f"{type(error).__name__}: {words_of(error)}\n"

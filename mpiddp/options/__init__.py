@@ -1,0 +1,1 @@
+"""The command line: its options, their values, and its help."""

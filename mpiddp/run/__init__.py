@@ -1,1 +1,0 @@
-"""The script runs, stops, fails, ends; and its output."""

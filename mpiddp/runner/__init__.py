@@ -1,0 +1,1 @@
+"""The script runs, stops, fails, and ends."""

@@ -1,0 +1,42 @@
+"""Find out who runs this package: Python itself, or a program that has work to do after us, such as a profiler."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from types import FrameType
+
+from ..base.termination import c_exit
+from . import teardown
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def is_python(frame: FrameType) -> bool:
+    """Tell whether Python itself runs our `__main__`, or another module that has called us."""
+    return all(caller.f_globals.get("__name__") == "runpy" for caller in callers(frame)[1:])
+
+
+def callers(frame: FrameType) -> list[FrameType]:
+    """Return the frames outside this package that have called it, innermost first."""
+    outer = []
+    while frame.f_back is not None:
+        frame = frame.f_back
+        outer.append(frame)
+    return list(itertools.dropwhile(lambda one: str(one.f_globals.get("__name__")).startswith(f"{PACKAGE}."), outer))
+
+
+class Status:
+    """Keeps our exit status: a program that runs ours may lose it, as Python's profilers do."""
+
+    def __init__(self, frame: FrameType) -> None:
+        """If our `__main__` is run, end the process with the status, after all atexit functions registered later."""
+        self.number = 0
+        spec = callers(frame)[0].f_globals.get("__spec__")
+        if getattr(spec, "name", "") == f"{PACKAGE}.__main__":
+            atexit.register(self._insist)
+
+    def _insist(self) -> None:
+        if self.number:
+            teardown.drop()
+            c_exit(self.number)

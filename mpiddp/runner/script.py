@@ -1,0 +1,98 @@
+"""Run the user's script in this process as `python script.py`, `python -m module` or `python -c code` would.
+
+A script may also be a folder or a zip file with a `__main__`, bytecode, or `-` for standard input.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+from ..base.config import STANDARD_INPUT, Script
+from ..discovery.script import absolute, application, compiled, compiled_code, find_module, is_bytecode
+
+
+def set_path(script: Script) -> None:
+    """Replace our own entry on sys.path by the one that Python would put there for the script.
+
+    That is the script's folder with links resolved, the script itself if it has a `__main__`, the working directory
+    for a module, nothing for code. With -P, -I or PYTHONSAFEPATH there is none, except for a script with a `__main__`
+    (Python manual, sys.path, and pymain_run_python() in Modules/main.c).
+    """
+    is_safe = getattr(sys.flags, "safe_path", sys.flags.isolated)
+    if application(script) is not None:
+        sys.path[0:0 if is_safe else 1] = [absolute(script.target)]
+    elif is_safe:
+        return
+    elif script.is_file:
+        sys.path[0] = os.path.dirname(os.path.realpath(script.target))
+    else:
+        sys.path[0] = os.getcwd() if script.is_module else ""
+
+
+def run(script: Script) -> None:
+    """Run the script as the module `__main__`; it stays `__main__` after this returns.
+
+    Errors of the script pass through. Threads, atexit functions and multiprocessing's spawned workers
+    find the script as `__main__`, by its file or by its module's name.
+    """
+    spec = application(script)
+    if script.is_code:
+        (main, code), name = code_main(script.target), "-c"
+    elif script.is_module:
+        main, code = module_main(script.target)
+        name = str(main.__file__)
+    else:
+        (main, code), name = spec_main(spec) if spec is not None else file_main(script.target), script.target
+    sys.argv = [name, *script.arguments]
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)  # noqa: S102 (running the user's code is the purpose)
+
+
+def file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Return an empty `__main__` for a script file, or for standard input, and its code."""
+    main = types.ModuleType("__main__")
+    main.__file__ = absolute(path)
+    if path == STANDARD_INPUT:
+        main.__loader__ = importlib.machinery.BuiltinImporter
+    elif is_bytecode(path):
+        main.__loader__ = importlib.machinery.SourcelessFileLoader("__main__", main.__file__)
+    else:
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
+    main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
+    return main, compiled(path)
+
+
+def code_main(source: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Return an empty `__main__` for code of the command line, and that code."""
+    main = types.ModuleType("__main__")
+    main.__loader__ = importlib.machinery.BuiltinImporter
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    return main, compiled_code(source)
+
+
+def module_main(name: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Return an empty `__main__` for a module or a package's `__main__`, and its code.
+
+    Its parents are imported, so that its relative imports work.
+    """
+    parent = name.rpartition(".")[0]
+    if parent:
+        importlib.import_module(parent)
+    spec = find_module(name)
+    return module_main(f"{name}.__main__") if spec.submodule_search_locations is not None else spec_main(spec)
+
+
+def spec_main(spec: importlib.machinery.ModuleSpec) -> tuple[types.ModuleType, types.CodeType]:
+    """Return an empty `__main__` for a module that was found, and its code."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __builtins__=builtins, __annotations__={}, __spec__=spec, __file__=spec.origin, __cached__=spec.cached,
+        __loader__=spec.loader, __package__=spec.parent,
+    )
+    code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+    return main, code

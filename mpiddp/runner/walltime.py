@@ -1,0 +1,37 @@
+"""Prepare to stop before the scheduler ends the job, if somebody asks for it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ..base.config import LaunchConfig
+from ..base.stderr import warn
+from ..discovery import schedulers
+from ..discovery.launchers import Runtime
+from ..discovery.script import asks_to_stop
+
+if TYPE_CHECKING:
+    from .stop import Stop
+
+
+def prepare_stop(config: LaunchConfig, started_by: Runtime | None) -> Stop | None:
+    """Return what says when the job stops, if the script's code or --stop-before asks for it."""
+    if config.stop_before_s is None and not (config.script and asks_to_stop(config.script)):
+        return None
+    from .stop import Stop
+
+    stop = Stop()
+    if config.stop_before_s is not None:
+        set_walltime(stop, config.stop_before_s, started_by)
+    return stop
+
+
+def set_walltime(stop: Stop, before_s: float, started_by: Runtime | None) -> None:
+    """Let the job stop `before_s` seconds before the scheduler ends it; warn if nobody tells when that is."""
+    is_first = started_by is None or started_by.rank == 0
+    end = schedulers.find_end(os.environ, is_first)
+    if end is not None:
+        stop.stop_at(end - before_s)
+    elif is_first:
+        warn([f"walltime-unknown: {schedulers.end_unknown(os.environ)}, so only a signal can stop it in time"])
