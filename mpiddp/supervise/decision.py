@@ -40,8 +40,8 @@ class Attempt(NamedTuple):
     It ran on `nodes` for `seconds`, and its launcher ended with `status`. What its report says: `kind` and `signal` as
     in failure/root_cause.py, `cause`, `where`, the `rank` and its `host`; all are empty, and `rank` is None, if there
     is no report, and `host` and `rank` if nobody is to blame. `outside` tells that a signal was sent to the job as a
-    whole. `device` is the line of its error by which a device is at fault. `silent` are nodes that were asked afterwards
-    and did not answer. It made `steps`, None if it counts none;
+    whole. `device` is the line of its error by which a device is at fault. `silent` are nodes that were asked
+    afterwards and did not answer. It made `steps`, None if it counts none;
     `has_progressed` tells whether it wrote a checkpoint, None if it is not known where those lie.
     """
 
