@@ -1,9 +1,9 @@
 """How soon a line is seen, and how fast output passes on, from the first line that comes to the last.
 
-    python -m tests.benchmarks.output [--quick]
+    python -m tests.benchmarks.output [--quick] [--delays]
 
-How soon: two ranks print a line every second, without a flush, under each MPI's launcher; the longest time until it is
-on stdout, and in the logs.
+How soon: two ranks print a line every second, without a flush, under each MPI's launcher and srun; the longest time
+until it is on stdout, and in the logs.
 
 How fast: mpiddp without an option, with --prefix, with --log-dir and with --show fold, beside torchrun --tee 3
 --log-dir, mpirun --tag-output, and where a cluster can be had srun --label; in turn, and the CPU time it takes. A
@@ -37,6 +37,7 @@ WAYS = ("plain", "--prefix", "--log-dir", "--show fold")
 LINE = "epoch 3 step {step} loss 0.250000 learning rate 0.000300 and so on\n"
 LOOKING_S = 0.1
 CUT_OFF_S = 300
+CONFIG = f"{RUN}/slurm.conf"
 
 Started = tuple[list[str], dict[str, str]]
 
@@ -98,13 +99,13 @@ def measure(command: list[str], environ: dict[str, str], megabytes: float) -> Pa
     return Passed(megabytes / (last - began), cpu / megabytes)
 
 
-def latest_s(mpi: Mpi, way: str, steps: int) -> float:
+def latest_s(start: Callable[[list[str]], Started], way: str, steps: int, parent: str | None) -> float:
     """Return the longest time, in seconds, from when both ranks have printed a line until it is seen, in logs too."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         options = [] if way == "plain" else [*way.split(), *([f"{folder}/logs"] if way == "--log-dir" else [])]
-        command = mpiexec_command(mpi, 2, "-m", "mpiddp", "--quiet", *options, SLOW_SCRIPT, folder, steps)
-        environ = processes.marked({**single_node_environ(mpi), "OMP_NUM_THREADS": "1"})
-        seen: dict[str, float] = {}
+        command, environ = start(["-m", "mpiddp", "--quiet", *options, str(SLOW_SCRIPT), folder, str(steps)])
+        environ = processes.marked({**environ, "OMP_NUM_THREADS": "1"})
+        seen_s: dict[str, float] = {}
         deadline = time.monotonic() + CUT_OFF_S
         with tempfile.TemporaryFile() as errors:
             job = processes.start(command, environ, ROOT, stdout=subprocess.PIPE, stderr=errors)
@@ -114,19 +115,19 @@ def latest_s(mpi: Mpi, way: str, steps: int) -> float:
                     step = line[line.index("step "):].strip()
                     while not is_logged(Path(folder), step) and time.monotonic() < deadline:
                         time.sleep(0.002)
-                    seen[step] = time.time()
+                    seen_s[step] = time.time()
                 if job.wait(CUT_OFF_S):
                     errors.seek(0)
                     raise RuntimeError(errors.read().decode())
             finally:
                 processes.end_tree(job.pid)
                 processes.leftovers(environ)
-        printed: dict[str, float] = {}
+        printed_s: dict[str, float] = {}
         for rank in "01":
             for line in Path(folder, rank).read_text().splitlines():
                 step, _, when = line.rpartition(" ")
-                printed[step] = max(printed.get(step, 0.0), float(when))
-    return max(seen[step] - when for step, when in printed.items())
+                printed_s[step] = max(printed_s.get(step, 0.0), float(when))
+    return max(seen_s[step] - when for step, when in printed_s.items())
 
 
 def is_logged(folder: Path, step: str) -> bool:
@@ -134,13 +135,24 @@ def is_logged(folder: Path, step: str) -> bool:
     return all(f"{step}\n" in log.read_text() for log in folder.glob("logs/*/*.log"))
 
 
-def delays(mpis: Sequence[Mpi], steps: int) -> None:
-    """Print how soon a line is seen, a row for each MPI."""
+def delays(mpis: Sequence[Mpi], steps: int, cluster: Cluster | None) -> None:
+    """Print how soon a line is seen, a row for each MPI's launcher, and for srun from two nodes."""
+    def under_mpiexec(mpi: Mpi) -> Callable[[list[str]], Started]:
+        return lambda words: (mpiexec_command(mpi, 2, *words), single_node_environ(mpi))
+
+    def under_srun(mpi: Mpi, plugin: str) -> Callable[[list[str]], Started]:
+        command = ["srun", f"--mpi={plugin}", "-N2", "-n2", str(mpi.python)]
+        return lambda words: ([*of_cluster.at(LOGIN), *command, *words], {**mpi.environ(), "SLURM_CONF": CONFIG})
+
+    starts = {mpi.name: under_mpiexec(mpi) for mpi in mpis if not mpi.missing()}
+    if cluster is not None:
+        of_cluster = cluster
+        starts |= {"srun, pmi2": under_srun(MPIS["mpich"], "pmi2"), "srun, pmix": under_srun(MPIS["openmpi4"], "pmix")}
     print("a line every second is seen after, at most")
-    for mpi in mpis:
-        if not mpi.missing():
-            found = [f"{way} {latest_s(mpi, way, steps):.3f} s" for way in WAYS]
-            print(f"  {mpi.name:<9}", *found, sep="  ", flush=True)
+    for name, start in starts.items():
+        parent = str(RUN) if name.startswith("srun") else None
+        rows = [f"{way} {latest_s(start, way, steps, parent):.3f} s" for way in WAYS]
+        print(f"  {name:<10}", *rows, sep="  ", flush=True)
 
 
 def jobs(ranks: int, kind: str, lines: int, cluster: Cluster | None) -> dict[str, Callable[[], Started]]:
@@ -168,7 +180,7 @@ def jobs(ranks: int, kind: str, lines: int, cluster: Cluster | None) -> dict[str
         command = ["srun", "--label", "--mpi=pmi2", f"-n{ranks}", "-N1", str(mpich.python), "-m", "mpiddp", "--quiet"]
         found["srun --label"] = lambda: (
             [*cluster.at(LOGIN), *command, *map(str, words)],
-            {**mpich.environ(), "SLURM_CONF": f"{RUN}/slurm.conf"})
+            {**mpich.environ(), "SLURM_CONF": CONFIG})
     return found
 
 
@@ -194,13 +206,15 @@ def main() -> None:
     """Measure all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two ranks, once, without a cluster")
-    quick = parser.parse_args().quick
-    delays([MPIS["mpich"]] if quick else list(MPIS.values()), 4 if quick else 10)
+    parser.add_argument("--delays", action="store_true", help="how soon a line is seen, and no more")
+    options = parser.parse_args()
+    quick: bool = options.quick
     with contextlib.ExitStack() as stack:
         cluster = None
         if not quick and not missing_components():
             cluster = stack.enter_context(Cluster(visible=[ROOT]))
-        for ranks in (2,) if quick else (1, 2, 8):
+        delays([MPIS["mpich"]] if quick else list(MPIS.values()), 4 if quick else 10, cluster)
+        for ranks in () if options.delays else (2,) if quick else (1, 2, 8):
             for kind in ("alike", "numbers"):
                 table(ranks, kind, 20_000 if quick else 400_000 // ranks, 1 if quick else 3, cluster)
 
