@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,14 @@ MARKERS = (
     "thorough: left out by tests/run, and run by tests/run --all",
     "gpu: needs a GPU; run by tests/gpu/run",
     "alone: measures time or fills the machine, so that nothing else may run beside it",
+    "unit: plain functions, in this process (set by itself where nothing else is)",
+    "process: starts processes or forks, without MPI",
+    "mpi: starts ranks (set by itself where a parameter or fixture is an MPI)",
 )
+LAYERS = ("cluster", "alone", "gpu", "mpi", "process")
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
+
+running: list[pytest.Function] = []  # the unit test that runs
 
 LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
 
@@ -47,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     os.environ["XDG_STATE_HOME"] = f"{scratch()}/state"
+    sys.addaudithook(refuse_processes)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -55,6 +64,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if uses_cluster(item):
             item.add_marker(pytest.mark.cluster)
+        elif uses_mpi(item):
+            item.add_marker(pytest.mark.mpi)
+        if not any(item.get_closest_marker(layer) for layer in LAYERS):
+            item.add_marker(pytest.mark.unit)
         if row := item.get_closest_marker("row"):
             item.user_properties.append(("row", " | ".join(row.args)))
 
@@ -64,6 +77,29 @@ def uses_cluster(item: pytest.Item) -> bool:
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return (item.path == CLUSTERS_OWN or "cluster" in getattr(item, "fixturenames", ())
             or any(getattr(value, "srun", False) for value in values))
+
+
+def uses_mpi(item: pytest.Item) -> bool:
+    """Tell whether a test has an MPI, by a fixture or as a parameter."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return "quick" in getattr(item, "fixturenames", ()) or any(isinstance(value, Mpi) for value in values)
+
+
+def refuse_processes(event: str, _: object) -> None:
+    """Fail a unit test that starts a process."""
+    if running and event in STARTS:
+        running.clear()
+        raise AssertionError(f"a unit test has none of {event}: mark it with `process` or `mpi`")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Note that a unit test runs."""
+    running.extend([pyfuncitem] if pyfuncitem.get_closest_marker("unit") else [])
+    try:
+        return (yield)
+    finally:
+        running.clear()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

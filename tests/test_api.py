@@ -49,6 +49,7 @@ def test_a_with_block_holds_a_group_and_restores_the_environment(mpi: Mpi) -> No
         "mpiddp: warning: stale-environment: already set, and set anew from MPI: RANK=stale on rank 0"]
 
 
+@pytest.mark.mpi
 def test_a_split_world_is_refused_on_every_rank() -> None:
     """As under `srun` without an interface that the library speaks: each process is a world of its own."""
     mpiexec_of, library = MPIS["mpich"], MPIS["openmpi5"]
@@ -69,6 +70,7 @@ def test_each_process_of_srun_may_work_alone_if_it_says_so(quick: Mpi) -> None:
     assert "LaunchError: mpiddp: cannot start: split-world" in done.stderr
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 def test_a_process_that_its_parent_has_cut_off_from_mpirun_is_alone(name: str) -> None:
     """As programs do that a rank, or a test under mpirun, starts: only what MPI meets mpirun by is taken away."""
@@ -109,6 +111,7 @@ def test_under_the_launcher_too(quick: Mpi, how: str) -> None:
     assert len(done.stdout.splitlines()) == 4
 
 
+@pytest.mark.mpi
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mpich", "openmpi4"])
 def test_simulation_and_training_share_an_mpirun(name: str) -> None:
@@ -156,6 +159,7 @@ def test_a_program_that_fails_ends_the_job(mpi: Mpi, how: str) -> None:
     assert done.stderr.count("Traceback (most recent call last)") == ("exit" not in how)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("how", "cause"), first_of([
     ("kill", "ended by SIGKILL"), ("_exit", r"os\._exit\(7\)"), ("hook", "ValueError: seven")]))
 def test_other_ways_to_end(how: str, cause: str) -> None:
@@ -171,6 +175,7 @@ def test_a_block_whose_exception_is_caught_outside_ends_the_job_too(quick: Mpi) 
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", ["mpich", pytest.param("openmpi4", marks=pytest.mark.thorough)])
 def test_ranks_outside_of_the_communicator_end_as_well(name: str) -> None:
     done = check(own_end(MPIS[name], 4, "half"), 1)
@@ -187,6 +192,7 @@ def test_an_end_in_order_is_no_failure(quick: Mpi, how: str) -> None:
     assert check(own_end(quick, 2, how)).stderr == ""
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["mpich", "openmpi5"]))
 def test_an_exit_whose_status_nobody_tells_does_not_hang_the_others(name: str) -> None:
     """Of a SystemExit that a program raises by itself nobody hears; the other rank is in a collective."""
@@ -197,6 +203,7 @@ def test_an_exit_whose_status_nobody_tells_does_not_hang_the_others(name: str) -
     assert done.stderr.count("mpiddp: failed: ") == 1
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["mpich", "openmpi4"]))
 def test_a_block_whose_ranks_stop_for_requeue_has_not_failed(name: str) -> None:
     done = check(own_end(MPIS[name], 2, "requeue"), 75)

@@ -255,6 +255,7 @@ def test_a_card_that_cannot_be_is_left_out(change: dict[str, object], state: dic
     assert read_all() == {}
 
 
+@pytest.mark.process
 def test_steps_of_one_job(state: dict[str, str]) -> None:
     for step in "01":
         registry.write(CARD._replace(run_id=f"mpiddp-{step}", number="48211", by_slurm=True, step=step, host="n005"))
@@ -461,6 +462,7 @@ def test_a_job_that_stands_still_says_so(quick: Mpi, state: dict[str, str]) -> N
     assert done.stderr.count("no rank has moved for") == 2
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("launcher", first_of([SIX[2], SIX[3], SIX[4], replace(SIX[2], mpi=MPIS["impi"])]),
                          ids=lambda one: one.name)
 def test_a_sigquit_asks_and_ends_nothing(

@@ -119,6 +119,7 @@ def test_a_script_that_some_nodes_cannot_see_names_them(seen_on: str, missing_on
     check_refused(done, 3, f"/tmp/t.py: No such file or directory (on {missing_on})")
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_no_mpi_library(tmp_path: Path, ranks: int) -> None:
     """Hide every libmpi from mpi4py, as where it was installed alone; Hydra still starts the ranks."""
@@ -216,6 +217,7 @@ def test_mpich_without_shared_memory(quick: Mpi, prepare: str, words: str, tmp_p
     assert "UCX" not in done.stderr
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["openmpi4", "openmpi5"]))
 def test_open_mpi_without_shared_memory(name: str, tmp_path: Path) -> None:
     done = check(without_shm(MPIS[name], NO_SHM, tmp_path))

@@ -158,6 +158,7 @@ def test_enroot_under_pyxis(cluster: Cluster, folder: Path) -> None:
         f"pyxis --container-image={image}", f"pyxis --container-mounts={folder}", f"pyxis --container-workdir={folder}"]
 
 
+@pytest.mark.mpi
 def test_folders_with_odd_names(tmp_path: Path) -> None:
     """What stands in them is no shell code, wherever they are handed on."""
     (where := tmp_path / "it's; touch pwned; \"$(id)\"").mkdir()
@@ -226,6 +227,7 @@ deepspeed_config:
 """
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("told", "arrives"), [
     (FSDP, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_MIN_NUM_PARAMS": "2000",
             "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "ACCELERATE_DYNAMO_BACKEND": "EAGER"}),

@@ -32,6 +32,7 @@ def run(folder: Path, *command: str, mpi: str = "mpich", **variables: str) -> Do
                          env={**env, **logs, "PATH": f"{LAUNCHERS}:{env['PATH']}", **variables})
 
 
+@pytest.mark.process
 def test_flux(tmp_path: Path) -> None:
     """All tasks stop in the first run. The script submits itself again, and they come to their end."""
     (program := tmp_path / "stops_once.py").write_text(STOPS_ONCE)
@@ -51,6 +52,7 @@ def test_flux(tmp_path: Path) -> None:
 FAILS = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
 
 
+@pytest.mark.process
 def test_a_failure_under_flux(tmp_path: Path) -> None:
     """Each rank ends by itself with the job's status: MPI_Abort would have Flux cancel the job, with status 143."""
     command = ["flux", "run", "--nodes=1", "--ntasks=2", "--cores-per-task=1", "python", "-m", "mpiddp"]
@@ -61,6 +63,7 @@ def test_a_failure_under_flux(tmp_path: Path) -> None:
     assert "Abort(" not in done.stderr
 
 
+@pytest.mark.process
 def test_a_job_under_flux_is_named_as_flux_names_it(tmp_path: Path) -> None:
     command = ["flux", "run", "--nodes=1", "--ntasks=2", "--cores-per-task=1", "python", "-m", "mpiddp"]
     check(run(tmp_path, *command, "--no-init", "--log-dir", str(tmp_path / "logs"), "-c", "print(1)"))
@@ -68,6 +71,7 @@ def test_a_job_under_flux_is_named_as_flux_names_it(tmp_path: Path) -> None:
         "f6PMw2aL7.f5tczL6YX"]
 
 
+@pytest.mark.mpi
 def test_pals(tmp_path: Path) -> None:
     """The host file names each node once, or once for each of its mpiprocs."""
     (nodes := tmp_path / "nodes").write_text("n1\nn1\n")
@@ -77,6 +81,7 @@ def test_pals(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == f"mpiexec -n 2 --ppn 2 --cpu-bind none {HELLO}\n"
 
 
+@pytest.mark.mpi
 @pytest.mark.thorough
 def test_pbs(tmp_path: Path) -> None:
     """By a real Open MPI's mpirun, which finds no PBS and takes the host file."""
@@ -86,6 +91,7 @@ def test_pbs(tmp_path: Path) -> None:
                     PBS_NODEFILE=str(nodes)), 2)
 
 
+@pytest.mark.process
 @pytest.mark.thorough
 def test_jsrun(tmp_path: Path) -> None:
     (hosts := tmp_path / "hosts").write_text("launch\nn1\nn1\n")
@@ -104,6 +110,7 @@ def srun(tmp_path: Path) -> str:
     return f"{command.parent}:{os.environ['PATH']}"
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("name", "values", "started"), [
     ("srun_pmix.sh", {}, "srun --mpi=pmix --cpus-per-task=4 python -m mpiddp train.py"),
     ("srun_pmix.sh", {"SRUN": "srun"}, "srun --cpus-per-task=4 python -m mpiddp train.py"),
@@ -121,6 +128,7 @@ def test_what_srun_is_told(name: str, values: dict[str, str], started: str, srun
     assert done.stdout.splitlines()[0] == started
 
 
+@pytest.mark.process
 def test_what_cray_sites_advise_is_shell_code(srun: str, tmp_path: Path) -> None:
     """Each line is taken out of its comment, as a user does it."""
     script = edited(tmp_path, "cray.sh", MODULES="")
@@ -133,6 +141,7 @@ def test_what_cray_sites_advise_is_shell_code(srun: str, tmp_path: Path) -> None
             } <= set(told.splitlines())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("script", sorted(BATCH.glob("*.sh")), ids=lambda path: path.name)
 def test_a_script_is_shell_code(script: Path) -> None:
     assert os.access(script, os.X_OK)

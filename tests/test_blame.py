@@ -56,6 +56,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", ["mpich", "openmpi4", pytest.param("openmpi5", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_rank_that_was_killed_is_blamed_also_where_another_catches_its_loss(
@@ -104,6 +105,7 @@ def test_an_interrupt_that_was_sent(end: str, quick: Mpi, script: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("name", "cause"), [
     ("mpich", r"Exception: Invalid rank: .*Invalid rank has value 77"),
     pytest.param("openmpi4", r"Exception: MPI_ERR_RANK: invalid rank", marks=pytest.mark.thorough),

@@ -158,6 +158,7 @@ def test_variables_are_a_checks_defaults() -> None:
     assert command.parsed(["--check-history", "mine"], environ).check_history == "mine"
 
 
+@pytest.mark.process
 def test_a_check_without_a_picture_needs_no_matplotlib() -> None:
     code = ("import sys; import mpiddp.check.drawing, mpiddp.check.table, mpiddp.check.report;"
             "sys.exit('matplotlib' in sys.modules)")
@@ -171,6 +172,7 @@ def test_a_missing_matplotlib_is_the_callers_to_tell(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_folder_that_hangs_takes_its_files_and_not_the_table(tmp_path: Path) -> None:
     """FUSE whose server never answers: the table is there, and each file is warned of by its name."""
     need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
@@ -206,6 +208,7 @@ def test_the_file_has_units_in_its_names() -> None:
     assert written["versions"].keys() >= {"mpiddp", "python", "torch"}
 
 
+@pytest.mark.process
 def test_a_bar_is_drawn_on_a_terminal_and_taken_away() -> None:
     program = ("from mpiddp.check.controller import Progress; one = Progress(); "
                "[one.show('pairs of nodes', done, 4) for done in range(4)]; one.end()")

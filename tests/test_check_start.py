@@ -210,6 +210,7 @@ def test_a_damaged_line_is_left_out(tmp_path: Path, damage: str) -> None:
     assert history.read(str(path)) == ([entry("n1", 1, matrix=1), entry("n1", 2, matrix=2)], 1)
 
 
+@pytest.mark.process
 def test_jobs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     code = ("import sys; from mpiddp.check import history\nfor at in range(25):\n"
             "    history.append(sys.argv[1], [history.Entry(at, sys.argv[2], '', {})])")

@@ -310,6 +310,7 @@ def found_by(mpi: Mpi, ranks: int, *options: str, env: dict[str, str] | None = N
     return sorted(map(json.loads, done.stdout.splitlines()), key=lambda one: int(one["rank"]))
 
 
+@pytest.mark.mpi
 def test_open_mpis_binding_of_one_rank_is_widened() -> None:
     bound, = found_by(MPIS["openmpi4"], 1, "--bind", "launcher")
     assert (len(bound["cpus"]), bound["threads"]) == (1, 1)
@@ -317,6 +318,7 @@ def test_open_mpis_binding_of_one_rank_is_widened() -> None:
     assert (wide["cpus"], wide["child"], wide["threads"]) == (HERE, HERE, CORES)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["openmpi4", "mpich", "impi"]))
 def test_two_ranks_have_cores_of_their_own(name: str) -> None:
     first, second = found_by(MPIS[name], 2)
@@ -325,6 +327,7 @@ def test_two_ranks_have_cores_of_their_own(name: str) -> None:
     assert first["child"] == first["cpus"]
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("binding", first_of(["core", "none"]))
 def test_mpirun_that_binds_and_that_does_not(binding: str) -> None:
     mpi = replace(MPIS["openmpi4"], options=("--oversubscribe", "--bind-to", binding))

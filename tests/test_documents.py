@@ -213,6 +213,7 @@ def ranks(command: str) -> int:
     return 6 if "-N3" in command else 2 if re.search("-n ?[24] ?", command) else 1  # half of coupled.py's four train
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("command", [
     pytest.param(command, marks=[pytest.mark.cluster] * command.startswith(ON_CLUSTER)
                  + [pytest.mark.thorough] * (command in LIKE_OTHERS)) for command in AS_THEY_STAND])

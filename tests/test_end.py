@@ -113,6 +113,7 @@ def test_the_exit_functions_of_a_scripts_libraries_run(mpi: Mpi, script: Script)
     assert noise(done) == []
 
 
+@pytest.mark.mpi
 @pytest.mark.thorough
 def test_the_exit_functions_of_a_profiler_run(tmp_path: Path) -> None:
     """It is in the process before torch, by LD_PRELOAD; this one is C's own library of mathematics."""
@@ -236,6 +237,7 @@ def test_the_group_is_there_until_the_last_rank_has_come_to_its_end(
     assert (tmp_path / "destroyed").exists()
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 def test_a_thread_that_waits_in_input_does_not_hold_the_end(name: str, script: Script) -> None:
     """On a terminal it has C's stdin locked; Python ends all the same."""
@@ -291,6 +293,7 @@ def test_the_crash_of_a_forked_child_goes_into_no_file_of_its_own(quick: Mpi, sc
     assert "Fatal Python error: Segmentation fault" in done.stderr
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 @pytest.mark.parametrize(("end", "status"), first_of([("", 0), ("raise ValueError('seven')", 1)]),
                          ids=["success", "failure"])

@@ -83,6 +83,7 @@ def say_through(descriptor: int, *texts: bytes) -> None:
         voice.write(descriptor, text)
 
 
+@pytest.mark.process
 def test_a_stopped_terminal_is_not_waited_for() -> None:
     """Ctrl-S stops it; what was said is shown when Ctrl-Q lets it go on, in its order."""
     ours, terminal = os.openpty()
@@ -103,6 +104,7 @@ def test_a_stopped_terminal_is_not_waited_for() -> None:
         os.close(ours)
 
 
+@pytest.mark.process
 def test_a_pipe_that_is_full_is_not_waited_for() -> None:
     reading, writing = os.pipe()
     try:
@@ -123,6 +125,7 @@ def test_a_pipe_that_is_full_is_not_waited_for() -> None:
                 continue
 
 
+@pytest.mark.process
 def test_what_is_said_into_a_file_is_appended(tmp_path: Path) -> None:
     (path := tmp_path / "err").write_text("before\n")
     with path.open("ab") as file:
@@ -133,6 +136,7 @@ def test_what_is_said_into_a_file_is_appended(tmp_path: Path) -> None:
     assert path.read_text() == "before\nseven\neight\n"
 
 
+@pytest.mark.process
 def test_where_no_process_can_be_started_it_is_said_nevertheless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +170,7 @@ def fail_late() -> None:
     pytest.fail("nothing came of the errand")
 
 
+@pytest.mark.process
 def test_an_errand_that_hangs_is_late(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     loop = Loop(fail_by)
@@ -184,6 +189,7 @@ def test_an_errand_that_hangs_is_late(tmp_path: Path) -> None:
     os.close(os.open(pipe, os.O_WRONLY))  # its reader is the errand, which ends
 
 
+@pytest.mark.process
 def test_an_errand_tells_what_came_of_it(tmp_path: Path) -> None:
     loop = Loop(fail_by)
     errands, said = Errands(loop), []

@@ -170,6 +170,7 @@ def test_a_process_alone_in_an_allocation_of_several_tasks() -> None:
         assert alone(environ, OPEN_MPI_5) == []
 
 
+@pytest.mark.mpi
 def test_torchrun_around_mpiddp_is_refused_once() -> None:
     need(MPIS["mpich"].missing())
     done = processes.run(str(VENVS / "base/bin/torchrun"), "--standalone", "--nproc-per-node=2", "-m", "mpiddp",

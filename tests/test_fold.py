@@ -258,6 +258,7 @@ print(len(odd), Path("/proc/self/status").read_text().partition("VmHWM:")[2].spl
 """
 
 
+@pytest.mark.process
 def test_ten_thousand_ranks_take_little_room() -> None:
     done = subprocess.run([sys.executable, "-c", MANY, "7"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -72,6 +72,7 @@ def test_three_nodes(cluster: Cluster) -> None:
     assert len(done.stdout.splitlines()) == 4
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 def test_all_that_a_rank_has_said_that_crashes_is_shown(name: str, tmp_path: Path) -> None:
     done = run(MPIS[name], 2, "crash", options=("--log-dir", tmp_path))
@@ -93,6 +94,7 @@ def test_all_that_a_rank_has_said_that_crashes_is_shown(name: str, tmp_path: Pat
     assert re.fullmatch(rf"Segmentation fault\nCurrent thread \w+ .*:\n  {frame}\n", stack)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 def test_the_report_comes_after_all_that_was_said_before(name: str) -> None:
     done = check(run(MPIS[name], 3, "raise"), 1)

@@ -164,6 +164,7 @@ def test_what_is_no_script(quick: Mpi, tmp_path: Path, arguments: list[str], wor
     assert done.stderr.count("mpiddp: cannot start: script-") == done.stderr.count(words) == 1, done.stderr
 
 
+@pytest.mark.mpi
 def test_an_mpirun_that_does_not_pass_on_the_end_of_its_input(tmp_path: Path) -> None:
     mpi = MPIS["openmpi5"]
     need(mpi.missing())

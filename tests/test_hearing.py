@@ -87,6 +87,7 @@ def windowed(what: str) -> Iterator[Asked]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("what", "most"), [("calls", 100), ("raises", 10), ("keeps", 2)])
 def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal whose handler in C read the stack ended such a process after some hundred questions.
@@ -152,6 +153,7 @@ def test_a_rank_that_is_gone_with_a_question_unread_is_no_error() -> None:
 KINDS = ["sleeps", pytest.param("spins", marks=pytest.mark.alone), "naps"]  # one needs a core
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("what", KINDS)
 def test_a_process_tells_where_it_is_or_py_spy_does(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{VENVS / 'base/bin'}:/usr/bin:/bin")
@@ -165,6 +167,7 @@ def test_a_process_tells_where_it_is_or_py_spy_does(what: str, monkeypatch: pyte
             assert [one.split()[-1] for one in found] == [what, what]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("what", KINDS[:2])
 def test_native_code_hides_a_stack_without_py_spy(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")

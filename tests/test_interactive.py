@@ -41,6 +41,7 @@ STOOD = re.compile(r"\b(barrier|load_batch)\b")  # faulthandler writes a line in
 ANSWERS = "printf 'print(seven * 6)\\ncontinue\\n' | "
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["openmpi5", "openmpi4", "mpich"]))
 def test_a_debugger_on_rank_0(name: str, tmp_path: Path) -> None:
     mpi = MPIS[name]
@@ -66,6 +67,7 @@ def check_debugged(text: str) -> None:
     assert sorted(re.findall(r"rank \d has 7", text)) == ["rank 0 has 7", "rank 1 has 7"], text
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("to", "launcher"), [
     pytest.param(to, launcher, id=f"{to}-{launcher.name}",
                  marks=() if (to, at) == ("ranks", 2) else pytest.mark.thorough)

@@ -46,6 +46,7 @@ def after_the_report(done: Done) -> str:
     return done.stderr[report.end():] + done.stdout
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("name", "way"), first_of(list(dict.fromkeys(
     [("openmpi4", "raises"), ("mpich", "crashes"), *((name, way) for name in MPIS for way in FAILURES)])), 2))
 def test_nothing_follows_the_report(name: str, way: str) -> None:
@@ -58,6 +59,7 @@ def test_nothing_follows_the_report(name: str, way: str) -> None:
         assert after_the_report(done) == ""
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("told", first_of(["told", "untold"]))
 @pytest.mark.parametrize("name", MPIS)
 def test_what_mpi_says_of_an_end_is_printed_where_nobody_else_tells(name: str, told: str) -> None:
@@ -72,6 +74,7 @@ def test_what_mpi_says_of_an_end_is_printed_where_nobody_else_tells(name: str, t
         assert re.fullmatch(STAYS[name][0], done.stderr), done.stderr
 
 
+@pytest.mark.mpi
 def test_a_stack_that_a_user_asks_open_mpi_for_is_printed() -> None:
     mpi = MPIS["openmpi4"]
     need(mpi.missing())

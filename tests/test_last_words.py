@@ -211,6 +211,7 @@ def test_several_that_fail_have_one_report_and_their_time(cluster: Cluster) -> N
     assert "is cut off" not in done.stderr
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 def test_what_c_streams_hold_is_written(name: str, script: Path, tmp_path: Path) -> None:
     script.write_text(HEAD + STREAMS)
@@ -252,6 +253,7 @@ def test_a_handler_that_exits_in_order_while_threads_are_waited_for(quick: Mpi, 
     assert "failed" not in check(mpiexec(quick, 2, script)).stderr
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 def test_a_status_that_a_profiler_swallows(name: str, tmp_path: Path) -> None:
     """That of ranks that stop for requeue tells a batch script not to take the training for done."""

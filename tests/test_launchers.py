@@ -351,6 +351,7 @@ def test_a_job_whose_end_is_not_known(scheduler: schedulers.Scheduler, text: str
         scheduler.parse_end(text, 1000)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scheduler", [schedulers.FLUX, schedulers.PBS, schedulers.LSF, schedulers.SLURM],
                          ids=lambda scheduler: scheduler.name)
 def test_the_schedulers_command_is_asked_by_one_rank(

@@ -83,6 +83,7 @@ def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_pat
     assert "sentinel" not in done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("which", ["first", "second"])
 def test_a_process_that_cannot_be_forked_is_named(
     which: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

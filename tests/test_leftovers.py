@@ -52,6 +52,7 @@ def command(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
+@pytest.mark.process
 def test_the_end_of_an_element_of_lsfs_array_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the number alone bjobs prints a line for each element."""
     command(tmp_path, "bjobs", 'case "$*" in *"5[2]"*) echo "0:01 L";; *) echo "9:00 L"; echo "0:01 L";; esac',
@@ -64,6 +65,7 @@ def test_the_end_of_an_element_of_lsfs_array_is_its_own(tmp_path: Path, monkeypa
     assert end_s - time.time() > 600
 
 
+@pytest.mark.process
 def test_a_job_that_was_given_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable keeps the former end."""
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}
@@ -77,6 +79,7 @@ def test_a_job_that_was_given_more_time(tmp_path: Path, monkeypatch: pytest.Monk
     assert schedulers.find_end({"PBS_JOBID": "9", "SLURM_JOB_END_TIME": str(end_s)}, asks=False) is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("script", ["printf '\\377\\376\\n'", "head -c 20000000 /dev/zero", "sleep 60", "exit 1"])
 @pytest.mark.parametrize("scheduler", [row for row in schedulers.SCHEDULERS if row.ask_end], ids=lambda row: row.name)
 def test_a_command_that_says_nothing_useful(
@@ -87,6 +90,7 @@ def test_a_command_that_says_nothing_useful(
     assert schedulers.find_end({scheduler.jobs[0]: "9"}, asks=True) is None
 
 
+@pytest.mark.mpi
 def test_programs_whose_words_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(tmp_path, "srun", "printf 'MPI plugin types are\\n\\tpmix\\n\\tn\\344chster\\n' >&2", monkeypatch)
     assert schedulers.srun_mpi_types()[0] == "pmix"

@@ -126,6 +126,7 @@ def written(plan: LogPlan, pieces: Sequence[bytes]) -> Log:
     return log
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["", "gzip", "zstd"])
 def test_a_second_attempt_goes_on_after_the_first(kind: str, tmp_path: Path) -> None:
     """Also where another process writes at the same time, or an attempt before was killed as it compressed its log."""
@@ -150,6 +151,7 @@ def test_a_second_attempt_goes_on_after_the_first(kind: str, tmp_path: Path) -> 
     assert last.lost == -1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
 def test_an_attempt_rotates_the_log_of_the_one_before(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
@@ -195,6 +197,7 @@ def test_a_log_that_cannot_be_compressed_stays_plain(tmp_path: Path, capfd: pyte
         f"mpiddp: rank 3 on n07: cannot compress {path}: No space left on device; it stays as it is\n")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["", "gzip", "zstd"])
 @pytest.mark.parametrize("most_bytes", [4096, 50_000])
 def test_a_log_keeps_the_newest_lines(kind: str, most_bytes: int, tmp_path: Path) -> None:
@@ -307,6 +310,7 @@ def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Pat
         assert {(one["status"], one["last"]) for one in records} == {(0, "what has no end")}
 
 
+@pytest.mark.process
 def test_the_documents_commands_find_the_odd_rank(tmp_path: Path) -> None:
     folder = tmp_path / "logs/48211"
     folder.mkdir(parents=True)

@@ -131,6 +131,7 @@ def test_logs_of_three_nodes(cluster: Cluster) -> None:
     assert {line.split("]")[0] for line in done.stdout.splitlines()} == {"[0 node1", "[2 node2", "[4 node3"}
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 def test_the_last_line_of_a_rank_that_fails_needs_no_end(name: str, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"

@@ -126,6 +126,7 @@ def test_throttling_of_a_parent_counts() -> None:
     assert found["throttled"] > 0.2
 
 
+@pytest.mark.process
 def test_a_full_and_a_small_folder_are_told(tmp_path: Path) -> None:
     full, small = f"{tmp_path}/full", "/dev/shm"
     prepare = " && ".join([SIZED.format(full, "100m"), f"head -c 88m /dev/zero > {full}/filler",
@@ -136,6 +137,7 @@ def test_a_full_and_a_small_folder_are_told(tmp_path: Path) -> None:
     assert "shm-write" not in found["values"] and "tmp-write" not in found["values"]
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     found = measured(True, 0.4, mounted(f"{SIZED.format(tmp_path / 'fixed', '1g,ro')} && cd {tmp_path}/fixed"),
                      TMPDIR=f"{tmp_path}/fixed")
@@ -143,6 +145,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert "folder-write" not in found["values"]  # but nobody has to be able to write to a working directory
 
 
+@pytest.mark.process
 def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> None:
     """A file of 16 MiB would not fit into 5 % of 100 MiB; it could fill up what other programs need."""
     command = mounted(SIZED.format(tmp_path / "disk", "100m"))
@@ -157,6 +160,7 @@ def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     assert found == ({}, ["/tmp cannot be written: No such file or directory"])
 
 
+@pytest.mark.process
 def test_a_hung_file_system_is_told(tmp_path: Path) -> None:
     """FUSE whose server never answers, as a dead NFS server: the check and its end do not wait for it."""
     need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
@@ -382,6 +386,7 @@ def test_one_rate_is_that_of_the_best_window(monkeypatch: pytest.MonkeyPatch) ->
     assert 0.5 < now[0] < 0.7
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("hangs", "words"), [
     ("", "does not compute: "),
     ("rank.START_S, rank.kernels.start = 0.3, lambda _: time.sleep(600)\n", "has not answered within 0.3 s"),

@@ -87,6 +87,7 @@ def test_what_a_connection_has_moved() -> None:
         assert seen.see(own) == (before + 200_000, "")  # what was closed is not taken back
 
 
+@pytest.mark.process
 def test_sockets_of_a_process_that_has_ended() -> None:
     child = os.fork()
     if child == 0:

@@ -16,6 +16,7 @@ DOCUMENT = ROOT / "tests/gpu/README.md"
 MOST_MB = 60
 
 
+@pytest.mark.process
 @pytest.mark.thorough
 def test_a_machine_without_a_network(tmp_path: Path) -> None:
     need([] if os.geteuid() == 0 else ["root, to take the network away"])
@@ -33,6 +34,7 @@ def test_a_machine_without_a_network(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("mpiddp-gpu-*"))
 
 
+@pytest.mark.process
 def test_a_python_without_torch() -> None:
     done = processes.run(str(ROOT / "tests/gpu/run"), timeout=60, env={**os.environ, "PYTHON": "/usr/bin/python3"})
     assert done.returncode == 2

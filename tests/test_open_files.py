@@ -131,6 +131,7 @@ def test_a_destructor_that_hangs_is_cut_off(quick: Mpi) -> None:
     assert re.search(r"mpiddp: failed: rank 0 on \S+: ValueError: seven\n", done.stderr)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("code", [
     "None", "0", "1", "-1", "255", "256", "256 + 3", "2**31", "2**32 + 5", "2**63 - 1", "-2**63", "2**63", "2**70",
     "-2**70", "True", "False", "0.0", "3.0", "''", "'a word'", "[]", "(1, 2)", "object"])

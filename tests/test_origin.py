@@ -140,6 +140,7 @@ def of_text() -> None:
 GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has groups")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("by", "cause", "how", "function"), [
     (of_loader, "KeyError: 'label_0'", "in DataLoader worker process 0", "__getitem__"),
     (of_pool, "ValueError: seven", "in another process", "seven"),

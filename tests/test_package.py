@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,12 +57,3 @@ def test_the_version_is_the_metadatas() -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
-
-
-@pytest.mark.parametrize("command", [
-    ["-m", "ruff", "check"], ["-m", "mypy", "--strict", "mpiddp"],
-    ["-c", "from importlinter.cli import lint_imports_command as lint; lint()", "--no-cache", "setup.cfg"],
-], ids=["ruff", "mypy", "import-linter"])
-def test_linters_are_clean(command: list[str]) -> None:
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=900)
-    check(done)

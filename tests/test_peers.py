@@ -42,6 +42,7 @@ STARTS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("peer", first_of(list(STARTS)))
 def test_where_the_store_listens_on_one_node(peer: str) -> None:
     """Ask `ss -ltn` while the job runs, as a site's security staff would."""

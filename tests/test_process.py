@@ -35,6 +35,7 @@ print("over", status in (0, 9))
 """
 
 
+@pytest.mark.process
 def test_a_process_that_is_stopped_and_killed() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         process = Process(child.pid)
@@ -49,6 +50,7 @@ def test_a_process_that_is_stopped_and_killed() -> None:
         assert status == signal.SIGKILL
 
 
+@pytest.mark.process
 def test_a_process_that_is_not_there() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
@@ -56,6 +58,7 @@ def test_a_process_that_is_not_there() -> None:
         Process(child.pid)
 
 
+@pytest.mark.process
 def test_a_process_that_proc_does_not_show() -> None:
     """It is no process that is gone: a sentinel would take its rank for dead, and cancel the others' step."""
     need([] if os.geteuid() == 0 else ["root's right to mount a /proc that is empty"])

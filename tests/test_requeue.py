@@ -63,6 +63,7 @@ def queued(folder: Path, name: str, walltime_s: float) -> list[tuple[int, str]]:
     return starts
 
 
+@pytest.mark.process
 def test_a_walltime_that_is_as_short_as_the_stop_is_refused_and_not_queued_again(tmp_path: Path) -> None:
     """The script's own `--stop-before 120`, with `--time=00:02:00`; only squeue tells when the job ends."""
     (tmp_path / "train.py").write_text("import mpiddp\nprint('trains', mpiddp.should_stop())\n")
@@ -74,6 +75,7 @@ def test_a_walltime_that_is_as_short_as_the_stop_is_refused_and_not_queued_again
     assert "trains" not in said
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", ["requeue.sh", pytest.param("requeue_mpirun.sh", marks=pytest.mark.thorough)])
 def test_two_starts_in_a_row_without_a_step_are_the_last_ones(tmp_path: Path, name: str) -> None:
     """A checkpoint is written each time, and it is no progress."""
@@ -133,6 +135,7 @@ def test_a_step_is_one_that_was_made(stop: Stop, early: bool, steps: int) -> Non
         stop.release()
 
 
+@pytest.mark.mpi
 def test_a_supervisor_is_told_the_steps_of_a_job_that_stops(tmp_path: Path) -> None:
     """Rank 1 has the reason, after three steps; another one is made until all agree."""
     (script := tmp_path / "train.py").write_text(
@@ -145,6 +148,7 @@ def test_a_supervisor_is_told_the_steps_of_a_job_that_stops(tmp_path: Path) -> N
     assert Path(f"{report}.stopped").read_text() == "4"
 
 
+@pytest.mark.mpi
 def test_an_epoch_before_the_first_question_is_a_step(tmp_path: Path) -> None:
     """The signal comes while the script trains its first epoch of this start, after which it asks."""
     (script := tmp_path / "train.py").write_text("""\

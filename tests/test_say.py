@@ -59,6 +59,7 @@ def check_time(found: list[Packet]) -> None:
     assert refusal.endswith("\n")
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["openmpi4", "mpich"]))
 def test_the_start_line_and_the_map_are_one_write(name: str) -> None:
     said = [text for _, text in on_one_node(MPIS[name], EXAMPLES / "hello_world.py") if not text.startswith("status ")]
@@ -89,6 +90,7 @@ def test_an_answer_is_one_write(quick: Mpi, arguments: tuple[object, ...]) -> No
     assert answer.endswith("\n")
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("argument", "status"), [("no_such_script.py", 3), ("--frobnicate", 2)],
                          ids=["with MPI", "before MPI"])
 @pytest.mark.parametrize("name", ["openmpi4", "mpich"])
@@ -142,6 +144,7 @@ def test_a_closed_end_is_no_error() -> None:
     say("nobody hears", sink)
 
 
+@pytest.mark.mpi
 @pytest.mark.thorough
 def test_lines_of_jobs_with_one_pipe_are_whole() -> None:
     assert list(starts.look(len(MPIS))) == []

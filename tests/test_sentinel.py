@@ -374,6 +374,7 @@ meeting.end()
 """
 
 
+@pytest.mark.process
 def test_without_descriptors_it_sleeps_until_there_are_some() -> None:
     done = subprocess.run([sys.executable, "-c", SCARCE], cwd=ROOT, capture_output=True, text=True, timeout=60)
     check(done)
@@ -430,6 +431,7 @@ def failing(folder: Path, line: str, name: str = "fails.py") -> Path:
     return path
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 @pytest.mark.parametrize("line", ["raise ValueError('x' * 2_000_000)", "sys.exit('x' * 2_000_000)"],
                          ids=["raise", "exit"])
@@ -549,6 +551,7 @@ print(*sys.modules)
 """
 
 
+@pytest.mark.process
 def test_no_module_of_a_sentinel_imports_torch_or_mpi() -> None:
     """Some of them are imported only when the rank ends."""
     done = subprocess.run([sys.executable, "-c", IMPORTS_ALL], cwd=ROOT, capture_output=True, text=True, timeout=60)

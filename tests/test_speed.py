@@ -49,6 +49,7 @@ def test_variables_win_over_files(tmp_path: Path) -> None:
         "btl": "self,tcp", "mca_base_param_files": str(one)}
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("name", "spared"), [("openmpi4", "psm2"), ("openmpi5", "ofi")])
 def test_open_mpi_looks_for_no_network_that_is_not_there(name: str, spared: str) -> None:
     """A script sees nothing of that: no variable, no thread, and a collector and an inspect module as ever."""

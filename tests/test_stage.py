@@ -67,6 +67,7 @@ def machine(python: Path, tmp_path: Path) -> Machine:
     return Machine(python, tmp_path)
 
 
+@pytest.mark.process
 def test_a_start_is_recorded_then_staged_then_reused(machine: Machine) -> None:
     option = f"--stage={machine.ours}"
     first = machine.run(option, "-c", "import torch; print('rank', torch.__file__)")
@@ -91,6 +92,7 @@ def test_a_start_is_recorded_then_staged_then_reused(machine: Machine) -> None:
     assert machine.left() == []
 
 
+@pytest.mark.process
 @pytest.mark.thorough
 def test_killed_at_any_moment(machine: Machine) -> None:
     """What is staged then is right, and nothing is left of the killed one."""
@@ -118,6 +120,7 @@ def test_killed_at_any_moment(machine: Machine) -> None:
     assert "half" in moments
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("options", "said"), [
     ("size=9g,noexec", "mounted with noexec"),
     pytest.param("size=8m", "8 MiB free", marks=pytest.mark.thorough),
@@ -134,6 +137,7 @@ def test_a_folder_that_will_not_do(machine: Machine, options: str, said: str) ->
     assert "rank /" in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.thorough
 def test_a_disk_that_gets_full_meanwhile(machine: Machine) -> None:
     """statvfs(3) promises what is not there: another tenant's files, made while this job writes."""
@@ -159,6 +163,7 @@ SAME = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", SAME)
 def test_programs_do_the_same(machine: Machine, name: str) -> None:
@@ -172,6 +177,7 @@ def test_programs_do_the_same(machine: Machine, name: str) -> None:
     assert len(machine.left()) == 1
 
 
+@pytest.mark.process
 @pytest.mark.thorough
 def test_what_is_edited_or_installed_is_seen(machine: Machine, tmp_path: Path) -> None:
     """An editable install, by a .pth file of the environment, and a package that comes after a mirror was kept."""

@@ -166,6 +166,7 @@ print(*sorted(path.rpartition("/pack/")[2].replace(sys.implementation.cache_tag,
 """
 
 
+@pytest.mark.process
 def test_the_sources_of_modules_that_replace_themselves_are_recorded(tmp_path: Path) -> None:
     """Python asks for them, though it opens what is compiled alone, as of torch.backends."""
     package = tree(tmp_path) / "lib/site-packages/pack"
@@ -299,6 +300,7 @@ def test_a_mirror_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None
     assert names(tmp_path) == ["env"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("words", "rank", "is_mirrored"), [
     ((), os.getpid, True), (("mpiddp",), os.getpid, False), ((), lambda: 2**22 + 1, False)],
     ids=["as it is", "another job", "the rank is gone"])
@@ -401,6 +403,7 @@ def test_a_folder_of_anothers_is_not_used(tmp_path: Path) -> None:
     assert lease.why_not(str(tmp_path), 1) == ""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["plain", "with space", "Müller daten", "back\\slash", "no-break\u00a0space"])
 def test_a_mount_point_is_known_by_any_name(name: str, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
@@ -413,6 +416,7 @@ def test_a_mount_point_is_known_by_any_name(name: str, tmp_path: Path) -> None:
     assert bytes.fromhex(done.stdout) == os.fsencode(place)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("options", "said"), [
     ("size=8m,noexec", "noexec"), ("size=8m,ro", "Read-only file system"), ("size=1m", "1 MiB free")])
 def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) -> None:
@@ -424,6 +428,7 @@ def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) ->
     assert said in done.stdout
 
 
+@pytest.mark.process
 def test_a_cgroups_memory_is_all_that_is_left(group: Path) -> None:
     """That of the job, as Slurm limits it, and not only that of the group below in which its ranks are."""
     code = "from mpiddp.staging import mirror; print(mirror.memory_left())"
@@ -531,6 +536,7 @@ def test_where_a_mirror_may_lie() -> None:
     assert lease.target_dirs("/scratch", environ) == ["/scratch"]
 
 
+@pytest.mark.process
 def test_a_model_of_many_nodes() -> None:
     """tests.benchmarks.staging_model: what is read once hardly grows, what each node reads does."""
     done = subprocess.run([sys.executable, "-m", "tests.benchmarks.staging_model"], capture_output=True, text=True,

@@ -16,6 +16,7 @@ STANDINS = ROOT / "tests/standins"
 LOGGED = ("APPTAINER", "ENROOT", "FLUX", "JSRUN", "PALS", "PYXIS")
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("name", "arguments", "words"), [
     ("apptainer", "exec --gpu image.sif true", "unknown flag: --gpu"),
     ("apptainer", "execute image.sif true", 'unknown command "execute"'),

@@ -45,6 +45,7 @@ def pids(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("pid ")]
 
 
+@pytest.mark.mpi
 @and_whole([LAUNCHERS[2], *LAUNCHERS[:2]])
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: signal.Signals) -> None:
@@ -80,6 +81,7 @@ loader = DataLoader(Data(), num_workers=2)
 """
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("launcher", "after_s"), first_of([
     (LAUNCHERS[2], 0.3), (LAUNCHERS[1], 0.1), *((LAUNCHERS[2], after_s) for after_s in (0, 0.05, 0.15, 0.6))]),
     ids=lambda one: one.name if isinstance(one, Launcher) else f"{one}")
@@ -158,6 +160,7 @@ CELLS = [
 QUICK = {("SIGTERM", "launcher", "MPICH mpiexec"), ("SIGTERM", "steps", "srun pmix")}
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("number", "to", "launcher", "word"), [
     pytest.param(number, to, replace(launcher, whole=whole), word,
                  id=f"{number} to {to} of {launcher.name}{'-whole' * whole}",

@@ -58,6 +58,7 @@ def listeners(done: Done) -> dict[int, dict[str, Any]]:
     return {one["rank"]: one for one in ranks}
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["openmpi4", "mpich"]))
 def test_on_one_node_gloo_listens_on_loopback_only(name: str) -> None:
     """More ports than the store's and gloo's can only be the MPI library's, which both have alike."""

@@ -708,6 +708,7 @@ def test_no_attempt_begins_that_the_walltime_would_end(cluster: Cluster, folder:
     wait_until_gone(folder)
 
 
+@pytest.mark.mpi
 def test_a_job_gets_sigterm_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     """The launcher's process is the program itself as soon as it is there, and ignores no signal of ours."""
     code = """\
@@ -732,6 +733,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("text", "error"), [("", FileNotFoundError), ("#!/no/such/shell\n", FileNotFoundError),
                                              ("#!/bin/sh\n", PermissionError)], ids=["missing", "no shell", "mode"])
 def test_a_launcher_that_cannot_be_started(tmp_path: Path, text: str, error: type[OSError]) -> None:

@@ -33,6 +33,7 @@ def name(cell: tuple[Launcher, str, str, int]) -> str:
     return "-".join([launcher.name.replace(" ", "-"), *["whole"] * launcher.whole, *map(str, rest)])
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("launcher", "kind", "moment", "rank"), [
     *(pytest.param(*cell, id=name(cell)) for cell in CELLS),
     *(pytest.param(*cell, id=name(cell), marks=pytest.mark.thorough) for cell in MATRIX if cell not in CELLS),
@@ -48,6 +49,7 @@ def test_every_way_to_end_is_among_them() -> None:
     assert set(STATUSES) - {kind for _, kind, _, _ in CELLS} == {"SIGABRT", "SIGBUS", "SIGUSR2"}
 
 
+@pytest.mark.mpi
 def test_all_ranks_fail_at_once() -> None:
     """One of them is named; the others are quiet."""
     need(HYDRA.mpi.missing())

@@ -86,6 +86,7 @@ def and_whole(launchers: list[Launcher]) -> pytest.MarkDecorator:
         *(pytest.param(replace(one, whole=True), id=f"{one.name}-whole") for one in launchers)]))
 
 
+@pytest.mark.mpi
 @and_whole(LAUNCHERS[:3])
 def test_an_interrupted_mpirun(launcher: Launcher, tmp_path: Path) -> None:
     """Open MPI's may drop what ranks print from then on; the error file has it all the same."""
@@ -148,6 +149,7 @@ def as_nohup_does() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("launcher", "goes_on"), first_of([
     (LAUNCHERS[2], True), (LAUNCHERS[0], False), (LAUNCHERS[1], False), (LAUNCHERS[3], False), (LAUNCHERS[4], False),
     (Launcher("Intel MPI mpiexec", MPIS["impi"], False), True),
@@ -178,6 +180,7 @@ def test_a_hangup_of_a_lone_rank_under_nohup(quick: Mpi) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.mpi
 @and_whole([LAUNCHERS[0], LAUNCHERS[3]])
 def test_nothing_is_left_of_loader_workers_and_children(launcher: Launcher, request: pytest.FixtureRequest) -> None:
     cluster = request.getfixturevalue("cluster") if launcher.srun else None

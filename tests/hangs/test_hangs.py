@@ -87,6 +87,7 @@ def zoo_job(
     assert list((folder / "mpiddp").iterdir()) == []
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("launcher", first_of([HYDRA, OMPI4, OMPI5, PMIX, PMI2]), ids=lambda one: one.name)
 @pytest.mark.parametrize(("kind", "place", "finding"), first_of(ZOO_OF, 4), ids=[kind for kind, _, _ in ZOO_OF])
 def test_a_job_that_stands_still(

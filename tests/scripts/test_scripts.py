@@ -15,6 +15,7 @@ from .ways import ONE_RANK, PLAIN, TWO_RANKS, differences, run
 QUICK = ("open-global", "open-error-local", "zip", "tee", "fork-open-file")
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("script", "way"), [
     pytest.param(script, way, id=f"{script.name}-{len(way.split()[-1])}",
                  marks=() if script.name in QUICK and way == TWO_RANKS else pytest.mark.thorough)

@@ -35,6 +35,7 @@ def test_a_bug_is_found(bug: str) -> None:
         assert any(fails(seed) for seed in range(MOST_SEEDS))
 
 
+@pytest.mark.process
 def test_the_command() -> None:
     command = str(ROOT / "tests/simulation/run")
     table = check(processes.run(command, "--seeds=500", timeout=60)).stdout
