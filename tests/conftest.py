@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.sentinel.state_machine import StateMachine
 from tests.cgroups import limited
 from tests.cluster import Cluster, debian13, missing_components
 from tests.support import MPIS, ROOT, Mpi, need, scratch
@@ -21,6 +22,7 @@ MARKERS = (
     "alone: measures time or fills the machine, so that nothing else may run beside it",
 )
 
+StateMachine.raises = True
 LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
 
 

@@ -1,4 +1,4 @@
-"""Fork this rank's sentinel, and tell it what only the rank can find out."""
+"""Forks this rank's sentinel, with what only the rank can find out."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from ..base.config import DESERTED_TIMEOUT_S, LaunchConfig
 from ..discovery import launchers, runtime, schedulers
-from .client import SentinelHandle
-from .protocol import KILL_SIGNAL, Watched
+from .client import SentinelClient
+from .protocol import KILL_SIGNAL, WatchedRank
 
 
-def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) -> SentinelHandle:
-    """Fork the process that watches this one; rank 0's can ask other hosts whether they answer."""
+def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) -> SentinelClient:
+    """Fork the process that watches this one; rank 0's can probe other hosts."""
     rank = started_by.rank if started_by else 0
     by_srun = started_by is not None and started_by.by_srun
     if os.getpid() == 1:
-        let_be_killed()
-    return SentinelHandle(Watched(
+        make_killable()
+    return SentinelClient(WatchedRank(
         who=f"rank {rank} on {runtime.hostname()}",
         first_on_node=launchers.is_first_on_node(os.environ),
         step=runtime.slurm_step(os.environ, started_by),
@@ -31,10 +31,10 @@ def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) ->
     ), watch)
 
 
-def let_be_killed() -> None:
-    """Let KILL_SIGNAL end this process, which is the first of its container, also while it is in native code.
+def make_killable() -> None:
+    """Let KILL_SIGNAL end this process, which is the first of its container, also in native code.
 
-    The kernel keeps from such a process all that it does not handle, and SIGKILL (man 7 pid_namespaces).
+    The kernel does not deliver to such a process what it does not handle, nor SIGKILL (man 7 pid_namespaces).
     """
     import ctypes
 
@@ -43,7 +43,7 @@ def let_be_killed() -> None:
 
 
 def watch(*arguments: Any) -> None:
-    """Be the sentinel, as process.watch() says; the rank itself does not wait for that import."""
+    """Run process.watch(); the rank itself does not wait for that import."""
     from . import process
 
     process.watch(*arguments)

@@ -8,9 +8,9 @@ from random import Random
 from typing import NamedTuple
 
 from mpiddp.failure.root_cause import SEARCHING_S, SETTLING_S, Report
-from mpiddp.sentinel.coordinator import TELLING_S
-from mpiddp.sentinel.protocol import LAST_S, LAUNCHER_S
-from mpiddp.sentinel.watcher import LEAVING_S, RULING_S
+from mpiddp.sentinel.coordinator import PRINT_TIMEOUT_S
+from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S
+from mpiddp.sentinel.watcher import DECISION_TIMEOUT_S, LEAVE_TIMEOUT_S
 from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
 
 NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
@@ -161,21 +161,21 @@ def late(world: World) -> list[str]:
     """Return which ranks have ended later than is promised."""
     shape = world.shape
     (_, fault), *others = world.effects
-    longest_s = SEARCHING_S + TELLING_S + MARGIN_S
+    longest_s = SEARCHING_S + PRINT_TIMEOUT_S + MARGIN_S
     if fault.kind in ("raise", "exit") or others:
         longest_s += shape.grace_s  # for the last words
     if shape.busy or others:
-        longest_s += shape.grace_s + LAST_S
+        longest_s += shape.grace_s + FINAL_EXIT_TIMEOUT_S
     if others or fault.kind in ("SIGSTOP", "node"):
         longest_s += NOTICED_S
     if world.coordinator_gone_s is not None:
-        longest_s += max(RULING_S, LAUNCHER_S) + shape.grace_s + LAST_S
+        longest_s += max(DECISION_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S) + shape.grace_s + FINAL_EXIT_TIMEOUT_S
     limit_s = world.effects[-1][0] + longest_s
     if world.slow_nodes:
         limit_s += 6 * shape.slow_s
     if world.cut_off:
         limit_s += COLLECTIVE_S
-    leaving_s = LEAVING_S if world.coordinator_gone_s is not None else 0.0
+    leaving_s = LEAVE_TIMEOUT_S if world.coordinator_gone_s is not None else 0.0
     limits = [(rank, limit_s + leaving_s * rank.script_over) for rank in world.ranks]
     return [f"rank {rank.number} ended at {rank.gone_s:.2f} s, not by {latest_s:.2f} s" for rank, latest_s in limits
             if rank.gone_s is not None and rank.gone_s > latest_s]

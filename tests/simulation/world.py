@@ -11,11 +11,16 @@ from typing import Any, NamedTuple
 
 from mpiddp.failure.rank import Member
 from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, OWN, Report, Seen, Verdict
+from mpiddp.ipc.codec import Text, Unreadable
 from mpiddp.sentinel import events, protocol
 from mpiddp.sentinel.coordinator import Coordinator, State
-from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own
-from mpiddp.sentinel.protocol import LAST_S, LAUNCHER_S, Watched
+from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own_watcher
+from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, WatchedRank
+from mpiddp.sentinel.state_machine import StateMachine
 from mpiddp.sentinel.watcher import Watcher
+
+StateMachine.raises = True
+CoordinatorMessage = protocol.CoordinatorToSentinel | Text | Unreadable
 
 NOTICING_S = 0.005  # for a launcher to notice that a rank is gone
 CLEANING_S = 0.7  # that a sentinel may take to end what its rank left
@@ -91,7 +96,7 @@ class World:
         self.coordinator_gone_s: float | None = None  # before it had told all to end
         self.ranks = [Rank(self, number) for number in range(shape.ranks)]
         self.sentinels = [Sentinel(self, rank) for rank in self.ranks]
-        self.office = Office(self)
+        self.server = Server(self)
         for rank in self.ranks:
             self.at(random.uniform(0, 0.05), rank.begin)
 
@@ -164,7 +169,7 @@ class World:
 
     def note_coordinator_lost(self) -> None:
         """Note when a fault took the coordinator, if that was before it had told all ranks to end."""
-        if self.office.coordinator.state is not State.ENDING and not all(rank.left for rank in self.ranks):
+        if self.server.coordinator.state is not State.ENDING and not all(rank.left for rank in self.ranks):
             self.coordinator_gone_s = self.now
 
     def kill_all(self, after_s: float) -> None:
@@ -188,7 +193,7 @@ class World:
 
     def doubt(self, *lost: str) -> None:
         """Put aside the reports of those that are lost, if they could perhaps not tell any more that it is printed."""
-        if self.office.coordinator.owes_word:
+        if self.server.coordinator.has_unprinted_verdict:
             self.doubtful += [one for one in self.printed if one.by in lost]
             self.printed = [one for one in self.printed if one.by not in lost]
 
@@ -227,7 +232,7 @@ class Rank:
         self.killed_by_sentinel = False
         self.gone_s: float | None = None
         self.reporting: Report | None = None
-        self.ruling: protocol.Ruling | None = None
+        self.decision: protocol.Decision | None = None
         self.last_words_s = 0.0
         self.script_over = False
         self.waits = False  # in a collective, for others
@@ -242,11 +247,11 @@ class Rank:
 
     def miss_sentinel(self) -> None:
         """Notice that the sentinel was killed, and speak with the coordinator over its connection."""
-        if not self.alive or self.left or self.stopped or self.busy or self.ruling is not None:
+        if not self.alive or self.left or self.stopped or self.busy or self.decision is not None:
             return
         self.world.trace(f"rank {self.number} goes on unwatched")
         self.unwatched = True
-        self.say(protocol.Unwatched())
+        self.say(protocol.SentinelLost())
         if self.script_over:
             self.say(protocol.ScriptEnded())
         if self.reporting:
@@ -256,7 +261,7 @@ class Rank:
         for message in held:
             self.hear(message)
 
-    def say(self, message: protocol.Sent) -> None:
+    def say(self, message: protocol.RankToSentinel | protocol.SentinelLost) -> None:
         """Send a message to the sentinel, or to the coordinator."""
         world = self.world
         if not self.alive:
@@ -266,12 +271,12 @@ class Rank:
             world.send(("rank", self.number), world.random.uniform(*LOCAL_S), self.sentinel.post,
                        events.FromRank(message))
         elif self.number:
-            self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, message))
+            self.sentinel.send_to_coordinator(events.FromPeer(self.sentinel.link, message))
 
     def expect_answer(self) -> None:
         """Rule alone if nobody answers; an unwatched rank 0 has nobody who could."""
         assert self.reporting
-        alone_s = LAUNCHER_S if self.reporting.kind == CONSEQUENCE else 0.001
+        alone_s = LAUNCHER_KILL_TIMEOUT_S if self.reporting.kind == CONSEQUENCE else 0.001
         self.world.at(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
 
     def begin(self) -> None:
@@ -279,9 +284,9 @@ class Rank:
         shape = self.world.shape
         self.say(protocol.Stage("MPI_Init"))
         if self.number == 0:
-            self.say(protocol.Coordinate("a", "t", shape.ranks))
+            self.say(protocol.StartCoordinator("a", "t", shape.ranks))
         after_s = 0.2 + self.world.random.uniform(0, 0.1)
-        self.world.at(after_s, self.say, protocol.Join(self.member, "a", 1, "t"))
+        self.world.at(after_s, self.say, protocol.RegisterRank(self.member, "a", 1, "t"))
         self.world.at(after_s, self.say, protocol.Stage(""))
         self.world.at(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
 
@@ -309,7 +314,7 @@ class Rank:
             if not self.sentinel.alive:
                 self.miss_sentinel()
             self.left = True
-            self.say(protocol.Bye())
+            self.say(protocol.Leave())
             self.world.at(0.005, self.exit, 0)
 
     def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
@@ -335,47 +340,47 @@ class Rank:
 
     def give_up(self) -> None:
         """Rule alone: nobody answers."""
-        if self.alive and not self.stopped and self.ruling is None:
+        if self.alive and not self.stopped and self.decision is None:
             assert self.reporting
-            self.obey(protocol.Ruling(Verdict(self.reporting), self.reporting.status, True))
+            self.obey(protocol.Decision(Verdict(self.reporting), self.reporting.status, True))
 
-    def hear(self, message: protocol.Message) -> None:
+    def hear(self, message: protocol.SentinelToRank | CoordinatorMessage) -> None:
         """Take a message of the sentinel, or of the coordinator."""
         if not self.alive:
             return
         self.world.trace(f"rank {self.number} hears", message)
-        if isinstance(message, protocol.Ruling) and self.ruling is None:
+        if isinstance(message, protocol.Decision) and self.decision is None:
             self.obey(message)
-        elif isinstance(message, protocol.End):
+        elif isinstance(message, protocol.EndRank):
             self.told_to_end = message.status
         elif isinstance(message, protocol.JobEnds):
             if not self.ends:
-                self.world.at(self.world.shape.grace_s + LAST_S, self.die, signal.SIGKILL, True)
+                self.world.at(self.world.shape.grace_s + FINAL_EXIT_TIMEOUT_S, self.die, signal.SIGKILL, True)
             self.ends = True
-            is_parked = self.ruling is not None and not self.ruling.abort
+            is_parked = self.decision is not None and not self.decision.abort
             if message.abort and (message.waits or is_parked or not self.reporting):
                 self.world.at(0.001, self.end_job, message.status)
 
-    def obey(self, ruling: protocol.Ruling) -> None:
+    def obey(self, decision: protocol.Decision) -> None:
         """Do what follows from a failure."""
         if self.stopped or self.busy:
             return
-        self.ruling = ruling
-        if ruling.verdict is not None:
-            self.world.print_report(self.names[0], ruling.verdict)
-            self.say(protocol.Told())
+        self.decision = decision
+        if decision.verdict is not None:
+            self.world.print_report(self.names[0], decision.verdict)
+            self.say(protocol.ReasonPrinted())
         self.world.at(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
 
     def finish_failed(self) -> None:
         """End the job, or wait for the rank that does."""
         if not self.alive or self.stopped or self.busy:
             return
-        assert self.ruling
-        self.say(protocol.Through())
-        self.world.at(0.1 if self.ruling.abort else self.world.shape.grace_s + 1, self.end_job, self.ruling.status)
+        assert self.decision
+        self.say(protocol.CleanupDone())
+        self.world.at(0.1 if self.decision.abort else self.world.shape.grace_s + 1, self.end_job, self.decision.status)
 
     def alert(self) -> None:
-        """Get END_SIGNAL, after an `End`."""
+        """Get END_SIGNAL, after an `EndRank`."""
         self.stopped = False
         if self.alive and not self.busy:
             self.world.at(0.001, self.end_job, getattr(self, "told_to_end", 1))
@@ -407,10 +412,11 @@ class Rank:
         world.send(("rank", self.number), 0.0005, self.sentinel.post, events.RankGone(wait_status))
         if not self.sentinel.alive:
             if self.left and self.number:
-                self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, protocol.Bye()))
+                self.sentinel.send_to_coordinator(events.FromPeer(self.sentinel.link, protocol.Leave()))
             self.sentinel.hang_up()
         for other in self.watched_by:
-            world.at(world.random.uniform(*LOCAL_S), other.post, events.Noticed(protocol.Ended(self.number)))
+            ended = events.Observed(protocol.PeerProcessEnded(self.number))
+            world.at(world.random.uniform(*LOCAL_S), other.post, ended)
         world.on_exit(self)
         if not self.left:
             world.on_gone(self)
@@ -446,17 +452,17 @@ class Sentinel:
     def __init__(self, world: World, rank: Rank) -> None:
         self.world, self.rank, self.number = world, rank, rank.number
         shape = world.shape
-        watched = Watched(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0,
+        watched = WatchedRank(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0,
                           "1.0" if shape.by_srun else None, list, shape.by_srun, 60.0)
         self.watched = watched
         self.watcher = Watcher(watched, 0.0)
         self.alive = True
         self.linked = False
         self.link = 0  # as the coordinator numbers the connection
-        self.held: list[protocol.Message] = []  # what the coordinator has said since it was killed
+        self.held: list[CoordinatorMessage] = []  # what the coordinator has said since it was killed
         self._events: deque[events.WatcherEvent] = deque()
         self._timers = Timers(world, self.post)
-        self._do_all(self.watcher.taken())
+        self._do_all(self.watcher.take_actions())
 
     def vanish(self) -> None:
         """Be gone without a word."""
@@ -465,9 +471,9 @@ class Sentinel:
             self.world.note_coordinator_lost()
             for other in self.world.sentinels[1:]:
                 if other.linked:
-                    self.world.at(LOST_LINK_S, other.post, events.CoordinatorGone(closed=False))
+                    self.world.at(LOST_LINK_S, other.post, events.Rank0Lost(closed=False))
         elif self.linked:
-            self.world.at(LOST_LINK_S, self.world.office.post, events.PeerLost(self.link, "timed out"))
+            self.world.at(LOST_LINK_S, self.world.server.post, events.PeerLost(self.link, "timed out"))
 
     def die(self) -> None:
         """End; if the rank is gone too, the kernel closes the connections."""
@@ -481,16 +487,16 @@ class Sentinel:
         self.world.at(self.world.random.uniform(0.001, 0.1), self.rank.miss_sentinel)
         for other in self.world.sentinels[1:] if self.number == 0 else []:
             if other.linked:
-                self._send(other, other.post, events.CoordinatorKilled())
+                self._send(other, other.post, events.CoordinatorLost())
 
     def hang_up(self) -> None:
         """Close the connections, which nobody has any more."""
         if self.number == 0:
             for other in self.world.sentinels[1:]:
                 if other.linked:
-                    self._send(other, other.post, events.CoordinatorGone(closed=True))
+                    self._send(other, other.post, events.Rank0Lost(closed=True))
         elif self.linked:
-            self.send_to_office(events.PeerLost(self.link))
+            self.send_to_coordinator(events.PeerLost(self.link))
 
     def post(self, event: events.WatcherEvent) -> None:
         """Tell the logic of an event, and do what it wants; an event that comes meanwhile is told afterwards."""
@@ -504,7 +510,7 @@ class Sentinel:
                     self._hear_for_rank(self._events[0].message)
                 self._events.popleft()
 
-    def _hear_for_rank(self, message: protocol.Message) -> None:
+    def _hear_for_rank(self, message: CoordinatorMessage) -> None:
         """Let the rank have what has come over the connection since this sentinel was killed."""
         if not self.rank.unwatched:
             self.held.append(message)
@@ -516,12 +522,12 @@ class Sentinel:
         if delay is not None:
             self.world.send(("down", other.number), delay, act, *arguments)
 
-    def send_to_office(self, event: events.CoordinatorEvent) -> None:
+    def send_to_coordinator(self, event: events.CoordinatorEvent) -> None:
         """Tell the coordinator of an event."""
         if self.number == 0:
-            self.world.office.post(event)
+            self.world.server.post(event)
         elif (delay := self.world.between(self.rank.node, 0)) is not None:
-            self.world.send(("up", self.number), delay, self.world.office.post, event)
+            self.world.send(("up", self.number), delay, self.world.server.post, event)
 
     def _do_all(self, actions: list[events.WatcherAction]) -> None:
         for action in actions:
@@ -532,23 +538,23 @@ class Sentinel:
         match action:
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
-            case events.DropTimer(name):
+            case events.CancelTimer(name):
                 self._timers.drop(name)
-            case events.Say(text):
+            case events.PrintLine(text):
                 world.trace(text)
                 world.said.append(text)
-            case events.TellReason(verdict):
+            case events.PrintReason(verdict):
                 world.print_report(rank.names[1], verdict)
             case events.ToRank(message):
                 world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.hear, message)
             case events.ToCoordinator(message):
                 if self.linked:
-                    self.send_to_office(events.FromPeer(self.link, message))
-            case events.MeetCoordinator(request):
+                    self.send_to_coordinator(events.FromPeer(self.link, message))
+            case events.ConnectToCoordinator(request):
                 self._meet(request.member)
-            case events.LookAtRank(protocol.Look()):
-                self._do(events.ToCoordinator(protocol.Condition(rank.stopped)))
-            case events.WatchNeighbour(number):
+            case events.ObserveRank(protocol.QueryStopped()):
+                self._do(events.ToCoordinator(protocol.StoppedStatus(rank.stopped)))
+            case events.WatchProcess(number):
                 self._watch(number)
             case _:
                 self._do_to_rank(action)
@@ -556,22 +562,22 @@ class Sentinel:
     def _do_to_rank(self, action: events.WatcherAction) -> None:
         world, rank = self.world, self.rank
         match action:
-            case events.Alert():
+            case events.SignalEnd():
                 world.send(("to rank", self.number), 0.0005, rank.alert)
-            case events.AskToEnd():
+            case events.RequestTermination():
                 if world.random.random() < 0.3 and not rank.stopped and not rank.busy:
                     world.at(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
             case events.Terminate() | events.Kill():
                 rank.die(signal.SIGKILL, by_sentinel=True)
-            case events.LeaveInOrder():
+            case events.LeaveJob():
                 if self.number == 0:
-                    world.office.post(events.OwnRankLeft())
+                    world.server.post(events.OwnRankLeft())
                 else:
-                    self._do(events.ToCoordinator(protocol.Bye()))
+                    self._do(events.ToCoordinator(protocol.Leave()))
                 self._die_when_idle()
-            case events.LetAllEnd():
+            case events.EndOthers():
                 if self.number == 0:
-                    world.office.post(events.OwnRankGone())
+                    world.server.post(events.OwnRankGone())
             case events.CancelStep():
                 world.cancelled = True
                 world.kill_all(0.1)
@@ -579,7 +585,7 @@ class Sentinel:
                 world.at(world.random.uniform(0.01, CLEANING_S), self._die_when_idle)
 
     def _die_when_idle(self) -> None:
-        if self.number == 0 and self.world.office.coordinator.owes_word:
+        if self.number == 0 and self.world.server.coordinator.has_unprinted_verdict:
             self.world.at(0.05, self._die_when_idle)
         else:
             self.die()
@@ -587,21 +593,21 @@ class Sentinel:
     def _meet(self, member: Member) -> None:
         self.linked = True
         if self.number == 0:
-            self.world.office.post(events.OwnRank(0, member))
+            self.world.server.post(events.OwnRankJoined(0, member))
         else:
             self.link = self.world.link(self)
             hello = protocol.Hello(member.rank, member.host, member.pid, member.namespace)
-            self.send_to_office(events.Greeted(self.link, hello))
+            self.send_to_coordinator(events.PeerGreeted(self.link, hello))
             if not (self.world.ranks[0].alive or self.world.sentinels[0].alive):
-                self.world.at(LOCAL_S[0], self.post, events.CoordinatorGone(closed=True))
+                self.world.at(LOCAL_S[0], self.post, events.Rank0Lost(closed=True))
 
     def _watch(self, number: int) -> None:
         self.world.ranks[number].watched_by.append(self)
         if not self.world.ranks[number].alive:
-            self.world.at(0.001, self.post, events.Noticed(protocol.Ended(number)))
+            self.world.at(0.001, self.post, events.Observed(protocol.PeerProcessEnded(number)))
 
 
-class Office:
+class Server:
     """The coordinator's process, which is that of rank 0's sentinel."""
 
     def __init__(self, world: World) -> None:
@@ -620,7 +626,7 @@ class Office:
         if not self.is_gone:
             self.world.trace("coordinator <-", event)
             actions = self.coordinator.handle(event, self.world.now)
-            for action in sorted(actions, key=is_for_own):
+            for action in sorted(actions, key=is_for_own_watcher):
                 self._do(action)
 
     def _do(self, action: events.CoordinatorAction) -> None:
@@ -634,22 +640,22 @@ class Office:
                     world.send(("down", other.number), delay, other.post, events.FromCoordinator(message))
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
-            case events.TellReason(verdict):
+            case events.PrintReason(verdict):
                 world.print_report("coordinator", verdict)
             case events.CancelStep():
                 world.cancelled = True
                 world.kill_all(0.1)
-            case events.Say(text):
+            case events.PrintLine(text):
                 world.said.append(text)
-            case events.LookForDeserted():
+            case events.CheckWaitForFinished():
                 world.at(world.random.uniform(0.2, 2.0), self._tell_deserted)
-            case events.Survey():
-                world.at(world.random.uniform(0.2, 2.0), self.post, events.Found(Seen()))
-            case events.Drop():
+            case events.TakeSnapshot():
+                world.at(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(Seen()))
+            case events.CloseConnection():
                 pass
 
     def _tell_deserted(self) -> None:
         """Tell whether all ranks that have not come to their end wait for those that have."""
         living = [one for one in self.world.ranks if not one.script_over]
         waits = living and all(one.waits for one in living)
-        self.post(events.Deserted(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))
+        self.post(events.WaitForFinishedRank(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))
