@@ -233,5 +233,5 @@ def test_an_unwatched_rank_that_is_gone_is_named() -> None:
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, SentinelLost()), 2.0)
     coordinator.handle(events.PeerLost(1), 3.0)
-    assert "its sentinel was killed before" in coordinator.reports[0].cause
-    assert coordinator.reports[0].rank == 1
+    assert "its sentinel was killed before" in coordinator.evidence.reports[0].cause
+    assert coordinator.evidence.reports[0].rank == 1

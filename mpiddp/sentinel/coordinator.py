@@ -89,23 +89,93 @@ class PendingSnapshot:
     """The snapshot for the verdict, and for the ranks that ask who is unfinished."""
 
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.snapshot = Seen()
         self._askers: list[Peer] = []
 
     def begin(self, asker: Peer | None = None) -> list[events.CoordinatorAction]:
         """Begin, unless it has begun; `asker` waits for the answer."""
-        is_pending = self.seen.looking
-        self.seen = self.seen._replace(looking=True)
+        is_pending = self.snapshot.looking
+        self.snapshot = self.snapshot._replace(looking=True)
         if asker is not None:
             self._askers.append(asker)
         return [] if is_pending else [events.TakeSnapshot()]
 
-    def end(self, seen: Seen, unfinished: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
+    def end(self, snapshot: Seen, unfinished: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
         """Take the snapshot, and send those who have asked which ranks are unfinished, and where these are."""
-        self.seen = seen
-        names = named(unfinished, peers.hosts, seen.places)
+        self.snapshot = snapshot
+        names = named(unfinished, peers.hosts, snapshot.places)
         askers, self._askers = self._askers, []
         return [events.ToPeer(peer.link, UnfinishedRanks(names)) for peer in askers]
+
+
+class FinishedRanks:
+    """The ranks whose script has finished, and whether others wait for them in vain."""
+
+    def __init__(self, exit_timeout_s: float) -> None:
+        self.ranks: set[int] = set()
+        self._exit_timeout_s = exit_timeout_s
+        self._first_s: float | None = None  # when the first one finished
+        self._wait: tuple[str, float] | None = None  # who waits, in words, and since when
+
+    def add(self, rank: int, now_s: float) -> list[events.CoordinatorAction]:
+        """Add a rank; begin to check with the first one."""
+        self.ranks.add(rank)
+        if self._first_s is not None:
+            return []
+        self._first_s = now_s
+        return [events.SetTimer("finished check", MIN_FINISHED_CHECK_S)]
+
+    def check(self, now_s: float) -> list[events.CoordinatorAction]:
+        """Set the timer of the next check: less often, the longer no rank waits."""
+        assert self._first_s is not None
+        pause_s = MIN_FINISHED_CHECK_S if self._wait else (now_s - self._first_s) / 2
+        return [events.SetTimer("finished check", min(MAX_FINISHED_CHECK_S, max(MIN_FINISHED_CHECK_S, pause_s)))]
+
+    def on_wait(self, report: Report | None, now_s: float) -> tuple[list[events.CoordinatorAction], Report | None]:
+        """Print that ranks wait, as in `report`, if that is new; return the report when it has lasted too long."""
+        if report is None:
+            self._wait = None
+        elif self._wait is None or self._wait[0] != report.cause:
+            self._wait = report.cause, now_s
+            limit = f"{self._exit_timeout_s:g} s (--exit-timeout)"
+            return [events.PrintLine(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}")], None
+        elif now_s - self._wait[1] >= self._exit_timeout_s:
+            return [], brief(report)
+        return [], None
+
+
+class Evidence:
+    """What the root cause is selected from, besides the peers and a snapshot."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.exits: list[Report] = []  # of ranks that raised SystemExit with an unknown status
+        self.silent: set[int] = set()  # ranks that were asked how they are, and have not answered
+        self.end_order: list[int] = []  # in which ranks ended, as the observer of their namespace saw it
+        self.interrupted: list[int] = []
+        self.came_s: dict[int, float] = {}  # from the first report to that of each rank
+        self.first_s = 0.0  # when the first report came
+        self._known: set[tuple[int, str]] = set()  # rank and cause of each report
+
+    def add(self, report: Report, now_s: float) -> bool:
+        """Add a report, unless it is sent again, and return whether it is the first one."""
+        if not self.reports:
+            self.first_s = now_s
+        if (report.rank, report.cause) in self._known:
+            return False
+        self._known.add((report.rank, report.cause))
+        self.reports.append(report)
+        self.came_s.setdefault(report.rank, now_s - self.first_s)
+        return len(self.reports) == 1
+
+
+class Outcome:
+    """The decision which rank failed first."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict, self.first = verdict, verdict.first
+        self.secondary_failures: list[int] = []  # ranks that failed too, but not first
+        self.aborting_rank: int | None = None  # which has to end the others, if not each ends by itself
 
 
 class State(enum.Enum):
@@ -138,25 +208,13 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._began_s, self._watched = began_s, watched
         self._own: Member | None = None
         self.peers, self._snapshot, self._late_ranks = Peers(), PendingSnapshot(), LateRanks()
-        self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
-        self._finished: set[int] = set()  # ranks whose script has finished
-        self._first_finished_s: float | None = None  # when the first one of them did
-        self._wait: tuple[str, float] | None = None  # who waits for such a rank, in words, and since when
-        self._exits: list[Report] = []  # of those that raised SystemExit with an unknown status
-        self._end_order: list[int] = []  # in which ranks ended, as the observer of their namespace saw it
-        self._interrupted: list[int] = []
-        self.reports: list[Report] = []
-        self._known: set[tuple[int, str]] = set()  # rank and cause of each report
-        self._came_s: dict[int, float] = {}  # after the first report
+        self._finished, self.evidence = FinishedRanks(watched.exit_timeout_s), Evidence()
         self._living: set[int] = set()  # ranks that have reported themselves
-        self._secondary_failures: list[int] = []  # ranks that failed too, but not first
-        self._first_report_s = 0.0
         self._selected_s = -1e9  # when the root cause was selected last
-        self._verdict: Verdict | None = None
-        self._is_printed = False  # the verdict, or it is just being printed
+        self._outcome: Outcome | None = None  # from State.DECIDED on
+        self._is_printed = False  # the reason, or it is just being printed
         self._printing_rank: int | None = None  # whose sentinel is about to print it
         self._is_leaving = self._waits_for_print = False  # rank 0 goes; others may have to report that it is printed
-        self._aborting_rank: int | None = None  # the rank that has to end the others, if not each ends by itself
 
     def handle(self, event: events.CoordinatorEvent, now_s: float) -> list[events.CoordinatorAction]:
         """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
@@ -176,18 +234,23 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             case events.StallDetected(report):
                 self._add_report(report)
             case events.WaitForFinishedRank(report) if self.state is S.RUNNING:
-                self._on_wait_for_finished(report)
-            case events.Due("finished check"):
-                self._check_wait_for_finished()
-            case events.SnapshotTaken(seen):
-                self._do(*self._snapshot.end(seen, self.peers.by_rank.keys() - self._finished, self.peers))
+                actions, lasting = self._finished.on_wait(report, now_s)
+                self._do(*actions)
+                if lasting is not None:
+                    self._add_report(lasting)
+            case events.Due("finished check") if self.state is S.RUNNING:
+                self._do(*self._finished.check(now_s))
+                if self.peers.by_rank.keys() - self._finished.ranks:
+                    self._do(events.CheckWaitForFinished())
+            case events.SnapshotTaken(snapshot):
+                self._do(*self._snapshot.end(snapshot, self.peers.by_rank.keys() - self._finished.ranks, self.peers))
             case events.OwnRankLeft() if self.state is S.RUNNING:
                 self._send_all(protocol.JobFinished())
             case events.OwnRankLeft() | events.OwnRankGone():
                 self._is_leaving = True
                 self._decide_if_clear(last_chance=True)
                 self._begin_end()
-                if any(report.kind == ABSENT for report in self.reports):
+                if any(report.kind == ABSENT for report in self.evidence.reports):
                     self._do(events.CancelStep())
             case events.Due("told"):
                 self._on_reason_printed()
@@ -206,7 +269,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     @property
     def has_unprinted_verdict(self) -> bool:
         """Whether a verdict may have to be printed here, because nobody has reported so far that it is."""
-        return self._verdict is not None and not self._is_printed
+        return self._outcome is not None and not self._is_printed
 
     def _send(self, peer: Peer, message: CoordinatorToSentinel) -> None:
         self._do(events.ToPeer(peer.link, message))
@@ -227,22 +290,21 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     def _admit(self, link: int, hello: Hello) -> None:
         peer = self.peers.admit(link, hello)
         self._send(*self.peers.introduce(peer))
-        if self._verdict is not None and self.state in (S.REASON_PRINTED, S.ENDING):
-            self._send(peer, protocol.JobEnds(self._verdict.first.status, abort=self.state is S.ENDING))
+        if self._outcome is not None and self.state in (S.REASON_PRINTED, S.ENDING):
+            self._send(peer, protocol.JobEnds(self._outcome.first.status, abort=self.state is S.ENDING))
 
     def _on_sentinel_lost(self, peer: Peer) -> None:
         """Note that a rank has no sentinel, and send it again what that may have received."""
         for observer, message in self.peers.unwatch(peer):
             self._send(observer, message)
-        self._silent.discard(peer.rank)
-        if self._verdict is None:
+        self.evidence.silent.discard(peer.rank)
+        if (outcome := self._outcome) is None:
             return
-        first = self._verdict.first
-        if peer.rank == first.rank and not self._is_printed:
-            self._send(peer, protocol.Decision(self._verdict, first.status, abort=True))
+        if peer.rank == outcome.first.rank and not self._is_printed:
+            self._send(peer, protocol.Decision(outcome.verdict, outcome.first.status, abort=True))
         if self.state in (S.REASON_PRINTED, S.ENDING):
-            abort = self.state is S.ENDING and self._must_abort(peer.rank)
-            self._send(peer, protocol.JobEnds(first.status, abort, waits=peer.decided))
+            abort = self.state is S.ENDING and self._must_abort(outcome, peer.rank)
+            self._send(peer, protocol.JobEnds(outcome.first.status, abort, waits=peer.decided))
 
     def _on_message(self, peer: Peer, message: SentinelToCoordinator | Text | Unreadable) -> None:
         match message:
@@ -254,10 +316,10 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
                 if done:
                     self._on_reason_printed()
             case protocol.CleanupDone():
-                if self._verdict is not None and peer.rank == self._verdict.first.rank:
+                if self._outcome is not None and peer.rank == self._outcome.first.rank:
                     self._begin_end()
             case protocol.StoppedStatus(stopped):
-                self._silent.discard(peer.rank)
+                self.evidence.silent.discard(peer.rank)
                 if stopped:
                     self._add_absent(peer, "is stopped (by SIGSTOP or a debugger)")
             case protocol.StepDaemonLost():
@@ -265,16 +327,13 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             case protocol.QueryUnfinished():
                 self._do(*self._snapshot.begin(peer))
             case protocol.PeerProcessEnded(rank):
-                self._end_order.append(rank)
+                self.evidence.end_order.append(rank)
             case protocol.Interrupted():
-                self._interrupted.append(peer.rank)
+                self.evidence.interrupted.append(peer.rank)
                 self._do(*self._snapshot.begin())
             case protocol.ScriptEnded(by_exit):
-                self._finished.add(peer.rank)
-                self._exits += [by_exit] if by_exit else []
-                if self._first_finished_s is None:
-                    self._first_finished_s = self._now_s
-                    self._do(events.SetTimer("finished check", MIN_FINISHED_CHECK_S))
+                self.evidence.exits += [by_exit] if by_exit else []
+                self._do(*self._finished.add(peer.rank, self._now_s))
             case protocol.Stage(name):
                 self._do(*self._late_ranks.set_stage(peer.rank, name))
             case protocol.Leave():
@@ -288,32 +347,11 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             case _:
                 assert_never(message)
 
-    def _check_wait_for_finished(self) -> None:
-        """Check whether ranks wait for one that has finished; less often, the longer none does."""
-        if self.state is not S.RUNNING:
-            return
-        assert self._first_finished_s is not None
-        pause_s = MIN_FINISHED_CHECK_S if self._wait else (self._now_s - self._first_finished_s) / 2
-        self._do(events.SetTimer("finished check", min(MAX_FINISHED_CHECK_S, max(MIN_FINISHED_CHECK_S, pause_s))))
-        if self.peers.by_rank.keys() - self._finished:
-            self._do(events.CheckWaitForFinished())
-
-    def _on_wait_for_finished(self, report: Report | None) -> None:
-        """Print that ranks wait for one that has finished; end the job when that has lasted."""
-        if report is None:
-            self._wait = None
-        elif self._wait is None or self._wait[0] != report.cause:
-            self._wait = report.cause, self._now_s
-            limit = f"{self._watched.exit_timeout_s:g} s (--exit-timeout)"
-            self._do(events.PrintLine(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}"))
-        elif self._now_s - self._wait[1] >= self._watched.exit_timeout_s:
-            self._add_report(brief(report))
-
     def _drop(self, peer: Peer) -> None:
         self.peers.drop(peer)
         self._late_ranks.forget(peer.rank)
-        self._silent.discard(peer.rank)
-        self._finished.discard(peer.rank)
+        self.evidence.silent.discard(peer.rank)
+        self._finished.ranks.discard(peer.rank)
         self._do(events.CloseConnection(peer.link))
 
     def _on_lost(self, peer: Peer, error: str) -> None:
@@ -327,9 +365,9 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             cause = "is gone; its sentinel was killed before, so nobody saw how it ended"
         if error:
             cause, status = f"is out of reach, its node or its network is down ({error})", 1
-        if self._verdict is None:
+        if self._outcome is None:
             self._add_absent(peer, cause, status)
-        elif peer.rank == self._verdict.first.rank:
+        elif peer.rank == self._outcome.first.rank:
             self._print_if_unprinted()
             self._on_reason_printed()
 
@@ -340,20 +378,15 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         """Take a report; `living` tells that the rank itself waits for a decision."""
         if living:
             self._living.add(report.rank)
-        if self._verdict is not None:
-            self._secondary_failures.append(report.rank)
+        if self._outcome is not None:
+            self._outcome.secondary_failures.append(report.rank)
             if self.state in (S.REASON_PRINTED, S.ENDING):
-                self._decide_secondary(report.rank)
+                self._decide_secondary(self._outcome, report.rank)
             return
-        if self._enter(S.DECIDING):
-            self._first_report_s = self._now_s
-        if (report.rank, report.cause) in self._known:  # sent again
-            return
-        self._known.add((report.rank, report.cause))
-        self.reports.append(report)
-        self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
-        if len(self.reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
-            self._silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
+        self._enter(S.DECIDING)
+        is_first = self.evidence.add(report, self._now_s)
+        if is_first and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
+            self.evidence.silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
             self._send_all(protocol.QueryStopped())
             self._do(*self._snapshot.begin())
 
@@ -366,11 +399,12 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             self._do(events.SetTimer("select", next_s - self._now_s))
             return
         self._selected_s = self._now_s
-        waited_s = math.inf if last_chance else self._now_s - self._first_report_s
-        verdict = judge(self.reports, waited_s, Scene(
-            self.peers.hosts, self._silent, self._finished - {report.rank for report in self.reports},
-            self._interrupted, self._end_order, self._watched.step is not None, self._watched.by_srun, self._came_s,
-            self._own.world_size, self._snapshot.seen, self._exits))
+        evidence = self.evidence
+        waited_s = math.inf if last_chance else self._now_s - evidence.first_s
+        verdict = judge(evidence.reports, waited_s, Scene(
+            self.peers.hosts, evidence.silent, self._finished.ranks - {report.rank for report in evidence.reports},
+            evidence.interrupted, evidence.end_order, self._watched.step is not None, self._watched.by_srun,
+            evidence.came_s, self._own.world_size, self._snapshot.snapshot, evidence.exits))
         if verdict is not None:
             self._decide(verdict)
         else:
@@ -381,66 +415,70 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     def _decide(self, verdict: Verdict) -> None:
         """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
         self._enter(S.DECIDED)
-        self._verdict = verdict
-        first = self.peers.by_rank.get(verdict.first.rank)
-        self._secondary_failures += [report.rank for report in self.reports if report.rank != verdict.first.rank]
-        if first is None or verdict.first.kind == ABSENT or verdict.first in self._exits:
+        outcome = self._outcome = Outcome(verdict)
+        first = self.peers.by_rank.get(outcome.first.rank)
+        outcome.secondary_failures += [
+            report.rank for report in self.evidence.reports if report.rank != outcome.first.rank]
+        if first is None or outcome.first.kind == ABSENT or outcome.first in self.evidence.exits:
             self._print_if_unprinted()
             self._do(events.SetTimer("told", FORWARDING_S))
         else:
-            self._send(first, protocol.Decision(verdict, verdict.first.status, abort=True))
+            self._send(first, protocol.Decision(verdict, outcome.first.status, abort=True))
             self._do(events.SetTimer("told", PRINT_TIMEOUT_S))
 
     def _print_if_unprinted(self) -> None:
         """Print the reason, if the rank that failed first cannot any more, and has not."""
-        if self._verdict is not None and self._own is not None and not self._is_printed:
-            self._is_printed = True
-            after_s = self._now_s - self._began_s
-            self._do(events.PrintReason(self._verdict, None, after_s, self._own.error_file))
-            first = self.peers.by_rank.get(self._verdict.first.rank)
-            if first is not None and self._verdict.first.kind != ABSENT:  # it has been asked to, and may do so yet
-                self._send(first, protocol.Decision(None, self._verdict.first.status, abort=True))
+        outcome = self._outcome
+        if outcome is None or self._own is None or self._is_printed:
+            return
+        self._is_printed = True
+        after_s = self._now_s - self._began_s
+        self._do(events.PrintReason(outcome.verdict, None, after_s, self._own.error_file))
+        first = self.peers.by_rank.get(outcome.first.rank)
+        if first is not None and outcome.first.kind != ABSENT:  # it has been asked to, and may do so yet
+            self._send(first, protocol.Decision(None, outcome.first.status, abort=True))
 
-    def _decide_secondary(self, rank: int) -> None:
+    def _decide_secondary(self, outcome: Outcome, rank: int) -> None:
         """Send a rank that another one failed first."""
-        assert self._verdict
         if (peer := self.peers.by_rank.get(rank)) is not None and not peer.decided:
             ends = self.state is S.ENDING
             peer.decided = not ends
-            self._send(peer, protocol.Decision(None, self._verdict.first.status, ends and self._must_abort(rank)))
+            self._send(peer, protocol.Decision(None, outcome.first.status, ends and self._must_abort(outcome, rank)))
 
-    def _must_abort(self, rank: int) -> bool:
+    def _must_abort(self, outcome: Outcome, rank: int) -> bool:
         """Tell whether a rank has to end the job: each has, or one by MPI_Abort, the first to fail if it lives."""
-        assert self._verdict
         assert self._own
         if self._own.exits:
             return True
-        if self._aborting_rank is None:
-            first = self._verdict.first.rank
+        if outcome.aborting_rank is None:
+            first = outcome.first.rank
             others = [peer for peer in self.peers.by_rank.values() if peer.rank != first and not peer.gone]
             watched = [peer.rank for peer in others if peer.watched] or [peer.rank for peer in others]
-            self._aborting_rank = first if first in self._living else min(self._living or watched, default=first)
-        return rank == self._aborting_rank or (rank in self._living and self._aborting_rank not in self.peers.by_rank)
+            outcome.aborting_rank = first if first in self._living else min(self._living or watched, default=first)
+        return rank == outcome.aborting_rank or (
+            rank in self._living and outcome.aborting_rank not in self.peers.by_rank)
 
     def _on_reason_printed(self) -> None:
         """Send all that the job ends; if ranks exit by themselves, all wait for the first, as its exit ends all."""
-        if self._verdict is None or not self._enter(S.REASON_PRINTED):
+        outcome = self._outcome
+        if outcome is None or not self._enter(S.REASON_PRINTED):
             return
         assert self._own
-        if not (self._own.exits and self._verdict.first.rank in self._living):
+        if not (self._own.exits and outcome.first.rank in self._living):
             self._begin_end()
             return
-        for rank in self._secondary_failures:
-            self._decide_secondary(rank)
-        self._send_all(protocol.JobEnds(self._verdict.first.status, abort=False))
+        for rank in outcome.secondary_failures:
+            self._decide_secondary(outcome, rank)
+        self._send_all(protocol.JobEnds(outcome.first.status, abort=False))
         self._do(events.SetTimer("cleanup", self._own.grace_s))
 
     def _begin_end(self) -> None:
         """Let every sentinel end its rank."""
-        if self._verdict is None or not self._enter(S.ENDING):
+        outcome = self._outcome
+        if outcome is None or not self._enter(S.ENDING):
             return
-        for rank in self._secondary_failures:
-            self._decide_secondary(rank)
+        for rank in outcome.secondary_failures:
+            self._decide_secondary(outcome, rank)
         for peer in self.peers.by_link.values():
-            abort = self._must_abort(peer.rank)
-            self._send(peer, protocol.JobEnds(self._verdict.first.status, abort, waits=peer.decided))
+            abort = self._must_abort(outcome, peer.rank)
+            self._send(peer, protocol.JobEnds(outcome.first.status, abort, waits=peer.decided))

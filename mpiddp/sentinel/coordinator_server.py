@@ -227,12 +227,13 @@ class CoordinatorServer:
 
     def _report_snapshot(self) -> None:
         """Pass a snapshot to the coordinator, and print it if a SIGINT came and no rank obeys it."""
-        seen = self._inquiry().seen({report.rank: report.where for report in self._coordinator.reports})
-        self.handle(events.SnapshotTaken(seen))
+        failed = {report.rank: report.where for report in self._coordinator.evidence.reports}
+        snapshot = self._inquiry().seen(failed)
+        self.handle(events.SnapshotTaken(snapshot))
         is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
-        if is_ignored and seen.table and not self._loop.has_timer("sigquit"):
+        if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
             self._loop.set_timer("sigquit", SIGQUIT_SPREAD_S, lambda: None)
-            say(f"mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n{seen.table}")
+            say(f"mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n{snapshot.table}")
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)

@@ -140,7 +140,7 @@ class OwnRankJoined(Record):
 class SnapshotTaken(Record):
     """It is known where the ranks are."""
 
-    seen: Seen
+    snapshot: Seen
 
 
 class StallDetected(Record):
