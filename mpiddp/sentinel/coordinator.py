@@ -233,33 +233,21 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
                     self._on_lost(peer, error)
             case events.StallDetected(report):
                 self._add_report(report)
-            case events.WaitForFinishedRank(report) if self.state is S.RUNNING:
-                actions, lasting = self._finished.on_wait(report, now_s)
-                self._do(*actions)
-                if lasting is not None:
-                    self._add_report(lasting)
-            case events.Due("finished check") if self.state is S.RUNNING:
-                self._do(*self._finished.check(now_s))
-                if self.peers.by_rank.keys() - self._finished.ranks:
-                    self._do(events.CheckWaitForFinished())
+            case events.WaitForFinishedRank(report):
+                if self.state is S.RUNNING:
+                    actions, lasting = self._finished.on_wait(report, now_s)
+                    self._do(*actions)
+                    if lasting is not None:
+                        self._add_report(lasting)
             case events.SnapshotTaken(snapshot):
-                self._do(*self._snapshot.end(snapshot, self.peers.by_rank.keys() - self._finished.ranks, self.peers))
-            case events.OwnRankLeft() if self.state is S.RUNNING:
-                self._send_all(protocol.JobFinished())
+                unfinished = self.peers.by_rank.keys() - self._finished.ranks
+                self._do(*self._snapshot.end(snapshot, unfinished, self.peers))
             case events.OwnRankLeft() | events.OwnRankGone():
-                self._is_leaving = True
-                self._decide_if_clear(last_chance=True)
-                self._begin_end()
-                if any(report.kind == ABSENT for report in self.evidence.reports):
-                    self._do(events.CancelStep())
-            case events.Due("told"):
-                self._on_reason_printed()
-            case events.Due("cleanup"):
-                self._begin_end()
-            case events.Due("unprinted"):
-                self._print_if_unprinted()
-            case events.Due("late") if self.state is S.RUNNING and self._own is not None:
-                self._do(*self._late_ranks.remind(now_s - self._began_s, self.peers.hosts, self._own.world_size))
+                self._on_own_rank_end(isinstance(event, events.OwnRankLeft))
+            case events.Due(timer):
+                self._on_due(timer)
+            case _:
+                assert_never(event)
         self._decide_if_clear()
         if self._is_leaving and self.has_unprinted_verdict and not self._waits_for_print:
             self._waits_for_print = True
@@ -270,6 +258,35 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     def has_unprinted_verdict(self) -> bool:
         """Whether a verdict may have to be printed here, because nobody has reported so far that it is."""
         return self._outcome is not None and not self._is_printed
+
+    def _on_own_rank_end(self, in_order: bool) -> None:
+        """End the job with rank 0."""
+        if in_order and self.state is S.RUNNING:
+            self._send_all(protocol.JobFinished())
+            return
+        self._is_leaving = True
+        self._decide_if_clear(last_chance=True)
+        self._begin_end()
+        if any(report.kind == ABSENT for report in self.evidence.reports):
+            self._do(events.CancelStep())
+
+    def _on_due(self, timer: str) -> None:
+        match timer:
+            case "finished check":
+                if self.state is S.RUNNING:
+                    self._do(*self._finished.check(self._now_s))
+                    if self.peers.by_rank.keys() - self._finished.ranks:
+                        self._do(events.CheckWaitForFinished())
+            case "late":
+                if self.state is S.RUNNING and self._own is not None:
+                    waited_s = self._now_s - self._began_s
+                    self._do(*self._late_ranks.remind(waited_s, self.peers.hosts, self._own.world_size))
+            case "printed":
+                self._on_reason_printed()
+            case "cleanup":
+                self._begin_end()
+            case "unprinted":
+                self._print_if_unprinted()
 
     def _send(self, peer: Peer, message: CoordinatorToSentinel) -> None:
         self._do(events.ToPeer(peer.link, message))
@@ -421,10 +438,10 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             report.rank for report in self.evidence.reports if report.rank != outcome.first.rank]
         if first is None or outcome.first.kind == ABSENT or outcome.first in self.evidence.exits:
             self._print_if_unprinted()
-            self._do(events.SetTimer("told", FORWARDING_S))
+            self._do(events.SetTimer("printed", FORWARDING_S))
         else:
             self._send(first, protocol.Decision(verdict, outcome.first.status, abort=True))
-            self._do(events.SetTimer("told", PRINT_TIMEOUT_S))
+            self._do(events.SetTimer("printed", PRINT_TIMEOUT_S))
 
     def _print_if_unprinted(self) -> None:
         """Print the reason, if the rank that failed first cannot any more, and has not."""

@@ -199,13 +199,13 @@ class Watcher(StateMachine[State, events.WatcherAction]):
                     self._kill_scheduled = self._enter(S.SELF_HANDLED)
             case "decision":
                 self._decide_alone()
-            case "lost":
+            case "rank 0 lost":
                 self._end_without_coordinator()
-            case "ask":
+            case "terminate":
                 self._do(events.RequestTermination())
             case "kill":
                 self._do(events.Kill())
-            case "told":
+            case "printed":
                 self._do(events.ToCoordinator(protocol.ReasonPrinted()))
                 self._finish()
             case "cancel":
@@ -268,7 +268,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         if end.abort and (end.waits or self._waiting_for_job_end or not self._rank_reported):
             self._do(events.ToRank(protocol.EndRank(end.status)), events.SignalEnd())
         if not self._rank_reported:
-            self._do(events.RequestFlush(), events.SetTimer("ask", min(TERMINATION_DELAY_S, self._grace_s())))
+            self._do(events.RequestFlush(), events.SetTimer("terminate", min(TERMINATION_DELAY_S, self._grace_s())))
         self._kill_in_time()
 
     def _on_coordinator_lost(self) -> None:
@@ -284,7 +284,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         if self._job_finished or not self._enter(S.RANK_0_LOST):
             return
         self._rank_0_closed = closed
-        self._do(events.SetTimer("lost", LEAVE_TIMEOUT_S if self._script_ended else LAUNCHER_KILL_TIMEOUT_S))
+        self._do(events.SetTimer("rank 0 lost", LEAVE_TIMEOUT_S if self._script_ended else LAUNCHER_KILL_TIMEOUT_S))
 
     def _end_without_coordinator(self) -> None:
         """End the rank, which its launcher has not ended although rank 0 and its sentinel are gone."""
@@ -298,7 +298,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
     def _on_rank_gone(self, event: events.RankGone) -> None:
         """Report on a rank that is gone, unless it has done so, and end what it left behind."""
         self.gone = True
-        self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "ask", "kill")))
+        self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "terminate", "kill")))
         stack = crash_stack(self._stack_lines)
         self._do(events.SendCrashStack(shortened(stack, LONG_TEXT)))
         if self.state is S.STARTING:
@@ -327,7 +327,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         if self._decision is not None and self._decision.verdict is not None:
             error_file = self.member.error_file if self.member else ""
             after_s = self._now_s - self.startup.began_s
-            self._do(events.ToCoordinator(protocol.ReasonPrinted(done=False)), events.SetTimer("told", FORWARDING_S),
+            self._do(events.ToCoordinator(protocol.ReasonPrinted(done=False)), events.SetTimer("printed", FORWARDING_S),
                      events.PrintReason(self._decision.verdict, self.member, after_s, error_file))
         else:
             self._finish()

@@ -34,7 +34,7 @@ def give_up(self: Watcher) -> None:
     """Take the death of rank 0's sentinel for that of rank 0."""
     self._no_coordinator = True
     self._enter(watcher.State.RANK_0_LOST)
-    self._do(events.SetTimer("lost", LAUNCHER_KILL_TIMEOUT_S))
+    self._do(events.SetTimer("rank 0 lost", LAUNCHER_KILL_TIMEOUT_S))
 
 
 BUGS: dict[str, Callable[[], Any]] = {
