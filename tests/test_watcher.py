@@ -88,7 +88,7 @@ def test_a_rank_that_may_be_leaving_in_order_has_longer(watcher: Watcher, script
     if script_ended:
         watcher.handle(events.FromRank(ScriptEnded()), 1.1)
     assert watcher.handle(events.Rank0Lost(True), 2.0) == [events.SetTimer("rank 0 lost", wait_s)]
-    assert events.LeaveJob() in watcher.handle(events.FromRank(Leave()), 2.0 + wait_s - 0.1)
+    assert events.WatcherCommand.LEAVE_JOB in watcher.handle(events.FromRank(Leave()), 2.0 + wait_s - 0.1)
 
 
 @pytest.mark.parametrize(("kind", "waits"), [(OWN, False), (CONSEQUENCE, True)])

@@ -26,6 +26,7 @@ from ..failure.root_cause import (
 from ..ipc.codec import Text, Unreadable
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
+from .events import CoordinatorCommand
 from .protocol import CoordinatorToSentinel, Hello, SentinelToCoordinator, UnfinishedRanks, WatchPeerProcess
 from .startup_timeout import LateRanks
 from .state_machine import StateMachine
@@ -98,7 +99,7 @@ class PendingSnapshot:
         self.snapshot = self.snapshot._replace(looking=True)
         if asker is not None:
             self._askers.append(asker)
-        return [] if is_pending else [events.TakeSnapshot()]
+        return [] if is_pending else [CoordinatorCommand.TAKE_SNAPSHOT]
 
     def end(self, snapshot: Seen, unfinished: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
         """Take the snapshot, and send those who have asked which ranks are unfinished, and where these are."""
@@ -268,7 +269,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._decide_if_clear(last_chance=True)
         self._begin_end()
         if any(report.kind == ABSENT for report in self.evidence.reports):
-            self._do(events.CancelStep())
+            self._do(CoordinatorCommand.CANCEL_STEP)
 
     def _on_due(self, timer: str) -> None:
         match timer:
@@ -276,7 +277,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
                 if self.state is S.RUNNING:
                     self._do(*self._finished.check(self._now_s))
                     if self.peers.by_rank.keys() - self._finished.ranks:
-                        self._do(events.CheckWaitForFinished())
+                        self._do(CoordinatorCommand.CHECK_WAIT_FOR_FINISHED)
             case "late":
                 if self.state is S.RUNNING and self._own is not None:
                     waited_s = self._now_s - self._began_s

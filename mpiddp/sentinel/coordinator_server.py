@@ -31,6 +31,7 @@ from ..where.registry import Card, job_number, remove, withdraw, write
 from . import events
 from .background import BackgroundTasks, run_detached
 from .coordinator import Coordinator, State
+from .events import CoordinatorCommand
 from .process_cleanup import cancel_step
 from .protocol import (
     CoordinatorReceives,
@@ -180,11 +181,11 @@ class CoordinatorServer:
                 tell(verdict, who, after_s)
                 if error_file:
                     self._tasks.write(error_file, record(verdict, who, progress.steps()))
-            case events.CancelStep():
+            case CoordinatorCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_step, self._watched.step))
-            case events.TakeSnapshot():
+            case CoordinatorCommand.TAKE_SNAPSHOT:
                 self._request_snapshot(Requester.DECISION)
-            case events.CheckWaitForFinished():
+            case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
                 self._request_snapshot(Requester.FINISHED_CHECK)
 
     def _send(self, link: int, message: CoordinatorSends) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..failure.rank import Member
@@ -203,10 +204,6 @@ class PrintReason(Record):
     error_file: str
 
 
-class CancelStep(Record):
-    """Cancel the Slurm step of the job's ranks, if there is one."""
-
-
 # Actions of a watcher
 
 
@@ -283,49 +280,36 @@ class RecordChild(Record):
     pid: int
 
 
-class RecordDescendants(Record):
-    """Remember the processes that the rank has started, while it is there to be their parent."""
-
-
 class SendCrashStack(Record):
     """Send the relay the stack of the rank's crash for the log; empty if it has not crashed."""
 
     text: str
 
 
-class SignalEnd(Record):
-    """Let the rank read the `EndRank` that it was sent, also if it is stopped."""
+class WatcherCommand(enum.Enum):
+    """An action of a watcher that has no fields."""
 
-
-class RequestFlush(Record):
-    """Let a thread of the rank flush the files that the script has open: the launcher may kill it at any moment."""
-
-
-class RequestTermination(Record):
-    """Send the rank SIGTERM if it handles that; otherwise that would kill it."""
-
-
-class Terminate(Record):
-    """Send the rank SIGTERM."""
-
-
-class Kill(Record):
-    """Send the rank SIGKILL."""
-
-
-class LeaveJob(Record):
-    """Report to the others that the rank leaves in order, and end this process."""
-
-
-class EndOthers(Record):
-    """Let all others end their ranks, if this process is the coordinator."""
-
-
-class CleanUp(Record):
-    """End what the rank has left behind, and this process."""
+    RECORD_DESCENDANTS = "remember the processes that the rank has started, while it is there to be their parent"
+    SIGNAL_END = "let the rank read the `EndRank` that it was sent, also if it is stopped"
+    REQUEST_FLUSH = "let a thread of the rank flush the script's open files: the launcher may kill it at any moment"
+    REQUEST_TERMINATION = "send the rank SIGTERM if it handles that; otherwise that would kill it"
+    TERMINATE = "send the rank SIGTERM"
+    KILL = "send the rank SIGKILL"
+    LEAVE_JOB = "report to the others that the rank leaves in order, and end this process"
+    END_OTHERS = "let all others end their ranks, if this process is the coordinator"
+    CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
+    CLEAN_UP = "end what the rank has left behind, and this process"
 
 
 # Actions of the coordinator
+
+
+class CoordinatorCommand(enum.Enum):
+    """An action of the coordinator that has no fields."""
+
+    TAKE_SNAPSHOT = "find out where the ranks are, and post `SnapshotTaken`"
+    CHECK_WAIT_FOR_FINISHED = "find out whether ranks wait for one that has finished, and post `WaitForFinishedRank`"
+    CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
 
 
 class ToPeer(Record):
@@ -341,22 +325,9 @@ class CloseConnection(Record):
     link: int
 
 
-class TakeSnapshot(Record):
-    """Find out where the ranks are, and post `SnapshotTaken`."""
-
-
-class CheckWaitForFinished(Record):
-    """Find out whether ranks wait for one that has finished its script, and post `WaitForFinishedRank`."""
-
-
-RankAction = (
-    RecordChild | RecordDescendants | SendCrashStack | SignalEnd | RequestFlush | RequestTermination | Terminate | Kill
-    | LeaveJob | EndOthers | CancelStep | CleanUp
-)
+RankAction = RecordChild | SendCrashStack | WatcherCommand
 WatcherAction = (
     SetTimer | CancelTimer | PrintLine | PrintReason | WriteRecord | ToRank | ToCoordinator | StartProbeResponder
     | RunCoordinator | ConnectToCoordinator | ObserveRank | ReceiveDescriptor | ProbeHosts | WatchProcess | RankAction
 )
-CoordinatorAction = (
-    SetTimer | PrintLine | PrintReason | CancelStep | ToPeer | CloseConnection | TakeSnapshot | CheckWaitForFinished
-)
+CoordinatorAction = SetTimer | PrintLine | PrintReason | ToPeer | CloseConnection | CoordinatorCommand

@@ -41,6 +41,7 @@ from ..where.protocol import (
 from . import events
 from .background import TASK_TIMEOUT_S, BackgroundTasks, NonblockingStderr, run_detached
 from .connections import RANK_CODEC, Connections, RankChannel
+from .events import WatcherCommand
 from .process_cleanup import ProcessCleanup, cancel_step, unmap_inherited
 from .protocol import KILL_SIGNAL, Leave, LocallyHandled, QueryStopped, StoppedStatus, WatchedRank
 from .startup_timeout import REPORTS_SPREAD_S
@@ -180,35 +181,35 @@ class Sentinel:
         match action:
             case events.RecordChild(pid):
                 self._cleanup.record_child(pid)
-            case events.RecordDescendants():
+            case WatcherCommand.RECORD_DESCENDANTS:
                 self._cleanup.record_descendants()
             case events.SendCrashStack(text):
                 if self._relay is not None:
                     self._relay.send(CrashStack(text))
-            case events.SignalEnd():
+            case WatcherCommand.SIGNAL_END:
                 self._send_signal(END_SIGNAL)
                 if self._process.is_stopped():
                     self._send_signal(signal.SIGCONT)
-            case events.RequestFlush():
+            case WatcherCommand.REQUEST_FLUSH:
                 with contextlib.suppress(OSError):
                     os.write(self._sampler.socket if self._sampler else self._inspect_fds.socket, FLUSH)
-            case events.RequestTermination():
+            case WatcherCommand.REQUEST_TERMINATION:
                 if self._process.handles(signal.SIGTERM):
                     self._send_signal(signal.SIGTERM)
-            case events.Terminate():
+            case WatcherCommand.TERMINATE:
                 self._cleanup.record_segments()
                 self._send_signal(signal.SIGTERM)
-            case events.Kill():
+            case WatcherCommand.KILL:
                 self._cleanup.record_segments()
                 self._send_signal(signal.SIGKILL if self._process.pid != 1 else KILL_SIGNAL)
-            case events.LeaveJob():
+            case WatcherCommand.LEAVE_JOB:
                 self._connections.leave_job()
                 self._end_when_idle()
-            case events.EndOthers():
+            case WatcherCommand.END_OTHERS:
                 self._connections.end_others()
-            case events.CancelStep():
+            case WatcherCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_step, self._watched.step))
-            case events.CleanUp():
+            case WatcherCommand.CLEAN_UP:
                 self._clean_up()
             case _:
                 assert_never(action)

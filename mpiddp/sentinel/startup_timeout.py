@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..base.text import listed, ranges
 from . import events
+from .events import WatcherCommand
 from .protocol import Stage, WatchedRank
 
 PROBE_HOSTS_TIMEOUT_S = 2.0
@@ -52,7 +53,7 @@ class StartupTimeout:
     def end_rank(self, cause: str) -> list[events.WatcherAction]:
         """End the rank, and print why."""
         self.failed = True
-        return [events.PrintLine(f"mpiddp: {self._watched.who} {cause}, in {self.stage}"), events.Terminate(),
+        return [events.PrintLine(f"mpiddp: {self._watched.who} {cause}, in {self.stage}"), WatcherCommand.TERMINATE,
                 events.SetTimer("kill", KILL_DELAY_S)]
 
     def report_death(self, cause: str) -> list[events.WatcherAction]:
@@ -87,7 +88,7 @@ class StartupTimeout:
         self.failed = True
         line = f"mpiddp: ending {self._watched.who}: still in {self.stage} {waited_s:.0f} s after its start"
         is_printed = self._watched.first_on_node or not in_mpi  # in MPI_Init, all ranks of the node are late
-        end: list[events.WatcherAction] = [events.Terminate(), events.SetTimer("kill", KILL_DELAY_S)]
+        end: list[events.WatcherAction] = [WatcherCommand.TERMINATE, events.SetTimer("kill", KILL_DELAY_S)]
         return [events.PrintLine(line), *end] if is_printed else end
 
 

@@ -17,6 +17,7 @@ from ..ipc.codec import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
 from . import events, protocol
+from .events import WatcherCommand
 from .protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, CoordinatorToSentinel, RankToSentinel
 from .startup_timeout import HARD_GRACE_S, REPORTS_SPREAD_S, StartupTimeout
 from .state_machine import StateMachine
@@ -150,7 +151,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
                 self._enter(S.SELF_HANDLED)
             case protocol.Leave():
                 if self._enter(S.OVER):
-                    self._do(events.LeaveJob())
+                    self._do(WatcherCommand.LEAVE_JOB)
             case Text(line):
                 self._stack_lines.append(line)
             case Unreadable(error):
@@ -202,20 +203,20 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             case "rank 0 lost":
                 self._end_without_coordinator()
             case "terminate":
-                self._do(events.RequestTermination())
+                self._do(WatcherCommand.REQUEST_TERMINATION)
             case "kill":
-                self._do(events.Kill())
+                self._do(WatcherCommand.KILL)
             case "printed":
                 self._do(events.ToCoordinator(protocol.ReasonPrinted()))
                 self._finish()
             case "cancel":
-                self._do(events.CancelStep())
+                self._do(WatcherCommand.CANCEL_STEP)
                 self._end_watch()
 
     def _report(self, report: Report) -> None:
         """Report to the coordinator why the rank ends, unless there is a decision already."""
         if not self.gone:
-            self._do(events.RecordDescendants())
+            self._do(WatcherCommand.RECORD_DESCENDANTS)
         if self._decision is not None:
             self._take_decision(self._decision)
             return
@@ -264,11 +265,12 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         if self.gone:  # its report and this message have crossed
             self._take_decision(self._decision)
             return
-        self._do(events.RecordDescendants())
+        self._do(WatcherCommand.RECORD_DESCENDANTS)
         if end.abort and (end.waits or self._waiting_for_job_end or not self._rank_reported):
-            self._do(events.ToRank(protocol.EndRank(end.status)), events.SignalEnd())
+            self._do(events.ToRank(protocol.EndRank(end.status)), WatcherCommand.SIGNAL_END)
         if not self._rank_reported:
-            self._do(events.RequestFlush(), events.SetTimer("terminate", min(TERMINATION_DELAY_S, self._grace_s())))
+            self._do(WatcherCommand.REQUEST_FLUSH,
+                     events.SetTimer("terminate", min(TERMINATION_DELAY_S, self._grace_s())))
         self._kill_in_time()
 
     def _on_coordinator_lost(self) -> None:
@@ -334,7 +336,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
 
     def _finish(self) -> None:
         """Release the ranks that wait for this one."""
-        self._do(events.ToCoordinator(protocol.CleanupDone()), events.EndOthers())
+        self._do(events.ToCoordinator(protocol.CleanupDone()), WatcherCommand.END_OTHERS)
         if self.startup.failed:
             self._do(events.SetTimer("cancel", REPORTS_SPREAD_S))
         else:
@@ -342,7 +344,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
 
     def _end_watch(self) -> None:
         self._enter(S.OVER)
-        self._do(events.CleanUp())
+        self._do(WatcherCommand.CLEAN_UP)
 
     def _grace_s(self) -> float:
         return self.member.grace_s if self.member else HARD_GRACE_S

@@ -562,26 +562,26 @@ class Sentinel:
     def _do_to_rank(self, action: events.WatcherAction) -> None:
         world, rank = self.world, self.rank
         match action:
-            case events.SignalEnd():
+            case events.WatcherCommand.SIGNAL_END:
                 world.send(("to rank", self.number), 0.0005, rank.alert)
-            case events.RequestTermination():
+            case events.WatcherCommand.REQUEST_TERMINATION:
                 if world.random.random() < 0.3 and not rank.stopped and not rank.busy:
                     world.at(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
-            case events.Terminate() | events.Kill():
+            case events.WatcherCommand.TERMINATE | events.WatcherCommand.KILL:
                 rank.die(signal.SIGKILL, by_sentinel=True)
-            case events.LeaveJob():
+            case events.WatcherCommand.LEAVE_JOB:
                 if self.number == 0:
                     world.server.post(events.OwnRankLeft())
                 else:
                     self._do(events.ToCoordinator(protocol.Leave()))
                 self._die_when_idle()
-            case events.EndOthers():
+            case events.WatcherCommand.END_OTHERS:
                 if self.number == 0:
                     world.server.post(events.OwnRankGone())
-            case events.CancelStep():
+            case events.WatcherCommand.CANCEL_STEP:
                 world.cancelled = True
                 world.kill_all(0.1)
-            case events.CleanUp():
+            case events.WatcherCommand.CLEAN_UP:
                 world.at(world.random.uniform(0.01, CLEANING_S), self._die_when_idle)
 
     def _die_when_idle(self) -> None:
@@ -642,14 +642,14 @@ class Server:
                 self._timers.set(name, after_s)
             case events.PrintReason(verdict):
                 world.print_report("coordinator", verdict)
-            case events.CancelStep():
+            case events.CoordinatorCommand.CANCEL_STEP:
                 world.cancelled = True
                 world.kill_all(0.1)
             case events.PrintLine(text):
                 world.said.append(text)
-            case events.CheckWaitForFinished():
+            case events.CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
                 world.at(world.random.uniform(0.2, 2.0), self._tell_deserted)
-            case events.TakeSnapshot():
+            case events.CoordinatorCommand.TAKE_SNAPSHOT:
                 world.at(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(Seen()))
             case events.CloseConnection():
                 pass
