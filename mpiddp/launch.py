@@ -34,7 +34,7 @@ from .runner.exec import refuse_again
 from .runner.lifecycle import RunningJob, leave_job, run_script
 from .runner.signal_dispositions import give_signals_back, note_preloaded
 from .runner.walltime import prepare_stop
-from .sentinel.fork import fork_sentinel
+from .sentinel.client import fork_sentinel
 
 if TYPE_CHECKING:
     from mpi4py import MPI

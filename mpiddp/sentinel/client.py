@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..base.config import DESERTED_TIMEOUT_S, LaunchConfig
 from ..base.stderr import write_all
+from ..discovery import launchers, runtime, schedulers
 from ..failure.rank import Member
 from ..failure.root_cause import CONSEQUENCE, Report, Verdict, brief
 from ..ipc.channel import Channel
@@ -33,37 +35,14 @@ from ..planning.environment import Endpoint
 from ..where import progress  # noqa: F401 (shared with the sentinel, which is forked after that)
 from ..where.dumper import Window, caught
 from ..where.protocol import QuerySocket, StackPipe
-from .protocol import (
-    FINAL_EXIT_TIMEOUT_S,
-    LAUNCHER_KILL_TIMEOUT_S,
-    ChildStarted,
-    CleanupDone,
-    CoordinatorToSentinel,
-    Decision,
-    EndRank,
-    Failed,
-    Hello,
-    JobEnds,
-    Leave,
-    ListenPort,
-    LocallyHandled,
-    QueryUnfinished,
-    RankToSentinel,
-    ReasonPrinted,
-    RegisterRank,
-    ScriptEnded,
-    SentinelLost,
-    SentinelToCoordinator,
-    SentinelToRank,
-    ServeProbes,
-    Stage,
-    StartCoordinator,
-    UnfinishedRanks,
-    WatchedRank,
-)
+from . import protocol
+from .protocol import Decision, EndRank, JobEnds, ListenPort, RegisterRank, UnfinishedRanks
 from .wakeup_fd import WakeupFd
 
-Received = SentinelToRank | CoordinatorToSentinel  # the latter once the sentinel is dead
+# The coordinator takes the place of the sentinel once that is dead.
+Sent = protocol.RankToSentinel | protocol.SentinelToCoordinator
+Received = protocol.SentinelToRank | protocol.CoordinatorToSentinel
+RankChannel = Channel[Sent, Received]
 CODEC: Codec[Received] = Codec(Received)
 Awaited = TypeVar("Awaited", ListenPort, Decision, UnfinishedRanks, EndRank)
 
@@ -75,19 +54,53 @@ MAX_READ_S = 0.1  # for one read: another thread, or a signal's handler, may hav
 CONNECT_TIMEOUT_S = 2.0  # to the coordinator, and for its proof
 
 
+def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) -> SentinelClient:
+    """Fork the process that watches this one; rank 0's can probe other hosts."""
+    rank = started_by.rank if started_by else 0
+    by_srun = started_by is not None and started_by.by_srun
+    if os.getpid() == 1:
+        make_killable()
+    return SentinelClient(protocol.WatchedRank(
+        who=f"rank {rank} on {runtime.hostname()}",
+        first_on_node=launchers.is_first_on_node(os.environ),
+        step=runtime.slurm_step(os.environ, started_by),
+        hosts=lambda: schedulers.slurm_hosts(os.environ) if rank == 0 else [],
+        by_srun=by_srun,
+        step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
+        timeout_s=config.startup_timeout_s,
+        stall_s=config.stall_s or 0.0,
+        stall_abort=config.stall_abort,
+        exit_timeout_s=config.exit_timeout_s or DESERTED_TIMEOUT_S,
+    ))
+
+
+def make_killable() -> None:
+    """Let KILL_SIGNAL end this process, which is the first of its container, also in native code.
+
+    The kernel does not deliver to such a process what it does not handle, nor SIGKILL (man 7 pid_namespaces).
+    """
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    library.signal(protocol.KILL_SIGNAL, ctypes.cast(library._exit, ctypes.c_void_p))
+
+
 class SentinelClient:
     """Forks the sentinel of this process and talks to it; if that is killed, to the coordinator."""
 
-    def __init__(
-        self, watched: WatchedRank, watch: Callable[[socket.socket, socket.socket, int, WatchedRank, float], None]
-    ) -> None:
-        """Fork the sentinel that watches this process; `watch` is what it does, as in sentinel/process.py."""
+    def __init__(self, watched: protocol.WatchedRank) -> None:
+        """Fork the sentinel that watches this process."""
         self.start = time.monotonic()
         self._signals, self._its_signals = socket.socketpair()  # open without a sentinel, too: a signal is no error
         pid = os.getpid()
-        self._helper: HelperProcess[RankToSentinel | SentinelToCoordinator, Received] = HelperProcess(
-            f"the sentinel of {watched.who}", lambda sock: watch(sock, self._its_signals, pid, watched, self.start),
-            CODEC, kept=(self._its_signals.fileno(),))
+
+        def run(sock: socket.socket) -> None:
+            from . import process  # the rank does not wait for this import
+
+            process.watch(sock, self._its_signals, pid, watched, self.start)
+
+        self._helper: HelperProcess[Sent, Received] = HelperProcess(
+            f"the sentinel of {watched.who}", run, CODEC, kept=(self._its_signals.fileno(),))
         self._channel = self._helper.channel  # the coordinator's, once the sentinel is dead
         self._descriptors = OwnedDescriptors()
         self._stderr = 2  # as the launcher gave it
@@ -101,21 +114,21 @@ class SentinelClient:
         self._window: Window | None = None
         self._stop_reporting_programs: Callable[[], object] = bool
         self._end: Callable[[int], object] = sys.exit
-        self._script_ended: ScriptEnded | None = None
+        self._script_ended: protocol.ScriptEnded | None = None
         self._has_failed = False
         self._waits_for_job_end = False  # the decision lets it wait for that
         self._is_ending = False  # the job ends, as the coordinator has told this rank
 
     def report_stage(self, name: str) -> None:
         """Report the stage that begins."""
-        self._channel.send(Stage(name))
+        self._channel.send(protocol.Stage(name))
 
     def serve_probes(self, token: str, port: int = 0) -> int:
         """Let this sentinel send `token` to whoever connects to this node, and return the port; 0 if it cannot.
 
         It listens on `port`, or on a free one if that is 0.
         """
-        return self._request_port(ServeProbes(token, port))
+        return self._request_port(protocol.ServeProbes(token, port))
 
     def start_coordinator(self, address: str, token: str, ranks: int, port: int = 0) -> int:
         """Let this sentinel coordinate those of so many ranks, and return the port of `address` on which it listens.
@@ -123,16 +136,16 @@ class SentinelClient:
         That is `port`, or a free one if that is 0. Returns 0 if it cannot. It serves no probes any more. This process
         has the port, too: so the other sentinels see that it is alive when its own sentinel is not.
         """
-        return self._request_port(StartCoordinator(address, token, ranks, port))
+        return self._request_port(protocol.StartCoordinator(address, token, ranks, port))
 
-    def _request_port(self, request: ServeProbes | StartCoordinator) -> int:
+    def _request_port(self, request: protocol.ServeProbes | protocol.StartCoordinator) -> int:
         self._channel.send(request)
         port = self._await(ListenPort, LISTEN_TIMEOUT_S)
         while port is not None and port.request != type(request).__name__:  # a late answer to an earlier request
             port = self._await(ListenPort, LISTEN_TIMEOUT_S)
         if port is None or not port.number:
             return 0
-        if isinstance(request, StartCoordinator):
+        if isinstance(request, protocol.StartCoordinator):
             self._descriptors.add(self._channel.take_descriptor())
         return port.number
 
@@ -153,7 +166,7 @@ class SentinelClient:
 
         By `relay_socket`, unless it is -1, it reaches the relay of the rank's output.
         """
-        self._channel.send(Stage(""))
+        self._channel.send(protocol.Stage(""))
         os.register_at_fork(after_in_child=self._in_child)
         if not self._is_watched:
             return
@@ -172,7 +185,7 @@ class SentinelClient:
         self._wakeup_fd = WakeupFd(self._signals.fileno())
         if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not caught([signal.SIGQUIT]):
             signal.signal(signal.SIGQUIT, leave_to_sentinel)
-        self._stop_reporting_programs = report_programs(lambda pid: self._channel.send(ChildStarted(pid)))
+        self._stop_reporting_programs = report_programs(lambda pid: self._channel.send(protocol.ChildStarted(pid)))
 
     def detach(self) -> None:
         """Report nothing to the sentinel any more; the process goes on."""
@@ -206,16 +219,16 @@ class SentinelClient:
         self._has_failed = True
         report = brief(report)
         channel = self._channel
-        self._channel.send(Failed(report))
+        self._channel.send(protocol.Failed(report))
         decision = self._await(Decision)
         self._helper.handle_death()
         if decision is None and self._channel is not channel:
-            self._channel.send(Failed(report))
+            self._channel.send(protocol.Failed(report))
             decision = self._await(Decision)
         self._helper.stop_monitoring()
         if decision is None:
             if report.kind == CONSEQUENCE and not self._is_watched:
-                time.sleep(LAUNCHER_KILL_TIMEOUT_S)
+                time.sleep(protocol.LAUNCHER_KILL_TIMEOUT_S)
             decision = Decision(Verdict(report), report.status, True)
         self._waits_for_job_end = not decision.abort
         return decision
@@ -225,32 +238,33 @@ class SentinelClient:
 
         That writes `record` to --error-file: a file system that stands still could keep this process from ending.
         """
-        return self._channel.send(ReasonPrinted(record=record if self._is_watched else "")) and self._is_watched
+        message = protocol.ReasonPrinted(record=record if self._is_watched else "")
+        return self._channel.send(message) and self._is_watched
 
     def report_cleanup_done(self) -> None:
         """Report that this rank, which has failed, has nothing more to do."""
-        self._channel.send(CleanupDone())
+        self._channel.send(protocol.CleanupDone())
 
     def report_script_ended(self, by_exit: Report | None = None) -> None:
         """Report that the script has finished; `by_exit` as in ScriptEnded."""
-        self._script_ended = ScriptEnded(by_exit)
+        self._script_ended = protocol.ScriptEnded(by_exit)
         self._channel.send(self._script_ended)
 
     def unfinished_ranks(self) -> str:
         """Return in words which ranks' scripts have not finished, empty if nobody answers."""
-        self._channel.send(QueryUnfinished())
+        self._channel.send(protocol.QueryUnfinished())
         answer = self._await(UnfinishedRanks)
         return answer.names if answer is not None else ""
 
     def report_locally_handled(self) -> None:
         """Report that this rank knows why it ends, and prints that itself."""
         self._helper.stop_monitoring()
-        self._channel.send(LocallyHandled())
+        self._channel.send(protocol.LocallyHandled())
 
     def dismiss(self) -> None:
         """End the sentinel, and return when it is gone."""
         self._helper.stop_monitoring()
-        self._channel.send(Leave())
+        self._channel.send(protocol.Leave())
         if self._is_watched:
             self._helper.await_end()
             self._leave_coordinator()
@@ -266,8 +280,8 @@ class SentinelClient:
     def _leave_coordinator(self) -> None:
         """Send the coordinator `Leave`, too: a sentinel that was killed may not have passed it on."""
         if (connection := self._channel.take_descriptor()) >= 0:
-            coordinator: Channel[SentinelToCoordinator, Received] = Channel(socket.socket(fileno=connection), CODEC)
-            coordinator.send(Leave())
+            coordinator = RankChannel(socket.socket(fileno=connection), CODEC)
+            coordinator.send(protocol.Leave())
             coordinator.close()
 
     def _await(self, kind: type[Awaited], timeout_s: float = ANSWER_TIMEOUT_S) -> Awaited | None:
@@ -339,9 +353,9 @@ class SentinelClient:
             sock = connect((address, port), token, CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S)
         else:
             return
-        self._channel = Channel(sock, CODEC)
-        self._channel.send(Hello(member.rank, member.host, member.pid, member.namespace))
-        self._channel.send(SentinelLost())
+        self._channel = RankChannel(sock, CODEC)
+        self._channel.send(protocol.Hello(member.rank, member.host, member.pid, member.namespace))
+        self._channel.send(protocol.SentinelLost())
         if self._script_ended is not None:
             self._channel.send(self._script_ended)
         arm_end_signal(self._channel.fileno())
@@ -356,8 +370,9 @@ class SentinelClient:
         if isinstance(job_ends, JobEnds):
             if not self._is_ending and self._registration is not None:
                 self._is_ending = True
+                grace_s = self._registration.member.grace_s + protocol.FINAL_EXIT_TIMEOUT_S
                 with contextlib.suppress(RuntimeError):  # no thread can be started
-                    _thread.start_new_thread(kill_after, (self._registration.member.grace_s + FINAL_EXIT_TIMEOUT_S,))
+                    _thread.start_new_thread(kill_after, (grace_s,))
             if job_ends.abort and (job_ends.waits or self._waits_for_job_end or not self._has_failed):
                 self._end(job_ends.status)
 
@@ -377,7 +392,7 @@ class SentinelClient:
         if self._channel.fileno() < 0:
             return
         if self._is_watched:
-            self._channel.send(ChildStarted(os.getpid()))
+            self._channel.send(protocol.ChildStarted(os.getpid()))
         self._descriptors.close()
         self._helper.abandon()
         self._channel.close()

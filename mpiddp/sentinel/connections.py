@@ -49,7 +49,7 @@ class Connections:
         self._loop, self._rank, self._signals = loop, rank, signals
         self._watched, self._post, self._on_rank_closed = watched, post, on_rank_closed
         self._probe_responder: ProbeResponder | None = None  # in rank 0's sentinel
-        self._server: CoordinatorServer | None = None  # there, too
+        self.server: CoordinatorServer | None = None  # there, too
         self._coordinator: CoordinatorChannel | None = None  # in others
         self._early: list[SentinelToCoordinator] | None = None  # to the coordinator, until it admits this rank
         self._registration: protocol.RegisterRank | None = None
@@ -65,7 +65,7 @@ class Connections:
         with contextlib.suppress(OSError):
             self._probe_responder = ProbeResponder(self._loop, request.token, request.port)
             port = self._probe_responder.port
-        self.send_to_rank(protocol.ListenPort(port, "ServeProbes"))
+        self._rank.send(protocol.ListenPort(port, "ServeProbes"))
 
     def start_coordinator(self, request: protocol.StartCoordinator) -> None:
         """Let this process be the coordinator, and send the rank its port, 0 for a failure."""
@@ -74,17 +74,17 @@ class Connections:
         if self._probe_responder is not None:
             self._probe_responder.close()  # by now every node has tried
         try:
-            self._server = CoordinatorServer(
+            self.server = CoordinatorServer(
                 self._loop, request, self._watched, self._post, self._began_s, self._tasks)
         except OSError:
-            self.send_to_rank(protocol.ListenPort(0, "StartCoordinator"))
+            self._rank.send(protocol.ListenPort(0, "StartCoordinator"))
         else:
-            self._rank.send(protocol.ListenPort(self._server.port, "StartCoordinator"), self._server.fileno())
+            self._rank.send(protocol.ListenPort(self.server.port, "StartCoordinator"), self.server.fileno())
 
     def connect_to_coordinator(self, registration: protocol.RegisterRank) -> None:
         """Connect to the coordinator, if there is one."""
-        if self._server is not None:
-            self._server.register_own_rank(registration.member)
+        if self.server is not None:
+            self.server.register_own_rank(registration.member)
         elif registration.port:
             self._registration, self._early = registration, []
             self._connect()
@@ -96,50 +96,22 @@ class Connections:
         _, address, port, token = self._registration
         Connector(self._loop, address, port, token, "rank 0's sentinel", self._on_connected).connect()
 
-    def watch_process(self, rank: int, pid: int) -> None:
-        """Report when a process of this node ends: one sentinel sees in which order several do."""
-        self._loop.watch_process(pid, lambda: self._post(events.Observed(protocol.PeerProcessEnded(rank))))
-
-    def take_descriptor(self) -> int:
-        """Return the descriptor that came with the rank's last message, -1 if none did."""
-        return self._rank.take_descriptor()
-
-    def send_to_rank(self, message: SentinelToRank) -> None:
-        """Send a message to the rank."""
-        self._rank.send(message)
-
     def send_to_coordinator(self, message: SentinelToCoordinator) -> None:
         """Send a message to the coordinator, if there is one; a failure shows as an event."""
-        if self._server is not None:
-            self._server.handle_own_message(message)
+        if self.server is not None:
+            self.server.handle_own_message(message)
             return
         if self._early is not None:
             self._early.append(message)
         if self._coordinator is not None:
             self._coordinator.send(message)
 
-    def end_others(self) -> None:
-        """Let the job end on all ranks, if this process is the coordinator."""
-        if self._server is not None:
-            self._server.handle(events.OwnRankGone())
-
     def leave_job(self) -> None:
         """Report that the rank leaves the job in order; if it is rank 0, that the job is over."""
-        if self._server is not None:
-            self._server.finish_job()
+        if self.server is not None:
+            self.server.finish_job()
         else:
             self.send_to_coordinator(protocol.Leave())
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether this process still has to do something for others."""
-        return self._server is not None and self._server.is_busy
-
-    def flush(self) -> None:
-        """Return when all is sent to the others."""
-        if self._server is not None:
-            self._server.flush()
-            self._server.close()
 
     def _on_connected(self, connection: socket.socket | None, error: str) -> None:
         """Take the connection to the coordinator; None if it could not be made.

@@ -101,7 +101,7 @@ class CoordinatorServer:
         self._card = card
         if RESTARTS in os.environ and member.error_file:
             self._running_mark = f"{member.error_file}{RUNNING}"
-            run_detached(partial(touch, self._running_mark))
+            run_detached(lambda: os.close(open_for_writing(self._running_mark, keep=True)))
         self._loop.set_timer("card", events.WARMUP_DELAY_S, partial(self._warm_up, card))
         if self._watched.stall_s:
             self._check_for_stall()
@@ -112,12 +112,6 @@ class CoordinatorServer:
             self._inquiry()
             import_module("hmac")  # of ipc/listener.py, if no other rank has connected
         run_detached(partial(write, card))
-
-    def close(self) -> None:
-        """Let the job be found no more."""
-        self._loop.cancel_timers("card")
-        if self._card:
-            run_detached(partial(withdraw, self._card))
 
     @property
     def is_busy(self) -> bool:
@@ -130,12 +124,15 @@ class CoordinatorServer:
             run_detached(partial(remove, self._running_mark))
         self.handle(events.OwnRankLeft())
 
-    def flush(self) -> None:
-        """Return when the others have taken what was sent to them, or have had time to."""
+    def close(self) -> None:
+        """Give the others time to take what was sent to them, and let the job be found no more."""
         deadline = time.monotonic() + FINAL_FLUSH_TIMEOUT_S
         unflushed = list(self._channels.values())
         while (unflushed := [channel for channel in unflushed if not channel.flush()]) and time.monotonic() < deadline:
             time.sleep(0.01)
+        self._loop.cancel_timers("card")
+        if self._card:
+            run_detached(partial(withdraw, self._card))
 
     def handle_own_message(self, message: SentinelToCoordinator) -> None:
         """Take a message of this process's own watcher."""
@@ -304,11 +301,6 @@ class CoordinatorServer:
         channel = self._channels.pop(link)
         self._loop.unwatch(channel)
         channel.close()
-
-
-def touch(path: str) -> None:
-    """Make a file, unless it is there."""
-    os.close(open_for_writing(path, keep=True))
 
 
 def is_for_own_watcher(action: events.CoordinatorAction) -> bool:

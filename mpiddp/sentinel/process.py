@@ -43,7 +43,15 @@ from .background import TASK_TIMEOUT_S, BackgroundTasks, NonblockingStderr, run_
 from .connections import RANK_CODEC, Connections, RankChannel
 from .events import WatcherCommand
 from .process_cleanup import ProcessCleanup, cancel_step, unmap_inherited
-from .protocol import KILL_SIGNAL, Leave, LocallyHandled, QueryStopped, StoppedStatus, WatchedRank
+from .protocol import (
+    KILL_SIGNAL,
+    Leave,
+    LocallyHandled,
+    PeerProcessEnded,
+    QueryStopped,
+    StoppedStatus,
+    WatchedRank,
+)
 from .startup_timeout import REPORTS_SPREAD_S
 from .watcher import State, Watcher
 
@@ -86,7 +94,7 @@ class Sentinel:
         self, rank: RankChannel, signals: socket.socket, process: Process, watched: WatchedRank, began_s: float
     ) -> None:
         self.loop = EventLoop(self.report_error)
-        self._watched, self._process = watched, process
+        self._rank, self._watched, self._process = rank, watched, process
         self._watcher = Watcher(watched, began_s)
         self._tasks = BackgroundTasks(self.loop)
         self._connections = Connections(
@@ -156,7 +164,7 @@ class Sentinel:
             case events.ProbeHosts(line, timeout_s):
                 self._probe_hosts(line, timeout_s)
             case events.ToRank(message):
-                self._connections.send_to_rank(message)
+                self._rank.send(message)
             case events.ToCoordinator(report):
                 self._connections.send_to_coordinator(report)
             case events.StartProbeResponder(probes):
@@ -172,7 +180,8 @@ class Sentinel:
             case events.ReceiveDescriptor(carrier):
                 self._receive_descriptor(carrier)
             case events.WatchProcess(rank, pid):
-                self._connections.watch_process(rank, pid)
+                process_ended = events.Observed(PeerProcessEnded(rank))
+                self.loop.watch_process(pid, lambda: self.post(process_ended))
             case _:
                 self._do_to_rank(action)
 
@@ -206,7 +215,8 @@ class Sentinel:
                 self._connections.leave_job()
                 self._end_when_idle()
             case WatcherCommand.END_OTHERS:
-                self._connections.end_others()
+                if self._connections.server is not None:
+                    self._connections.server.handle(events.OwnRankGone())
             case WatcherCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_step, self._watched.step))
             case WatcherCommand.CLEAN_UP:
@@ -215,7 +225,7 @@ class Sentinel:
                 assert_never(action)
 
     def _receive_descriptor(self, carrier: StackPipe | QuerySocket | RelaySocket) -> None:
-        descriptor = self._connections.take_descriptor()
+        descriptor = self._rank.take_descriptor()
         if isinstance(carrier, RelaySocket):
             self._relay = RelayChannel(socket.socket(fileno=descriptor), RELAY_CODEC)
             return
@@ -307,13 +317,16 @@ class Sentinel:
 
     def _end_when_idle(self) -> None:
         """End this process when nobody needs it any more."""
-        if not self._connections.is_busy and not self._tasks.may_print:
+        server = self._connections.server
+        serves_others = server is not None and server.is_busy
+        if not serves_others and not self._tasks.may_print:
             with contextlib.suppress(OSError):  # no descriptor is left
                 redirect_to_devnull(2)  # a launcher waits until nobody holds it
-        if self._connections.is_busy or self._tasks.is_busy:
+        if serves_others or self._tasks.is_busy:
             self.loop.set_timer("idle", IDLE_CHECK_INTERVAL_S, self._end_when_idle)
         else:
-            self._connections.flush()
+            if server is not None:
+                server.close()
             self.loop.stop()
 
 
