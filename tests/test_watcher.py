@@ -146,7 +146,7 @@ def test_a_rank_tells_its_stage_only_when_it_is_late() -> None:
 
 
 def test_late_ranks_are_named_until_the_script_begins() -> None:
-    coordinator = Coordinator(WATCHED._replace(who="rank 0 on n0"), 0.0)
+    coordinator = Coordinator(WATCHED._replace(name="rank 0 on n0"), 0.0)
     coordinator.handle(events.OwnRankJoined(0, member(0, world_size=9)), 1.0)
     for rank in range(1, 8):
         coordinator.handle(events.PeerGreeted(rank, Hello(rank, f"n{rank}", 77, "1")), 1.0)
@@ -170,7 +170,7 @@ def test_late_ranks_are_named_until_the_script_begins() -> None:
 
 def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
     """The rank that failed first has its decision, and its node is lost before it prints it."""
-    coordinator = Coordinator(WATCHED._replace(who="rank 0 on n0"), 0.0)
+    coordinator = Coordinator(WATCHED._replace(name="rank 0 on n0"), 0.0)
     coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)

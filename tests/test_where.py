@@ -330,7 +330,7 @@ def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
     ((asker, shown),) = found[-1]
     assert asker == 5
     assert isinstance(shown, SnapshotReply)
-    assert len(from_json(shown.picture, 10**6).groups) == 50
+    assert len(from_json(shown.snapshot, 10**6).groups) == 50
     assert most < 200e6
 
 

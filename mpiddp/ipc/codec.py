@@ -21,7 +21,7 @@ class Unreadable(NamedTuple):
 
 
 class Codec(Generic[Message]):
-    """Decodes the messages of a union of NamedTuples, whose fields may be NamedTuples, too."""
+    """Decodes the messages of a union of NamedTuples; their fields may be NamedTuples, too."""
 
     def __init__(self, union: Any) -> None:
         """Resolve all types now: a script may unload our modules later."""

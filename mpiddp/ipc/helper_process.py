@@ -243,6 +243,6 @@ def has_no_writer(pipe: int) -> bool:
 
 
 def file_identity(descriptor: int) -> tuple[int, int]:
-    """Return what tells an open file from others: its device and inode."""
+    """Return the device and inode of an open file."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino

@@ -61,7 +61,7 @@ def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) ->
     if os.getpid() == 1:
         make_killable()
     return SentinelClient(protocol.WatchedRank(
-        who=f"rank {rank} on {runtime.hostname()}",
+        name=f"rank {rank} on {runtime.hostname()}",
         first_on_node=launchers.is_first_on_node(os.environ),
         step=runtime.slurm_step(os.environ, started_by),
         hosts=lambda: schedulers.slurm_hosts(os.environ) if rank == 0 else [],
@@ -100,7 +100,7 @@ class SentinelClient:
             process.watch(sock, self._its_signals, pid, watched, self.start)
 
         self._helper: HelperProcess[Sent, Received] = HelperProcess(
-            f"the sentinel of {watched.who}", run, CODEC, kept=(self._its_signals.fileno(),))
+            f"the sentinel of {watched.name}", run, CODEC, kept=(self._its_signals.fileno(),))
         self._channel = self._helper.channel  # the coordinator's, once the sentinel is dead
         self._descriptors = OwnedDescriptors()
         self._stderr = 2  # as the launcher gave it
@@ -117,7 +117,7 @@ class SentinelClient:
         self._script_ended: protocol.ScriptEnded | None = None
         self._has_failed = False
         self._waits_for_job_end = False  # the decision lets it wait for that
-        self._is_ending = False  # the job ends, as the coordinator has told this rank
+        self._is_ending = False  # the job ends, as the coordinator has sent this rank
 
     def report_stage(self, name: str) -> None:
         """Report the stage that begins."""
@@ -150,7 +150,7 @@ class SentinelClient:
         return port.number
 
     def register(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
-        """Send the sentinel who its rank is and where the coordinator listens.
+        """Register the rank at its sentinel, with the coordinator's address.
 
         When the job ends, `end` is called with its exit status. From now on a script finds no trace of the fork, and
         the death of the sentinel is noticed.

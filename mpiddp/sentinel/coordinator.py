@@ -1,4 +1,4 @@
-"""The logic of the coordinator, in rank 0's sentinel: from the reports of all it decides who failed first."""
+"""The logic of the coordinator, in rank 0's sentinel: from all reports it decides which rank failed first."""
 
 from __future__ import annotations
 

@@ -174,10 +174,10 @@ class CoordinatorServer:
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
             case events.PrintLine(text):
                 say(text)
-            case events.PrintReason(verdict, who, after_s, error_file):
-                tell(verdict, who, after_s)
+            case events.PrintReason(verdict, member, after_s, error_file):
+                tell(verdict, member, after_s)
                 if error_file:
-                    self._tasks.write(error_file, record(verdict, who, progress.steps()))
+                    self._tasks.write(error_file, record(verdict, member, progress.steps()))
             case CoordinatorCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_step, self._watched.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
@@ -192,7 +192,7 @@ class CoordinatorServer:
             self._loop.watch_writable(self._channels[link])
 
     def _deliver(self, messages: Iterable[tuple[int, CoordinatorSends]]) -> None:
-        """Send questions, or a snapshot to each who wanted it."""
+        """Send questions, or a snapshot to each member wanted it."""
         for link, message in messages:
             match link:
                 case Requester.STALL_CHECK:

@@ -196,10 +196,10 @@ class PrintLine(Record):
 
 
 class PrintReason(Record):
-    """Print why the job failed: a rank did, `after_s` after its start; `who` is None if only the verdict is known."""
+    """Print why the job failed, `after_s` after its start; `member` is None if only the verdict is known."""
 
     verdict: Verdict
-    who: Member | None
+    member: Member | None
     after_s: float
     error_file: str
 

@@ -80,7 +80,7 @@ def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: Watche
         process = Process(pid)
     except ProcessLookupError:  # it is gone already
         if not is_handled_by(rank):
-            say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
+            say(f"mpiddp: {watched.name} died as soon as it had started; its launcher may know how")
             time.sleep(REPORTS_SPREAD_S)
             run_detached(partial(cancel_step, watched.step))
         return
@@ -115,7 +115,7 @@ class Sentinel:
     def report_error(self, error: Exception) -> None:
         """Print an error in the sentinel itself, once; if the rank is gone, end soon, whatever the error broke off."""
         text = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: sentinel of {self._watched.who}: {shortened(text)} ({location_of(error)})"
+        line = f"mpiddp: sentinel of {self._watched.name}: {shortened(text)} ({location_of(error)})"
         if line not in self._reported_errors:
             self._reported_errors.add(line)
             say(line)
@@ -152,13 +152,13 @@ class Sentinel:
                 self.loop.cancel_timers(name)
             case events.PrintLine(text):
                 say(text)
-            case events.PrintReason(verdict, who, after_s, error_file):
+            case events.PrintReason(verdict, member, after_s, error_file):
                 self._flush_relay()
-                tell(verdict, who, after_s)
+                tell(verdict, member, after_s)
                 if error_file:
-                    self._tasks.write(error_file, record(verdict, who, progress.steps()))
-                if who is not None:
-                    self._tasks.run(partial(index.note, who.log, is_first=True))
+                    self._tasks.write(error_file, record(verdict, member, progress.steps()))
+                if member is not None:
+                    self._tasks.run(partial(index.note, member.log, is_first=True))
             case events.WriteRecord(error_file, text):
                 self._tasks.write(error_file, text)
             case events.ProbeHosts(line, timeout_s):
@@ -246,7 +246,7 @@ class Sentinel:
     def _warm_up(self) -> None:
         """Set the title, and import now what a sample needs: a later import could stand still on a dead file system."""
         self._cleanup.record_segments()
-        set_process_title(f"mpiddp: sentinel of {self._watched.who}")
+        set_process_title(f"mpiddp: sentinel of {self._watched.name}")
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             import_module("mpiddp.where.sampler")
 

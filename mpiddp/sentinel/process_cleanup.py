@@ -76,7 +76,7 @@ class ProcessCleanup:
         self._rank_pid = self._rank_group = rank_pid
         with contextlib.suppress(ProcessLookupError):
             self._rank_group = os.getpgid(rank_pid)
-        self._groups = {rank_pid, self._rank_group}  # process groups and sessions, by the number of who made them
+        self._groups = {rank_pid, self._rank_group}  # process groups and sessions, by the number of their first process
         self._descendants: set[psutil.Process] = set()
         self._segments: set[Segment] = set()
 

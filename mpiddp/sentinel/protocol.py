@@ -30,16 +30,16 @@ FINAL_EXIT_TIMEOUT_S = 2.0  # after the grace: for a rank to exit by itself, or 
 class WatchedRank(NamedTuple):
     """The rank that a sentinel watches, handed over when that is forked.
 
-    Messages call the rank `who`. The sentinel of the one that is `first_on_node` prints what concerns the whole node.
+    Printed lines call it `name`. The sentinel of the rank that is `first_on_node` prints what concerns the whole node.
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
     `hosts` returns the hosts that are probed when the rank waits in MPI_Init, none on most ranks. `by_srun` tells that
     srun itself started the rank, `timeout_s` how long its start may take. `step_daemon` is the process of Slurm that
     the rank descends from, 0 for none. If no rank has moved for `stall_s`, the coordinator prints that, and ends the
-    job if `stall_abort`; 0 for never. It ends a job whose ranks have waited for `exit_timeout_s` for one that has
+    job if `stall_abort`; 0 for never. It ends a job whose ranks have waited for `exit_timeout_s` for a rank that has
     finished its script.
     """
 
-    who: str
+    name: str
     first_on_node: bool
     step: str | None
     hosts: Callable[[], list[str]]
@@ -128,10 +128,10 @@ class CleanupDone(NamedTuple):
 class ScriptEnded(NamedTuple):
     """The rank's script has finished.
 
-    `exit` is the report on it, should other ranks still need this one, if it raised SystemExit with an unknown status.
+    `exit_report` is for the case that other ranks still need this one, if it raised SystemExit with an unknown status.
     """
 
-    exit: Report | None = None
+    exit_report: Report | None = None
 
 
 class QueryUnfinished(NamedTuple):
@@ -150,7 +150,7 @@ class CoordinatorConnected(NamedTuple):
 
 
 class ListenPort(NamedTuple):
-    """The answer to `ServeProbes` or `StartCoordinator`, the name of which is `request`: the port, 0 for a failure.
+    """The answer to `ServeProbes` or `StartCoordinator`, as `request` names it: the port, 0 for a failure.
 
     The coordinator's listener comes with this.
     """

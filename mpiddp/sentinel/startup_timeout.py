@@ -53,7 +53,7 @@ class StartupTimeout:
     def end_rank(self, cause: str) -> list[events.WatcherAction]:
         """End the rank, and print why."""
         self.failed = True
-        return [events.PrintLine(f"mpiddp: {self._watched.who} {cause}, in {self.stage}"), WatcherCommand.TERMINATE,
+        return [events.PrintLine(f"mpiddp: {self._watched.name} {cause}, in {self.stage}"), WatcherCommand.TERMINATE,
                 events.SetTimer("kill", KILL_DELAY_S)]
 
     def report_death(self, cause: str) -> list[events.WatcherAction]:
@@ -62,7 +62,7 @@ class StartupTimeout:
             return []
         self.failed = True
         hint = TRY_RING if self._watched.by_srun and self.stage == "MPI_Init" and "SIGSEGV" in cause else ""
-        return [events.PrintLine(f"mpiddp: {self._watched.who} {cause}, in {self.stage}{hint}")]
+        return [events.PrintLine(f"mpiddp: {self._watched.name} {cause}, in {self.stage}{hint}")]
 
     def on_due(self, timer: str, now_s: float) -> list[events.WatcherAction]:
         """Act on one of the timers "warn", "start" and "late"."""
@@ -76,7 +76,7 @@ class StartupTimeout:
         """Print that the rank waits in MPI_Init, if it does."""
         if self.stage != "MPI_Init" or not self._watched.first_on_node:
             return []
-        return [events.ProbeHosts(f"mpiddp: {self._watched.who} has waited {waited_s:.0f} s in MPI_Init, "
+        return [events.ProbeHosts(f"mpiddp: {self._watched.name} has waited {waited_s:.0f} s in MPI_Init, "
                                   "which returns when every rank of the job has reached it",
                                   min(PROBE_HOSTS_TIMEOUT_S, self._watched.timeout_s / 4))]
 
@@ -86,7 +86,7 @@ class StartupTimeout:
         if not in_mpi and waited_s < self._watched.timeout_s + HARD_GRACE_S:
             return [events.SetTimer("start", self._watched.timeout_s + HARD_GRACE_S - waited_s)]
         self.failed = True
-        line = f"mpiddp: ending {self._watched.who}: still in {self.stage} {waited_s:.0f} s after its start"
+        line = f"mpiddp: ending {self._watched.name}: still in {self.stage} {waited_s:.0f} s after its start"
         is_printed = self._watched.first_on_node or not in_mpi  # in MPI_Init, all ranks of the node are late
         end: list[events.WatcherAction] = [WatcherCommand.TERMINATE, events.SetTimer("kill", KILL_DELAY_S)]
         return [events.PrintLine(line), *end] if is_printed else end

@@ -81,7 +81,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         self._do(*self.startup.begin_watch())
         self._stack_lines: list[str] = []  # that faulthandler printed
         self._rank_reported = False  # by itself
-        self._decision: protocol.Decision | None = None  # what the rank is told when it fails, once that is known
+        self._decision: protocol.Decision | None = None  # what follows if the rank fails, once that is known
         self._undecided: Report | None = None  # a report without a decision
         self._no_coordinator = False  # or none any more
         self._rank_0_closed = False  # rank 0's node has closed the connection, so it can be reached
@@ -107,7 +107,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             case events.NoCoordinator(error):
                 self._no_coordinator = True
                 if error:
-                    self._print(f"{self.watched.who} is not watched together with the others: {error}")
+                    self._print(f"{self.watched.name} is not watched together with the others: {error}")
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
             case events.Observed(observation):

@@ -181,7 +181,7 @@ def talk(card: Card, connection: socket.socket, inspect: Inspecting | None) -> t
     shown = hear(wire, SnapshotReply, 1, ANSWER_S)
     if not shown:
         raise UnansweredError(f"job {card.name} has not answered for {ANSWER_S:.0f} s")
-    picture = from_json(shown[0].picture, card.ranks)
+    picture = from_json(shown[0].snapshot, card.ranks)
     ranks = inspect.choose(picture) if inspect is not None else []
     for rank in ranks:
         wire.send(ThreadsRequest(rank, inspect is not None and inspect.native))

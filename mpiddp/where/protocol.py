@@ -70,9 +70,9 @@ class SnapshotRequest(NamedTuple):
 
 
 class SnapshotReply(NamedTuple):
-    """Where the ranks are: `picture` is the JSON of where/rendering.py."""
+    """Where the ranks are: `snapshot` is the JSON of where/rendering.py."""
 
-    picture: str
+    snapshot: str
 
 
 class ThreadsRequest(NamedTuple):
