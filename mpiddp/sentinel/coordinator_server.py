@@ -26,28 +26,19 @@ from ..ipc.codec import Codec, Text, Unreadable
 from ..ipc.event_loop import EventLoop
 from ..ipc.listener import AuthListener, enable_keepalive
 from ..where import progress
-from ..where.protocol import Sample, SnapshotRequest, ThreadsReply, ThreadsRequest
+from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
 from ..where.registry import Card, job_number, remove, withdraw, write
-from . import events
+from . import events, protocol
 from .background import BackgroundTasks, run_detached
 from .coordinator import Coordinator, State
 from .events import CoordinatorCommand
 from .process_cleanup import cancel_step
-from .protocol import (
-    CoordinatorReceives,
-    CoordinatorSends,
-    Hello,
-    Interrupted,
-    SentinelToCoordinator,
-    StartCoordinator,
-    WatchedRank,
-)
 
 if TYPE_CHECKING:
     from ..where.service import Inquiry
 
-PeerChannel = Channel[CoordinatorSends, CoordinatorReceives]
-CODEC: Codec[CoordinatorReceives] = Codec(CoordinatorReceives)
+PeerChannel = Channel[protocol.CoordinatorSends, protocol.CoordinatorReceives]
+CODEC: Codec[protocol.CoordinatorReceives] = Codec(protocol.CoordinatorReceives)
 
 OWN_LINK = 0  # to this process's own watcher; connections have higher numbers
 SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer
@@ -68,7 +59,7 @@ class CoordinatorServer:
     """Listens for the job's sentinels, and carries out what the coordinator wants."""
 
     def __init__(
-        self, loop: EventLoop, request: StartCoordinator, watched: WatchedRank,
+        self, loop: EventLoop, request: protocol.StartCoordinator, watched: protocol.WatchedRank,
         post: Callable[[events.WatcherEvent], None], began_s: float, tasks: BackgroundTasks,
     ) -> None:
         """Listen where it is requested; raise OSError if that is impossible.
@@ -134,11 +125,11 @@ class CoordinatorServer:
         if self._card:
             run_detached(partial(withdraw, self._card))
 
-    def handle_own_message(self, message: SentinelToCoordinator) -> None:
+    def handle_own_message(self, message: protocol.SentinelToCoordinator) -> None:
         """Take a message of this process's own watcher."""
         self._on_message(OWN_LINK, message)
 
-    def _on_message(self, link: int, message: CoordinatorReceives | Text | Unreadable) -> None:
+    def _on_message(self, link: int, message: protocol.CoordinatorReceives | Text | Unreadable) -> None:
         """Take a message of a rank's sentinel."""
         match message:
             case SnapshotRequest():
@@ -154,7 +145,7 @@ class CoordinatorServer:
             case ThreadsRequest():
                 raise ValueError("a sentinel asks for threads")
             case _:
-                self._is_interrupted |= isinstance(message, Interrupted)
+                self._is_interrupted |= isinstance(message, protocol.Interrupted)
                 self.handle(events.FromPeer(link, message))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
@@ -185,13 +176,13 @@ class CoordinatorServer:
             case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
                 self._request_snapshot(Requester.FINISHED_CHECK)
 
-    def _send(self, link: int, message: CoordinatorSends) -> None:
-        if link == OWN_LINK:
+    def _send(self, link: int, message: protocol.CoordinatorSends) -> None:
+        if link == OWN_LINK and not isinstance(message, (SnapshotReply, ThreadsReply)):
             self._post(events.FromCoordinator(message))
         elif link in self._channels and not self._channels[link].enqueue(message):
             self._loop.watch_writable(self._channels[link])
 
-    def _deliver(self, messages: Iterable[tuple[int, CoordinatorSends]]) -> None:
+    def _deliver(self, messages: Iterable[tuple[int, protocol.CoordinatorSends]]) -> None:
         """Send questions, or a snapshot to each member wanted it."""
         for link, message in messages:
             match link:
@@ -275,7 +266,7 @@ class CoordinatorServer:
                     self._loop.call_safely(partial(self._on_message, link, message))
                     continue
                 match message:
-                    case Hello():
+                    case protocol.Hello():
                         is_sentinel = True
                         self.handle(events.PeerGreeted(link, message))
                     case SnapshotRequest():

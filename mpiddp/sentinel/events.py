@@ -10,18 +10,7 @@ from ..failure.root_cause import Report, Seen, Verdict
 from ..ipc.codec import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
-from .protocol import (
-    CoordinatorToSentinel,
-    Hello,
-    Observation,
-    QueryStopped,
-    RankToSentinel,
-    RegisterRank,
-    SentinelToCoordinator,
-    SentinelToRank,
-    ServeProbes,
-    StartCoordinator,
-)
+from . import protocol
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -59,13 +48,13 @@ WARMUP_DELAY_S = 1.0  # from a rank's registration until its sentinel loads what
 class FromRank(Record):
     """The rank has sent a message."""
 
-    message: RankToSentinel | Text | Unreadable
+    message: protocol.RankToSentinel | Text | Unreadable
 
 
 class FromCoordinator(Record):
     """The coordinator has sent a message."""
 
-    message: CoordinatorToSentinel | Text | Unreadable
+    message: protocol.CoordinatorToSentinel | Text | Unreadable
 
 
 class RankGone(Record):
@@ -101,7 +90,7 @@ class StepDaemonGone(Record):
 class Observed(Record):
     """Something has happened at this node that the coordinator wants to know."""
 
-    message: Observation
+    message: protocol.Observation
 
 
 class Due(Record):
@@ -114,14 +103,14 @@ class PeerGreeted(Record):
     """An authenticated connection has sent its Hello."""
 
     link: int
-    hello: Hello
+    hello: protocol.Hello
 
 
 class FromPeer(Record):
     """A sentinel has sent a message."""
 
     link: int
-    message: SentinelToCoordinator | Text | Unreadable
+    message: protocol.SentinelToCoordinator | Text | Unreadable
 
 
 class PeerLost(Record):
@@ -217,31 +206,31 @@ class WriteRecord(Record):
 class ToRank(Record):
     """Send a message to the rank."""
 
-    message: SentinelToRank
+    message: protocol.SentinelToRank
 
 
 class ToCoordinator(Record):
     """Send a message to the coordinator; `CoordinatorLost` follows if it cannot be sent."""
 
-    message: SentinelToCoordinator
+    message: protocol.SentinelToCoordinator
 
 
 class StartProbeResponder(Record):
     """Answer other nodes, which try this one's addresses, and send the rank the `ListenPort`."""
 
-    request: ServeProbes
+    request: protocol.ServeProbes
 
 
 class RunCoordinator(Record):
     """Coordinate the job's sentinels in this process, and send the rank the `ListenPort`."""
 
-    request: StartCoordinator
+    request: protocol.StartCoordinator
 
 
 class ConnectToCoordinator(Record):
     """Connect to the coordinator, in this process or in another."""
 
-    request: RegisterRank
+    request: protocol.RegisterRank
 
 
 class ObserveRank(Record):
@@ -250,7 +239,7 @@ class ObserveRank(Record):
     `ended` tells that its script has finished.
     """
 
-    request: QueryStopped | SampleRequest | ThreadsRequest
+    request: protocol.QueryStopped | SampleRequest | ThreadsRequest
     ended: bool
 
 
@@ -316,7 +305,7 @@ class ToPeer(Record):
     """Send a message over a connection."""
 
     link: int
-    message: CoordinatorToSentinel
+    message: protocol.CoordinatorToSentinel
 
 
 class CloseConnection(Record):

@@ -38,20 +38,11 @@ from ..where.protocol import (
     StackPipe,
     ThreadsRequest,
 )
-from . import events
+from . import events, protocol
 from .background import TASK_TIMEOUT_S, BackgroundTasks, NonblockingStderr, run_detached
 from .connections import RANK_CODEC, Connections, RankChannel
 from .events import WatcherCommand
 from .process_cleanup import ProcessCleanup, cancel_step, unmap_inherited
-from .protocol import (
-    KILL_SIGNAL,
-    Leave,
-    LocallyHandled,
-    PeerProcessEnded,
-    QueryStopped,
-    StoppedStatus,
-    WatchedRank,
-)
 from .startup_timeout import REPORTS_SPREAD_S
 from .watcher import State, Watcher
 
@@ -67,7 +58,7 @@ RELAY_FLUSH_TIMEOUT_S = 0.35  # the coordinator waits half a second for the repo
 PROCESS_CHECK_INTERVAL_S = 1.0  # for a process that the kernel does not watch for us
 
 
-def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: WatchedRank, began_s: float) -> None:
+def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protocol.WatchedRank, began_s: float) -> None:
     """Be the sentinel of process `pid` until that is gone; `signals` brings the number of each signal that it gets.
 
     `sock` is the connection to the rank. `began_s` is when the rank's watch began, on time.monotonic()'s clock.
@@ -91,7 +82,7 @@ class Sentinel:
     """Joins the logic of a watcher to a rank's process, to connections and to the clock."""
 
     def __init__(
-        self, rank: RankChannel, signals: socket.socket, process: Process, watched: WatchedRank, began_s: float
+        self, rank: RankChannel, signals: socket.socket, process: Process, watched: protocol.WatchedRank, began_s: float
     ) -> None:
         self.loop = EventLoop(self.report_error)
         self._rank, self._watched, self._process = rank, watched, process
@@ -180,7 +171,7 @@ class Sentinel:
             case events.ReceiveDescriptor(carrier):
                 self._receive_descriptor(carrier)
             case events.WatchProcess(rank, pid):
-                process_ended = events.Observed(PeerProcessEnded(rank))
+                process_ended = events.Observed(protocol.PeerProcessEnded(rank))
                 self.loop.watch_process(pid, lambda: self.post(process_ended))
             case _:
                 self._do_to_rank(action)
@@ -210,7 +201,7 @@ class Sentinel:
                 self._send_signal(signal.SIGTERM)
             case WatcherCommand.KILL:
                 self._cleanup.record_segments()
-                self._send_signal(signal.SIGKILL if self._process.pid != 1 else KILL_SIGNAL)
+                self._send_signal(signal.SIGKILL if self._process.pid != 1 else protocol.KILL_SIGNAL)
             case WatcherCommand.LEAVE_JOB:
                 self._connections.leave_job()
                 self._end_when_idle()
@@ -250,10 +241,10 @@ class Sentinel:
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             import_module("mpiddp.where.sampler")
 
-    def _observe_rank(self, request: QueryStopped | SampleRequest | ThreadsRequest, ended: bool) -> None:
+    def _observe_rank(self, request: protocol.QueryStopped | SampleRequest | ThreadsRequest, ended: bool) -> None:
         match request:
-            case QueryStopped():
-                self._connections.send_to_coordinator(StoppedStatus(self._process.is_stopped()))
+            case protocol.QueryStopped():
+                self._connections.send_to_coordinator(protocol.StoppedStatus(self._process.is_stopped()))
             case SampleRequest():
                 if self._sampler is None:
                     from ..where.sampler import Looking  # not while the rank starts
@@ -344,6 +335,6 @@ def location_of(error: Exception) -> str:
 def is_handled_by(rank: RankChannel) -> bool:
     """Tell whether a rank that is gone has reported that it prints itself why it ends, or left."""
     try:
-        return any(isinstance(message, (LocallyHandled, Leave)) for message in rank.receive())
+        return any(isinstance(message, (protocol.LocallyHandled, protocol.Leave)) for message in rank.receive())
     except (EOFError, OSError):
         return False
