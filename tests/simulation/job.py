@@ -64,7 +64,7 @@ def simulate(seed: int, tell: Callable[[str], object] | None = None) -> Run:
     faults = draw_faults(random, shape)
     world = World(shape, random, tell)
     for fault in faults:
-        world.at(fault.at_s, inject, world, fault)
+        world.schedule(fault.at_s, inject, world, fault)
     world.run(until_s=shape.script_s + 3 * LOST_LINK_S)
     return Run(shape, faults, violations(world), world.now)
 
@@ -73,7 +73,7 @@ def inject(world: World, fault: Fault) -> None:
     """Let something go wrong, and note it if it has an effect."""
     rank, random = world.ranks[fault.rank], world.random
     world.trace("FAULT", fault)
-    works = rank.alive and not rank.left and not all(one.script_over for one in world.ranks)
+    works = rank.alive and not rank.left and not all(other.script_over for other in world.ranks)
     others_notice = world.shape.collectives and not world.shape.busy and not any(
         earlier.kind in ("SIGSTOP", "node") for _, earlier in world.effects)
     match fault.kind:
@@ -87,14 +87,14 @@ def inject(world: World, fault: Fault) -> None:
                 rank.stopped = True
                 world.on_stall(rank)
         case "node":
-            at_end = any(one.script_over for one in world.ranks if one.node == rank.node)
+            at_end = any(other.script_over for other in world.ranks if other.node == rank.node)
             works = works and world.shape.nodes > 1 and others_notice and not at_end
             if works:
                 world.lose_node(rank.node)
         case "all ranks":
             works = False  # before one of them does
-            for one in world.ranks:
-                world.at(random.uniform(0, 0.02), fail_with_others, world, fault, one)
+            for other in world.ranks:
+                world.schedule(random.uniform(0, 0.02), fail_with_others, world, fault, other)
         case "with its sentinel" if works:
             if rank.number == 0:
                 world.note_coordinator_lost()
@@ -129,32 +129,33 @@ def note_effect(world: World, fault: Fault) -> None:
 
 def fail_with_others(world: World, fault: Fault, rank: Rank) -> None:
     """Let a rank fail by an error that all have; note it at the first."""
-    if all(one.script_over for one in world.ranks):
+    if all(other.script_over for other in world.ranks):
         return
-    if rank.fail("the same for all", 1) and not any(one.kind == fault.kind for _, one in world.effects):
+    if rank.fail("the same for all", 1) and not any(earlier.kind == fault.kind for _, earlier in world.effects):
         note_effect(world, fault)
 
 
 def violations(world: World) -> list[str]:
     """Return what of a job that has run must not be, in words."""
     if not world.effects:
-        found = [f"rank {rank.number} ended with {rank.wait_status} in a job without a fault" for rank in world.ranks
+        violated = [f"rank {rank.number} ended with {rank.wait_status} in a job without a fault" for rank in world.ranks
                  if rank.wait_status != 0]
-        return found + [f"a report in a job without a fault: {one}" for one in (*world.printed, *world.said)]
-    found = [f"rank {rank.number} has not ended" for rank in world.ranks if rank.alive]
-    found += [f"the sentinel of rank {one.number} has not ended" for one in world.sentinels if one.alive]
-    found += late(world)
+        return violated + [f"a report in a job without a fault: {line}" for line in (*world.printed, *world.said)]
+    violated = [f"rank {rank.number} has not ended" for rank in world.ranks if rank.alive]
+    violated += [f"the sentinel of rank {sentinel.number} has not ended" for sentinel in world.sentinels
+              if sentinel.alive]
+    violated += late(world)
     first = plainly_first(world)
     if world.coordinator_gone_s is None and not world.cut_off:
         reports = world.printed or world.doubtful
         if len(reports) != 1:
-            found.append(f"{len(reports)} reports: {reports}")
+            violated.append(f"{len(reports)} reports: {reports}")
         elif first is not None:
-            found += misjudged(world, reports[0].verdict.first, first)
+            violated += misjudged(world, reports[0].verdict.first, first)
     elif first is not None and world.coordinator_gone_s is not None and first.kind in ("raise", "exit"):
-        named = [one.verdict.first.rank for one in world.printed]
-        found += [] if first.rank in named else [f"rank {first.rank} was first, but reports name {named}"]
-    return found
+        named = [report.verdict.first.rank for report in world.printed]
+        violated += [] if first.rank in named else [f"rank {first.rank} was first, but reports name {named}"]
+    return violated
 
 
 def late(world: World) -> list[str]:
@@ -195,11 +196,11 @@ def plainly_first(world: World) -> Fault | None:
 
 def misjudged(world: World, first: Report, fault: Fault) -> list[str]:
     """Return what is wrong with the report of the rank that was taken for the first, and with the status."""
-    found = []
+    violated = []
     if first.rank != fault.rank:
-        found.append(f"rank {first.rank} is named, but rank {fault.rank} was first")
+        violated.append(f"rank {first.rank} is named, but rank {fault.rank} was first")
     if first.status != STATUSES[fault.kind]:
-        found.append(f"status {first.status} of {fault}")
+        violated.append(f"status {first.status} of {fault}")
     if len(world.effects) == 1 and not world.shape.watchdog and world.ended_with != STATUSES[fault.kind]:
-        found.append(f"the launcher's status is {world.ended_with}, not that of {fault}")
-    return found
+        violated.append(f"the launcher's status is {world.ended_with}, not that of {fault}")
+    return violated

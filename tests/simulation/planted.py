@@ -21,8 +21,8 @@ def nothing(*_: Any) -> None:
 
 def last_named(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
     """Return the verdict, but with the report that came last."""
-    found = root_cause.judge(reports, waited_s, scene)
-    return found._replace(first=reports[-1]) if found else None
+    verdict = root_cause.judge(reports, waited_s, scene)
+    return verdict._replace(first=reports[-1]) if verdict else None
 
 
 def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:

@@ -98,7 +98,7 @@ class World:
         self.sentinels = [Sentinel(self, rank) for rank in self.ranks]
         self.server = Server(self)
         for rank in self.ranks:
-            self.at(random.uniform(0, 0.05), rank.begin)
+            self.schedule(random.uniform(0, 0.05), rank.begin)
 
     def link(self, caller: Sentinel) -> int:
         """Return a number for a new connection to the coordinator."""
@@ -110,11 +110,11 @@ class World:
         if self._tell:
             self._tell(f"{self.now:9.4f}  " + " ".join(map(str, words)))
 
-    def at(self, after_s: float, act: Callable[..., object], *arguments: Any) -> None:
+    def schedule(self, after_s: float, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act` so long from now."""
-        self._schedule(self.now + after_s, act, *arguments)
+        self._schedule_at(self.now + after_s, act, *arguments)
 
-    def _schedule(self, at_s: float, act: Callable[..., object], *arguments: Any) -> None:
+    def _schedule_at(self, at_s: float, act: Callable[..., object], *arguments: Any) -> None:
         self._count += 1
         heapq.heappush(self._queue, (at_s, self._count, act, arguments))
 
@@ -122,16 +122,16 @@ class World:
         """Call `act` so long from now, but never before what was sent over this channel earlier."""
         due = max(self._last.get(channel, 0.0), self.now + delay_s)
         self._last[channel] = due
-        self._schedule(due, act, *arguments)
+        self._schedule_at(due, act, *arguments)
 
-    def between(self, one: int, other: int) -> float | None:
+    def between(self, node: int, other: int) -> float | None:
         """Return the delay of a message between two nodes, None if it never arrives."""
-        if one != other and {one, other} & self.lost_nodes:
+        if node != other and {node, other} & self.lost_nodes:
             return None
         delay = self.random.uniform(*LOCAL_S)
-        if one != other and self.cut_off:
-            delay += max(0.0, max(self.cut_off.get(one, 0.0), self.cut_off.get(other, 0.0)) - self.now)
-        if one != other and {one, other} & self.slow_nodes:
+        if node != other and self.cut_off:
+            delay += max(0.0, max(self.cut_off.get(node, 0.0), self.cut_off.get(other, 0.0)) - self.now)
+        if node != other and {node, other} & self.slow_nodes:
             delay += self.random.uniform(0, self.shape.slow_s)
         return delay
 
@@ -178,7 +178,7 @@ class World:
             reached_s = after_s + self.random.uniform(0, 0.05)
             if node not in self.lost_nodes:
                 for rank in self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
-                    self.at(reached_s + self.random.uniform(0, 0.01), rank.die, signal.SIGKILL)
+                    self.schedule(reached_s + self.random.uniform(0, 0.01), rank.die, signal.SIGKILL)
 
     def lose_node(self, node: int) -> None:
         """Let a node vanish, without a word to anybody."""
@@ -194,14 +194,14 @@ class World:
     def doubt(self, *lost: str) -> None:
         """Put aside the reports of those that are lost, if they could perhaps not tell any more that it is printed."""
         if self.server.coordinator.has_unprinted_verdict:
-            self.doubtful += [one for one in self.printed if one.by in lost]
-            self.printed = [one for one in self.printed if one.by not in lost]
+            self.doubtful += [report for report in self.printed if report.by in lost]
+            self.printed = [report for report in self.printed if report.by not in lost]
 
     def on_stall(self, rank: Rank) -> None:
         """Let the other ranks notice, at the end of their collective's time, that one does not come."""
         for other in self.ranks:
             if other is not rank:
-                self.at(COLLECTIVE_S + self.random.uniform(0, 0.2), other.miss, rank)
+                self.schedule(COLLECTIVE_S + self.random.uniform(0, 0.2), other.miss, rank)
 
     def on_gone(self, rank: Rank) -> None:
         """Let the other ranks notice that one is gone: some at once, by its connections, others in time."""
@@ -212,7 +212,7 @@ class World:
             if other is not rank and not other.reporting:
                 soon = self.random.random() < 0.5
                 after_s = self.random.uniform(0.0005, 0.05) if soon else COLLECTIVE_S
-                self.at(after_s, other.miss, rank)
+                self.schedule(after_s, other.miss, rank)
 
 
 class Rank:
@@ -277,7 +277,7 @@ class Rank:
         """Rule alone if nobody answers; an unwatched rank 0 has nobody who could."""
         assert self.reporting
         alone_s = LAUNCHER_KILL_TIMEOUT_S if self.reporting.kind == CONSEQUENCE else 0.001
-        self.world.at(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
+        self.world.schedule(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
 
     def begin(self) -> None:
         """Start, and join the job."""
@@ -286,9 +286,9 @@ class Rank:
         if self.number == 0:
             self.say(protocol.StartCoordinator("a", "t", shape.ranks))
         after_s = 0.2 + self.world.random.uniform(0, 0.1)
-        self.world.at(after_s, self.say, protocol.RegisterRank(self.member, "a", 1, "t"))
-        self.world.at(after_s, self.say, protocol.Stage(""))
-        self.world.at(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
+        self.world.schedule(after_s, self.say, protocol.RegisterRank(self.member, "a", 1, "t"))
+        self.world.schedule(after_s, self.say, protocol.Stage(""))
+        self.world.schedule(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
 
     def end_script(self) -> None:
         """Come to the script's end, and wait for the others."""
@@ -297,15 +297,15 @@ class Rank:
         self.script_over = True
         self.say(protocol.ScriptEnded())
         if self.world.shape.gives_up:
-            self.world.at(EXIT_TIMEOUT_S, self.give_up_others)
-        if all(one.script_over for one in self.world.ranks):
-            for one in self.world.ranks:
+            self.world.schedule(EXIT_TIMEOUT_S, self.give_up_others)
+        if all(other.script_over for other in self.world.ranks):
+            for rank in self.world.ranks:
                 after_s = self.world.random.uniform(0.001, self.world.shape.leaving_s)
-                self.world.at(after_s, one.leave)
+                self.world.schedule(after_s, rank.leave)
 
     def give_up_others(self) -> None:
         """Fail if others have not come to their end by now."""
-        if not all(one.script_over for one in self.world.ranks):
+        if not all(other.script_over for other in self.world.ranks):
             self.fail("waited in vain for the end of others", 1, kind=CONSEQUENCE)
 
     def leave(self) -> None:
@@ -315,7 +315,7 @@ class Rank:
                 self.miss_sentinel()
             self.left = True
             self.say(protocol.Leave())
-            self.world.at(0.005, self.exit, 0)
+            self.world.schedule(0.005, self.exit, 0)
 
     def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
         """Report an error, wait for what follows, and tell whether this rank still could."""
@@ -355,11 +355,11 @@ class Rank:
             self.told_to_end = message.status
         elif isinstance(message, protocol.JobEnds):
             if not self.ends:
-                self.world.at(self.world.shape.grace_s + FINAL_EXIT_TIMEOUT_S, self.die, signal.SIGKILL, True)
+                self.world.schedule(self.world.shape.grace_s + FINAL_EXIT_TIMEOUT_S, self.die, signal.SIGKILL, True)
             self.ends = True
             is_parked = self.decision is not None and not self.decision.abort
             if message.abort and (message.waits or is_parked or not self.reporting):
-                self.world.at(0.001, self.end_job, message.status)
+                self.world.schedule(0.001, self.end_job, message.status)
 
     def obey(self, decision: protocol.Decision) -> None:
         """Do what follows from a failure."""
@@ -369,7 +369,7 @@ class Rank:
         if decision.verdict is not None:
             self.world.print_report(self.names[0], decision.verdict)
             self.say(protocol.ReasonPrinted())
-        self.world.at(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
+        self.world.schedule(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
 
     def finish_failed(self) -> None:
         """End the job, or wait for the rank that does."""
@@ -377,13 +377,14 @@ class Rank:
             return
         assert self.decision
         self.say(protocol.CleanupDone())
-        self.world.at(0.1 if self.decision.abort else self.world.shape.grace_s + 1, self.end_job, self.decision.status)
+        after_s = 0.1 if self.decision.abort else self.world.shape.grace_s + 1
+        self.world.schedule(after_s, self.end_job, self.decision.status)
 
     def alert(self) -> None:
         """Get END_SIGNAL, after an `EndRank`."""
         self.stopped = False
         if self.alive and not self.busy:
-            self.world.at(0.001, self.end_job, getattr(self, "told_to_end", 1))
+            self.world.schedule(0.001, self.end_job, getattr(self, "told_to_end", 1))
 
     def end_job(self, status: int) -> None:
         """End by oneself, or by MPI_Abort with all others."""
@@ -416,7 +417,7 @@ class Rank:
             self.sentinel.hang_up()
         for other in self.watched_by:
             ended = events.Observed(protocol.PeerProcessEnded(self.number))
-            world.at(world.random.uniform(*LOCAL_S), other.post, ended)
+            world.schedule(world.random.uniform(*LOCAL_S), other.post, ended)
         world.on_exit(self)
         if not self.left:
             world.on_gone(self)
@@ -434,7 +435,7 @@ class Timers:
         """Set a timer; one of the same name is replaced."""
         self._last_turn += 1
         self._turns[name] = self._last_turn
-        self._world.at(after_s, self._due, name, self._last_turn)
+        self._world.schedule(after_s, self._due, name, self._last_turn)
 
     def drop(self, name: str) -> None:
         """Let a timer not come."""
@@ -471,9 +472,9 @@ class Sentinel:
             self.world.note_coordinator_lost()
             for other in self.world.sentinels[1:]:
                 if other.linked:
-                    self.world.at(LOST_LINK_S, other.post, events.Rank0Lost(closed=False))
+                    self.world.schedule(LOST_LINK_S, other.post, events.Rank0Lost(closed=False))
         elif self.linked:
-            self.world.at(LOST_LINK_S, self.world.server.post, events.PeerLost(self.link, "timed out"))
+            self.world.schedule(LOST_LINK_S, self.world.server.post, events.PeerLost(self.link, "timed out"))
 
     def die(self) -> None:
         """End; if the rank is gone too, the kernel closes the connections."""
@@ -484,7 +485,7 @@ class Sentinel:
         if not self.rank.alive:
             self.hang_up()
             return
-        self.world.at(self.world.random.uniform(0.001, 0.1), self.rank.miss_sentinel)
+        self.world.schedule(self.world.random.uniform(0.001, 0.1), self.rank.miss_sentinel)
         for other in self.world.sentinels[1:] if self.number == 0 else []:
             if other.linked:
                 self._send(other, other.post, events.CoordinatorLost())
@@ -566,7 +567,7 @@ class Sentinel:
                 world.send(("to rank", self.number), 0.0005, rank.alert)
             case events.WatcherCommand.REQUEST_TERMINATION:
                 if world.random.random() < 0.3 and not rank.stopped and not rank.busy:
-                    world.at(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
+                    world.schedule(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
             case events.WatcherCommand.TERMINATE | events.WatcherCommand.KILL:
                 rank.die(signal.SIGKILL, by_sentinel=True)
             case events.WatcherCommand.LEAVE_JOB:
@@ -582,11 +583,11 @@ class Sentinel:
                 world.cancelled = True
                 world.kill_all(0.1)
             case events.WatcherCommand.CLEAN_UP:
-                world.at(world.random.uniform(0.01, CLEANING_S), self._die_when_idle)
+                world.schedule(world.random.uniform(0.01, CLEANING_S), self._die_when_idle)
 
     def _die_when_idle(self) -> None:
         if self.number == 0 and self.world.server.coordinator.has_unprinted_verdict:
-            self.world.at(0.05, self._die_when_idle)
+            self.world.schedule(0.05, self._die_when_idle)
         else:
             self.die()
 
@@ -599,12 +600,12 @@ class Sentinel:
             hello = protocol.Hello(member.rank, member.host, member.pid, member.namespace)
             self.send_to_coordinator(events.PeerGreeted(self.link, hello))
             if not (self.world.ranks[0].alive or self.world.sentinels[0].alive):
-                self.world.at(LOCAL_S[0], self.post, events.Rank0Lost(closed=True))
+                self.world.schedule(LOCAL_S[0], self.post, events.Rank0Lost(closed=True))
 
     def _watch(self, number: int) -> None:
         self.world.ranks[number].watched_by.append(self)
         if not self.world.ranks[number].alive:
-            self.world.at(0.001, self.post, events.Observed(protocol.PeerProcessEnded(number)))
+            self.world.schedule(0.001, self.post, events.Observed(protocol.PeerProcessEnded(number)))
 
 
 class Server:
@@ -648,14 +649,14 @@ class Server:
             case events.PrintLine(text):
                 world.said.append(text)
             case events.CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
-                world.at(world.random.uniform(0.2, 2.0), self._tell_deserted)
+                world.schedule(world.random.uniform(0.2, 2.0), self._tell_deserted)
             case events.CoordinatorCommand.TAKE_SNAPSHOT:
-                world.at(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(Seen()))
+                world.schedule(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(Seen()))
             case events.CloseConnection():
                 pass
 
     def _tell_deserted(self) -> None:
         """Tell whether all ranks that have not come to their end wait for those that have."""
-        living = [one for one in self.world.ranks if not one.script_over]
-        waits = living and all(one.waits for one in living)
+        living = [rank for rank in self.world.ranks if not rank.script_over]
+        waits = living and all(rank.waits for rank in living)
         self.post(events.WaitForFinishedRank(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))
