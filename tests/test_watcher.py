@@ -176,7 +176,7 @@ def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
     coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
     ruled = coordinator.handle(events.Due("select"), 2.1)
     assert events.ToPeer(1, Decision(Verdict(report(1)), 1, True)) in ruled
-    gone = coordinator.handle(events.OwnRankGone(), 3.0)
+    gone = coordinator.handle(events.OwnRankEnded(in_order=False), 3.0)
     assert events.SetTimer("unprinted", FINAL_PRINT_TIMEOUT_S) in gone
     assert coordinator.has_unprinted_verdict
     told = coordinator.handle(events.Due("unprinted"), 4.0)
@@ -206,7 +206,7 @@ def test_a_reason_that_was_told_is_not_told_again(done: bool) -> None:
     coordinator.handle(events.Due("select"), 2.1)
     answer = coordinator.handle(events.FromPeer(1, ReasonPrinted(done)), 2.2)
     assert any(isinstance(action, events.ToPeer) and isinstance(action.message, JobEnds) for action in answer) == done
-    for event in (events.OwnRankGone(), events.Due("unprinted"), *[events.PeerLost(1)] * done):
+    for event in (events.OwnRankEnded(in_order=False), events.Due("unprinted"), *[events.PeerLost(1)] * done):
         assert not any(isinstance(action, events.PrintReason) for action in coordinator.handle(event, 3.0))
 
 

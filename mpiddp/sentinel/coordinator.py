@@ -243,8 +243,8 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             case events.SnapshotTaken(snapshot):
                 unfinished = self.peers.by_rank.keys() - self._finished.ranks
                 self._do(*self._snapshot.end(snapshot, unfinished, self.peers))
-            case events.OwnRankLeft() | events.OwnRankGone():
-                self._on_own_rank_end(isinstance(event, events.OwnRankLeft))
+            case events.OwnRankEnded(in_order):
+                self._on_own_rank_ended(in_order)
             case events.Due(timer):
                 self._on_due(timer)
             case _:
@@ -260,7 +260,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         """Whether a verdict may have to be printed here, because nobody has reported so far that it is."""
         return self._outcome is not None and not self._is_printed
 
-    def _on_own_rank_end(self, in_order: bool) -> None:
+    def _on_own_rank_ended(self, in_order: bool) -> None:
         """End the job with rank 0."""
         if in_order and self.state is S.RUNNING:
             self._send_all(protocol.JobFinished())

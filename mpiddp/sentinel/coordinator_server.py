@@ -113,7 +113,7 @@ class CoordinatorServer:
         """Report to all, mpiddp.supervise too, that the job is over in order: mpirun's status may hide a lost node."""
         if self._running_mark:
             run_detached(partial(remove, self._running_mark))
-        self.handle(events.OwnRankLeft())
+        self.handle(events.OwnRankEnded(in_order=True))
 
     def close(self) -> None:
         """Give the others time to take what was sent to them, and let the job be found no more."""

@@ -40,6 +40,10 @@ class Record:
         return f"{type(self).__name__}({fields})"
 
 
+RankRequest = (
+    protocol.ServeProbes | protocol.StartCoordinator | protocol.RegisterRank | StackPipe | QuerySocket | RelaySocket
+)
+
 WARMUP_DELAY_S = 1.0  # from a rank's registration until its sentinel loads what a snapshot needs: not during starts
 
 # Events
@@ -145,12 +149,10 @@ class WaitForFinishedRank(Record):
     report: Report | None
 
 
-class OwnRankLeft(Record):
-    """Rank 0 leaves the job in order."""
+class OwnRankEnded(Record):
+    """Rank 0 has left the job `in_order`; or it is gone, and its sentinel ends."""
 
-
-class OwnRankGone(Record):
-    """Rank 0 is gone, and its sentinel ends."""
+    in_order: bool
 
 
 WatcherEvent = (
@@ -158,8 +160,8 @@ WatcherEvent = (
     | Due
 )
 CoordinatorEvent = (
-    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | StallDetected | WaitForFinishedRank
-    | OwnRankLeft | OwnRankGone | Due
+    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | OwnRankEnded | SnapshotTaken | StallDetected
+    | WaitForFinishedRank | Due
 )
 
 # Actions of both
@@ -215,22 +217,10 @@ class ToCoordinator(Record):
     message: protocol.SentinelToCoordinator
 
 
-class StartProbeResponder(Record):
-    """Answer other nodes, which try this one's addresses, and send the rank the `ListenPort`."""
+class CarryOut(Record):
+    """Carry out what the rank requests: listen, connect, or take the descriptor that came with the message."""
 
-    request: protocol.ServeProbes
-
-
-class RunCoordinator(Record):
-    """Coordinate the job's sentinels in this process, and send the rank the `ListenPort`."""
-
-    request: protocol.StartCoordinator
-
-
-class ConnectToCoordinator(Record):
-    """Connect to the coordinator, in this process or in another."""
-
-    request: protocol.RegisterRank
+    request: RankRequest
 
 
 class ObserveRank(Record):
@@ -248,12 +238,6 @@ class ProbeHosts(Record):
 
     line: str
     timeout_s: float
-
-
-class ReceiveDescriptor(Record):
-    """Take the descriptor that came with the rank's message."""
-
-    request: StackPipe | QuerySocket | RelaySocket
 
 
 class WatchProcess(Record):
@@ -316,7 +300,7 @@ class CloseConnection(Record):
 
 RankAction = RecordChild | SendCrashStack | WatcherCommand
 WatcherAction = (
-    SetTimer | CancelTimer | PrintLine | PrintReason | WriteRecord | ToRank | ToCoordinator | StartProbeResponder
-    | RunCoordinator | ConnectToCoordinator | ObserveRank | ReceiveDescriptor | ProbeHosts | WatchProcess | RankAction
+    SetTimer | CancelTimer | PrintLine | PrintReason | WriteRecord | ToRank | ToCoordinator | CarryOut | ObserveRank
+    | ProbeHosts | WatchProcess | RankAction
 )
 CoordinatorAction = SetTimer | PrintLine | PrintReason | ToPeer | CloseConnection | CoordinatorCommand

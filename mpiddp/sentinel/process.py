@@ -158,18 +158,10 @@ class Sentinel:
                 self._rank.send(message)
             case events.ToCoordinator(report):
                 self._connections.send_to_coordinator(report)
-            case events.StartProbeResponder(probes):
-                self._connections.serve_probes(probes)
-            case events.RunCoordinator(coordinator):
-                self._connections.start_coordinator(coordinator)
-            case events.ConnectToCoordinator(registration):
-                self._cleanup.record_segments()
-                self._connections.connect_to_coordinator(registration)
-                self.loop.set_timer("warm up", events.WARMUP_DELAY_S, self._warm_up)
+            case events.CarryOut(rank_request):
+                self._carry_out_request(rank_request)
             case events.ObserveRank(request, ended):
                 self._observe_rank(request, ended)
-            case events.ReceiveDescriptor(carrier):
-                self._receive_descriptor(carrier)
             case events.WatchProcess(rank, pid):
                 process_ended = events.Observed(protocol.PeerProcessEnded(rank))
                 self.loop.watch_process(pid, lambda: self.post(process_ended))
@@ -207,7 +199,7 @@ class Sentinel:
                 self._end_when_idle()
             case WatcherCommand.END_OTHERS:
                 if self._connections.server is not None:
-                    self._connections.server.handle(events.OwnRankGone())
+                    self._connections.server.handle(events.OwnRankEnded(in_order=False))
             case WatcherCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_step, self._watched.step))
             case WatcherCommand.CLEAN_UP:
@@ -215,16 +207,26 @@ class Sentinel:
             case _:
                 assert_never(action)
 
-    def _receive_descriptor(self, carrier: StackPipe | QuerySocket | RelaySocket) -> None:
-        descriptor = self._rank.take_descriptor()
-        if isinstance(carrier, RelaySocket):
-            self._relay = RelayChannel(socket.socket(fileno=descriptor), RELAY_CODEC)
-            return
-        self._inspect_fds = self._inspect_fds.with_end(carrier, descriptor)
-        self._sampler = None
-        if isinstance(carrier, QuerySocket):
-            with contextlib.suppress(OSError):
-                os.write(self._inspect_fds.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
+    def _carry_out_request(self, request: events.RankRequest) -> None:
+        match request:
+            case protocol.ServeProbes():
+                self._connections.serve_probes(request)
+            case protocol.StartCoordinator():
+                self._connections.start_coordinator(request)
+            case protocol.RegisterRank():
+                self._cleanup.record_segments()
+                self._connections.connect_to_coordinator(request)
+                self.loop.set_timer("warm up", events.WARMUP_DELAY_S, self._warm_up)
+            case RelaySocket():
+                self._relay = RelayChannel(socket.socket(fileno=self._rank.take_descriptor()), RELAY_CODEC)
+            case StackPipe() | QuerySocket():
+                self._inspect_fds = self._inspect_fds.with_end(request, self._rank.take_descriptor())
+                self._sampler = None
+                if isinstance(request, QuerySocket):
+                    with contextlib.suppress(OSError):
+                        os.write(self._inspect_fds.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
+            case _:
+                assert_never(request)
 
     def _flush_relay(self) -> None:
         """Wait a moment until what ranks have printed is shown, if it is folded: the report comes after that."""

@@ -127,16 +127,12 @@ class Watcher(StateMachine[State, events.WatcherAction]):
                 self._do(*self.startup.begin_stage(name))
             case protocol.ChildStarted(pid):
                 self._do(events.RecordChild(pid))
-            case StackPipe() | QuerySocket() | RelaySocket():
-                self._do(events.ReceiveDescriptor(message))
-            case protocol.ServeProbes():
-                self._do(events.StartProbeResponder(message))
-            case protocol.StartCoordinator():
-                self._do(events.RunCoordinator(message))
+            case StackPipe() | QuerySocket() | RelaySocket() | protocol.ServeProbes() | protocol.StartCoordinator():
+                self._do(events.CarryOut(message))
             case protocol.RegisterRank(member):
                 self.member = member
                 self._enter(S.WORKING)
-                self._do(events.ConnectToCoordinator(message), *self.startup.on_registered())
+                self._do(events.CarryOut(message), *self.startup.on_registered())
             case protocol.Failed(report):
                 self._rank_reported = True
                 self._report(report)

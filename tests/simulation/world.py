@@ -551,7 +551,7 @@ class Sentinel:
             case events.ToCoordinator(message):
                 if self.linked:
                     self.send_to_coordinator(events.FromPeer(self.link, message))
-            case events.ConnectToCoordinator(request):
+            case events.CarryOut(protocol.RegisterRank() as request):
                 self._meet(request.member)
             case events.ObserveRank(protocol.QueryStopped()):
                 self._do(events.ToCoordinator(protocol.StoppedStatus(rank.stopped)))
@@ -572,13 +572,13 @@ class Sentinel:
                 rank.die(signal.SIGKILL, by_sentinel=True)
             case events.WatcherCommand.LEAVE_JOB:
                 if self.number == 0:
-                    world.server.post(events.OwnRankLeft())
+                    world.server.post(events.OwnRankEnded(in_order=True))
                 else:
                     self._do(events.ToCoordinator(protocol.Leave()))
                 self._die_when_idle()
             case events.WatcherCommand.END_OTHERS:
                 if self.number == 0:
-                    world.server.post(events.OwnRankGone())
+                    world.server.post(events.OwnRankEnded(in_order=False))
             case events.WatcherCommand.CANCEL_STEP:
                 world.cancelled = True
                 world.kill_all(0.1)
