@@ -91,6 +91,15 @@ def test_a_rank_that_may_be_leaving_in_order_has_longer(watcher: Watcher, script
     assert events.WatcherCommand.LEAVE_JOB in watcher.handle(events.FromRank(Leave()), 2.0 + wait_s - 0.1)
 
 
+def test_a_rank_that_is_cleaned_up_after_does_not_leave(watcher: Watcher) -> None:
+    """Its last message is read after its end is seen."""
+    watcher.handle(events.FromCoordinator(JobEnds(1, abort=False)), 2.0)
+    watcher.handle(events.FromRank(ScriptEnded()), 2.1)
+    watcher.state = State.CLEANING
+    assert watcher.handle(events.FromRank(Leave()), 2.2) == []
+    assert watcher.state is State.CLEANING
+
+
 @pytest.mark.parametrize(("kind", "waits"), [(OWN, False), (CONSEQUENCE, True)])
 def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_the_launcher(
     kind: str, waits: bool, watcher: Watcher

@@ -146,7 +146,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             case protocol.LocallyHandled():
                 self._enter(S.SELF_HANDLED)
             case protocol.Leave():
-                if self._enter(S.OVER):
+                if self.state is not S.CLEANING and self._enter(S.OVER):  # else the rank is gone already
                     self._do(WatcherCommand.LEAVE_JOB)
             case Text(line):
                 self._stack_lines.append(line)
