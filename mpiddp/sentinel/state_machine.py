@@ -12,10 +12,6 @@ State = TypeVar("State", bound=enum.Enum)
 Action = TypeVar("Action")
 
 
-class IllegalTransitionError(Exception):
-    """A state machine was to make a transition that its table does not have."""
-
-
 class StateMachine(Generic[State, Action]):
     """Logic without I/O and without a clock: it takes events and returns actions, which others carry out.
 
@@ -49,6 +45,6 @@ class StateMachine(Generic[State, Action]):
         if state is not self.state and state not in self.ignored.get(self.state, ()):
             text = f"{type(self).__name__}: illegal transition from {self.state.name} to {state.name}"
             if self.raises:
-                raise IllegalTransitionError(text)
+                raise AssertionError(text)
             self._do(cast("Action", PrintLine(f"mpiddp: {text}")))
         return False
