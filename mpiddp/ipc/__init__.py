@@ -1,1 +1,1 @@
-"""Inter-process communication: codec, channel, event loop, listener, connector, helper processes; no word of the job."""
+"""Inter-process communication: codec, channel, event loop, listener, connector, helper processes."""
