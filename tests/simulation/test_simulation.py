@@ -40,7 +40,7 @@ def test_the_command() -> None:
     table = check(processes.run(command, "--seeds=500", timeout=60)).stdout
     assert re.search("^500 jobs in .* 0 not as they should be$", table)
     story = check(processes.run(command, "--trace=7", timeout=60)).stdout
-    assert "rank 0 says StartCoordinator(" in story
+    assert "rank 0 sends StartCoordinator(" in story
     assert story.endswith("as it should be\n")
 
 

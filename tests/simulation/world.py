@@ -106,7 +106,7 @@ class World:
         return len(self.callers)
 
     def trace(self, *words: object) -> None:
-        """Tell what happens, if somebody listens."""
+        """Pass on what happens, if a trace is wanted."""
         if self._tell:
             self._tell(f"{self.now:9.4f}  " + " ".join(map(str, words)))
 
@@ -136,7 +136,7 @@ class World:
         return delay
 
     def run(self, until_s: float) -> None:
-        """Let everything happen, up to a time."""
+        """Process the events up to a time."""
         while self._queue and self._queue[0][0] <= until_s:
             self.now, _, act, arguments = heapq.heappop(self._queue)
             act(*arguments)
@@ -163,7 +163,7 @@ class World:
             self.kill_all(NOTICING_S + self.random.uniform(0, self.shape.kills_s))
 
     def hold_busy_ranks(self, but: Rank) -> None:
-        """Let the ranks that are in native code stay there."""
+        """Draw which of the other ranks stay in native code."""
         for rank in self.ranks:
             rank.busy |= rank is not but and self.random.random() < self.shape.busy
 
@@ -181,7 +181,7 @@ class World:
                     self.schedule(reached_s + self.random.uniform(0, 0.01), rank.die, signal.SIGKILL)
 
     def lose_node(self, node: int) -> None:
-        """Let a node vanish, without a word to anybody."""
+        """Let a node vanish without closing its connections."""
         self.trace("node", node, "is lost")
         self.lost_nodes.add(node)
         ranks = self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]
@@ -192,7 +192,7 @@ class World:
             self.on_stall(rank)
 
     def doubt(self, *lost: str) -> None:
-        """Put aside the reports of those that are lost, if they could perhaps not tell any more that it is printed."""
+        """Put aside the reports of lost processes that may not have reported any more that it is printed."""
         if self.server.coordinator.has_unprinted_verdict:
             self.doubtful += [report for report in self.printed if report.by in lost]
             self.printed = [report for report in self.printed if report.by not in lost]
@@ -201,7 +201,7 @@ class World:
         """Let the other ranks notice, at the end of their collective's time, that one does not come."""
         for other in self.ranks:
             if other is not rank:
-                self.schedule(COLLECTIVE_S + self.random.uniform(0, 0.2), other.miss, rank)
+                self.schedule(COLLECTIVE_S + self.random.uniform(0, 0.2), other.notice_loss, rank)
 
     def on_gone(self, rank: Rank) -> None:
         """Let the other ranks notice that one is gone: some at once, by its connections, others in time."""
@@ -212,7 +212,7 @@ class World:
             if other is not rank and not other.reporting:
                 soon = self.random.random() < 0.5
                 after_s = self.random.uniform(0.0005, 0.05) if soon else COLLECTIVE_S
-                self.schedule(after_s, other.miss, rank)
+                self.schedule(after_s, other.notice_loss, rank)
 
 
 class Rank:
@@ -245,28 +245,28 @@ class Rank:
         """The sentinel, also if it was killed."""
         return self.world.sentinels[self.number]
 
-    def miss_sentinel(self) -> None:
-        """Notice that the sentinel was killed, and speak with the coordinator over its connection."""
+    def notice_sentinel_death(self) -> None:
+        """Notice that the sentinel was killed, and use its connection to the coordinator."""
         if not self.alive or self.left or self.stopped or self.busy or self.decision is not None:
             return
         self.world.trace(f"rank {self.number} goes on unwatched")
         self.unwatched = True
-        self.say(protocol.SentinelLost())
+        self.send(protocol.SentinelLost())
         if self.script_over:
-            self.say(protocol.ScriptEnded())
+            self.send(protocol.ScriptEnded())
         if self.reporting:
-            self.say(protocol.Failed(self.reporting))
+            self.send(protocol.Failed(self.reporting))
             self.expect_answer()
         held, self.sentinel.held = self.sentinel.held, []
         for message in held:
-            self.hear(message)
+            self.receive(message)
 
-    def say(self, message: protocol.RankToSentinel | protocol.SentinelLost) -> None:
+    def send(self, message: protocol.RankToSentinel | protocol.SentinelLost) -> None:
         """Send a message to the sentinel, or to the coordinator."""
         world = self.world
         if not self.alive:
             return
-        world.trace(f"rank {self.number} says", message)
+        world.trace(f"rank {self.number} sends", message)
         if not self.unwatched:
             world.send(("rank", self.number), world.random.uniform(*LOCAL_S), self.sentinel.post,
                        events.FromRank(message))
@@ -274,7 +274,7 @@ class Rank:
             self.sentinel.send_to_coordinator(events.FromPeer(self.sentinel.link, message))
 
     def expect_answer(self) -> None:
-        """Rule alone if nobody answers; an unwatched rank 0 has nobody who could."""
+        """Decide alone if nobody answers; nobody can answer a rank 0 without a sentinel."""
         assert self.reporting
         alone_s = LAUNCHER_KILL_TIMEOUT_S if self.reporting.kind == CONSEQUENCE else 0.001
         self.world.schedule(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
@@ -282,20 +282,20 @@ class Rank:
     def begin(self) -> None:
         """Start, and join the job."""
         shape = self.world.shape
-        self.say(protocol.Stage("MPI_Init"))
+        self.send(protocol.Stage("MPI_Init"))
         if self.number == 0:
-            self.say(protocol.StartCoordinator("a", "t", shape.ranks))
+            self.send(protocol.StartCoordinator("a", "t", shape.ranks))
         after_s = 0.2 + self.world.random.uniform(0, 0.1)
-        self.world.schedule(after_s, self.say, protocol.RegisterRank(self.member, "a", 1, "t"))
-        self.world.schedule(after_s, self.say, protocol.Stage(""))
+        self.world.schedule(after_s, self.send, protocol.RegisterRank(self.member, "a", 1, "t"))
+        self.world.schedule(after_s, self.send, protocol.Stage(""))
         self.world.schedule(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
 
     def end_script(self) -> None:
-        """Come to the script's end, and wait for the others."""
+        """Finish the script, and wait for the others."""
         if not self.alive or self.reporting or self.stopped or self.busy:
             return
         self.script_over = True
-        self.say(protocol.ScriptEnded())
+        self.send(protocol.ScriptEnded())
         if self.world.shape.gives_up:
             self.world.schedule(EXIT_TIMEOUT_S, self.give_up_others)
         if all(other.script_over for other in self.world.ranks):
@@ -304,7 +304,7 @@ class Rank:
                 self.world.schedule(after_s, rank.leave)
 
     def give_up_others(self) -> None:
-        """Fail if others have not come to their end by now."""
+        """Fail if others have not finished by now."""
         if not all(other.script_over for other in self.world.ranks):
             self.fail("waited in vain for the end of others", 1, kind=CONSEQUENCE)
 
@@ -312,24 +312,24 @@ class Rank:
         """Leave the job in order."""
         if self.alive and not self.reporting and not self.stopped:
             if not self.sentinel.alive:
-                self.miss_sentinel()
+                self.notice_sentinel_death()
             self.left = True
-            self.say(protocol.Leave())
+            self.send(protocol.Leave())
             self.world.schedule(0.005, self.exit, 0)
 
     def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
-        """Report an error, wait for what follows, and tell whether this rank still could."""
+        """Report an error, wait for what follows, and return whether this rank still could."""
         if not self.alive or self.reporting or self.left or self.stopped or self.busy:
             return False
         self.reporting = Report(self.number, self.host, kind, cause, status)
         self.last_words_s = last_words_s
-        self.say(protocol.Failed(self.reporting))
+        self.send(protocol.Failed(self.reporting))
         self.expect_answer()
         if kind == OWN:
             self.world.on_stall(self)
         return True
 
-    def miss(self, other: Rank) -> None:
+    def notice_loss(self, other: Rank) -> None:
         """Notice in a collective that another rank is gone, or late."""
         missing = not other.alive or other.stopped or other.reporting
         if missing and self.world.shape.watchdog and other.alive and not self.busy and not self.stopped:
@@ -339,18 +339,18 @@ class Rank:
             self.fail(f"connection closed by peer (rank {other.number})", 1, kind=CONSEQUENCE)
 
     def give_up(self) -> None:
-        """Rule alone: nobody answers."""
+        """Decide alone: nobody answers."""
         if self.alive and not self.stopped and self.decision is None:
             assert self.reporting
-            self.obey(protocol.Decision(Verdict(self.reporting), self.reporting.status, True))
+            self.follow(protocol.Decision(Verdict(self.reporting), self.reporting.status, True))
 
-    def hear(self, message: protocol.SentinelToRank | CoordinatorMessage) -> None:
+    def receive(self, message: protocol.SentinelToRank | CoordinatorMessage) -> None:
         """Take a message of the sentinel, or of the coordinator."""
         if not self.alive:
             return
-        self.world.trace(f"rank {self.number} hears", message)
+        self.world.trace(f"rank {self.number} receives", message)
         if isinstance(message, protocol.Decision) and self.decision is None:
-            self.obey(message)
+            self.follow(message)
         elif isinstance(message, protocol.EndRank):
             self.told_to_end = message.status
         elif isinstance(message, protocol.JobEnds):
@@ -361,14 +361,14 @@ class Rank:
             if message.abort and (message.waits or is_parked or not self.reporting):
                 self.world.schedule(0.001, self.end_job, message.status)
 
-    def obey(self, decision: protocol.Decision) -> None:
+    def follow(self, decision: protocol.Decision) -> None:
         """Do what follows from a failure."""
         if self.stopped or self.busy:
             return
         self.decision = decision
         if decision.verdict is not None:
             self.world.print_report(self.names[0], decision.verdict)
-            self.say(protocol.ReasonPrinted())
+            self.send(protocol.ReasonPrinted())
         self.world.schedule(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
 
     def finish_failed(self) -> None:
@@ -376,7 +376,7 @@ class Rank:
         if not self.alive or self.stopped or self.busy:
             return
         assert self.decision
-        self.say(protocol.CleanupDone())
+        self.send(protocol.CleanupDone())
         after_s = 0.1 if self.decision.abort else self.world.shape.grace_s + 1
         self.world.schedule(after_s, self.end_job, self.decision.status)
 
@@ -424,7 +424,7 @@ class Rank:
 
 
 class Timers:
-    """Lets `Due` come to a process, once for each time that a timer is set."""
+    """Posts `Due` to a process, once for each time that a timer is set."""
 
     def __init__(self, world: World, post: Callable[[events.Due], object]) -> None:
         self._world, self._post = world, post
@@ -438,7 +438,7 @@ class Timers:
         self._world.schedule(after_s, self._due, name, self._last_turn)
 
     def drop(self, name: str) -> None:
-        """Let a timer not come."""
+        """Cancel a timer."""
         self._turns.pop(name, None)
 
     def _due(self, name: str, turn: int) -> None:
@@ -466,7 +466,7 @@ class Sentinel:
         self._do_all(self.watcher.take_actions())
 
     def vanish(self) -> None:
-        """Be gone without a word."""
+        """Vanish without closing the connections."""
         self.alive = False
         if self.number == 0:
             self.world.note_coordinator_lost()
@@ -485,7 +485,7 @@ class Sentinel:
         if not self.rank.alive:
             self.hang_up()
             return
-        self.world.schedule(self.world.random.uniform(0.001, 0.1), self.rank.miss_sentinel)
+        self.world.schedule(self.world.random.uniform(0.001, 0.1), self.rank.notice_sentinel_death)
         for other in self.world.sentinels[1:] if self.number == 0 else []:
             if other.linked:
                 self._send(other, other.post, events.CoordinatorLost())
@@ -500,7 +500,7 @@ class Sentinel:
             self.send_to_coordinator(events.PeerLost(self.link))
 
     def post(self, event: events.WatcherEvent) -> None:
-        """Tell the logic of an event, and do what it wants; an event that comes meanwhile is told afterwards."""
+        """Pass an event to the logic, and do what it wants; an event that comes meanwhile follows afterwards."""
         self._events.append(event)
         if len(self._events) == 1:
             while self._events:
@@ -508,15 +508,15 @@ class Sentinel:
                     self.world.trace(f"sentinel {self.number} <-", self._events[0])
                     self._do_all(self.watcher.handle(self._events[0], self.world.now))
                 elif isinstance(self._events[0], events.FromCoordinator):
-                    self._hear_for_rank(self._events[0].message)
+                    self._receive_for_rank(self._events[0].message)
                 self._events.popleft()
 
-    def _hear_for_rank(self, message: CoordinatorMessage) -> None:
-        """Let the rank have what has come over the connection since this sentinel was killed."""
+    def _receive_for_rank(self, message: CoordinatorMessage) -> None:
+        """Pass the rank what has come over the connection since this sentinel was killed."""
         if not self.rank.unwatched:
             self.held.append(message)
         else:
-            self.rank.hear(message)
+            self.rank.receive(message)
 
     def _send(self, other: Sentinel, act: Callable[..., object], *arguments: Any) -> None:
         delay = self.world.between(self.rank.node, other.rank.node)
@@ -524,7 +524,7 @@ class Sentinel:
             self.world.send(("down", other.number), delay, act, *arguments)
 
     def send_to_coordinator(self, event: events.CoordinatorEvent) -> None:
-        """Tell the coordinator of an event."""
+        """Pass an event to the coordinator."""
         if self.number == 0:
             self.world.server.post(event)
         elif (delay := self.world.between(self.rank.node, 0)) is not None:
@@ -547,7 +547,7 @@ class Sentinel:
             case events.PrintReason(verdict):
                 world.print_report(rank.names[1], verdict)
             case events.ToRank(message):
-                world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.hear, message)
+                world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.receive, message)
             case events.ToCoordinator(message):
                 if self.linked:
                     self.send_to_coordinator(events.FromPeer(self.link, message))
@@ -623,7 +623,7 @@ class Server:
         return not self._process.alive
 
     def post(self, event: events.CoordinatorEvent) -> None:
-        """Tell the logic of an event, and do what it wants."""
+        """Pass an event to the logic, and do what it wants."""
         if not self.is_gone:
             self.world.trace("coordinator <-", event)
             actions = self.coordinator.handle(event, self.world.now)
@@ -649,14 +649,14 @@ class Server:
             case events.PrintLine(text):
                 world.said.append(text)
             case events.CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
-                world.schedule(world.random.uniform(0.2, 2.0), self._tell_deserted)
+                world.schedule(world.random.uniform(0.2, 2.0), self._post_wait_for_finished)
             case events.CoordinatorCommand.TAKE_SNAPSHOT:
                 world.schedule(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(Seen()))
             case events.CloseConnection():
                 pass
 
-    def _tell_deserted(self) -> None:
-        """Tell whether all ranks that have not come to their end wait for those that have."""
+    def _post_wait_for_finished(self) -> None:
+        """Post whether all unfinished ranks wait for those that have finished."""
         living = [rank for rank in self.world.ranks if not rank.script_over]
         waits = living and all(rank.waits for rank in living)
         self.post(events.WaitForFinishedRank(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))
