@@ -153,8 +153,8 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 def answer_as_job(connection: socket.socket, picture: str = "") -> None:
     """Prove to know the token of CARD; answer a question by a picture."""
     response = ServerHandshake(CARD.token)
-    while not response.passed:
-        connection.sendall(response.take(connection.recv(response.missing)))
+    while not response.is_authenticated:
+        connection.sendall(response.feed(connection.recv(response.missing_bytes)))
     if connection.recv(1000):
         connection.sendall(encode(SnapshotReply(picture)) + b"\n")
 

@@ -216,7 +216,7 @@ class Upstream:
     def _greet(self) -> None:
         """Take the other end's proof that it knows the token, and send ours, and what has waited for that."""
         try:
-            shown = self._challenge.take(self._connection.recv(self._challenge.missing))
+            shown = self._challenge.feed(self._connection.recv(self._challenge.missing_bytes))
             if shown:
                 self._connection.sendall(shown)
         except (EOFError, OSError):
