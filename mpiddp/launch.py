@@ -34,14 +34,14 @@ from .runner.exec import refuse_again
 from .runner.lifecycle import RunningJob, leave_job, run_script
 from .runner.signal_dispositions import give_signals_back, note_preloaded
 from .runner.walltime import prepare_stop
-from .sentinel.fork import fork_sentinel
+from .sentinel.client import fork_sentinel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .bootstrap.membership import Membership
     from .runner.stop import Stop
-    from .sentinel.client import SentinelHandle
+    from .sentinel.client import SentinelClient
 
 Program = Callable[[RunningJob, LaunchConfig], int]  # returns the exit status of a rank
 job: RunningJob | None = None  # which `launch` started in this process
@@ -115,7 +115,7 @@ def start(config: LaunchConfig) -> RunningJob:
         buffer_by_lines()
         started.ending.direct(outlet_of(membership, config))
     if config.init:
-        sentinel.stage("process group")
+        sentinel.report_stage("process group")
         create_group(started, config)  # 9
     timeline.begin("ready")
     if config.stage:
@@ -131,7 +131,7 @@ def start(config: LaunchConfig) -> RunningJob:
 
 
 def meet(
-    comm: MPI.Comm, config: LaunchConfig, sentinel: SentinelHandle | None = None, stop: Stop | None = None
+    comm: MPI.Comm, config: LaunchConfig, sentinel: SentinelClient | None = None, stop: Stop | None = None
 ) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group; return this rank's part.
 
@@ -166,13 +166,13 @@ def meet(
 
 
 def watch(
-    membership: Membership, config: LaunchConfig, sentinel: SentinelHandle, output: Output, stop: Stop | None
+    membership: Membership, config: LaunchConfig, sentinel: SentinelClient, output: Output, stop: Stop | None
 ) -> RunningJob:
     """Let this rank's sentinel meet the others': from now on the ranks end together."""
     from mpi4py import MPI
 
     timeline.begin("sentinels meet")
-    sentinel.stage("sentinels meet")
+    sentinel.report_stage("sentinels meet")
     ending = Ending(MPI, sentinel, membership.describe(config), output, config)
     ending.join(membership.endpoint)
     write_trace = None
@@ -198,12 +198,12 @@ def create_group(started: RunningJob, config: LaunchConfig) -> None:
 
 
 @contextlib.contextmanager
-def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
+def refusing(MPI: Any, sentinel: SentinelClient) -> Iterator[None]:
     """Run the start after MPI_Init in this block; if it fails, say why, once, and end the job on all ranks."""
     try:
         yield
     except LonelyLaunchError as error:
-        sentinel.settle()
+        sentinel.report_locally_handled()
         refuse_alone(error)
     except LaunchError as error:
         refuse(MPI.COMM_WORLD, error)
@@ -211,10 +211,10 @@ def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
         sentinel.dismiss()
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
-        sentinel.settle()
+        sentinel.report_locally_handled()
         abort(MPI, exception.INTERRUPTED, told=False)
     except Exception as error:
-        sentinel.settle()
+        sentinel.report_locally_handled()
         exception.show(error)
         let_through()
         abort(MPI, exception.status_of(error))
@@ -234,16 +234,16 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
         return join(comm, config)
     started_by = launchers.detect(os.environ)
     sentinel = fork_sentinel(config, started_by)
-    sentinel.stage("the start after MPI_Init")
+    sentinel.report_stage("the start after MPI_Init")
     stop = prepare_stop(config, started_by)
     try:
         await_all(comm, config.startup_timeout_s, sentinel.start)
         membership = meet(comm, config, sentinel, stop)
     except LonelyLaunchError as error:
-        sentinel.settle()
+        sentinel.report_locally_handled()
         refuse_alone(error)
     except BaseException:
-        sentinel.settle()
+        sentinel.report_locally_handled()
         sentinel.dismiss()
         raise
     started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.sentinel.state_machine import StateMachine
 from tests.cgroups import limited
 from tests.cluster import Cluster, debian13, missing_components
 from tests.support import MPIS, ROOT, Mpi, need, scratch
@@ -29,6 +30,7 @@ STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 
 running: list[pytest.Function] = []  # the unit test that runs
 
+StateMachine.raises = True
 LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
 
 

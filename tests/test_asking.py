@@ -21,10 +21,9 @@ import pytest
 from mpiddp.base.files import user_folder
 from mpiddp.base.version import __version__
 from mpiddp.ipc.codec import encode
-from mpiddp.ipc.listener import NONCE_BYTES, Response
-from mpiddp.sentinel.protocol import ASK_SIGNAL
+from mpiddp.ipc.listener import NONCE_BYTES, ServerHandshake
 from mpiddp.where import client, registry
-from mpiddp.where.protocol import Shown
+from mpiddp.where.protocol import ASK_SIGNAL, SnapshotReply
 from mpiddp.where.py_spy import NEEDED
 from mpiddp.where.registry import Card, read_all
 from tests import processes
@@ -153,11 +152,11 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 def answer_as_job(connection: socket.socket, picture: str = "") -> None:
     """Prove to know the token of CARD; answer a question by a picture."""
-    response = Response(CARD.token)
-    while not response.passed:
-        connection.sendall(response.take(connection.recv(response.missing)))
+    response = ServerHandshake(CARD.token)
+    while not response.is_authenticated:
+        connection.sendall(response.feed(connection.recv(response.missing_bytes)))
     if connection.recv(1000):
-        connection.sendall(encode(Shown(picture)) + b"\n")
+        connection.sendall(encode(SnapshotReply(picture)) + b"\n")
 
 
 def test_which_of_several(state: dict[str, str]) -> None:
@@ -222,7 +221,7 @@ def test_who_has_the_port_of_a_dead_job_learns_nothing(quick: Mpi, state: dict[s
 
     def pretend(connection: socket.socket) -> None:
         heard.append(connection.recv(1000))
-        connection.sendall(b"x" * 48 + encode(Shown(HUGE)) + b"\n")
+        connection.sendall(b"x" * 48 + encode(SnapshotReply(HUGE)) + b"\n")
         while heard[-1]:
             heard.append(connection.recv(1000))
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from mpiddp.base.stderr import say
-from mpiddp.ipc.event_loop import Loop
-from mpiddp.sentinel.errands import Errands, Voice
+from mpiddp.ipc.event_loop import EventLoop
+from mpiddp.sentinel.background import BackgroundTasks, NonblockingStderr
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -78,9 +78,9 @@ def in_child(act: Callable[[], None]) -> None:
 
 def say_through(descriptor: int, *texts: bytes) -> None:
     """Say texts as a sentinel does that has this descriptor for stderr."""
-    voice = Voice()
+    stderr = NonblockingStderr()
     for text in texts:
-        voice.write(descriptor, text)
+        stderr.write(descriptor, text)
 
 
 @pytest.mark.process
@@ -145,7 +145,7 @@ def test_where_no_process_can_be_started_it_is_said_nevertheless(
 
     def say_all() -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), 2)
-        Voice().begin()
+        NonblockingStderr().install()
         for text in ("seven", "eight"):
             say(text)
 
@@ -167,50 +167,50 @@ def fail_by(error: Exception) -> None:
 
 def fail_late() -> None:
     """Fail in a loop that has not ended."""
-    pytest.fail("nothing came of the errand")
+    pytest.fail("nothing came of the task")
 
 
 @pytest.mark.process
-def test_an_errand_that_hangs_is_late(tmp_path: Path) -> None:
+def test_a_task_that_stands_still_is_late(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    loop = Loop(fail_by)
-    errands, said = Errands(loop), []
+    loop = EventLoop(fail_by)
+    tasks, said = BackgroundTasks(loop), []
 
     def end(text: str) -> None:
-        said.append((text, errands.busy))
-        loop.over = True
+        said.append((text, tasks.is_busy))
+        loop.stop()
 
-    errands.run(lambda: str(os.open(pipe, os.O_RDONLY)), end, late="late", patience_s=0.2)
-    assert errands.busy
-    assert errands.speaking
+    tasks.run(lambda: str(os.open(pipe, os.O_RDONLY)), end, late="late", timeout_s=0.2)
+    assert tasks.is_busy
+    assert tasks.may_print
     loop.set_timer("deadline", DEADLINE_S, fail_late)
     loop.run()
     assert said == [("late", False)]
-    os.close(os.open(pipe, os.O_WRONLY))  # its reader is the errand, which ends
+    os.close(os.open(pipe, os.O_WRONLY))  # its reader is the task, which ends
 
 
 @pytest.mark.process
-def test_an_errand_tells_what_came_of_it(tmp_path: Path) -> None:
-    loop = Loop(fail_by)
-    errands, said = Errands(loop), []
+def test_the_result_of_a_task(tmp_path: Path) -> None:
+    loop = EventLoop(fail_by)
+    tasks, said = BackgroundTasks(loop), []
 
     def end(text: str) -> None:
         said.append(text)
-        loop.over = True
+        loop.stop()
 
-    errands.run(lambda: "done", end, late="late", patience_s=DEADLINE_S)
+    tasks.run(lambda: "done", end, late="late", timeout_s=DEADLINE_S)
     loop.set_timer("deadline", DEADLINE_S, fail_late)
     loop.run()
     assert said == ["done"]
-    errands.write(str(tmp_path / "file"), "seven")
-    loop.set_timer("look", 0, partial(look, loop, errands))
-    loop.over = False
+    tasks.write(str(tmp_path / "file"), "seven")
+    loop.set_timer("look", 0, partial(look, loop, tasks))
+    loop.stopped = False
     loop.run()
     assert (tmp_path / "file").read_text() == "seven"
 
 
-def look(loop: Loop, errands: Errands) -> None:
-    """Let the loop end when no errand runs."""
-    loop.over = not errands.busy
-    if errands.busy:
-        loop.set_timer("look", 0.01, partial(look, loop, errands))
+def look(loop: EventLoop, tasks: BackgroundTasks) -> None:
+    """Let the loop end when no task runs."""
+    loop.stopped = not tasks.is_busy
+    if tasks.is_busy:
+        loop.set_timer("look", 0.01, partial(look, loop, tasks))

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from mpiddp.failure.rank import LogPlan
-from mpiddp.ipc.channel import Wire, listen
+from mpiddp.ipc.channel import Channel, listen
+from mpiddp.ipc.codec import Codec
 from mpiddp.output import forwarder
 from mpiddp.output.aggregator import Gathering
 from mpiddp.output.forwarder import relay
-from mpiddp.output.protocol import Folding, Forward
+from mpiddp.output.protocol import AggregationConfig, ForwardConfig, RankToRelay, RelayToRank
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
@@ -165,11 +166,12 @@ def test_a_relay_that_fails_lets_output_pass_by_itself(
         raise ValueError("seven")
 
     monkeypatch.setattr(Gathering, "take", fail)
-    monkeypatch.setattr(forwarder, "take_title", lambda _: None)
-    ours, its = map(Wire, socket.socketpair())
+    monkeypatch.setattr(forwarder, "set_process_title", lambda _: None)
+    sock, its = socket.socketpair()
+    ours: Channel[RankToRelay, RelayToRank] = Channel(sock, Codec(RelayToRank))
     pipes = [os.pipe(), os.pipe()]
-    folding = Folding(0, "3", "", 0, "token", 1.0, False, True)
-    ours.send(Forward(LogPlan(), "[{rank}] ", "rank 0 on n0", True, folding), listen("127.0.0.1", 0).detach())
+    folding = AggregationConfig(0, "3", "", 0, "token", 1.0, False, True)
+    ours.send(ForwardConfig(LogPlan(), "[{rank}] ", "rank 0 on n0", True, folding), listen("127.0.0.1", 0).detach())
     running = threading.Thread(target=relay, args=(its, pipes[0][0], pipes[1][0]))
     running.start()
     os.write(pipes[0][1], b"lost\n")

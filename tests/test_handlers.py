@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.sentinel.wakeup_fd import Wakeup
+from mpiddp.sentinel.wakeup_fd import WakeupFd
 from tests.support import MPICH_FIRST, Mpi, first_of, mpiexec, need
 
 # A tool that is there before us; its handler, in C, leaves with the signal's number.
@@ -57,7 +57,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_an_event_loop_takes_the_descriptor_and_gives_it_back(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, its = ends
     before = signal.set_wakeup_fd
-    wakeup = Wakeup(ours.fileno())
+    wakeup = WakeupFd(ours.fileno())
     try:
         asyncio.run(interrupted())
         with pytest.raises(BlockingIOError):  # the loop has had it
@@ -88,6 +88,6 @@ def test_another_descriptor_that_is_there_stays(ends: tuple[socket.socket, socke
     with theirs, other:
         theirs.setblocking(False)
         signal.set_wakeup_fd(theirs.fileno())
-        wakeup = Wakeup(ours.fileno())
+        wakeup = WakeupFd(ours.fileno())
         wakeup.end()
         assert signal.set_wakeup_fd(-1) == theirs.fileno()

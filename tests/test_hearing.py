@@ -20,13 +20,12 @@ from typing import cast
 import psutil
 import pytest
 
-from mpiddp.ipc.event_loop import Loop
+from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.sentinel.process import Sentinel
-from mpiddp.sentinel.protocol import ASK_SIGNAL
 from mpiddp.where import collector, dumper, sampler
 from mpiddp.where.collector import YOUNG_S, Hearing, complaint
 from mpiddp.where.process_sample import Glance
-from mpiddp.where.protocol import TRACER, TRACER_END, Sight, Where
+from mpiddp.where.protocol import ASK_SIGNAL, TRACER, TRACER_END, InspectFds, SampleRequest
 from mpiddp.where.py_spy import NEEDED
 from tests.support import PROGRAMS, ROOT, VENVS
 
@@ -37,10 +36,10 @@ ANSWERING_S = 30  # for all answers of a test, on a machine that is busy
 class Asked:
     """A process with a window, its child, and who asks them."""
 
-    def __init__(self, pid: int, child: int, sight: Sight) -> None:
+    def __init__(self, pid: int, child: int, sight: InspectFds) -> None:
         self.pid, self.child = pid, child
         self.errors: list[Exception] = []
-        self._loop = Loop(self.errors.append)
+        self._loop = EventLoop(self.errors.append)
         self._hearing = Hearing(self._loop, pid, sight)
         os.write(sight.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
 
@@ -58,9 +57,9 @@ class Asked:
             self._loop.set_timer("over", max(0.0, left_s), end)
 
         def end() -> None:
-            self._loop.over = True
+            self._loop.stop()
 
-        self._loop.over = False
+        self._loop.stopped = False
         self._hearing.ask([self.child], look)
         look()
         self._loop.run()
@@ -80,7 +79,7 @@ def windowed(what: str) -> Iterator[Asked]:
             words, ends, _, _ = socket.recv_fds(ours, 100, 2)
             descriptor, child = map(int, words.split())
             time.sleep(YOUNG_S + 0.2)
-            yield Asked(process.pid, child, Sight(ends[0], descriptor, ends[1]))
+            yield Asked(process.pid, child, InspectFds(ends[0], descriptor, ends[1]))
             for end in ends:
                 os.close(end)
         finally:
@@ -106,7 +105,7 @@ def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int, monkeyp
     assert sent == {ASK_SIGNAL}
 
 
-@pytest.mark.parametrize("name", ["encode", "file_of"])
+@pytest.mark.parametrize("name", ["encode", "file_identity"])
 def test_an_exception_of_the_scripts_own_handler_reaches_the_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may come in the middle of ours."""
     def interrupted(*_: object) -> None:
@@ -139,13 +138,13 @@ def test_the_garbage_collector_stays_as_it_was(collects: bool) -> None:
 
 def test_a_rank_that_is_gone_with_a_question_unread_is_no_error() -> None:
     errors: list[Exception] = []
-    loop = Loop(errors.append)
+    loop = EventLoop(errors.append)
     ours, its = socket.socketpair()
     with ours, its:
-        Hearing(loop, os.getpid(), Sight(-1, -1, os.dup(ours.fileno())))
+        Hearing(loop, os.getpid(), InspectFds(-1, -1, os.dup(ours.fileno())))
         ours.send(b"?")
         its.close()
-        loop.set_timer("over", 0.1, lambda: setattr(loop, "over", True))
+        loop.set_timer("over", 0.1, loop.stop)
         loop.run()
     assert errors == []
 
@@ -205,19 +204,22 @@ def test_a_rank_lets_its_sentinel_trace_it_where_yama_asks_for_that(
     assert called == ([(0x59616D61, 77, 0, 0, 0)] if lets else [])
 
 
-@pytest.mark.parametrize(("sight", "used"), [(Sight(3, 4, -1), Sight()), (Sight(3, 4, 5), Sight(3, 4, 5))])
-def test_half_a_window_is_not_looked_through(sight: Sight, used: Sight, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("fds", "used"), [
+    (InspectFds(3, 4, -1), InspectFds()), (InspectFds(3, 4, 5), InspectFds(3, 4, 5))])
+def test_half_a_window_is_not_looked_through(
+    fds: InspectFds, used: InspectFds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its other end is on its way, and then both are used."""
-    seen: list[Sight] = []
+    seen: list[InspectFds] = []
 
-    def look(loop: object, pid: int, sight: Sight, store_port: int, tell: object) -> object:
+    def look(loop: object, pid: int, sight: InspectFds, store_port: int, tell: object) -> object:
         seen.append(sight)
         return SimpleNamespace(look=lambda *_: None)
 
     monkeypatch.setattr(sampler, "Looking", look)
-    sentinel = SimpleNamespace(_looking=None, _sight=sight, loop=None, _process=SimpleNamespace(pid=1),
+    sentinel = SimpleNamespace(_sampler=None, _inspect_fds=fds, loop=None, _process=SimpleNamespace(pid=1),
                                _watcher=SimpleNamespace(member=None))
-    Sentinel._look(cast(Sentinel, sentinel), Where(1), ended=False)
+    Sentinel._observe_rank(cast(Sentinel, sentinel), SampleRequest(1), ended=False)
     assert seen == [used]
 
 

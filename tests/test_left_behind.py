@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.ipc import helper_process
-from mpiddp.sentinel.process_cleanup import mapped, remove
+from mpiddp.sentinel.process_cleanup import mapped_segments, remove_unmapped
 from tests import processes
 from tests.support import DEADLINE_S, MPICH_FIRST, ROOT, Mpi, check, mpiexec, mpiexec_command, single_node_environ
 
@@ -96,7 +96,7 @@ def test_a_process_that_cannot_be_forked_is_named(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(helper_process, "fork", limited)
-    helper_process.reap(helper_process.fork_detached(lambda: None, kept=(), name="the sentinel of rank 1 on n07"))
+    helper_process.reap(helper_process.fork_daemon(lambda: None, kept=(), name="the sentinel of rank 1 on n07"))
     said = capfd.readouterr().err
     assert said.startswith("mpiddp: the sentinel of rank 1 on n07 ")
     assert "Resource temporarily unavailable" in said
@@ -143,11 +143,11 @@ def test_shared_memory_of_a_program_with_its_own_main_is_removed(quick: Mpi, tmp
 
 def test_a_segment_goes_with_the_last_process_that_maps_it(segment: Path) -> None:
     with segment.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        found = {one for one in mapped("self") if one.path == str(segment)}
+        found = {one for one in mapped_segments("self") if one.path == str(segment)}
         assert len(found) == 1
-        remove(found)
+        remove_unmapped(found)
         assert segment.exists()
-    remove({one._replace(inode=one.inode + 1) for one in found})  # another file of that name
+    remove_unmapped({one._replace(inode=one.inode + 1) for one in found})  # another file of that name
     assert segment.exists()
-    remove(found)
+    remove_unmapped(found)
     assert not segment.exists()

@@ -11,11 +11,21 @@ import pytest
 
 from mpiddp.failure.rank import Member
 from mpiddp.failure.root_cause import OWN, Report, Verdict
-from mpiddp.ipc.channel import Wire
-from mpiddp.ipc.codec import decode, encode
+from mpiddp.ipc.channel import Channel
+from mpiddp.ipc.codec import Codec, Text, Unreadable, encode
 from mpiddp.output.protocol import Forwarded
-from mpiddp.sentinel.protocol import End, Failed, JobEnds, Join, Message, Ruling, Sent, Stage, Text, Told, Unreadable
+from mpiddp.sentinel.protocol import (
+    Decision,
+    EndRank,
+    Failed,
+    JobEnds,
+    ReasonPrinted,
+    RegisterRank,
+    Stage,
+)
 
+Sent = Stage | RegisterRank | Failed | ReasonPrinted | JobEnds | Decision | EndRank | Forwarded
+CODEC: Codec[Sent] = Codec(Sent)
 TOKEN = "0123456789abcdef" * 2
 BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
 WAIT_S = 10
@@ -32,56 +42,59 @@ def report(rank: int) -> Report:
 
 
 SOME_MESSAGES: list[Sent] = [
-    Stage("MPI_Init"), Join(member(1), "::1", 77, TOKEN), Failed(report(1), gone=True), Told(), JobEnds(75, True, True),
-    Ruling(None, 1, False), Ruling(Verdict(report(1), "others", True), 1, True), Forwarded(False), Stage("\udcff\n"),
+    Stage("MPI_Init"), RegisterRank(member(1), "::1", 77, TOKEN), Failed(report(1), gone=True), ReasonPrinted(),
+    JobEnds(75, True, True), Decision(None, 1, False), Decision(Verdict(report(1), "others", True), 1, True),
+    Forwarded(False), Stage("\udcff\n"),
 ]
 NONSENSE = {
-    "no fields": b'{"Failed": 7}', "lacks a field": b'{"End": {}}', "one field too many": b'{"Told": {"x": 1}}',
-    "no number": b'{"End": {"status": "1"}}', "no truth": b'{"Failed": {"report": null, "gone": 1}}',
-    "another report": b'{"Failed": {"report": {"no": "report"}, "gone": false}}', "a list": b'{"End": [3]}',
-    "no verdict": b'{"Ruling": {"verdict": [], "status": 1, "abort": true}}',
+    "no fields": b'{"Failed": 7}', "lacks a field": b'{"EndRank": {}}',
+    "one field too many": b'{"ReasonPrinted": {"x": 1}}',
+    "no number": b'{"EndRank": {"status": "1"}}', "no truth": b'{"Failed": {"report": null, "gone": 1}}',
+    "another report": b'{"Failed": {"report": {"no": "report"}, "gone": false}}', "a list": b'{"EndRank": [3]}',
+    "no verdict": b'{"Decision": {"verdict": [], "status": 1, "abort": true}}',
 }
 STRANGE_LINES = [
-    b"", b"Fatal Python error: Aborted", b"{", b"{}", b"[]", b'{"End": {"status": 1}, "Told": {}}', b'{"a": 1}',
-    b"\xff{", b'{"end": 1, "abort": true}', b'{"status": ' + b"9" * 5000 + b"}", BRACKETS.strip(),
+    b"", b"Fatal Python error: Aborted", b"{", b"{}", b"[]", b'{"EndRank": {"status": 1}, "ReasonPrinted": {}}',
+    b'{"a": 1}', b"\xff{", b'{"end": 1, "abort": true}', b'{"status": ' + b"9" * 5000 + b"}", BRACKETS.strip(),
     b'{"\xff": 1}',
 ]
 
 
 @pytest.mark.parametrize("message", SOME_MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_comes_as_it_was_sent(message: Sent) -> None:
-    found = decode(encode(message))
+    found = CODEC.decode(encode(message))
     assert (type(found), found) == (type(message), message)
     assert b"\n" not in encode(message)
 
 
-def test_a_ruling_for_a_script_that_has_unloaded_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_for_a_script_that_has_unloaded_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("mpiddp")]:
         monkeypatch.delitem(sys.modules, name)
-    ruling = Ruling(Verdict(report(1)), 1, abort=True)
-    assert decode(encode(ruling)) == ruling
+    decision = Decision(Verdict(report(1)), 1, abort=True)
+    assert CODEC.decode(encode(decision)) == decision
 
 
 @pytest.mark.parametrize("line", NONSENSE.values(), ids=NONSENSE)
 def test_a_message_whose_fields_are_wrong(line: bytes) -> None:
-    assert isinstance(decode(line), Unreadable)
+    assert isinstance(CODEC.decode(line), Unreadable)
 
 
 @pytest.mark.parametrize("line", STRANGE_LINES, ids=range(len(STRANGE_LINES)))
 def test_a_line_that_is_no_message(line: bytes) -> None:
     """One of an older form among them."""
-    assert decode(line) == Text(line.decode(errors="replace"))
+    assert CODEC.decode(line) == Text(line.decode(errors="replace"))
 
 
 def test_messages_in_pieces() -> None:
     ours, its = socket.socketpair()
-    wire, lines = Wire(ours), b"".join(encode(message) + b"\n" for message in SOME_MESSAGES)
-    found: list[Message] = []
+    wire: Channel[Sent, Sent] = Channel(ours, CODEC)
+    lines = b"".join(encode(message) + b"\n" for message in SOME_MESSAGES)
+    found: list[Sent | Text | Unreadable] = []
     for at in range(0, len(lines), 7):
         its.sendall(lines[at: at + 7])
         found += wire.receive(WAIT_S)
     assert found == SOME_MESSAGES
-    its.sendall(encode(End(1)))
+    its.sendall(encode(EndRank(1)))
     its.close()
     assert wire.receive(WAIT_S) == []
     with pytest.raises(EOFError):  # a line without its end is no message
@@ -94,12 +107,13 @@ def test_a_message_that_is_not_taken_in_time_damages_no_other(
     monkeypatch: pytest.MonkeyPatch, with_descriptor: bool
 ) -> None:
     """The other end reads nothing until a message has been sent in part."""
-    monkeypatch.setattr("mpiddp.ipc.channel.PATIENCE_S", 0.05)
+    monkeypatch.setattr("mpiddp.ipc.channel.SEND_TIMEOUT_S", 0.05)
     ours, its = socket.socketpair()
-    wire, other = Wire(ours), Wire(its)
+    wire: Channel[Sent, Sent] = Channel(ours, CODEC)
+    other: Channel[Sent, Sent] = Channel(its, CODEC)
     long = Stage("x" * 500_000)  # of which a socket takes a part
     descriptor = its.fileno() if with_descriptor else -1
-    found: list[Message] = []
+    found: list[Sent | Text | Unreadable] = []
 
     def take() -> None:
         with contextlib.suppress(TimeoutError):

@@ -19,9 +19,9 @@ import pytest
 from mpiddp.bootstrap import probe as probing
 from mpiddp.bootstrap.probe import ALONE_S, PATIENCE_S, Door, Probe
 from mpiddp.discovery.host import Interface
-from mpiddp.ipc.connector import Answering
-from mpiddp.ipc.event_loop import Loop
+from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.planning.network import Trial
+from mpiddp.sentinel.probe_responder import ProbeResponder
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, srun
@@ -39,15 +39,15 @@ mount --bind /tmp/hosts /etc/hosts; exec "$@"
 def door() -> Iterator[Door]:
     """Return where a loop like a sentinel's answers."""
     errors: list[Exception] = []
-    loop = Loop(errors.append)
-    found = Answering(loop, "token")
+    loop = EventLoop(errors.append)
+    found = ProbeResponder(loop, "token")
 
     def end() -> None:
         found.close()
-        loop.over = True
+        loop.stop()
 
     stop, stopping = socket.socketpair()
-    loop.listen(stopping, end)
+    loop.watch(stopping, end)
     thread = threading.Thread(target=loop.run)
     thread.start()
     yield Door(("127.0.0.1",), found.port, "token")

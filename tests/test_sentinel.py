@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,26 +26,26 @@ from mpiddp.failure.rank import Member
 from mpiddp.failure.root_cause import Verdict
 from mpiddp.ipc import connector
 from mpiddp.ipc import listener as entrance
-from mpiddp.ipc.channel import Wire
-from mpiddp.ipc.codec import encode
-from mpiddp.ipc.connector import greet
-from mpiddp.ipc.event_loop import Loop
-from mpiddp.ipc.listener import NONCE_BYTES, PROOF_BYTES, Challenge, connect, prove
+from mpiddp.ipc.channel import listen
+from mpiddp.ipc.codec import Text, Unreadable, encode
+from mpiddp.ipc.event_loop import EventLoop
+from mpiddp.ipc.listener import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
 from mpiddp.sentinel import connections, process, watcher
-from mpiddp.sentinel.coordinator_server import Office
-from mpiddp.sentinel.errands import Errands
-from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, Say, WatcherEvent
+from mpiddp.sentinel.background import BackgroundTasks
+from mpiddp.sentinel.connections import CoordinatorChannel, send_hello, watch_rank_0
+from mpiddp.sentinel.coordinator_server import CODEC, CoordinatorServer
+from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, PrintLine, WatcherEvent
 from mpiddp.sentinel.protocol import (
     Admitted,
-    Coordinate,
+    CoordinatorToSentinel,
+    Decision,
     Failed,
     Hello,
-    Join,
-    Message,
-    Neighbour,
-    Ruling,
-    Unwatched,
-    Watched,
+    RegisterRank,
+    SentinelLost,
+    StartCoordinator,
+    WatchedRank,
+    WatchPeerProcess,
 )
 from tests import processes
 from tests.cluster import Cluster
@@ -57,14 +56,14 @@ STRANGERS = {
     "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",
     "another-token": TOKEN[::-1].encode() + BRACKETS, "the-token": TOKEN.encode() + BRACKETS,
 }
-WATCHED = Watched("rank 0 on n0", True, None, list, False, 60.0)
+WATCHED = WatchedRank("rank 0 on n0", True, None, list, False, 60.0)
 WAIT_S = 10
 SOON_S = 5  # from a fault to the end of its job, on a busy machine
 
 
-def dial(request: Join) -> Wire:
+def dial(request: RegisterRank) -> CoordinatorChannel:
     """Connect a member's sentinel to the coordinator; raise OSError or EOFError if that fails."""
-    return greet(connect((request.address, request.port), request.token, WAIT_S, WAIT_S), request)
+    return send_hello(connect((request.address, request.port), request.token, WAIT_S, WAIT_S), request)
 
 
 class Meeting:
@@ -72,15 +71,15 @@ class Meeting:
 
     def __init__(self) -> None:
         self.excuses: list[Exception] = []
-        self.loop = Loop(self.excuses.append)
+        self.loop = EventLoop(self.excuses.append)
         self._heard: queue.SimpleQueue[WatcherEvent] = queue.SimpleQueue()  # by the watcher of rank 0
-        self.office = Office(self.loop, Coordinate("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put, time.monotonic(),
-                             Errands(self.loop))
-        self.office.join(member(0))
+        self.office = CoordinatorServer(self.loop, StartCoordinator("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put,
+                                        time.monotonic(), BackgroundTasks(self.loop))
+        self.office.register_own_rank(member(0))
         self.heard()  # that it is its own neighbour
         self.thread = threading.Thread(target=self.loop.run)
 
-    def heard(self) -> Message:
+    def heard(self) -> CoordinatorToSentinel | Text | Unreadable:
         """Return the next message to rank 0's watcher."""
         event = self._heard.get(timeout=WAIT_S)
         assert isinstance(event, FromCoordinator)
@@ -88,14 +87,14 @@ class Meeting:
 
     def end(self) -> None:
         """Let the loop end at the next event."""
-        self.loop.over = True
+        self.loop.stop()
         self.call(b"").close()
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
 
-    def join(self, rank: int) -> Wire:
+    def join(self, rank: int) -> CoordinatorChannel:
         """Connect the sentinel of a rank, and return its end when it is admitted."""
-        wire = dial(Join(member(rank), "127.0.0.1", self.office.port, TOKEN))
+        wire = dial(RegisterRank(member(rank), "127.0.0.1", self.office.port, TOKEN))
         assert wire.receive(WAIT_S) == [Admitted()]
         return wire
 
@@ -130,47 +129,47 @@ def is_turned_away(stranger: socket.socket) -> bool:
 def test_a_stranger_is_turned_away_and_the_ranks_go_on(
     data: bytes, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entrance, "SHOWING_S", 0.3)
+    monkeypatch.setattr(entrance, "HANDSHAKE_TIMEOUT_S", 0.3)
     with meeting.call(data) as stranger:
         assert is_turned_away(stranger)
     meeting.join(1)
-    assert meeting.heard() == Neighbour(1, os.getpid())
+    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
     assert meeting.excuses == []
 
 
 def test_a_handshake_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
-    hello, challenge, shown = encode(Hello(1, "n0", 77, "0")) + b"\n", Challenge(TOKEN), b""
+    hello, challenge, shown = encode(Hello(1, "n0", 77, "0")) + b"\n", ClientHandshake(TOKEN), b""
     with meeting.call(challenge.nonce[:5]) as one:
         time.sleep(0.1)
         one.sendall(challenge.nonce[5:])
         while not shown:
-            shown = challenge.take(one.recv(7))
+            shown = challenge.feed(one.recv(7))
         for piece in (shown[:5], shown[5:] + hello[:3], hello[3:]):
             time.sleep(0.1)
             one.sendall(piece)
-        assert meeting.heard() == Neighbour(1, 77)
+        assert meeting.heard() == WatchPeerProcess(1, 77)
 
 
 def test_who_had_to_wait_for_the_answer_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator may have been stopped, or too busy, between it took the connection and heard what was said."""
     excuses: list[Exception] = []
     admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    loop = Loop(excuses.append)
-    monkeypatch.setattr(entrance, "SHOWING_S", 0.0)
-    door = entrance.Entrance(loop, Coordinate("127.0.0.1", TOKEN, 2, 0), admitted.put)
+    loop = EventLoop(excuses.append)
+    monkeypatch.setattr(entrance, "HANDSHAKE_TIMEOUT_S", 0.0)
+    door = entrance.AuthListener(loop, listen("127.0.0.1", 0), TOKEN, 2, admitted.put)
     with socket.create_connection(("127.0.0.1", door.port), timeout=WAIT_S) as one:
-        proving = threading.Thread(target=prove, args=(one, TOKEN, WAIT_S), daemon=True)
+        proving = threading.Thread(target=authenticate, args=(one, TOKEN, WAIT_S), daemon=True)
         proving.start()
         select.select([door], [], [], WAIT_S)
         door._accept()
-        assert select.select(list(door._strangers), [], [], WAIT_S)[0]
-        monkeypatch.setattr(entrance, "SHOWING_S", WAIT_S)
+        assert select.select(list(door._pending), [], [], WAIT_S)[0]
+        monkeypatch.setattr(entrance, "HANDSHAKE_TIMEOUT_S", WAIT_S)
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()
         try:
             admitted.get(timeout=WAIT_S).close()
         finally:
-            loop.over = True
+            loop.stop()
             socket.create_connection(("127.0.0.1", door.port)).close()
         for other in (thread, proving):
             other.join(WAIT_S)
@@ -180,22 +179,22 @@ def test_who_had_to_wait_for_the_answer_comes_in(monkeypatch: pytest.MonkeyPatch
 
 def test_a_proof_is_good_for_one_connection(meeting: Meeting) -> None:
     """Neither the server's own proof nor one that a client has sent before lets anybody in."""
-    challenge = Challenge(TOKEN)
+    challenge = ClientHandshake(TOKEN)
     with meeting.call(challenge.nonce) as one:
         answer = one.recv(100)
-        known = challenge.take(answer)
+        known = challenge.feed(answer)
         one.sendall(answer[NONCE_BYTES:])
         assert one.recv(100) == b""
     with meeting.call(challenge.nonce + known) as one:
         assert is_turned_away(one)
     meeting.join(1)
-    assert meeting.heard() == Neighbour(1, os.getpid())
+    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
 
 
 def test_a_server_that_does_not_know_the_token_is_told_nothing_of_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
-        dialling = pool.submit(dial, Join(member(1), "127.0.0.1", port, TOKEN))
+        dialling = pool.submit(dial, RegisterRank(member(1), "127.0.0.1", port, TOKEN))
         connection, _ = server.accept()
         connection.settimeout(WAIT_S)
         with connection:
@@ -208,12 +207,12 @@ def test_a_server_that_does_not_know_the_token_is_told_nothing_of_it() -> None:
 
 def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> None:
     """All of them are there at once when the entrance looks; the sentinel may have to call again, as it does then."""
-    meeting.loop.over = True
+    meeting.loop.stop()
     meeting.call(b"").close()
     meeting.thread.join(WAIT_S)
 
-    def join() -> Wire:
-        for _ in range(connections.MOST_CUT_OFF + 1):
+    def join() -> CoordinatorChannel:
+        for _ in range(connections.MAX_RECONNECTS + 1):
             with contextlib.suppress(EOFError, ConnectionError):
                 return meeting.join(1)
         raise TimeoutError("the strangers have crowded it out each time")
@@ -221,14 +220,14 @@ def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> 
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(join)
         time.sleep(0.2)
-        strangers = [meeting.call(b"") for _ in range(3 * (2 * 2 + entrance.SPARE))]
-        meeting.loop.over = False
+        strangers = [meeting.call(b"") for _ in range(3 * (2 * 2 + entrance.SPARE_CONNECTIONS))]
+        meeting.loop.stopped = False
         meeting.thread = threading.Thread(target=meeting.loop.run)
         meeting.thread.start()
         wire = joining.result(WAIT_S)
-    assert meeting.heard() == Neighbour(1, os.getpid())
+    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
     wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+    assert wire.receive(WAIT_S) == [Decision(Verdict(report(1)), 1, abort=True)]
     assert meeting.excuses == []
     for stranger in strangers:
         stranger.close()
@@ -237,18 +236,18 @@ def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> 
 def test_two_nodes_of_one_name_watch_their_own_processes(meeting: Meeting) -> None:
     """So do two containers on a node: a process's number is another's there."""
     other = member(1)._replace(namespace="1 pid:[4026531836]")
-    wire = dial(Join(other, "127.0.0.1", meeting.office.port, TOKEN))
-    heard: list[Message] = []
+    wire = dial(RegisterRank(other, "127.0.0.1", meeting.office.port, TOKEN))
+    heard: list[CoordinatorToSentinel | Text | Unreadable] = []
     while len(heard) < 2:
         heard += wire.receive(WAIT_S)
-    assert heard == [Admitted(), Neighbour(1, os.getpid())]
+    assert heard == [Admitted(), WatchPeerProcess(1, os.getpid())]
 
 
 def test_many_silent_strangers_keep_nobody_out(meeting: Meeting) -> None:
     """The one that has been silent for longest goes."""
-    strangers = [meeting.call(b"") for _ in range(2 * 2 + entrance.SPARE + 3)]
+    strangers = [meeting.call(b"") for _ in range(2 * 2 + entrance.SPARE_CONNECTIONS + 3)]
     meeting.join(1)
-    assert meeting.heard() == Neighbour(1, os.getpid())
+    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
     assert is_turned_away(strangers[0])
     for stranger in strangers:
         stranger.close()
@@ -258,18 +257,18 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     answers: list[tuple[object, str]] = []
-    loop = Loop(lambda error: pytest.fail(str(error)))
-    request = Join(member(1), "127.0.0.1", port, TOKEN)
-    connector.Dialling(loop, request, lambda *answer: answers.append(answer)).dial()
-    loop.set_timer("end", connector.ATTEMPTS * connector.PAUSE_S + 1, partial(setattr, loop, "over", True))
+    loop = EventLoop(lambda error: pytest.fail(str(error)))
+    connector.Connector(loop, "127.0.0.1", port, TOKEN, "rank 0's sentinel",
+                        lambda *answer: answers.append(answer)).connect()
+    loop.set_timer("end", connector.MAX_ATTEMPTS * entrance.RETRY_INTERVAL_S + 1, loop.stop)
     loop.run()
     (none, error), = answers
     assert none is None
     assert error.startswith(f"no connection to rank 0's sentinel at 127.0.0.1:{port}: ")
     rank = watcher.Watcher(WATCHED, 0.0)
-    rank.taken()
+    rank.take_actions()
     assert rank.handle(NoCoordinator(error), 1.0) == [
-        Say(f"mpiddp: rank 0 on n0 is not watched together with the others: {error}")]
+        PrintLine(f"mpiddp: rank 0 on n0 is not watched together with the others: {error}")]
 
 
 @pytest.mark.parametrize("other", [member(1)._replace(pid=1), member(2), member(-1), member(0)],
@@ -278,9 +277,9 @@ def test_a_rank_that_cannot_be(other: Member, meeting: Meeting) -> None:
     first = meeting.join(1)
     meeting.heard()
     with pytest.raises(EOFError):
-        dial(Join(other, "127.0.0.1", meeting.office.port, TOKEN)).receive(WAIT_S)
+        dial(RegisterRank(other, "127.0.0.1", meeting.office.port, TOKEN)).receive(WAIT_S)
     first.send(Failed(report(1)))
-    assert first.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+    assert first.receive(WAIT_S) == [Decision(Verdict(report(1)), 1, abort=True)]
 
 
 def test_a_rank_whose_sentinel_was_killed_speaks_for_itself(meeting: Meeting) -> None:
@@ -288,34 +287,34 @@ def test_a_rank_whose_sentinel_was_killed_speaks_for_itself(meeting: Meeting) ->
     wire = meeting.join(1)
     meeting.heard()
     wire.send(Hello(1, "n0", os.getpid(), "0"))  # it cannot know whether its sentinel has said that
-    wire.send(Unwatched())
+    wire.send(SentinelLost())
     wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
+    assert wire.receive(WAIT_S) == [Decision(Verdict(report(1)), 1, abort=True)]
 
 
 def test_rank_0_is_missed_when_it_ends_and_not_when_its_sentinel_does() -> None:
     """The port stays open as long as rank 0 has it, and the connection that nobody takes ends with that."""
     ended: list[bool] = []
-    loop = Loop(lambda error: pytest.fail(str(error)))
+    loop = EventLoop(lambda error: pytest.fail(str(error)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        request = Join(member(1), "127.0.0.1", listener.getsockname()[1], TOKEN)
-        connector.watch_rank_0(loop, request, ended.append)
+        request = RegisterRank(member(1), "127.0.0.1", listener.getsockname()[1], TOKEN)
+        watch_rank_0(loop, request, ended.append)
         loop.set_timer("look", 0.3, lambda: ended.append(False))
         loop.set_timer("end", 0.4, listener.close)
-        loop.set_timer("over", 1.0, partial(setattr, loop, "over", True))
+        loop.set_timer("over", 1.0, loop.stop)
         loop.run()
     assert ended == [False, True]
-    connector.watch_rank_0(loop, request, ended.append)
+    watch_rank_0(loop, request, ended.append)
     assert ended == [False, True, True]
 
 
 def test_a_sentinel_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:
     with meeting.call(b"") as older:
-        prove(older, TOKEN, WAIT_S)
+        authenticate(older, TOKEN, WAIT_S)
         older.sendall(b'{"rank": 1, "host": "n0", "pid": 77}\n')
         assert is_turned_away(older)
     meeting.join(1)
-    assert meeting.heard() == Neighbour(1, os.getpid())
+    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
     assert [type(one) for one in meeting.excuses] == [ValueError]
 
 
@@ -325,23 +324,24 @@ def test_a_peer_that_says_nonsense_is_heard_all_the_same(meeting: Meeting) -> No
         wire._socket.sendall(nonsense + b"\n")
     wire._socket.sendall(BRACKETS)
     wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [Ruling(Verdict(report(1)), 1, abort=True)]
-    assert [type(one) for one in meeting.excuses] == [ValueError] * len(NONSENSE)
+    assert wire.receive(WAIT_S) == [Decision(Verdict(report(1)), 1, abort=True)]
+    unreadable = [line for line in NONSENSE.values() if isinstance(CODEC.decode(line), Unreadable)]
+    assert [type(error) for error in meeting.excuses] == [ValueError] * len(unreadable) != []  # others are not for it
 
 
 def test_what_raises_again_and_again_is_dropped() -> None:
     """It could be read at once again, and nobody reads it."""
     excuses: list[Exception] = []
-    loop = Loop(excuses.append)
+    loop = EventLoop(excuses.append)
     ours, its = socket.socketpair()
 
     def fail() -> None:
         raise ValueError("seven")
 
     its.send(b"x")
-    loop.listen(ours, fail)
+    loop.watch(ours, fail)
     loop.set_timer("fail", 0, fail)
-    loop.set_timer("end", 0.2, partial(setattr, loop, "over", True))
+    loop.set_timer("end", 0.2, loop.stop)
     loop.run()
     assert [str(one) for one in excuses] == ["seven"] * 2
     ours.close()
@@ -351,7 +351,7 @@ def test_what_raises_again_and_again_is_dropped() -> None:
 SCARCE = """
 import os, resource, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
-from tests.test_sentinel import WAIT_S, Meeting, Neighbour
+from tests.test_sentinel import WAIT_S, Meeting, WatchPeerProcess
 meeting = Meeting()
 meeting.thread.start()
 strangers = [meeting.call(b"") for _ in range((30 - len(os.listdir("/proc/self/fd"))) // 2 + 1)]
@@ -368,7 +368,7 @@ assert time.process_time() - before < 0.3
 for one in strangers:
     one.close()
 meeting.join(1)
-assert meeting.heard() == Neighbour(1, os.getpid())
+assert meeting.heard() == WatchPeerProcess(1, os.getpid())
 assert meeting.excuses == []
 meeting.end()
 """
@@ -389,13 +389,13 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
         stack.callback(go.touch)
         job = pool.submit(mpiexec, quick, 2, script, go, env=(mark := processes.marked({})))
         address = port_of_sentinels(mark)
-        strangers = [stack.enter_context(socket.create_connection(address, timeout=2 * entrance.SHOWING_S))
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=2 * entrance.HANDSHAKE_TIMEOUT_S))
                      for _ in range(200)]
         for data in STRANGERS.values():
             with socket.create_connection(address) as one, contextlib.suppress(ConnectionError):
                 one.sendall(data)
         assert all(is_turned_away(stranger) for stranger in strangers)
-        time.sleep(watcher.LAUNCHER_S + 1)  # after which the ranks would be ended that have lost their coordinator
+        time.sleep(watcher.LAUNCHER_KILL_TIMEOUT_S + 1)  # which would end ranks that have lost their coordinator
         assert not job.done()
         go.touch()
         done = check(job.result())
@@ -566,4 +566,4 @@ def test_where_something_went_wrong_is_told_without_an_import(monkeypatch: pytes
     try:
         int("x")
     except ValueError as error:
-        assert re.fullmatch(rf"{re.escape(__file__)}, line \d+, in test_where_something_.*", process.place_of(error))
+        assert re.fullmatch(rf"{re.escape(__file__)}, line \d+, in test_where_something_.*", process.location_of(error))

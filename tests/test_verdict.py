@@ -26,7 +26,7 @@ from mpiddp.failure.root_cause import (
     is_consequence,
     judge,
 )
-from mpiddp.ipc.channel import LONGEST_LINE
+from mpiddp.ipc.channel import MAX_LINE_BYTES
 from mpiddp.ipc.codec import encode
 from mpiddp.sentinel.protocol import Failed
 
@@ -194,7 +194,7 @@ def test_a_cause_of_two_megabytes() -> None:
     assert len(long.cause) < 2100
     assert long.cause.startswith("ValueError: xxx")
     assert " [1,998,012 characters left out] " in long.cause
-    assert len(encode(Failed(long))) < LONGEST_LINE
+    assert len(encode(Failed(long))) < MAX_LINE_BYTES
     assert long.where == "train.py, line 3"
 
 
@@ -239,7 +239,7 @@ def test_ranks_that_have_waited_in_unlike_calls() -> None:
     assert block(verdict, None, 9.0).startswith(
         "mpiddp: failed: ranks have waited for each other in unlike calls, rank 0 at train.py, line 41, in main, "
         "ranks 1-5 at train.py, line 40, in main: Timed out")
-    extra = error_record(verdict, None, "", 0)["message"]
+    extra = error_record(verdict, None, "", 0, 0)["message"]
     assert isinstance(extra, dict)
     assert extra["extraInfo"]["rank"] is None
     unknown = judge([late], SEARCHING_S, Scene(HOSTS, seen=Seen(calls={0: calls[0]})))
@@ -328,7 +328,7 @@ def test_the_block_on_a_killed_rank_says_where_to_look() -> None:
 
 
 def test_the_error_record_has_torchelastics_form() -> None:
-    message = error_record(Verdict(RAISED), None, "Traceback", 1700000000)["message"]
+    message = error_record(Verdict(RAISED), None, "Traceback", 1700000000, 0)["message"]
     assert isinstance(message, dict)
     assert message["message"] == "cause 5"
     assert message["extraInfo"]["py_callstack"] == "Traceback"

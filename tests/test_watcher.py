@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from types import ModuleType
 
 import pytest
 
 from mpiddp.failure.root_cause import CONSEQUENCE, OWN, Report, Verdict
+from mpiddp.sentinel import coordinator as coordinator_module
 from mpiddp.sentinel import events
-from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
+from mpiddp.sentinel import watcher as watcher_module
+from mpiddp.sentinel.coordinator import FINAL_PRINT_TIMEOUT_S, Coordinator
 from mpiddp.sentinel.protocol import (
-    LAUNCHER_S,
-    Bye,
-    End,
+    LAUNCHER_KILL_TIMEOUT_S,
+    Decision,
+    EndRank,
     Failed,
     Hello,
     JobEnds,
-    Join,
-    Neighbour,
-    Over,
-    Ruling,
+    JobFinished,
+    Leave,
+    ReasonPrinted,
+    RegisterRank,
     ScriptEnded,
+    SentinelLost,
     Stage,
-    Told,
-    Unwatched,
-    Watched,
+    WatchedRank,
+    WatchPeerProcess,
 )
-from mpiddp.sentinel.startup_timeout import LATE_S, OTHERS_LATE_S, Start
-from mpiddp.sentinel.watcher import LEAVING_S, MOVES, State, Watcher
+from mpiddp.sentinel.startup_timeout import LATE_S, LATE_SPREAD_S, StartupTimeout
+from mpiddp.sentinel.state_machine import StateMachine
+from mpiddp.sentinel.watcher import LEAVE_TIMEOUT_S, State, Watcher
 from tests.test_messages import member, report
 
-WATCHED = Watched("rank 1 on n0", False, None, list, False, 60.0)
+WATCHED = WatchedRank("rank 1 on n0", False, None, list, False, 60.0)
 LOST = Report(1, "n0", CONSEQUENCE, "connection closed by peer", 3)
 
 
@@ -39,7 +43,7 @@ LOST = Report(1, "n0", CONSEQUENCE, "connection closed by peer", 3)
 def watcher() -> Watcher:
     """Return the watcher of a rank that has joined its job."""
     found = Watcher(WATCHED, 0.0)
-    found.handle(events.FromRank(Join(member(1), "127.0.0.1", 1, "token")), 1.0)
+    found.handle(events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token")), 1.0)
     return found
 
 
@@ -48,65 +52,91 @@ def to_rank(actions: Sequence[events.WatcherAction]) -> list[object]:
     return [action.message for action in actions if isinstance(action, events.ToRank)]
 
 
-def test_every_state_can_be_reached_and_every_move_leads_to_one() -> None:
-    assert set(MOVES) == set(State)
-    assert {to for moves in MOVES.values() for to in moves.values()} == set(State) - {State.STARTING}
+@pytest.mark.parametrize("module", [watcher_module, coordinator_module])
+def test_every_state_but_the_first_can_be_reached(module: ModuleType) -> None:
+    first, *others = module.State
+    assert list(module.TRANSITIONS) == [first, *others]
+    assert {state for states in module.TRANSITIONS.values() for state in states} == set(others)
+    assert not any(set(states) & set(module.TRANSITIONS[state]) for state, states in module.IGNORED.items())
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_illegal_transition(raises: bool, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateMachine, "raises", raises)
+    again = events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token"))
+    watcher.state = State.REPORTED
+    if raises:
+        with pytest.raises(AssertionError, match="illegal transition"):
+            watcher.handle(again, 2.0)
+    else:
+        line = events.PrintLine("mpiddp: Watcher: illegal transition from REPORTED to WORKING")
+        assert watcher.handle(again, 2.0)[0] == line
+    assert watcher.state is State.REPORTED
 
 
 @pytest.mark.parametrize("over_first", [True, False])
 def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, over_first: bool) -> None:
-    crossing = [events.FromCoordinator(Over()), events.FromRank(Failed(LOST))]
+    crossing = [events.FromCoordinator(JobFinished()), events.FromRank(Failed(LOST))]
     for event in crossing if over_first else reversed(crossing):
         assert to_rank(watcher.handle(event, 2.0)) == []
-    assert to_rank(watcher.handle(events.CoordinatorGone(True), 2.1)) == [Ruling(Verdict(LOST), 3, True)]
+    assert to_rank(watcher.handle(events.Rank0Lost(True), 2.1)) == [Decision(Verdict(LOST), 3, True)]
 
 
-@pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_S), (True, LEAVING_S)])
+@pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_KILL_TIMEOUT_S), (True, LEAVE_TIMEOUT_S)])
 def test_a_rank_that_may_be_leaving_in_order_has_longer(watcher: Watcher, script_ended: bool, wait_s: float) -> None:
     """Rank 0's sentinel was killed, and could not say that the job is over."""
     if script_ended:
         watcher.handle(events.FromRank(ScriptEnded()), 1.1)
-    assert watcher.handle(events.CoordinatorGone(True), 2.0) == [events.SetTimer("lost", wait_s)]
-    assert events.LeaveInOrder() in watcher.handle(events.FromRank(Bye()), 2.0 + wait_s - 0.1)
+    assert watcher.handle(events.Rank0Lost(True), 2.0) == [events.SetTimer("rank 0 lost", wait_s)]
+    assert events.WatcherCommand.LEAVE_JOB in watcher.handle(events.FromRank(Leave()), 2.0 + wait_s - 0.1)
+
+
+def test_a_rank_that_is_cleaned_up_after_does_not_leave(watcher: Watcher) -> None:
+    """Its last message is read after its end is seen."""
+    watcher.handle(events.FromCoordinator(JobEnds(1, abort=False)), 2.0)
+    watcher.handle(events.FromRank(ScriptEnded()), 2.1)
+    watcher.state = State.CLEANING
+    assert watcher.handle(events.FromRank(Leave()), 2.2) == []
+    assert watcher.state is State.CLEANING
 
 
 @pytest.mark.parametrize(("kind", "waits"), [(OWN, False), (CONSEQUENCE, True)])
 def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_the_launcher(
     kind: str, waits: bool, watcher: Watcher
 ) -> None:
-    assert watcher.handle(events.CoordinatorKilled(), 2.0) == []
+    assert watcher.handle(events.CoordinatorLost(), 2.0) == []
     assert watcher.state is State.WORKING
     failed = LOST._replace(kind=kind)
-    ruling = Ruling(Verdict(failed), 3, True)
+    decision = Decision(Verdict(failed), 3, True)
     actions = watcher.handle(events.FromRank(Failed(failed)), 3.0)
-    assert to_rank(actions) == ([] if waits else [ruling])
-    assert (events.SetTimer("ruling", LAUNCHER_S) in actions) == waits
+    assert to_rank(actions) == ([] if waits else [decision])
+    assert (events.SetTimer("decision", LAUNCHER_KILL_TIMEOUT_S) in actions) == waits
     if waits:
-        assert to_rank(watcher.handle(events.Due("ruling"), 5.0)) == [ruling]
+        assert to_rank(watcher.handle(events.Due("decision"), 5.0)) == [decision]
 
 
 @pytest.mark.parametrize(("number", "told"), [(signal.SIGSEGV, True), (signal.SIGKILL, False)])
 def test_without_a_coordinator_a_crash_is_reported_and_what_a_launcher_may_have_done_is_not(
     number: int, told: bool, watcher: Watcher
 ) -> None:
-    watcher.handle(events.CoordinatorKilled(), 2.0)
+    watcher.handle(events.CoordinatorLost(), 2.0)
     actions = watcher.handle(events.RankGone(int(number)), 3.0)
-    assert any(isinstance(one, events.TellReason) for one in actions) == told
+    assert any(isinstance(action, events.PrintReason) for action in actions) == told
 
 
 def test_a_rank_whose_report_crosses_the_jobs_end_is_told_to_end(watcher: Watcher) -> None:
     watcher.handle(events.FromCoordinator(JobEnds(7, abort=False)), 2.0)
-    assert to_rank(watcher.handle(events.FromRank(Failed(LOST)), 2.1)) == [Ruling(None, 7, False)]
-    assert to_rank(watcher.handle(events.FromCoordinator(JobEnds(7, abort=True)), 2.2)) == [End(7)]
+    assert to_rank(watcher.handle(events.FromRank(Failed(LOST)), 2.1)) == [Decision(None, 7, False)]
+    assert to_rank(watcher.handle(events.FromCoordinator(JobEnds(7, abort=True)), 2.2)) == [EndRank(7)]
 
 
 @pytest.mark.parametrize(("stage", "by_srun", "helps"), [
     ("MPI_Init", True, True), ("MPI_Init", False, False), ("importing torch", True, False)])
 def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, helps: bool) -> None:
-    start = Start(WATCHED._replace(by_srun=by_srun), 0.0)
-    start.begin(stage)
-    (said,) = start.tell_death("ended by SIGSEGV (Segmentation fault)")
-    assert isinstance(said, events.Say)
+    start = StartupTimeout(WATCHED._replace(by_srun=by_srun), 0.0)
+    start.begin_stage(stage)
+    (said,) = start.report_death("ended by SIGSEGV (Segmentation fault)")
+    assert isinstance(said, events.PrintLine)
     assert f"mpiddp: rank 1 on n0 ended by SIGSEGV (Segmentation fault), in {stage}" in said.text.splitlines()
     assert ("SLURM_PMIX_FENCE=ring" in said.text) == helps
 
@@ -114,103 +144,103 @@ def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, h
 def test_a_rank_tells_its_stage_only_when_it_is_late() -> None:
     watcher = Watcher(WATCHED, 0.0)
     watcher.handle(events.FromRank(Stage("sentinels meet")), 1.0)
-    joined = watcher.handle(events.FromRank(Join(member(1), "127.0.0.1", 1, "token")), 1.0)
+    joined = watcher.handle(events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token")), 1.0)
     assert events.SetTimer("late", LATE_S) in joined
     assert events.ToCoordinator(Stage("process group")) not in watcher.handle(
         events.FromRank(Stage("process group")), 2.0)
     assert watcher.handle(events.Due("late"), 11.0) == [events.ToCoordinator(Stage("process group"))]
     begun = watcher.handle(events.FromRank(Stage("")), 12.0)
     assert events.ToCoordinator(Stage("")) in begun
-    assert events.DropTimer("late") in begun
+    assert events.CancelTimer("late") in begun
 
 
 def test_late_ranks_are_named_until_the_script_begins() -> None:
-    coordinator = Coordinator(WATCHED._replace(who="rank 0 on n0"), 0.0)
-    coordinator.handle(events.OwnRank(0, member(0, world_size=9)), 1.0)
+    coordinator = Coordinator(WATCHED._replace(name="rank 0 on n0"), 0.0)
+    coordinator.handle(events.OwnRankJoined(0, member(0, world_size=9)), 1.0)
     for rank in range(1, 8):
-        coordinator.handle(events.Greeted(rank, Hello(rank, f"n{rank}", 77, "1")), 1.0)
+        coordinator.handle(events.PeerGreeted(rank, Hello(rank, f"n{rank}", 77, "1")), 1.0)
     assert coordinator.handle(events.FromPeer(0, Stage("process group")), 11.0) == [
-        events.SetTimer("late", OTHERS_LATE_S)]
+        events.SetTimer("late", LATE_SPREAD_S)]
     for rank in (1, 2, 3, 7):
         stage = "sentinels meet" if rank == 7 else "process group"
         assert coordinator.handle(events.FromPeer(rank, Stage(stage)), 11.0) == []
     assert coordinator.handle(events.Due("late"), 12.0) == [
-        events.Say("mpiddp: 12 s after the start the script waits for ranks 0-3 (process group); "
-                   "rank 7 on n7 (sentinels meet); rank 8 (not joined)"), events.SetTimer("late", 2 * LATE_S)]
+        events.PrintLine("mpiddp: 12 s after the start the script waits for ranks 0-3 (process group); "
+                         "rank 7 on n7 (sentinels meet); rank 8 (not joined)"), events.SetTimer("late", 2 * LATE_S)]
     for rank in (1, 2, 3, 7):
         coordinator.handle(events.FromPeer(rank, Stage("")), 20.0)
-    coordinator.handle(events.Greeted(8, Hello(8, "n8", 77, "1")), 20.0)
+    coordinator.handle(events.PeerGreeted(8, Hello(8, "n8", 77, "1")), 20.0)
     assert coordinator.handle(events.Due("late"), 32.0) == [
-        events.Say("mpiddp: 32 s after the start the script waits for rank 0 on n0 (process group)"),
+        events.PrintLine("mpiddp: 32 s after the start the script waits for rank 0 on n0 (process group)"),
         events.SetTimer("late", 4 * LATE_S)]
     coordinator.handle(events.FromPeer(0, Stage("")), 33.0)
     assert coordinator.handle(events.Due("late"), 72.0) == []
 
 
 def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
-    """The rank that failed first has its ruling, and its node is lost before it prints it."""
-    coordinator = Coordinator(WATCHED._replace(who="rank 0 on n0"), 0.0)
-    coordinator.handle(events.OwnRank(0, member(0)), 1.0)
-    coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
+    """The rank that failed first has its decision, and its node is lost before it prints it."""
+    coordinator = Coordinator(WATCHED._replace(name="rank 0 on n0"), 0.0)
+    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
+    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
-    ruled = coordinator.handle(events.Due("look"), 2.1)
-    assert events.ToPeer(1, Ruling(Verdict(report(1)), 1, True)) in ruled
-    gone = coordinator.handle(events.OwnRankGone(), 3.0)
-    assert events.SetTimer("untold", UNTOLD_S) in gone
-    assert coordinator.owes_word
-    told = coordinator.handle(events.Due("untold"), 4.0)
-    assert [one.verdict.first for one in told if isinstance(one, events.TellReason)] == [report(1)]
-    assert not coordinator.owes_word
+    ruled = coordinator.handle(events.Due("select"), 2.1)
+    assert events.ToPeer(1, Decision(Verdict(report(1)), 1, True)) in ruled
+    gone = coordinator.handle(events.OwnRankEnded(in_order=False), 3.0)
+    assert events.SetTimer("unprinted", FINAL_PRINT_TIMEOUT_S) in gone
+    assert coordinator.has_unprinted_verdict
+    told = coordinator.handle(events.Due("unprinted"), 4.0)
+    assert [action.verdict.first for action in told if isinstance(action, events.PrintReason)] == [report(1)]
+    assert not coordinator.has_unprinted_verdict
 
 
 def test_a_reason_whose_teller_is_lost_is_told_by_the_coordinator() -> None:
     """A sentinel that was about to print it may not have."""
     coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRank(0, member(0)), 1.0)
-    coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
+    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
+    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, Failed(report(1), gone=True)), 2.0)
-    coordinator.handle(events.Due("look"), 2.1)
-    coordinator.handle(events.FromPeer(1, Told(done=False)), 2.2)
+    coordinator.handle(events.Due("select"), 2.1)
+    coordinator.handle(events.FromPeer(1, ReasonPrinted(done=False)), 2.2)
     lost = coordinator.handle(events.PeerLost(1), 2.25)
-    assert [one.verdict.first for one in lost if isinstance(one, events.TellReason)] == [report(1)]
+    assert [action.verdict.first for action in lost if isinstance(action, events.PrintReason)] == [report(1)]
 
 
 @pytest.mark.parametrize("done", [True, False])
 def test_a_reason_that_was_told_is_not_told_again(done: bool) -> None:
     """Nor one that is just being told by another, whose word comes yet: only then do the others not end yet."""
     coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRank(0, member(0)), 1.0)
-    coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
+    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
+    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
-    coordinator.handle(events.Due("look"), 2.1)
-    answer = coordinator.handle(events.FromPeer(1, Told(done)), 2.2)
-    assert any(isinstance(one, events.ToPeer) and isinstance(one.message, JobEnds) for one in answer) == done
-    for event in (events.OwnRankGone(), events.Due("untold"), *[events.PeerLost(1)] * done):
-        assert not any(isinstance(one, events.TellReason) for one in coordinator.handle(event, 3.0))
+    coordinator.handle(events.Due("select"), 2.1)
+    answer = coordinator.handle(events.FromPeer(1, ReasonPrinted(done)), 2.2)
+    assert any(isinstance(action, events.ToPeer) and isinstance(action.message, JobEnds) for action in answer) == done
+    for event in (events.OwnRankEnded(in_order=False), events.Due("unprinted"), *[events.PeerLost(1)] * done):
+        assert not any(isinstance(action, events.PrintReason) for action in coordinator.handle(event, 3.0))
 
 
 def test_a_rank_whose_sentinel_is_killed_hears_again_what_that_may_have_heard() -> None:
     """And another sentinel of its node watches the processes there, in the place of the one that did."""
     coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRank(0, member(0, world_size=4)), 1.0)
+    coordinator.handle(events.OwnRankJoined(0, member(0, world_size=4)), 1.0)
     for rank in (1, 2, 3):
-        coordinator.handle(events.Greeted(rank, Hello(rank, "n1", 70 + rank, "1")), 1.0)
-    assert coordinator.handle(events.FromPeer(1, Unwatched()), 2.0) == [
-        events.ToPeer(2, Neighbour(rank, 70 + rank)) for rank in (1, 2, 3)]
-    assert coordinator.handle(events.FromPeer(3, Unwatched()), 2.0) == []
+        coordinator.handle(events.PeerGreeted(rank, Hello(rank, "n1", 70 + rank, "1")), 1.0)
+    assert coordinator.handle(events.FromPeer(1, SentinelLost()), 2.0) == [
+        events.ToPeer(2, WatchPeerProcess(rank, 70 + rank)) for rank in (1, 2, 3)]
+    assert coordinator.handle(events.FromPeer(3, SentinelLost()), 2.0) == []
     coordinator.handle(events.FromPeer(3, Failed(report(3))), 3.0)
-    ruling = events.ToPeer(3, Ruling(Verdict(report(3)), 1, True))
-    assert ruling in coordinator.handle(events.Due("look"), 3.2)
-    assert coordinator.handle(events.FromPeer(3, Unwatched()), 3.3) == [ruling]
-    coordinator.handle(events.FromPeer(3, Told()), 3.4)
-    assert coordinator.handle(events.FromPeer(1, Unwatched()), 3.5) == [events.ToPeer(1, JobEnds(1, False))]
+    decision = events.ToPeer(3, Decision(Verdict(report(3)), 1, True))
+    assert decision in coordinator.handle(events.Due("select"), 3.2)
+    assert coordinator.handle(events.FromPeer(3, SentinelLost()), 3.3) == [decision]
+    coordinator.handle(events.FromPeer(3, ReasonPrinted()), 3.4)
+    assert coordinator.handle(events.FromPeer(1, SentinelLost()), 3.5) == [events.ToPeer(1, JobEnds(1, False))]
 
 
 def test_an_unwatched_rank_that_is_gone_is_named() -> None:
     coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRank(0, member(0)), 1.0)
-    coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
-    coordinator.handle(events.FromPeer(1, Unwatched()), 2.0)
+    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
+    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
+    coordinator.handle(events.FromPeer(1, SentinelLost()), 2.0)
     coordinator.handle(events.PeerLost(1), 3.0)
-    assert "its sentinel was killed before" in coordinator.reports[0].cause
-    assert coordinator.reports[0].rank == 1
+    assert "its sentinel was killed before" in coordinator.evidence.reports[0].cause
+    assert coordinator.evidence.reports[0].rank == 1

@@ -12,10 +12,10 @@ import pytest
 from mpiddp.base.text import ranges
 from mpiddp.failure import stack
 from mpiddp.failure.stack import Frame, Kind
-from mpiddp.ipc.codec import decode, encode
+from mpiddp.ipc.codec import Codec, encode
 from mpiddp.where.dumper import as_printed
 from mpiddp.where.outliers import free, picture
-from mpiddp.where.protocol import Progress, Shown, Whereabouts
+from mpiddp.where.protocol import Progress, Sample, SnapshotReply
 from mpiddp.where.rendering import as_json, from_json, lines
 from mpiddp.where.service import Survey, workers
 from mpiddp.where.snapshot import Entered, Rank, Worker
@@ -234,7 +234,7 @@ def test_names_that_break_lines() -> None:
     """Of files, functions, programs and process groups: no format of ours is broken by what it holds."""
     frames = (Frame(Kind.SCRIPT, ODD, 3, ODD),)
     children = json.dumps([(77, stack.as_lists(frames), "S", ODD, ODD, "")])
-    told = Whereabouts(1, stack.as_text(frames), "S", ODD, 0.0, 1.0, 0, False, children,
+    told = Sample(1, stack.as_text(frames), "S", ODD, 0.0, 1.0, 0, False, children,
                        Progress(9, 1.0, json.dumps([(7, "0-1", ODD)]), False))
     survey = Survey()
     survey.ask(5, {0: 0}, {0: "n1"})
@@ -247,7 +247,7 @@ def test_names_that_break_lines() -> None:
 
 
 def test_a_rank_whose_answer_cannot_be_read_does_not_void_the_others() -> None:
-    told = Whereabouts(1, stack.as_text((MAIN, LOAD)), "S", "", 0.0, 1.0, 0, False, "")
+    told = Sample(1, stack.as_text((MAIN, LOAD)), "S", "", 0.0, 1.0, 0, False, "")
     survey = Survey()
     survey.ask(5, {0: 0, 1: 1}, {0: "n1", 1: "n2"})
     survey.hear(0, told)
@@ -317,7 +317,7 @@ def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
     groups = json.dumps([(18204 + number, "0-9999", str(number)) for number in range(20)])
     for number in range(10_000):
         frames = (MAIN, STEP._replace(line=number % 50), *collective("all_reduce"))
-        answers.append(encode(Whereabouts(1, stack.as_text(frames), "S", "futex", 0.0, 1.0, 0, False, "",
+        answers.append(encode(Sample(1, stack.as_text(frames), "S", "futex", 0.0, 1.0, 0, False, "",
                                           Progress(9, 1.0, groups, True))))
     survey = Survey()
     ranks = range(10_000)
@@ -329,14 +329,14 @@ def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
     assert found[:-1] == [[]] * 9_999
     ((asker, shown),) = found[-1]
     assert asker == 5
-    assert isinstance(shown, Shown)
-    assert len(from_json(shown.picture, 10**6).groups) == 50
+    assert isinstance(shown, SnapshotReply)
+    assert len(from_json(shown.snapshot, 10**6).groups) == 50
     assert most < 200e6
 
 
-def read(line: bytes) -> Whereabouts:
-    message = decode(line)
-    assert isinstance(message, Whereabouts)
+def read(line: bytes) -> Sample:
+    message = Codec(Sample).decode(line)
+    assert isinstance(message, Sample)
     return message
 
 

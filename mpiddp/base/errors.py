@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 3
@@ -40,3 +41,8 @@ class EndTimeoutError(TimeoutError):
 
 class LonelyLaunchError(LaunchError):
     """A reason that a rank could not share with the others: it speaks for itself and ends the job."""
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Mark code that no value reaches, for type checkers; typing has it from Python 3.11 on."""
+    raise AssertionError(f"unexpected value: {value!r}")

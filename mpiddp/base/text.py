@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
 
 LISTED = 5
+CUT_STACK = "  ..."  # the last line of a stack whose outermost calls are left out
 LONG = 2000  # the most characters of a text that is printed on one line
 
 

@@ -15,11 +15,11 @@ from ..discovery.launchers import Runtime
 from ..discovery.mpi import Library, library
 from ..planning.compatibility import check_fit, check_nested, check_shm, check_tasks, check_whole, hidden, unlaunched
 from ..planning.environment import GPU_SUPPORT, TRAPS, choose_fork_safety, left_out, switch_gpu_support_off
-from ..sentinel.client import SentinelHandle
+from ..sentinel.client import SentinelClient
 from . import variables
 
 
-def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: SentinelHandle) -> Any:
+def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: SentinelClient) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
     If launcher and library don't fit, MPI_Init ends the process, or makes each process a world of its own.
@@ -37,7 +37,7 @@ def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: S
         asks = started_by is not None and started_by.by_srun and started_by.rank == 0
         check_fit(started_by, loaded, schedulers.srun_mpi_types() if asks else ())
     check_shm(loaded, why_no_shm(), runtime.hostname())
-    sentinel.stage("MPI_Init")
+    sentinel.report_stage("MPI_Init")
     if started_by is None:
         warn(unlaunched(loaded, *schedulers.find_allotment(os.environ)))
     former = variables.set_all(transports(loaded)) | variables.hide(hidden(started_by, loaded))
@@ -49,7 +49,7 @@ def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: S
     begin("MPI_Init")
     mpi.initialise(MPI)
     variables.restore(former)
-    sentinel.stage("the start after MPI_Init")
+    sentinel.report_stage("the start after MPI_Init")
     try:
         check_whole(started_by, MPI.COMM_WORLD.size, loaded)
     except LaunchError:

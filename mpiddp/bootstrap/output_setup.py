@@ -17,7 +17,7 @@ from ..discovery import runtime, schedulers
 from ..failure.rank import LogPlan
 from ..ipc.channel import listen
 from ..output.index import NAME, write_index
-from ..output.protocol import Folding
+from ..output.protocol import AggregationConfig
 from ..planning.environment import Endpoint
 from ..planning.problems import check_logs
 from .rank0 import listening_on
@@ -37,7 +37,7 @@ class Offer(NamedTuple):
 class Share(NamedTuple):
     """A rank's part in what is folded, and a descriptor that listens for the relays of others, -1 for none."""
 
-    folding: Folding
+    folding: AggregationConfig
     listener: int
 
 
@@ -72,7 +72,7 @@ def listen_on_loopback() -> socket.socket:
         return listen(LOOPBACK[1], 0)
 
 
-def foldings(offers: Sequence[Offer], token: str, config: LaunchConfig) -> list[Folding]:
+def foldings(offers: Sequence[Offer], token: str, config: LaunchConfig) -> list[AggregationConfig]:
     """Return each rank's part: rank 0 gathers all, local rank 0 of each node the node's ranks."""
     leaders = {one.place.node_rank: one for one in offers if one.place.local_rank == 0}
     nodes: dict[int, int] = {}
@@ -85,7 +85,7 @@ def foldings(offers: Sequence[Offer], token: str, config: LaunchConfig) -> list[
         above = offers[0] if leads else leaders[node]
         expected = everyone if rank == 0 else nodes[node] if leads else 1 << rank
         gathers = leads and (rank == 0 or expected != 1 << rank)
-        found.append(Folding(rank, f"{expected:x}", above.address, 0 if rank == 0 else above.port, token,
+        found.append(AggregationConfig(rank, f"{expected:x}", above.address, 0 if rank == 0 else above.port, token,
                              config.fold_window_s, config.drops_lines, gathers))
     return found
 

@@ -21,7 +21,7 @@ from .rollcall import RollCall
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from ..sentinel.client import SentinelHandle
+    from ..sentinel.client import SentinelClient
 
 OF_SCRIPTS = 512  # open files for the script
 
@@ -33,7 +33,7 @@ class Hosting:
     answers, and nobody meets.
     """
 
-    def __init__(self, roll: RollCall, config: LaunchConfig, sentinel: SentinelHandle | None) -> None:
+    def __init__(self, roll: RollCall, config: LaunchConfig, sentinel: SentinelClient | None) -> None:
         self.server: dist.Store | None = None
         self._roll, self._config = roll, config
         self._asked = network.Asked(config.interface, config.master_addr)
@@ -88,7 +88,7 @@ class Hosting:
     def _open_door(self) -> Door:
         """Let the sentinel answer on every address of this node, until it coordinates."""
         addresses, token, second = tuple(one.address for one in self._offered), os.urandom(16).hex(), self._second_port
-        if self._sentinel is not None and (port := self._sentinel.answer(token, second)):
+        if self._sentinel is not None and (port := self._sentinel.serve_probes(token, second)):
             return Door(addresses, port, token)
         with listening_on(second, self._roll.hosts[0]):
             self._listener = Listener(addresses, second)
@@ -104,7 +104,7 @@ class Hosting:
             self.server, endpoint = serve_store(address, self._config.startup_timeout_s, self._config.port)
         token, port = os.urandom(16).hex(), 0
         if self._sentinel is not None:
-            port = self._sentinel.coordinate(address, token, self._roll.size, second)
+            port = self._sentinel.start_coordinator(address, token, self._roll.size, second)
             if second and not port:
                 with listening_on(second, host):
                     listen(address, second).close()  # else it is the sentinel that cannot

@@ -17,7 +17,7 @@ from ..discovery import launchers
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..sentinel.client import SentinelHandle
+    from ..sentinel.client import SentinelClient
 
 PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
 
@@ -40,12 +40,12 @@ def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
+def refusing_early(sentinel: SentinelClient) -> Iterator[None]:
     """Run the start up to MPI_Init in this block; if it fails, say why."""
     try:
         yield
     except LaunchError as error:
-        sentinel.settle()
+        sentinel.report_locally_handled()
         refuse_early(str(error), isinstance(error, LonelyLaunchError), error.speaker)
         raise
 

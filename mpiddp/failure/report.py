@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from ..base.stderr import say
 from ..base.text import memory_advice
-from ..where import progress
 from .rank import Member
 from .root_cause import NOBODY, OWN, Verdict
 
@@ -25,9 +24,9 @@ def tell(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -
     return words
 
 
-def record(verdict: Verdict, who: Member | None, callstack: str = "") -> str:
-    """Return why a job failed, as --error-file has it."""
-    return json.dumps(error_record(verdict, who, callstack, int(time.time())))
+def record(verdict: Verdict, who: Member | None, steps: int, callstack: str = "") -> str:
+    """Return why a job failed, as --error-file has it; the rank that writes it has made `steps`."""
+    return json.dumps(error_record(verdict, who, callstack, int(time.time()), steps))
 
 
 def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1) -> str:
@@ -54,7 +53,9 @@ def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = 
     return "\n".join([*stacks, *lines]) + "\n"
 
 
-def error_record(verdict: Verdict, who: Member | None, callstack: str, timestamp: int) -> dict[str, object]:
+def error_record(
+    verdict: Verdict, who: Member | None, callstack: str, timestamp: int, steps: int
+) -> dict[str, object]:
     """Return what torchelastic's error files hold (torch.distributed.elastic.multiprocessing.errors).
 
     `timestamp` is in seconds since the epoch. Our own besides: `kind`, `cause`, `where`, `signal` and `outside` as in
@@ -66,5 +67,5 @@ def error_record(verdict: Verdict, who: Member | None, callstack: str, timestamp
     extra = {"py_callstack": callstack or first.text, "timestamp": str(timestamp), "rank": rank,
              "host": first.host, "exitcode": first.status, "pid": who.pid if who else None, "kind": first.kind,
              "cause": first.cause, "where": first.where, "signal": first.signal, "outside": verdict.outside,
-             "steps": progress.steps()}
+             "steps": steps}
     return {"message": {"message": message, "errorCode": first.status, "extraInfo": extra}}

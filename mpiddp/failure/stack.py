@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..where.protocol import CUT
+from ..base.text import CUT_STACK
 
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
 LIBRARIES = ("/site-packages/", "/dist-packages/")
@@ -72,7 +72,7 @@ def read(text: str) -> list[Frame]:
     """Return the frames of a main thread from `Calls`, without those that lead to the script."""
     calls = [(found["file"], found["line"], found["function"])
              for line in text.split("\n") if (found := FRAME.fullmatch(line))]
-    return of_script(calls, is_whole=not text.endswith(f"{CUT}\n"))
+    return of_script(calls, is_whole=not text.endswith(f"{CUT_STACK}\n"))
 
 
 def from_dump(text: str, pid: int) -> list[Frame]:

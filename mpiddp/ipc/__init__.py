@@ -1,1 +1,1 @@
-"""How processes of a job talk: codec, channel, event loop, listener, connector, helper processes."""
+"""Inter-process communication: codec, channel, event loop, listener, connector, helper processes."""

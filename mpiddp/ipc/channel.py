@@ -6,22 +6,25 @@ import os
 import socket
 import struct
 import time
+from typing import Generic, TypeVar
 
-from ..sentinel.protocol import Message, Sent
-from .codec import decode, encode
+from .codec import Codec, Text, Unreadable, encode
 
-PATIENCE_S = 2.0  # for the other end to take a message
-LONGEST_LINE = 2**20  # bytes
-DESCRIPTORS = socket.CMSG_SPACE(16 * 4)  # bytes, for those that come with one read
+SEND_TIMEOUT_S = 2.0
+MAX_LINE_BYTES = 2**20
+DESCRIPTORS_BYTES = socket.CMSG_SPACE(16 * 4)  # for the descriptors that come with one read
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
-class Wire:
+class Channel(Generic[Sent, Received]):
     """One end of a connection."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._socket.settimeout(PATIENCE_S)
-        self._begun = b""
+    def __init__(self, sock: socket.socket, codec: Codec[Received]) -> None:
+        self._socket, self._codec = sock, codec
+        self._socket.settimeout(SEND_TIMEOUT_S)
+        self._partial_line = b""
         self._unsent = b""
         self._descriptors: list[int] = []  # that came with messages
 
@@ -30,39 +33,39 @@ class Wire:
         return self._socket.fileno()
 
     def send(self, message: Sent, descriptor: int = -1) -> bool:
-        """Send a message and tell whether the other end has taken it; between processes, with a descriptor.
+        """Send a message, between processes with a descriptor; return whether the other end took it in time.
 
-        The other end always gets whole lines: the rest of one that it did not take in time is what is sent next.
+        The other end always gets whole lines: the rest of a line that it did not take is sent before the next one.
         """
         line = encode(message) + b"\n"
         try:
             if not self._send_rest():
                 return False
-            sent = self._send(line) if descriptor < 0 else socket.send_fds(
+            sent_bytes = self._send(line) if descriptor < 0 else socket.send_fds(
                 self._socket, [line], [descriptor], socket.MSG_NOSIGNAL)
-            self._unsent = line[sent:]
+            self._unsent = line[sent_bytes:]
             return self._send_rest()
         except OSError:
             return False
 
     def _send_rest(self) -> bool:
-        """Send what is begun, and tell whether the other end has taken it in time; raise OSError if it is gone."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Send what is left, and return whether the other end took it in time; raise OSError if it is gone."""
+        deadline = time.monotonic() + SEND_TIMEOUT_S
         while self._unsent and time.monotonic() < deadline:
             self._unsent = self._unsent[self._send(self._unsent):]
         return not self._unsent
 
     def _send(self, data: bytes) -> int:
-        """Send some of the data; where nobody is at the other end no signal comes: a script may let SIGPIPE end it."""
+        """Send some of the data, without SIGPIPE: a script may let that end it."""
         return self._socket.send(data, socket.MSG_NOSIGNAL)
 
-    def post(self, message: Sent) -> bool:
-        """Send a message without waiting for the other end, and tell whether it is off; flush() sends what is not."""
+    def enqueue(self, message: Sent) -> bool:
+        """Send a message without waiting; return False if flush() has to send the rest."""
         self._unsent += encode(message) + b"\n"
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what can be sent at once of what was posted, and tell whether nothing is left, or nobody there."""
+        """Send what can be sent at once; return whether nothing is left, or the other end is gone."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self.fileno(), self._unsent):]
@@ -72,35 +75,35 @@ class Wire:
             self._unsent = b""
         return True
 
-    def receive(self, timeout_s: float = PATIENCE_S) -> list[Message]:
+    def receive(self, timeout_s: float = SEND_TIMEOUT_S) -> list[Received | Text | Unreadable]:
         """Return the messages of one read, which may be none.
 
-        With `timeout_s` 0 it waits for nothing. Raises TimeoutError when nothing has come by then, EOFError when
-        the other end is gone, and another OSError when it cannot be reached any more.
+        With `timeout_s` 0 it does not wait. Raises TimeoutError when nothing has come in time, EOFError when the other
+        end is gone, and another OSError when it cannot be reached any more.
         """
         self._socket.settimeout(timeout_s)
         try:
-            data, others, _, _ = self._socket.recvmsg(65536, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = self._socket.recvmsg(65536, DESCRIPTORS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return []
         except ConnectionResetError:
-            data, others = b"", []
+            data, ancillary = b"", []
         finally:
-            self._socket.settimeout(PATIENCE_S)
-        for _, _, packed in others:
+            self._socket.settimeout(SEND_TIMEOUT_S)
+        for _, _, packed in ancillary:
             self._descriptors += struct.unpack(f"{len(packed) // 4}i", packed)
         if not data:
             raise EOFError
-        *lines, self._begun = (self._begun + data).split(b"\n")
-        if len(self._begun) > LONGEST_LINE:
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        if len(self._partial_line) > MAX_LINE_BYTES:
             raise EOFError
-        return [decode(line) for line in lines]
+        return [self._codec.decode(line) for line in lines]
 
     def take_descriptor(self) -> int:
-        """Return the descriptor that came last, which is the caller's then, and close others; -1 where none came."""
-        found = self._descriptors.pop() if self._descriptors else -1
+        """Return the descriptor that came last, which is the caller's then, and close others; -1 if none came."""
+        descriptor = self._descriptors.pop() if self._descriptors else -1
         self._close_descriptors()
-        return found
+        return descriptor
 
     def shut_down(self) -> None:
         """Send no more; raise OSError if the other end is gone."""
@@ -118,9 +121,9 @@ class Wire:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Return a socket that listens on a port of an address, 0 for a free port; raise OSError where that can't be.
+    """Return a socket that listens on a port of an address, 0 for a free port; raise OSError if that is impossible.
 
-    With an empty address it listens on all that this node has.
+    With an empty address it listens on all addresses of this node.
     """
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,57 +1,78 @@
-"""How a message travels: as one line of JSON, its name and its fields, {"Stage": {"name": "MPI_Init"}}."""
+"""The codec of one link: a message is a line of JSON, its name and its fields, {"Stage": {"name": "MPI_Init"}}."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, get_args, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
-from ..failure.rank import LogPlan, Member
-from ..failure.root_cause import Report, Verdict
-from ..output.protocol import Folding
-from ..sentinel.protocol import Message, Sent, Text, Unreadable
-
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Sent)}
-FIELDS: dict[type[Any], dict[str, tuple[Any, ...]]] = {  # the kinds of value that each field may have
-    kind: {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
-    for kind in (*KINDS.values(), Folding, Member, LogPlan, Report, Verdict)
-}
+Message = TypeVar("Message")
 
 
-def encode(message: Sent) -> bytes:
-    """Return a message as a line, without its end."""
-    return json.dumps({type(message).__name__: plain(message)}).encode()
+class Text(NamedTuple):
+    """A line that is no message of the link."""
+
+    line: str
 
 
-def decode(line: bytes) -> Message:
-    """Return the message that a line holds; whatever the line is, nothing is raised."""
-    if line.startswith(b"{"):
-        try:
-            (name, fields), = json.loads(line).items()
-            kind = KINDS[name]
-        except (ValueError, KeyError, RecursionError):
-            pass
-        else:
+class Unreadable(NamedTuple):
+    """A message whose fields have wrong types."""
+
+    error: str
+
+
+class Codec(Generic[Message]):
+    """Decodes the messages of a union of NamedTuples; their fields may be NamedTuples, too."""
+
+    def __init__(self, union: Any) -> None:
+        """Resolve all types now: a script may unload our modules later."""
+        self._messages: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(union) or (union,)}
+        self._fields: dict[type[Any], dict[str, tuple[Any, ...]]] = {}  # the types that each field may have
+        for kind in self._messages.values():
+            self._resolve(kind)
+
+    def _resolve(self, kind: type[Any]) -> None:
+        if kind in self._fields:
+            return
+        fields = self._fields[kind] = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
+        for field_types in fields.values():
+            for field_type in field_types:
+                if hasattr(field_type, "_fields"):
+                    self._resolve(field_type)
+
+    def decode(self, line: bytes) -> Message | Text | Unreadable:
+        """Return the message of a line; it never raises."""
+        if line.startswith(b"{"):
             try:
-                message: Message = rebuilt(fields, (kind,))
-                return message
-            except (TypeError, KeyError) as error:
-                return Unreadable(f"{name}: {error}")
-    return Text(line.decode(errors="replace"))
+                (name, fields), = json.loads(line).items()
+                kind = self._messages[name]
+            except (ValueError, KeyError, RecursionError):
+                pass
+            else:
+                try:
+                    message: Message = self._rebuild(fields, (kind,))
+                    return message
+                except (TypeError, KeyError) as error:
+                    return Unreadable(f"{name}: {error}")
+        return Text(line.decode(errors="replace"))
+
+    def _rebuild(self, value: object, types: tuple[Any, ...]) -> Any:
+        """Return what to_json() made `value` of, if that has one of `types`; else raise TypeError or KeyError."""
+        for kind in types:
+            if hasattr(kind, "_fields") and isinstance(value, dict):
+                fields = self._fields[kind]
+                return kind(**{name: self._rebuild(item, fields[name]) for name, item in value.items()})
+            if isinstance(value, (int, float) if kind is float else kind):
+                return value
+        raise TypeError(f"{type(value).__name__} in the place of {' or '.join(kind.__name__ for kind in types)}")
 
 
-def plain(value: Any) -> Any:
-    """Return a field's value as JSON has it: named tuples as objects."""
+def encode(message: Any) -> bytes:
+    """Return a NamedTuple as a line, without its newline."""
+    return json.dumps({type(message).__name__: to_json(message)}).encode()
+
+
+def to_json(value: Any) -> Any:
+    """Return a field's value as JSON has it: NamedTuples as objects."""
     if hasattr(value, "_asdict"):
-        return {name: plain(one) for name, one in value._asdict().items()}
+        return {name: to_json(field) for name, field in value._asdict().items()}
     return value
-
-
-def rebuilt(found: object, kinds: tuple[Any, ...]) -> Any:
-    """Return a value of one of `kinds` from what plain() made of it; raise TypeError or KeyError for anything else."""
-    for kind in kinds:
-        if hasattr(kind, "_fields") and isinstance(found, dict):
-            fields = FIELDS[kind]
-            return kind(**{name: rebuilt(one, fields[name]) for name, one in found.items()})
-        if isinstance(found, (int, float) if kind is float else kind):
-            return found
-    raise TypeError(f"{type(found).__name__} in the place of {' or '.join(kind.__name__ for kind in kinds)}")

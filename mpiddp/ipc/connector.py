@@ -1,4 +1,4 @@
-"""Calls between nodes: rank 0's sentinel answers those that try its addresses, and the others call the coordinator."""
+"""Connects to an `AuthListener` of another node, without waiting."""
 
 from __future__ import annotations
 
@@ -10,149 +10,77 @@ from collections.abc import Callable
 from functools import partial
 
 from ..base.text import at_port
-from ..sentinel.protocol import Hello, Join
-from .channel import Wire, listen
-from .event_loop import Loop
-from .listener import AT_ONCE, PAUSE_S, Challenge, keep_alive
+from .event_loop import EventLoop
+from .listener import RETRY_INTERVAL_S, ClientHandshake
 
-CONNECTING_S, ATTEMPTS = 2.0, 3
-ROOM_S = 30.0  # between two calls to a port that has no room
-CALLING_S = 60.0  # for the coordinator to answer on a connection: its node may be busy
+CONNECT_TIMEOUT_S, MAX_ATTEMPTS = 2.0, 3
+SERVER_PROOF_TIMEOUT_S = 60.0  # the server's node may be busy
 
 
-class Answering:
-    """Listens on all addresses of this node, and answers each connection with a token, until it is closed.
+class Connector:
+    """Makes one authenticated connection, in up to three attempts; a refused connection is not tried again."""
 
-    That token is a name by which rank 0's node is known, and opens nothing: the job's own is shown to nobody.
-    """
+    def __init__(self, loop: EventLoop, address: str, port: int, token: str, server: str,
+                 on_result: Callable[[socket.socket | None, str], None]) -> None:
+        """Call `on_result` with the connection, or with None and the reason; `server` names the server in that."""
+        self._loop, self._address, self._port, self._token = loop, address, port, token
+        self._server, self._on_result = server, on_result
+        self._left_s = MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + RETRY_INTERVAL_S)
 
-    def __init__(self, loop: Loop, token: str, port: int = 0) -> None:
-        """Listen on `port`, 0 for a free one; raise OSError where that is not possible."""
-        self._listener = listen("", port)
-        self._listener.setblocking(False)
-        self.port = int(self._listener.getsockname()[1])
-        self._loop, self._token = loop, token.encode()
-        loop.listen(self._listener, self._answer)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._loop.forget(self._listener)
-        self._listener.close()
-
-    def _answer(self) -> None:
-        for _ in range(AT_ONCE):
-            try:
-                connection, _ = self._listener.accept()
-            except ConnectionAbortedError:
-                continue
-            except OSError:  # nobody is there; or there is no descriptor for one more, or no network at the moment
-                return
-            with connection, contextlib.suppress(OSError):
-                connection.setblocking(False)
-                connection.send(self._token)
-
-
-class Dialling:
-    """Connects a member's sentinel to the coordinator without waiting, in three attempts; who refuses is not there."""
-
-    def __init__(self, loop: Loop, request: Join, answer: Callable[[socket.socket | None, str], None]) -> None:
-        """Call `answer` with the connection; with None, and the reason, where none could be made."""
-        self._loop, self._request, self._answer = loop, request, answer
-        self._left_s = ATTEMPTS * (CONNECTING_S + PAUSE_S)
-        self._connection: socket.socket | None = None
-
-    def dial(self) -> None:
+    def connect(self) -> None:
         """Try once, and later again if that fails."""
-        address, self._challenge = self._request.address, Challenge(self._request.token)
-        self._connection = one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        one.setblocking(False)
-        error = one.connect_ex((address, self._request.port))
+        self._handshake = ClientHandshake(self._token)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET)
+        self._socket.setblocking(False)
+        error = self._socket.connect_ex((self._address, self._port))
         if error not in (0, errno.EINPROGRESS):
+            self._retry(os.strerror(error), error == errno.ECONNREFUSED)
+            return
+        self._loop.watch(self._socket, self._on_connected)
+        self._loop.watch_writable(self._socket)
+        self._loop.set_timer("connect", CONNECT_TIMEOUT_S, partial(self._fail, "timed out"))
+
+    def _on_connected(self) -> None:
+        """Begin the handshake if the connection is made."""
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
             self._fail(os.strerror(error), error == errno.ECONNREFUSED)
             return
-        self._loop.listen(one, self._look)
-        self._loop.await_room(one)
-        self._loop.set_timer("dial", CONNECTING_S, partial(self._give_up, "timed out"))
-
-    def _look(self) -> None:
-        """Take a connection that is made, or failed."""
-        assert self._connection
-        one, error = self._connection, self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            self._give_up(os.strerror(error), error == errno.ECONNREFUSED)
-            return
-        self._loop.forget(one)
-        self._loop.listen(one, self._read)
-        self._loop.set_timer("dial", CALLING_S, partial(self._give_up, "no answer"))
-        with contextlib.suppress(OSError):  # the next read tells
-            one.send(self._challenge.nonce)
+        self._loop.unwatch(self._socket)
+        self._loop.watch(self._socket, self._read)
+        self._loop.set_timer("connect", SERVER_PROOF_TIMEOUT_S, partial(self._fail, "no answer"))
+        with contextlib.suppress(OSError):  # the next read fails, too
+            self._socket.send(self._handshake.nonce)
 
     def _read(self) -> None:
-        """Take the coordinator's proof, and send ours."""
-        assert self._connection
+        """Take the server's proof, and send ours."""
         try:
-            shown = self._challenge.take(self._connection.recv(self._challenge.missing))
-            if shown:
-                self._connection.send(shown)
+            proof = self._handshake.feed(self._socket.recv(self._handshake.missing_bytes))
+            if proof:
+                self._socket.send(proof)
         except BlockingIOError:
             return
-        except EOFError:  # strangers may have crowded this one out
-            self._give_up("it has hung up")
+        except EOFError:  # unauthenticated connections may have crowded this one out
+            self._fail("it has hung up")
             return
         except OSError as error:
-            self._give_up(error.strerror or str(error), isinstance(error, PermissionError))
+            self._fail(error.strerror or str(error), isinstance(error, PermissionError))
             return
-        if shown:
-            self._loop.forget(self._connection)
-            self._loop.drop_timers("dial")
-            self._answer(self._connection, "")
+        if proof:
+            self._loop.unwatch(self._socket)
+            self._loop.cancel_timers("connect")
+            self._on_result(self._socket, "")
 
-    def _give_up(self, error: str, refused: bool = False) -> None:
-        assert self._connection
-        self._loop.forget(self._connection)
-        self._loop.drop_timers("dial")
-        self._left_s -= CONNECTING_S
-        self._fail(error, refused)
+    def _fail(self, error: str, is_final: bool = False) -> None:
+        self._loop.unwatch(self._socket)
+        self._loop.cancel_timers("connect")
+        self._left_s -= CONNECT_TIMEOUT_S
+        self._retry(error, is_final)
 
-    def _fail(self, error: str, refused: bool) -> None:
-        assert self._connection
-        self._connection.close()
-        self._left_s -= PAUSE_S
-        if self._left_s > 0 and not refused:
-            self._loop.set_timer("dial", PAUSE_S, self.dial)
+    def _retry(self, error: str, is_final: bool) -> None:
+        self._socket.close()
+        self._left_s -= RETRY_INTERVAL_S
+        if self._left_s > 0 and not is_final:
+            self._loop.set_timer("connect", RETRY_INTERVAL_S, self.connect)
         else:
-            where = at_port(self._request.address, self._request.port)
-            self._answer(None, f"no connection to rank 0's sentinel at {where}: {error}")
-
-
-def watch_rank_0(loop: Loop, request: Join, on_end: Callable[[bool], None]) -> None:
-    """Call `on_end` when rank 0 has ended, whose sentinel was killed; with False where its node cannot be reached.
-
-    Rank 0 has the coordinator's port, too. Its kernel makes a connection to that, which nobody takes, and ends it with
-    rank 0.
-    """
-    def look() -> None:
-        loop.forget(connection)
-        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        connection.close()
-        on_end(error in (0, errno.ECONNRESET))
-
-    try:
-        connection = socket.create_connection((request.address, request.port), CONNECTING_S)
-        keep_alive(connection)
-    except TimeoutError:  # the port has no room for thousands
-        loop.set_timer("rank 0", ROOM_S, partial(watch_rank_0, loop, request, on_end))
-    except OSError as error:
-        on_end(isinstance(error, ConnectionRefusedError))
-    else:
-        loop.listen(connection, look)
-
-
-def greet(connection: socket.socket, request: Join) -> Wire:
-    """Say over a new connection whose sentinel this is."""
-    with contextlib.suppress(OSError):  # the next read tells
-        keep_alive(connection)
-    wire = Wire(connection)
-    member = request.member
-    wire.send(Hello(member.rank, member.host, member.pid, member.namespace))
-    return wire
+            self._on_result(None, f"no connection to {self._server} at {at_port(self._address, self._port)}: {error}")

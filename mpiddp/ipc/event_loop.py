@@ -1,65 +1,70 @@
-"""What a process beside a rank waits for: connections, processes and the clock."""
+"""The event loop of a helper process: connections, processes and timers."""
 
 from __future__ import annotations
 
 import os
 import selectors
-import socket
 import time
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
-from .channel import Wire
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
-LONGEST_S = 86400.0  # of one wait: epoll_wait(2) counts milliseconds in 32 bits
-FEW = 64  # removed timers that may stay in the heap until they are due
+MAX_WAIT_S = 86400.0  # epoll_wait(2) counts milliseconds in 32 bits
+MAX_CANCELLED_TIMERS = 64  # that may stay in the heap until they are due
 
 
-class Loop:
+class EventLoop:
     """Calls a function for each event, in the order in which the kernel saw the events.
 
-    If a function raises, `excuse` gets the exception and the loop goes on. What a wake-up costs does not grow with the
-    number of connections and timers: a coordinator has a timer for each connection that has not shown its token.
+    If a function raises, `on_error` gets the exception and the loop goes on. The cost of a wake-up does not grow with
+    the number of connections and timers: a coordinator has a timer for each unauthenticated connection.
     """
 
-    def __init__(self, excuse: Callable[[Exception], None]) -> None:
-        self.over = False  # set it to let run() return
-        self._excuse = excuse
+    def __init__(self, on_error: Callable[[Exception], None]) -> None:
+        self.stopped = False
+        self._on_error = on_error
         self._selector = selectors.EpollSelector()
         self._timers: dict[str, tuple[int, Callable[[], object]]] = {}  # each with its number
-        self._due: list[tuple[float, int, str]] = []  # a heap: when, which number, of which name; removed ones, too
+        self._heap: list[tuple[float, int, str]] = []  # due time, number and name, also of timers that were cancelled
         self._last_number = 0
 
     def run(self) -> None:
-        """Wait for events and act on them, until `over` is set."""
-        while not self.over:
-            self._forget_removed()
-            pause = min(max(0.0, self._due[0][0] - time.monotonic()), LONGEST_S) if self._due else None
-            for key, _ in self._selector.select(pause):
+        """Wait for events and act on them, until stop() is called."""
+        while not self.stopped:
+            self._forget_cancelled()
+            wait_s = min(max(0.0, self._heap[0][0] - time.monotonic()), MAX_WAIT_S) if self._heap else None
+            for key, _ in self._selector.select(wait_s):
                 now = self._selector.get_map().get(key.fd)  # an earlier event may have closed it, and another opened
-                if now is not None and now.data is key.data and not self.attempt(key.data):
+                if now is not None and now.data is key.data and not self.call_safely(key.data):
                     self._drop(key)
             now_s = time.monotonic()
-            while self._due and self._due[0][0] <= now_s:
-                _, number, name = heappop(self._due)
+            while self._heap and self._heap[0][0] <= now_s:
+                _, number, name = heappop(self._heap)
                 if self._is_current(number, name):
-                    self.attempt(self._timers.pop(name)[1])
+                    self.call_safely(self._timers.pop(name)[1])
 
-    def attempt(self, act: Callable[[], object]) -> bool:
-        """Call `act` and tell whether it came to its end."""
+    def stop(self) -> None:
+        """Let run() return."""
+        self.stopped = True
+
+    def call_safely(self, act: Callable[[], object]) -> bool:
+        """Call `act`, and return whether it came to its end."""
         try:
             act()
         except Exception as error:
-            self._excuse(error)
+            self._on_error(error)
             return False
         return True
 
-    def listen(self, source: Wire | socket.socket | int, act: Callable[[], object]) -> None:
-        """Call `act` whenever something can be read from `source`."""
+    def watch(self, source: HasFileno | int, act: Callable[[], object]) -> None:
+        """Call `act` whenever `source` is readable."""
         self._selector.register(source, selectors.EVENT_READ, act)
 
-    def await_end(self, pid: int, act: Callable[[], None]) -> None:
-        """Call `act` once when a process has ended; the kernel tells of it from Linux 5.3 on."""
+    def watch_process(self, pid: int, act: Callable[[], None]) -> None:
+        """Call `act` once when a process has ended; before Linux 5.3 it is never called."""
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -68,52 +73,52 @@ class Loop:
         except (OSError, AttributeError):  # a Python may have been built without it
             return
 
-        def tell() -> None:
-            self.forget(descriptor)
+        def on_end() -> None:
+            self.unwatch(descriptor)
             os.close(descriptor)
             act()
 
-        self.listen(descriptor, tell)
+        self.watch(descriptor, on_end)
 
-    def await_room(self, source: Wire | socket.socket, waits: bool = True) -> None:
-        """Call what is called for `source` also when more can be written to it; no longer if not `waits`."""
+    def watch_writable(self, source: HasFileno, enabled: bool = True) -> None:
+        """Call the function of `source`, which is watched, also when it is writable; no longer if not `enabled`."""
         key = self._selector.get_key(source)
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if enabled else 0)
         if key.events != events:
             self._selector.modify(source, events, key.data)
 
-    def forget(self, source: Wire | socket.socket | int) -> None:
-        """Stop to listen to a source."""
+    def unwatch(self, source: HasFileno | int) -> None:
+        """Stop watching a source; raise KeyError if it is not watched."""
         self._selector.unregister(source)
 
     def set_timer(self, name: str, after_s: float, act: Callable[[], object]) -> None:
         """Call `act` once, `after_s` from now; a timer of the same name is replaced."""
         self._last_number += 1
         self._timers[name] = (self._last_number, act)
-        heappush(self._due, (time.monotonic() + after_s, self._last_number, name))
+        heappush(self._heap, (time.monotonic() + after_s, self._last_number, name))
 
-    def is_set(self, name: str) -> bool:
+    def has_timer(self, name: str) -> bool:
         """Tell whether there is a timer of this name."""
         return name in self._timers
 
-    def drop_timers(self, *names: str) -> None:
-        """Remove the timers of these names."""
+    def cancel_timers(self, *names: str) -> None:
+        """Cancel the timers of these names."""
         for name in names:
             self._timers.pop(name, None)
 
     def _is_current(self, number: int, name: str) -> bool:
-        """Tell whether a timer was neither removed nor replaced."""
+        """Tell whether a timer was neither cancelled nor replaced."""
         return name in self._timers and self._timers[name][0] == number
 
-    def _forget_removed(self) -> None:
-        """Remove from the heap what is no timer any more: what is due first, and all where it is most of the heap."""
-        if len(self._due) > 2 * len(self._timers) + FEW:
-            self._due = [one for one in self._due if self._is_current(*one[1:])]
-            heapify(self._due)
-        while self._due and not self._is_current(*self._due[0][1:]):
-            heappop(self._due)
+    def _forget_cancelled(self) -> None:
+        """Remove cancelled timers from the heap: those due first, and all if they are most of the heap."""
+        if len(self._heap) > 2 * len(self._timers) + MAX_CANCELLED_TIMERS:
+            self._heap = [entry for entry in self._heap if self._is_current(*entry[1:])]
+            heapify(self._heap)
+        while self._heap and not self._is_current(*self._heap[0][1:]):
+            heappop(self._heap)
 
     def _drop(self, key: selectors.SelectorKey) -> None:
-        """Stop to listen to a source whose function raised: what it did not read would call it again at once."""
+        """Stop watching a source whose function raised: unread data would call it again at once."""
         if self._selector.get_map().get(key.fd) == key:
             self._selector.unregister(key.fd)

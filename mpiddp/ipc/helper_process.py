@@ -10,21 +10,25 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from posix import fork  # os.fork may be a debugger's own, which holds up the process that it makes
+from typing import Any, Generic
 
 from ..base.stderr import say
-from ..sentinel.protocol import END_SIGNAL
-from .channel import Wire
+from .channel import Channel, Received, Sent
+from .codec import Codec
 
-FROM_TERMINALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+END_SIGNAL = signal.SIGRTMAX  # a helper process has sent something urgent, or has died
+# What a thread of ours leaves to the others: all signals but those that a fault of its own brings.
+THREAD_BLOCKED_SIGNALS = signal.valid_signals() - {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def fork_detached(main: Callable[[], None], kept: Collection[int], name: str) -> int:
+def fork_daemon(main: Callable[[], None], kept: Collection[int], name: str) -> int:
     """Run `main` in a new process that keeps stdin, stdout, stderr and the `kept` descriptors of this one.
 
-    The process has a session of its own: signals that are sent to the rank's do not reach it. It is no child
-    of the rank: a script that waits for its children does not find it. Where `main` raises, or the process cannot be
-    made, that is said in a line with its `name`. Returns the child that forks it and ends, 0 if there is none; the
-    caller has to reap() that child.
+    The process has a session of its own, so that signals to the rank's do not reach it. It is no child of the rank: a
+    script that waits for its children does not find it. If `main` raises, or the process cannot be made, a line with
+    its `name` is printed. Returns the child that forks it and ends, 0 if there is none; the caller has to reap() it.
     """
     try:
         child = fork()
@@ -39,9 +43,9 @@ def fork_detached(main: Callable[[], None], kept: Collection[int], name: str) ->
             os.setsid()
             os.chdir("/")
             signal.set_wakeup_fd(-1)
-            for number in FROM_TERMINALS:
+            for number in TERMINAL_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
-            close_all_but(kept)
+            close_other_descriptors(kept)
             main()
         status = 0
     except Exception as error:
@@ -51,13 +55,13 @@ def fork_detached(main: Callable[[], None], kept: Collection[int], name: str) ->
 
 
 def reap(child: int) -> None:
-    """Wait for a child that ends by itself; if SIGCHLD is ignored, nothing is left of it to wait for."""
+    """Wait for a child that ends by itself; if SIGCHLD is ignored, nothing is left to wait for."""
     with contextlib.suppress(ChildProcessError):
         if child:
             os.waitpid(child, 0)
 
 
-def close_all_but(kept: Collection[int]) -> None:
+def close_other_descriptors(kept: Collection[int]) -> None:
     """Close what was inherited: a launcher's connection, for one, must end with the rank."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor not in kept:
@@ -65,95 +69,98 @@ def close_all_but(kept: Collection[int]) -> None:
                 os.close(descriptor)
 
 
-def silence(*descriptors: int) -> None:
-    """Let descriptors lead to /dev/null."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+def redirect_to_devnull(*descriptors: int) -> None:
+    """Redirect descriptors to /dev/null."""
+    devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
-        os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+        os.dup2(devnull, descriptor)
+    os.close(devnull)
 
 
-F_SETSIG = 10  # (asm-generic/fcntl.h): which signal tells of a descriptor
+F_SETSIG = 10  # (asm-generic/fcntl.h): which signal is sent for a descriptor
 DISMISSAL_TIMEOUT_S = 2.0
 
 
-class OwnDescriptors:
+class OwnedDescriptors:
     """Descriptors of this process. A script may close all that it has, and open other files under the same numbers."""
 
     def __init__(self) -> None:
         self._files: dict[int, tuple[int, int]] = {}
 
-    def keep(self, descriptor: int) -> int:
-        """Note what a descriptor leads to now, and return it."""
-        self._files[descriptor] = file_of(descriptor)
+    def add(self, descriptor: int) -> int:
+        """Note which file a descriptor leads to now, and return the descriptor."""
+        self._files[descriptor] = file_identity(descriptor)
         return descriptor
 
-    def has(self, descriptor: int) -> bool:
-        """Tell whether a descriptor was kept and still leads to the same file."""
+    def owns(self, descriptor: int) -> bool:
+        """Tell whether a descriptor was added and still leads to the same file."""
         with contextlib.suppress(OSError, KeyError):
-            return self._files[descriptor] == file_of(descriptor)
+            return self._files[descriptor] == file_identity(descriptor)
         return False
 
     def close(self) -> None:
         """Close all that still lead to the same file."""
-        for descriptor in filter(self.has, list(self._files)):
+        for descriptor in filter(self.owns, list(self._files)):
             os.close(descriptor)
         self._files = {}
 
 
-class HelperProcess:
+class HelperProcess(Generic[Sent, Received]):
     """The sentinel of a rank, or the relay of its output.
 
     It is forked twice, so it is no child that a script could find. `channel` is the connection to it. A pipe that
     stays empty shows that it is alive: the helper alone holds the writing end.
     """
 
-    def __init__(self, name: str, run: Callable[[Wire], None], kept: Collection[int] = ()) -> None:
-        """Fork it: it calls `run` with its end of the channel, and keeps the descriptors `kept`.
+    def __init__(self, name: str, run: Callable[[socket.socket], None], codec: Codec[Received],
+                 kept: Collection[int] = ()) -> None:
+        """Fork it: it calls `run` with its end of the connection, and keeps the descriptors `kept`.
 
-        `name` is what messages call it. Where it cannot be forked, or `run` raises, a line says so, and the helper is
-        dead from the beginning.
+        Messages call it `name`; `codec` decodes what it sends. If it cannot be forked, or `run` raises, a line is
+        printed, and the helper is dead from the beginning.
         """
         self.name = name
-        ours, its = socket.socketpair()
-        alive, its_alive = os.pipe()
-        self._forking = fork_detached(lambda: run(Wire(its)), kept=(its.fileno(), its_alive, *kept), name=name)
-        its.close()
-        os.close(its_alive)
-        os.set_blocking(alive, False)
-        self.channel = Wire(ours)
-        self._alive = alive
-        self._descriptors = OwnDescriptors()
-        self._descriptors.keep(alive)
+        ours, theirs = socket.socketpair()
+        liveness_fd, its_liveness_fd = os.pipe()
+        self._forking_child = fork_daemon(
+            lambda: run(theirs), kept=(theirs.fileno(), its_liveness_fd, *kept), name=name)
+        theirs.close()
+        os.close(its_liveness_fd)
+        os.set_blocking(liveness_fd, False)
+        self.channel: Channel[Sent, Received] = Channel(ours, codec)
+        self._liveness_fd = liveness_fd
+        self._descriptors = OwnedDescriptors()
+        self._descriptors.add(liveness_fd)
         self._on_death: Callable[[], object] | None = None
 
-    def reap_forker(self) -> None:
-        """Wait for the child that has forked the helper: a script finds no trace of it then."""
-        reap(self._forking)
-        self._forking = 0
+    def reap_forking_child(self) -> None:
+        """Wait for the child that has forked the helper: then a script finds no trace of it."""
+        reap(self._forking_child)
+        self._forking_child = 0
 
-    def watch(self, on_death: Callable[[], object]) -> None:
-        """Call `on_death` once when the helper has died, from check(): END_SIGNAL comes then."""
-        self.reap_forker()
+    def monitor(self, on_death: Callable[[], object]) -> None:
+        """Call `on_death` once when the helper has died, from handle_death(): END_SIGNAL comes then."""
+        self.reap_forking_child()
         self._on_death = on_death
-        watched.append(self)
-        send_signal_on(self._alive)
-        self.check()
+        monitored.append(self)
+        arm_end_signal(self._liveness_fd)
+        self.handle_death()
 
-    def stop_watching(self) -> None:
-        """Let no END_SIGNAL come any more, also where a child that C code has forked still holds the pipe."""
+    def stop_monitoring(self) -> None:
+        """Disarm END_SIGNAL, also if a child that C code has forked still holds the pipe."""
         self._on_death = None
-        if self in watched:
-            watched.remove(self)
-        if self._descriptors.has(self._alive):
-            send_no_signal_on(self._alive)
+        if self in monitored:
+            monitored.remove(self)
+        if self._descriptors.owns(self._liveness_fd):
+            disarm_end_signal(self._liveness_fd)
 
-    def check(self) -> bool:
-        """Call `on_death` if the helper has died, and tell whether that was so.
+    def handle_death(self) -> bool:
+        """Call `on_death` if the helper has died, and return whether it has.
 
         Other handlers wait meanwhile. If one that is due raises before, END_SIGNAL comes once more.
         """
-        if self._on_death is None or not self._descriptors.has(self._alive) or not has_hung_up(self._alive):
+        if (self._on_death is None or not self._descriptors.owns(self._liveness_fd)
+                or not has_no_writer(self._liveness_fd)):
             return False
         act, self._on_death = self._on_death, None  # a handler, or another thread, does not begin the same
         mask: set[signal.Signals | int] | None = None
@@ -175,34 +182,34 @@ class HelperProcess:
         return True
 
     def await_end(self) -> None:
-        """Return when the helper, which was told to end, has ended, or does not within DISMISSAL_TIMEOUT_S."""
+        """Return when the helper, which was told to end, has ended, or DISMISSAL_TIMEOUT_S is over."""
         deadline = time.monotonic() + DISMISSAL_TIMEOUT_S
         with contextlib.suppress(EOFError, OSError):
             while (left_s := deadline - time.monotonic()) > 0:
                 self.channel.receive(left_s)
 
     def close(self) -> None:
-        """Close what this process has of it."""
-        self.stop_watching()
-        self.reap_forker()
-        self.forget()
+        """Stop monitoring, and close what this process has of it."""
+        self.stop_monitoring()
+        self.reap_forking_child()
+        self.abandon()
 
-    def forget(self) -> None:
-        """Close what this process has of it, in a child that was forked, too: the pipe's flags are the parent's."""
+    def abandon(self) -> None:
+        """Close what this process has of it, in a forked child, too: the pipe's flags are the parent's."""
         self._on_death = None
-        if self in watched:
-            watched.remove(self)
+        if self in monitored:
+            monitored.remove(self)
         self._descriptors.close()
         self.channel.close()
 
 
-watched: list[HelperProcess] = []  # the helpers of this process that are missed when they die
+monitored: list[HelperProcess[Any, Any]] = []  # the helpers of this process whose deaths are handled
 
 
-def take_title(title: str) -> None:
-    """Show a title in the place of the command that was inherited, in `ps` and `top`; it is cut to the same length.
+def set_process_title(title: str) -> None:
+    """Show a title instead of the inherited command in `ps` and `top`; it is cut to the same length.
 
-    What /proc tells of the environment stays (setproctitle's SPT_NOENV). The import takes some milliseconds.
+    The environment in /proc stays (setproctitle's SPT_NOENV). The import takes some milliseconds.
     """
     os.environ["SPT_NOENV"] = "1"
     from setproctitle import setproctitle
@@ -210,24 +217,24 @@ def take_title(title: str) -> None:
     setproctitle(title)
 
 
-def check_helpers() -> bool:
-    """Tell whether a helper of this process has died, and call its `on_death`."""
-    return bool([helper for helper in list(watched) if helper.check()])
+def handle_helper_deaths() -> bool:
+    """Call `on_death` of each helper that has died, and return whether any has."""
+    return bool([helper for helper in list(monitored) if helper.handle_death()])
 
 
-def send_signal_on(descriptor: int) -> None:
-    """Let END_SIGNAL come when something can be read from a descriptor, or its other end is closed."""
+def arm_end_signal(descriptor: int) -> None:
+    """Send this process END_SIGNAL when a descriptor is readable, or its other end is closed."""
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, F_SETSIG, END_SIGNAL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
 
 
-def send_no_signal_on(descriptor: int) -> None:
-    """Undo send_signal_on()."""
+def disarm_end_signal(descriptor: int) -> None:
+    """Undo arm_end_signal()."""
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK)
 
 
-def has_hung_up(pipe: int) -> bool:
+def has_no_writer(pipe: int) -> bool:
     """Tell whether nobody holds the writing end of a pipe that stays empty and does not block."""
     try:
         return not os.read(pipe, 1)
@@ -235,7 +242,7 @@ def has_hung_up(pipe: int) -> bool:
         return False
 
 
-def file_of(descriptor: int) -> tuple[int, int]:
-    """Return what tells an open file from others."""
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+def file_identity(descriptor: int) -> tuple[int, int]:
+    """Return the device and inode of an open file."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

@@ -1,4 +1,4 @@
-"""A port of a helper process. A connection is let in when both ends have proved that they know the job's token."""
+"""A listener that lets in a connection once both ends have proved that they know the job's token."""
 
 from __future__ import annotations
 
@@ -10,227 +10,220 @@ from _operator import _compare_digest as compare_digest  # hmac's own, which wou
 from collections.abc import Callable
 from functools import partial
 
-from ..sentinel.protocol import Coordinate
-from .channel import listen
-from .event_loop import Loop
+from .event_loop import EventLoop
 
 NONCE_BYTES = 16
 PROOF_BYTES = 32  # of SHA-256
-CLIENT, SERVER = b"client", b"server"  # whose proof it is: nobody can send one back that it has got
+CLIENT, SERVER = b"client", b"server"  # whose proof it is, so that nobody can send back the one that it got
 
 
-class Challenge:
+class ClientHandshake:
     """The client's side: `nonce` is sent first."""
 
     def __init__(self, token: str) -> None:
-        self._token, self._read = token, b""
+        self._token, self._received = token, b""
         self.nonce = os.urandom(NONCE_BYTES)
 
     @property
-    def missing(self) -> int:
+    def missing_bytes(self) -> int:
         """How many bytes of the server's answer have not come yet."""
-        return NONCE_BYTES + PROOF_BYTES - len(self._read)
+        return NONCE_BYTES + PROOF_BYTES - len(self._received)
 
-    def take(self, data: bytes) -> bytes:
-        """Take a part of the answer, and return the client's proof when it is whole, nothing before.
+    def feed(self, data: bytes) -> bytes:
+        """Take a part of the answer, and return the client's proof when the answer is complete, nothing before.
 
-        Raises EOFError where the server has hung up, which `data` without bytes says, PermissionError where it does not
-        know the token.
+        Raises EOFError if `data` is empty, because the server hung up; PermissionError if it does not know the token.
         """
         if not data:
             raise EOFError
-        self._read += data
-        if self.missing:
+        self._received += data
+        if self.missing_bytes:
             return b""
-        other, shown = self._read[:NONCE_BYTES], self._read[NONCE_BYTES:]
-        if not compare_digest(shown, proof(self._token, SERVER, self.nonce, other)):
+        server_nonce, server_proof = self._received[:NONCE_BYTES], self._received[NONCE_BYTES:]
+        if not compare_digest(server_proof, make_proof(self._token, SERVER, self.nonce, server_nonce)):
             raise PermissionError("another program listens there: it does not know the job's token")
-        return proof(self._token, CLIENT, self.nonce, other)
+        return make_proof(self._token, CLIENT, self.nonce, server_nonce)
 
 
-class Response:
-    """The server's side. It keeps as many bytes of the client's as a nonce and a proof have."""
+class ServerHandshake:
+    """The server's side. It keeps no more bytes of the client's than a nonce and a proof."""
 
     def __init__(self, token: str) -> None:
-        self._token, self._nonce, self._read = token, b"", b""
-        self.passed = False  # the client knows the token
+        self._token, self._nonce, self._received = token, b"", b""
+        self.is_authenticated = False
 
     @property
-    def missing(self) -> int:
+    def missing_bytes(self) -> int:
         """How many bytes are to be read next."""
-        return (PROOF_BYTES if self._nonce else NONCE_BYTES) - len(self._read)
+        return (PROOF_BYTES if self._nonce else NONCE_BYTES) - len(self._received)
 
-    def take(self, data: bytes) -> bytes:
-        """Take a part of what the client sends, and return what to answer; raise PermissionError for a stranger."""
-        self._read += data
+    def feed(self, data: bytes) -> bytes:
+        """Take a part of what the client sends, and return the answer; raise PermissionError to reject it."""
+        self._received += data
         if not data:
             raise PermissionError
-        if self.missing:
+        if self.missing_bytes:
             return b""
         if not self._nonce:
-            self._client, self._nonce, self._read = self._read, os.urandom(NONCE_BYTES), b""
-            return self._nonce + proof(self._token, SERVER, self._client, self._nonce)
-        if not compare_digest(self._read, proof(self._token, CLIENT, self._client, self._nonce)):
+            self._client_nonce, self._nonce, self._received = self._received, os.urandom(NONCE_BYTES), b""
+            return self._nonce + make_proof(self._token, SERVER, self._client_nonce, self._nonce)
+        if not compare_digest(self._received, make_proof(self._token, CLIENT, self._client_nonce, self._nonce)):
             raise PermissionError
-        self.passed = True
+        self.is_authenticated = True
         return b""
 
 
-def connect(address: tuple[str, int], token: str, connecting_s: float, proving_s: float) -> socket.socket:
-    """Return a connection to a server that has proved to know the token.
+def connect(address: tuple[str, int], token: str, connect_timeout_s: float, proof_timeout_s: float) -> socket.socket:
+    """Return an authenticated connection to a server.
 
-    Raises PermissionError where another program listens there, EOFError where it hangs up, and another OSError where it
-    cannot be reached or does not answer.
+    Raises PermissionError if another program listens there, EOFError if it hangs up, and another OSError if it cannot
+    be reached or does not answer.
     """
-    connection = socket.create_connection(address, timeout=connecting_s)
+    connection = socket.create_connection(address, timeout=connect_timeout_s)
     try:
-        prove(connection, token, proving_s)
+        authenticate(connection, token, proof_timeout_s)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def prove(connection: socket.socket, token: str, timeout_s: float) -> None:
+def authenticate(connection: socket.socket, token: str, timeout_s: float) -> None:
     """Be the client on a new connection; raise what connect() does."""
     deadline = time.monotonic() + timeout_s
-    challenge = Challenge(token)
+    handshake = ClientHandshake(token)
     connection.settimeout(timeout_s)
-    connection.sendall(challenge.nonce)
-    shown = b""
-    while not shown:
+    connection.sendall(handshake.nonce)
+    proof = b""
+    while not proof:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
-        shown = challenge.take(connection.recv(challenge.missing))
-    connection.sendall(shown)
+        proof = handshake.feed(connection.recv(handshake.missing_bytes))
+    connection.sendall(proof)
 
 
-def proof(token: str, side: bytes, client: bytes, server: bytes) -> bytes:
-    """Return the proof of one side, for the nonces of both."""
+def make_proof(token: str, side: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """Return the proof of one side."""
     import hmac  # not while the job starts: it loads OpenSSL
 
-    return hmac.digest(token.encode(), side + client + server, "sha256")
+    return hmac.digest(token.encode(), side + client_nonce + server_nonce, "sha256")
 
 
-SHOWING_S = 5.0  # for a stranger to say something, and to prove that it knows the token when it has got an answer
-PAUSE_S = 0.2  # where there is no descriptor for one more connection
-SPARE = 64  # connections besides two for each rank
-AT_ONCE = 64  # connections that are taken before others are heard again
-PROBES, PROBE_S = 3, 15  # a peer of which nothing is heard for PROBE_S * (PROBES + 1) is lost (man 7 tcp)
+HANDSHAKE_TIMEOUT_S = 5.0  # for each of the client's two messages
+RETRY_INTERVAL_S = 0.2  # when no descriptor is left for one more connection
+SPARE_CONNECTIONS = 64  # besides two for each rank
+ACCEPTS_PER_EVENT = 64  # before other events are handled
+KEEPALIVE_PROBES, KEEPALIVE_INTERVAL_S = 3, 15  # a silent peer is lost after INTERVAL_S * (PROBES + 1) (man 7 tcp)
 
 
-class Entrance:
-    """Listens on a port, and hands over each connection whose other end knows the token, as handshake.py has it."""
+class AuthListener:
+    """Accepts connections, and hands over each one whose other end knows the token."""
 
-    def __init__(
-        self, loop: Loop, request: Coordinate, admit: Callable[[socket.socket], None], listener: int = -1
-    ) -> None:
-        """Listen where it is requested; `admit` is called with each connection that is let in.
-
-        `listener` is a descriptor that listens there already, -1 for none.
-        """
-        self._listener = socket.socket(fileno=listener) if listener >= 0 else listen(request.address, request.port)
+    def __init__(self, loop: EventLoop, listener: socket.socket, token: str, ranks: int,
+                 on_connection: Callable[[socket.socket], None]) -> None:
+        """Accept at `listener`, for a job of `ranks`; `on_connection` gets each authenticated connection."""
+        self._listener = listener
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        self._loop, self._token, self._admit = loop, request.token, admit
-        self._most = 2 * request.ranks + SPARE
-        self._strangers: dict[socket.socket, Response] = {}  # the one that has been silent for longest first
-        self._open()
+        self._loop, self._token, self._on_connection = loop, token, on_connection
+        self._max_pending = 2 * ranks + SPARE_CONNECTIONS
+        self._pending: dict[socket.socket, ServerHandshake] = {}  # not authenticated yet, the longest silent first
+        self._resume()
 
     def fileno(self) -> int:
-        """Return the descriptor that listens."""
+        """Return the listening descriptor."""
         return self._listener.fileno()
 
     def close(self) -> None:
-        """Let nobody in any more."""
-        self._loop.drop_timers("entrance")
+        """Accept nothing any more."""
+        self._loop.cancel_timers("accept")
         with contextlib.suppress(KeyError):  # while it pauses
-            self._loop.forget(self._listener)
-        for stranger in list(self._strangers):
-            self._turn_away(stranger)
+            self._loop.unwatch(self._listener)
+        for connection in list(self._pending):
+            self._reject(connection)
         self._listener.close()
 
-    def _open(self) -> None:
-        self._loop.listen(self._listener, self._accept)
+    def _resume(self) -> None:
+        self._loop.watch(self._listener, self._accept)
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for _ in range(AT_ONCE):
+            for _ in range(ACCEPTS_PER_EVENT):
                 try:
-                    stranger, _ = self._listener.accept()
+                    connection, _ = self._listener.accept()
                 except BlockingIOError:
                     raise
                 except OSError:
-                    if not self._strangers:
+                    if not self._pending:
                         self._pause()
                         return
                     self._make_room()
                 else:
-                    self._receive(stranger)
+                    self._begin_handshake(connection)
 
     def _pause(self) -> None:
         """Wait until there may be a descriptor for one more connection."""
-        self._loop.forget(self._listener)
-        self._loop.set_timer("entrance", PAUSE_S, self._open)
+        self._loop.unwatch(self._listener)
+        self._loop.set_timer("accept", RETRY_INTERVAL_S, self._resume)
 
-    def _receive(self, stranger: socket.socket) -> None:
-        if len(self._strangers) >= self._most:
+    def _begin_handshake(self, connection: socket.socket) -> None:
+        if len(self._pending) >= self._max_pending:
             self._make_room()
-        stranger.setblocking(False)
-        self._strangers[stranger] = Response(self._token)
-        self._loop.listen(stranger, partial(self._look_at, stranger))
-        self._await(stranger)
+        connection.setblocking(False)
+        self._pending[connection] = ServerHandshake(self._token)
+        self._loop.watch(connection, partial(self._read, connection))
+        self._set_timeout(connection)
 
-    def _await(self, stranger: socket.socket) -> None:
-        """Turn a stranger away if it has not come in after SHOWING_S from now."""
-        self._loop.set_timer(timer(stranger), SHOWING_S, partial(self._turn_away, stranger))
+    def _set_timeout(self, connection: socket.socket) -> None:
+        self._loop.set_timer(timer_name(connection), HANDSHAKE_TIMEOUT_S, partial(self._reject, connection))
 
     def _make_room(self) -> None:
-        """Let the stranger go that has been silent for longest, unless one of them comes in or is turned away now."""
-        for stranger in list(self._strangers):
-            if not self._look_at(stranger):
-                self._turn_away(stranger)
-            if stranger not in self._strangers:
+        """Reject the longest silent connection, unless reading shows one that is authenticated or rejected now."""
+        for connection in list(self._pending):
+            if not self._read(connection):
+                self._reject(connection)
+            if connection not in self._pending:
                 return
-        self._turn_away(next(iter(self._strangers)))
+        self._reject(next(iter(self._pending)))
 
-    def _look_at(self, stranger: socket.socket) -> bool:
-        """Go on with a stranger's handshake; tell whether it has said something, or has hung up."""
-        response = self._strangers[stranger]
+    def _read(self, connection: socket.socket) -> bool:
+        """Continue a handshake; return whether something came, or the other end hung up."""
+        handshake = self._pending[connection]
         try:
-            if answer := response.take(stranger.recv(response.missing)):
-                stranger.send(answer)
-                self._await(stranger)  # which could not go on while this process was too busy to answer, or stopped
+            if answer := handshake.feed(connection.recv(handshake.missing_bytes)):
+                connection.send(answer)
+                self._set_timeout(connection)  # anew: this process may have been too busy to answer, or stopped
         except BlockingIOError:
             return False
         except OSError:
-            self._turn_away(stranger)
+            self._reject(connection)
             return True
-        if response.passed:
-            self._forget(stranger)
-            self._admit(stranger)
+        if handshake.is_authenticated:
+            self._forget(connection)
+            self._on_connection(connection)
         else:
-            self._strangers[stranger] = self._strangers.pop(stranger)  # the last one that has spoken
+            self._pending[connection] = self._pending.pop(connection)  # the last one that has sent something
         return True
 
-    def _turn_away(self, stranger: socket.socket) -> None:
-        self._forget(stranger)
-        stranger.close()
+    def _reject(self, connection: socket.socket) -> None:
+        self._forget(connection)
+        connection.close()
 
-    def _forget(self, stranger: socket.socket) -> None:
-        del self._strangers[stranger]
-        self._loop.forget(stranger)
-        self._loop.drop_timers(timer(stranger))
+    def _forget(self, connection: socket.socket) -> None:
+        del self._pending[connection]
+        self._loop.unwatch(connection)
+        self._loop.cancel_timers(timer_name(connection))
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """Let the kernels ask each other from time to time whether they are there; no process wakes for it."""
+def enable_keepalive(connection: socket.socket) -> None:
+    """Let the kernels probe each other from time to time; no process wakes for it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, PROBE_S), (socket.TCP_KEEPINTVL, PROBE_S),
-                          (socket.TCP_KEEPCNT, PROBES), (socket.TCP_USER_TIMEOUT, 1000 * PROBE_S * (PROBES + 1))):
+    timeout_ms = 1000 * KEEPALIVE_INTERVAL_S * (KEEPALIVE_PROBES + 1)
+    for option, value in ((socket.TCP_KEEPIDLE, KEEPALIVE_INTERVAL_S), (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
+                          (socket.TCP_KEEPCNT, KEEPALIVE_PROBES), (socket.TCP_USER_TIMEOUT, timeout_ms)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def timer(stranger: socket.socket) -> str:
-    """Return the name of a stranger's timer."""
-    return f"stranger {stranger.fileno()}"
+def timer_name(connection: socket.socket) -> str:
+    """Return the name of a handshake's timer."""
+    return f"handshake {connection.fileno()}"

@@ -9,12 +9,11 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..ipc.event_loop import Loop
-from ..ipc.listener import Entrance, keep_alive
-from ..sentinel.protocol import Coordinate
+from ..ipc.event_loop import EventLoop
+from ..ipc.listener import AuthListener, enable_keepalive
 from .line_merger import LineMerger, MergedLines
 from .lines import Splitter
-from .protocol import Folding
+from .protocol import AggregationConfig
 from .terminal import Bar, Bars
 from .upstream import OUTPUT, Kind, Link, lines_of, ranks_of
 
@@ -33,15 +32,15 @@ OWN = "own"  # the source that is this rank
 class Gathering:
     """Folds what comes from sources: this process's own rank, other ranks, and nodes; `way` is where it goes."""
 
-    def __init__(self, loop: Loop, folding: Folding, listener: int, way: Screen | Upstream, hold: Callable[[bool], None]
-                 ) -> None:
+    def __init__(self, loop: EventLoop, folding: AggregationConfig, listener: int, way: Screen | Upstream,
+                 hold: Callable[[bool], None]) -> None:
         """Listen at a descriptor for other relays; `hold` is called to hold the own rank back, or to let it go on."""
         self._loop, self._way, self._hold = loop, way, hold
         self._left = int(folding.expected, 16)  # the ranks that may say something
         self._bit = 1 << folding.rank
         self._merger = LineMerger(self._left, folding.window_s * (NODE if folding.port else 1), folding.drops)
-        request = Coordinate("", folding.token, self._left.bit_count(), 0)
-        self._entrance = Entrance(loop, request, self._admit, listener)
+        self._entrance = AuthListener(
+            loop, socket.socket(fileno=listener), folding.token, self._left.bit_count(), self._admit)
         self._links: dict[Hashable, Link] = {}
         self._admitted = 0  # so many, each a source of that number
         self._splitters: dict[tuple[Hashable, int], Splitter] = {}
@@ -94,24 +93,24 @@ class Gathering:
     def abandon(self) -> None:
         """Let the others show their output themselves."""
         for name in ("window", "bars", "settling", "closing"):
-            self._loop.drop_timers(name)
+            self._loop.cancel_timers(name)
         self._entrance.close()
         for link in self._links.values():
-            self._loop.forget(link.fileno())
+            self._loop.unwatch(link.fileno())
             link.close()
         self._links.clear()
         self._way.abandon()
         after, self._after = self._after, []
         for act in after:
-            self._loop.attempt(act)
+            self._loop.call_safely(act)
 
     def _admit(self, connection: socket.socket) -> None:
         """Take the connection of another relay, which has shown the token."""
         connection.settimeout(None)
-        keep_alive(connection)
+        enable_keepalive(connection)
         self._admitted += 1
         self._links[self._admitted] = link = Link(connection)
-        self._loop.listen(link.fileno(), partial(self._hear, self._admitted))
+        self._loop.watch(link.fileno(), partial(self._hear, self._admitted))
 
     def _hear(self, source: int) -> None:
         link = self._links[source]
@@ -165,7 +164,7 @@ class Gathering:
     def _draw(self, *bars: Bar) -> None:
         """Hand on soon which progress bar is to be seen."""
         self._bars.take(bars)
-        if not self._loop.is_set("bars"):
+        if not self._loop.has_timer("bars"):
             self._loop.set_timer("bars", DRAWING_S, self._draw_bars)
 
     def _draw_bars(self) -> None:
@@ -183,7 +182,7 @@ class Gathering:
             self._draw_bars()
             self._way.show(ready)
         due_s = self._merger.due_s()
-        if due_s is not None and not self._loop.is_set("window"):
+        if due_s is not None and not self._loop.has_timer("window"):
             self._loop.set_timer("window", max(0.0, due_s - now_s), self._show_due)
         if source == OWN or source in self._links:
             self._let_go_on(source)
@@ -207,7 +206,7 @@ class Gathering:
 
     def _drop(self, source: int, link: Link) -> None:
         """Forget a relay that has ended."""
-        self._loop.forget(link.fileno())
+        self._loop.unwatch(link.fileno())
         for stream in (1, 2):
             if (source, stream) in self._splitters:
                 self._take_data(source, link.ranks, stream, b"")
@@ -239,12 +238,12 @@ class Gathering:
 
     def _settled(self) -> None:
         """Show all that has been handed on, and do what was to be done after that."""
-        self._loop.drop_timers("settling")
+        self._loop.cancel_timers("settling")
         self._awaited.clear()
         self._show_rest()
         after, self._after = self._after, []
         for act in after:
-            self._loop.attempt(act)
+            self._loop.call_safely(act)
 
     def _show_rest(self) -> None:
         if rest := self._merger.rest():
@@ -256,7 +255,7 @@ class Gathering:
 
     def _close(self) -> None:
         """Show what is left, and end."""
-        self._loop.drop_timers("closing")
+        self._loop.cancel_timers("closing")
         then, self._closed = self._closed, None
         self._show_rest()
         if then is not None:

@@ -10,13 +10,28 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ..base.stderr import write_all
-from ..ipc.helper_process import HelperProcess, OwnDescriptors
-from ..sentinel.protocol import Message
-from ..where.dumper import FOR_OTHERS
+from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, HelperProcess, OwnedDescriptors
 from .forwarder import FOREVER_S, PIPE_BYTES, relay
-from .protocol import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, RankEnds, SettleOutput
+from .protocol import (
+    Flush,
+    Flushed,
+    ForwardConfig,
+    Forwarded,
+    LossReply,
+    QueryLoss,
+    RankEnds,
+    RankToRelay,
+    RelaySocket,
+    RelayToRank,
+)
+
+CODEC: Codec[RelayToRank] = Codec(RelayToRank)
+
+Awaited = TypeVar("Awaited", Flushed, LossReply, Forwarded)
 
 SETTLING_S = 1.5  # for all that ranks have written to be shown
 
@@ -29,15 +44,16 @@ class Relay:
 
     def __init__(self) -> None:
         """Fork it; where that fails it is gone from the beginning."""
-        self._descriptors = OwnDescriptors()
+        self._descriptors = OwnedDescriptors()
         self._reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
         for descriptor in self._reading:
-            self._descriptors.keep(descriptor)
-        self._helper = HelperProcess(f"the output relay of process {os.getpid()}",
-                                     lambda channel: relay(channel, *self._reading), kept=self._reading)
-        self._helper.reap_forker()
+            self._descriptors.add(descriptor)
+        self._helper: HelperProcess[RankToRelay, RelayToRank] = HelperProcess(
+            f"the output relay of process {os.getpid()}", lambda sock: relay(sock, *self._reading), CODEC,
+            kept=self._reading)
+        self._helper.reap_forking_child()
         self._channel = self._helper.channel
-        self._inbox: dict[type[Message], Message] = {}
+        self._inbox: dict[type[Any], RelayToRank | Text | Unreadable] = {}
 
     def dismiss(self) -> None:
         """End the relay, which is not needed."""
@@ -46,7 +62,7 @@ class Relay:
         for descriptor in self._writing:
             os.close(descriptor)
 
-    def begin(self, forward: Forward, listener: int = -1) -> int:
+    def begin(self, forward: ForwardConfig, listener: int = -1) -> int:
         """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one.
 
         Return a socket for the sentinel, where output is folded or goes to a log; else -1.
@@ -57,7 +73,7 @@ class Relay:
         outflow = -1
         if forward.folding is not None or forward.log.path:
             ours, its = socket.socketpair()
-            self._channel.send(Outflow(), its.fileno())
+            self._channel.send(RelaySocket(), its.fileno())
             its.close()
             outflow = ours.detach()
         for descriptor, pipe in enumerate(self._writing, start=1):
@@ -67,14 +83,14 @@ class Relay:
 
     def watch(self, on_death: Callable[[], object]) -> None:
         """Call `on_death` once if the relay dies."""
-        self._helper.watch(on_death)
+        self._helper.monitor(on_death)
 
     def replace(self, terminal: Sequence[int]) -> None:
         """Pass on in the place of a relay that is gone, to two descriptors, what it has not read.
 
         So does a thread with what other processes write, as the workers of a DataLoader.
         """
-        left = {one: os.dup(to) for one, to in zip(self._reading, terminal, strict=True) if self._descriptors.has(one)}
+        left = {one: os.dup(to) for one, to in zip(self._reading, terminal, strict=True) if self._descriptors.owns(one)}
         for source in left:
             os.set_blocking(source, False)
         pass_on(left)
@@ -83,22 +99,20 @@ class Relay:
 
     def settle(self) -> None:
         """Wait, not for long, until all is shown that ranks have written."""
-        self._channel.send(SettleOutput())
+        self._channel.send(Flush())
         with contextlib.suppress(EOFError, OSError):
-            self._await(OutputSettled, SETTLING_S)
+            self._await(Flushed, SETTLING_S)
 
     def log_lost(self, timeout_s: float) -> int:
         """Return the first byte that the log has lost of what was written so far.
 
         Returns -1 for none, and where the relay does not answer in time: it may wait for a slow reader.
         """
-        self._channel.send(AskLost())
+        self._channel.send(QueryLoss())
         try:
-            message = self._await(Lost, timeout_s)
+            return self._await(LossReply, timeout_s).first_byte
         except (EOFError, OSError):
             return -1
-        assert isinstance(message, Lost)
-        return message.at
 
     def end(self, in_order: bool) -> bool:
         """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
@@ -107,25 +121,23 @@ class Relay:
         that is wanted. Other processes may still write to the relay. Raises EOFError, or another OSError, where it is
         gone.
         """
-        self._helper.stop_watching()
+        self._helper.stop_monitoring()
         self._channel.send(RankEnds(in_order))
         self._channel.shut_down()
-        message = self._await(Forwarded, FOREVER_S)
-        assert isinstance(message, Forwarded)
-        return message.lost
+        return self._await(Forwarded, FOREVER_S).lost
 
     def close(self) -> None:
         """Close what this process has of it, after end()."""
         self._helper.close()
         self._descriptors.close()
 
-    def _await(self, kind: type[Message], timeout_s: float) -> Message:
-        """Return the next message of a kind, and keep others; raise as Wire.receive() does where none comes in time."""
+    def _await(self, kind: type[Awaited], timeout_s: float) -> Awaited:
+        """Return the next message of a kind, and keep others; raise as Channel.receive() does if none comes in time."""
         deadline = time.monotonic() + timeout_s
-        while kind not in self._inbox:
-            for message in self._channel.receive(max(0.001, deadline - time.monotonic())):
-                self._inbox[type(message)] = message
-        return self._inbox.pop(kind)
+        while not isinstance(message := self._inbox.pop(kind, None), kind):
+            for received in self._channel.receive(max(0.001, deadline - time.monotonic())):
+                self._inbox[type(received)] = received
+        return message
 
 
 def pass_on(ways: dict[int, int]) -> None:
@@ -140,7 +152,7 @@ def pass_on(ways: dict[int, int]) -> None:
 
 def pass_on_forever(ways: dict[int, int]) -> None:
     """Do so until nobody can write to any of them, in a thread that leaves signals to others."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_OTHERS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)
     with contextlib.suppress(OSError):  # the script has closed one
         while ways:
             awaited = select.poll()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..base.stderr import say, write_some
-from ..ipc.helper_process import silence
+from ..ipc.helper_process import redirect_to_devnull
 
 
 class Sink:
@@ -23,7 +23,7 @@ class Sink:
                 count = write_some(self._descriptor, data)
                 data, self._size = data[count:], self._size + count
         except BrokenPipeError:
-            silence(self._descriptor)
+            redirect_to_devnull(self._descriptor)
         except OSError as error:
             self._fail(error)
 

@@ -9,26 +9,31 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..base.errors import assert_never
 from ..base.stderr import say
 from ..base.text import fields
-from ..ipc.channel import Wire
-from ..ipc.event_loop import Loop
-from ..ipc.helper_process import take_title
-from ..sentinel.protocol import Message
+from ..ipc.channel import Channel
+from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.event_loop import EventLoop
+from ..ipc.helper_process import set_process_title
 from .fd_writer import Sink
 from .lines import Prefixer
 from .log import Log
 from .protocol import (
-    AskLost,
+    AggregationConfig,
     CrashStack,
-    Folding,
-    Forward,
+    Flush,
+    Flushed,
+    ForwardConfig,
     Forwarded,
-    Lost,
-    Outflow,
-    OutputSettled,
+    LossReply,
+    QueryLoss,
     RankEnds,
-    SettleOutput,
+    RankToRelay,
+    RelaySocket,
+    RelayToRank,
+    RelayToSentinel,
+    SentinelToRelay,
 )
 
 if TYPE_CHECKING:
@@ -37,28 +42,34 @@ if TYPE_CHECKING:
     from .terminal import Screen
     from .upstream import Upstream
 
+RankChannel = Channel[RelayToRank, RankToRelay]
+SentinelChannel = Channel[RelayToSentinel, SentinelToRelay]
+RANK_CODEC: Codec[RankToRelay] = Codec(RankToRelay)
+SENTINEL_CODEC: Codec[SentinelToRelay] = Codec(SentinelToRelay)
+
 FOREVER_S = 10**6
 PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
 STACK_S = 1.0  # for the sentinel to send the stack of a rank that is gone
 
 
-def relay(control: Wire, out: int, err: int) -> None:
+def relay(sock: socket.socket, out: int, err: int) -> None:
     """Pass on what comes from two pipes until they are closed, and tell the rank whether its part was lost."""
+    control = RankChannel(sock, RANK_CODEC)
     try:
         message, *others = control.receive(FOREVER_S)
     except EOFError:
         return
-    assert isinstance(message, Forward)
-    take_title(f"mpiddp: output of {message.who}")
+    assert isinstance(message, ForwardConfig)
+    set_process_title(f"mpiddp: output of {message.who}")
     Process(control, {1: out, 2: err}, message).run(others)
 
 
 class Process:
     """Reads a rank's `streams`, and writes them to its log and to wherever they are shown."""
 
-    def __init__(self, control: Wire, streams: dict[int, int], message: Forward) -> None:
+    def __init__(self, control: RankChannel, streams: dict[int, int], message: ForwardConfig) -> None:
         self._control, self._streams, self._who = control, streams, message.who
-        self._loop = Loop(self._excuse)
+        self._loop = EventLoop(self._excuse)
         self._held = self._is_gone = False
         self._in_order = False  # the rank ends so
         self._awaits_stack = False  # which the sentinel sends when the rank has crashed
@@ -74,10 +85,10 @@ class Process:
             self._way = self._fold(message.folding, message.prefix, listener)
         for source in streams.values():
             os.set_blocking(source, False)
-        self._loop.listen(control, self._hear)
+        self._loop.watch(control, self._hear)
         self._listen()
 
-    def run(self, messages: list[Message]) -> None:
+    def run(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
         """Pass all on; these messages have come already."""
         self._answer(messages)
         self._loop.run()
@@ -89,7 +100,7 @@ class Process:
             self._log.close(is_complete=self._in_order)
         self._control.send(Forwarded(self._way.lost or self._has_lost))
 
-    def _fold(self, folding: Folding, prefix: str, listener: int) -> Gathering | Upstream | Passing:
+    def _fold(self, folding: AggregationConfig, prefix: str, listener: int) -> Gathering | Upstream | Passing:
         """Return where output goes that is folded: to another relay, or to what gathers that of others here."""
         from .fd_writer import Overflow
 
@@ -137,7 +148,7 @@ class Process:
 
     def _listen(self) -> None:
         for stream, source in self._streams.items():
-            self._loop.listen(source, partial(self._read, stream))
+            self._loop.watch(source, partial(self._read, stream))
 
     def _hold(self, held: bool) -> None:
         """Do not read what the rank writes: it waits, once the pipe is full."""
@@ -146,7 +157,7 @@ class Process:
         self._held = held
         if held:
             for source in self._streams.values():
-                self._loop.forget(source)
+                self._loop.unwatch(source)
         else:
             self._listen()
 
@@ -160,7 +171,7 @@ class Process:
             self._take(stream, data)
             return
         if not self._held:
-            self._loop.forget(self._streams[stream])
+            self._loop.unwatch(self._streams[stream])
         del self._streams[stream]
         self._pause(stream)
         self._close_if_through()
@@ -202,7 +213,7 @@ class Process:
         try:
             messages = self._control.receive()
         except (EOFError, OSError):
-            self._loop.forget(self._control)
+            self._loop.unwatch(self._control)
             self._catch_up()
             for stream in list(self._streams):
                 self._pause(stream)
@@ -215,32 +226,37 @@ class Process:
         else:
             self._answer(messages)
 
-    def _answer(self, messages: list[Message]) -> None:
+    def _answer(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
         """Answer what the rank asks."""
         for message in messages:
             self._catch_up()
-            if isinstance(message, RankEnds):
-                self._in_order, self._awaits_stack = message.in_order, False
-            elif isinstance(message, SettleOutput):
-                self._way.settle(lambda: self._control.send(OutputSettled()))
-            elif isinstance(message, AskLost):
-                self._control.send(Lost(self._log.lost if self._log is not None else -1))
-            elif isinstance(message, Outflow):
-                sentinel = Wire(socket.socket(fileno=self._control.take_descriptor()))
-                self._awaits_stack = self._log is not None
-                self._loop.listen(sentinel, partial(self._hear_sentinel, sentinel))
+            match message:
+                case RankEnds(in_order):
+                    self._in_order, self._awaits_stack = in_order, False
+                case Flush():
+                    self._way.settle(lambda: self._control.send(Flushed()))
+                case QueryLoss():
+                    self._control.send(LossReply(self._log.lost if self._log is not None else -1))
+                case RelaySocket():
+                    sentinel = SentinelChannel(socket.socket(fileno=self._control.take_descriptor()), SENTINEL_CODEC)
+                    self._awaits_stack = self._log is not None
+                    self._loop.watch(sentinel, partial(self._hear_sentinel, sentinel))
+                case ForwardConfig() | Text() | Unreadable():
+                    pass
+                case _:
+                    assert_never(message)
 
-    def _hear_sentinel(self, sentinel: Wire) -> None:
+    def _hear_sentinel(self, sentinel: SentinelChannel) -> None:
         try:
             messages = sentinel.receive()
         except (EOFError, OSError):
-            self._loop.forget(sentinel)
+            self._loop.unwatch(sentinel)
             self._take_stack()
             return
         for message in messages:
             self._catch_up()
-            if isinstance(message, SettleOutput):
-                self._way.settle(lambda: sentinel.send(OutputSettled()))
+            if isinstance(message, Flush):
+                self._way.settle(lambda: sentinel.send(Flushed()))
             elif isinstance(message, CrashStack):
                 self._take_stack(message.text)
 
@@ -253,7 +269,7 @@ class Process:
             self._close_if_through()
 
     def _end(self) -> None:
-        self._loop.over = True
+        self._loop.stop()
 
     def _excuse(self, error: Exception) -> None:
         """Say what went wrong here, and let the rank's output pass on by itself, where it was to be folded."""
@@ -263,7 +279,7 @@ class Process:
         broken, self._way, self._overflow, self._has_lost = self._way, self._show_alone(), None, True
         if not self._held:
             for source in self._streams.values():
-                self._loop.forget(source)
+                self._loop.unwatch(source)
         self._held = False
         self._listen()
         broken.abandon()

@@ -1,4 +1,4 @@
-"""What a rank, its sentinel, and the relay of its output tell each other."""
+"""The messages of a rank and its sentinel to the relay of the rank's output, and the relay's answers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 from ..failure.rank import LogPlan
 
 
-class Folding(NamedTuple):
-    """Fold the output of `rank` with that of others: hand it on to the relay that listens on `address` and `port`.
+class AggregationConfig(NamedTuple):
+    """Merge the output of `rank` with that of other ranks: send it to the relay that listens on `address` and `port`.
 
-    With port 0 it is shown here. If it `gathers`, a descriptor that comes with it listens for the relays of other
-    ranks: of those that are `expected`, the bits of a hexadecimal number, this one's among them. Relays show each other
-    the `token`. Lines are held back for `window_s`. A rank that says more than can be shown waits; if `drops`, lines
-    are dropped.
+    With port 0 this relay shows it. If it `gathers`, a descriptor that comes with this listens for the relays of other
+    ranks: of those that are `expected`, the bits of a hexadecimal number, this rank's among them. Relays authenticate
+    by the `token`. Lines are held back for `window_s`. A rank that prints more than can be shown is blocked; if
+    `drops`, lines are dropped.
     """
 
     rank: int
@@ -26,8 +26,8 @@ class Folding(NamedTuple):
     gathers: bool
 
 
-class Forward(NamedTuple):
-    """Pass the output of the rank called `who` on, each line after `prefix`, empty for none, and to a `log`.
+class ForwardConfig(NamedTuple):
+    """Forward the output of the rank called `who`, each line after `prefix`, empty for none, and write a `log`.
 
     The terminal gets it if it is `shown`: as it is, unless there is a `folding`.
     """
@@ -36,25 +36,29 @@ class Forward(NamedTuple):
     prefix: str
     who: str
     shown: bool = True
-    folding: Folding | None = None
+    folding: AggregationConfig | None = None
 
 
-class SettleOutput(NamedTuple):
-    """Show what all ranks have written before this, and say when that is done."""
+class RelaySocket(NamedTuple):
+    """Carries one end of a socket between the rank's sentinel and the relay, by which they exchange messages."""
 
 
-class OutputSettled(NamedTuple):
-    """The answer to `SettleOutput`."""
+class Flush(NamedTuple):
+    """Show what all ranks have written so far, then answer `Flushed`."""
 
 
-class AskLost(NamedTuple):
-    """Tell what the log has lost so far."""
+class Flushed(NamedTuple):
+    """The answer to `Flush`."""
 
 
-class Lost(NamedTuple):
-    """The answer: the first byte that the log has lost, -1 for none."""
+class QueryLoss(NamedTuple):
+    """Ask what the log has lost so far."""
 
-    at: int
+
+class LossReply(NamedTuple):
+    """The answer to `QueryLoss`: the first byte that the log has lost, -1 for none."""
+
+    first_byte: int
 
 
 class RankEnds(NamedTuple):
@@ -63,17 +67,19 @@ class RankEnds(NamedTuple):
     in_order: bool
 
 
+class Forwarded(NamedTuple):
+    """All of the output is forwarded; `lost` tells that stdout did not take all of it."""
+
+    lost: bool
+
+
 class CrashStack(NamedTuple):
     """The rank is gone; `text` is the stack that faulthandler printed, empty unless it has crashed."""
 
     text: str
 
 
-class Forwarded(NamedTuple):
-    """All of the output is passed on; `lost` tells that stdout did not take all of it."""
-
-    lost: bool
-
-
-class Outflow(NamedTuple):
-    """The relay of the rank's output takes `SettleOutput` and `CrashStack` on the socket whose end comes with this."""
+RankToRelay = ForwardConfig | RelaySocket | Flush | QueryLoss | RankEnds
+RelayToRank = Flushed | LossReply | Forwarded
+SentinelToRelay = Flush | CrashStack
+RelayToSentinel = Flushed

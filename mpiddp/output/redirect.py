@@ -16,10 +16,10 @@ from ..base.termination import flush_python
 from ..base.text import filled
 from ..discovery.runtime import hostname
 from ..failure.rank import LogPlan
-from ..ipc.helper_process import file_of
+from ..ipc.helper_process import file_identity
 from .client import Relay
 from .index import note_end
-from .protocol import Forward
+from .protocol import ForwardConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Outlet(NamedTuple):
     """
 
     shown: bool
-    way: Forward
+    way: ForwardConfig
     listener: int = -1
 
 
@@ -47,9 +47,9 @@ def outlet_of(membership: Membership, config: LaunchConfig) -> Outlet:
     who, shown = f"rank {place.rank} on {host}", config.shown.has(place.rank, place.local_rank)
     if (share := membership.share) is not None:
         prefix = FOLDED if config.prefix in ("", PREFIX) else config.prefix
-        return Outlet(shown, Forward(log, prefix, who, shown, share.folding), share.listener)
+        return Outlet(shown, ForwardConfig(log, prefix, who, shown, share.folding), share.listener)
     fields = {"rank": place.rank, "local_rank": place.local_rank, "host": host}
-    return Outlet(shown, Forward(log, filled(config.prefix, fields), who, shown))
+    return Outlet(shown, ForwardConfig(log, filled(config.prefix, fields), who, shown))
 
 
 def is_relayed(config: LaunchConfig) -> bool:
@@ -90,7 +90,7 @@ class Output:
             for descriptor in (1, 2):
                 os.dup2(file, descriptor)
             os.close(file)
-        self._files = [file_of(descriptor) for descriptor in (1, 2)]
+        self._files = [file_identity(descriptor) for descriptor in (1, 2)]
         if self._relay is not None:
             self._relay.watch(self._do_without_relay)
         return outflow
@@ -148,7 +148,7 @@ class Output:
         """Let stdout and stderr lead to the terminal again; one by which the script writes elsewhere is left alone."""
         assert self._terminal is not None
         for descriptor, former, ours in zip((1, 2), self._terminal, self._files, strict=True):
-            if not is_open(descriptor) or file_of(descriptor) == ours:
+            if not is_open(descriptor) or file_identity(descriptor) == ours:
                 os.dup2(former, descriptor)
 
     def end(self, in_order: bool = False) -> bool:

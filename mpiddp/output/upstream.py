@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..ipc.event_loop import Loop
-from ..ipc.listener import Challenge, keep_alive
+from ..ipc.event_loop import EventLoop
+from ..ipc.listener import ClientHandshake, enable_keepalive
 from .line_merger import MergedLines, extremes
 from .terminal import Bar
 
@@ -118,12 +118,12 @@ class Upstream:
 
     is_far = True
 
-    def __init__(self, loop: Loop, address: tuple[str, int], token: str, ranks: int) -> None:
+    def __init__(self, loop: EventLoop, address: tuple[str, int], token: str, ranks: int) -> None:
         """Connect to the relay that listens there, for these ranks; raise OSError where that is not possible."""
         self._loop = loop
         self._connection = socket.create_connection(address, timeout=CONNECTING_S)
-        keep_alive(self._connection)
-        self._link, self._challenge = Link(self._connection), Challenge(token)
+        enable_keepalive(self._connection)
+        self._link, self._challenge = Link(self._connection), ClientHandshake(token)
         self._connection.sendall(self._challenge.nonce)
         self._unsent: list[tuple[Kind, bytes]] | None = [(Kind.RANKS, of_ranks(ranks))]  # until the other end is known
         self._after: list[Callable[[], object]] = []
@@ -134,7 +134,7 @@ class Upstream:
         self._instead: Any = None
         self._on_way = 0  # bytes that are not taken yet
         self._sent: deque[tuple[int, Callable[[], object]]] = deque()  # with their sizes, and how they are shown here
-        loop.listen(self._link.fileno(), self._greet)
+        loop.watch(self._link.fileno(), self._greet)
         loop.set_timer("greeting", GREETING_S, self._lose)
 
     def has_room(self) -> bool:
@@ -172,9 +172,9 @@ class Upstream:
 
     def abandon(self) -> None:
         """Hand on nothing any more; what was to be done when all is shown is done now."""
-        self._loop.drop_timers("greeting")
+        self._loop.cancel_timers("greeting")
         if self._instead is None:
-            self._loop.forget(self._link.fileno())
+            self._loop.unwatch(self._link.fileno())
             self._link.close()
         after, self._after = self._after, []
         for then in after:
@@ -183,7 +183,7 @@ class Upstream:
     def close(self, then: Callable[[], object]) -> None:
         """End, since the own rank has nothing more to say."""
         if self._instead is None:
-            self._loop.forget(self._link.fileno())
+            self._loop.unwatch(self._link.fileno())
             self._link.close()
         then()
 
@@ -216,16 +216,16 @@ class Upstream:
     def _greet(self) -> None:
         """Take the other end's proof that it knows the token, and send ours, and what has waited for that."""
         try:
-            shown = self._challenge.take(self._connection.recv(self._challenge.missing))
+            shown = self._challenge.feed(self._connection.recv(self._challenge.missing_bytes))
             if shown:
                 self._connection.sendall(shown)
         except (EOFError, OSError):
             self._lose()
             return
         if shown:
-            self._loop.drop_timers("greeting")
-            self._loop.forget(self._link.fileno())
-            self._loop.listen(self._link.fileno(), self._hear)
+            self._loop.cancel_timers("greeting")
+            self._loop.unwatch(self._link.fileno())
+            self._loop.watch(self._link.fileno(), self._hear)
             unsent, self._unsent = self._unsent or [], None
             for kind, data in unsent:
                 self._send(kind, data)
@@ -246,9 +246,9 @@ class Upstream:
     def _lose(self) -> None:
         """Note that the other relay is gone, or does not prove to be one."""
         if self._instead is None:
-            self._loop.drop_timers("greeting")
+            self._loop.cancel_timers("greeting")
             self._unsent = None
-            self._loop.forget(self._link.fileno())
+            self._loop.unwatch(self._link.fileno())
             self._link.close()
             self._instead = self.on_lost()
             while self._sent:

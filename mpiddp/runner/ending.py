@@ -37,8 +37,9 @@ from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, OWN, Report, Verdict
 from ..output import index
 from ..output.redirect import Outlet, Output, keeping_open, let_flush_fail
 from ..planning.environment import Endpoint
-from ..sentinel.client import SentinelHandle
-from ..sentinel.protocol import Ruling
+from ..sentinel.client import SentinelClient
+from ..sentinel.protocol import Decision
+from ..where import progress
 from . import teardown
 from .signal_dispositions import give_signals_back, silence_handlers
 
@@ -52,14 +53,14 @@ class Ending:
     """Ends the process that made it, but none of the processes that it forked."""
 
     def __init__(
-        self, mpi: Any, sentinel: SentinelHandle, member: Member, output: Output, config: LaunchConfig
+        self, mpi: Any, sentinel: SentinelClient, member: Member, output: Output, config: LaunchConfig
     ) -> None:
         """Keep what belongs to this process."""
         self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
         self._python_exit, self._full = config.python_exit, config.full_traceback
         self._pid = os.getpid()
         self._outflow = -1  # a socket by which the sentinel reaches the relay
-        self._ruling: Ruling | None = None
+        self._ruling: Decision | None = None
         self._asking = threading.RLock()
         self._attempts = 0  # to ask the sentinel; a signal's handler may break one off
         self._shown = self._told = False
@@ -79,7 +80,7 @@ class Ending:
 
     def join(self, endpoint: Endpoint) -> None:
         """Let the sentinel meet the others': from now on it may ask this process to end itself."""
-        self._sentinel.join(self._member, endpoint, self._end_as_told)
+        self._sentinel.register(self._member, endpoint, self._end_as_told)
 
     def direct(self, outlet: Outlet) -> None:
         """Send this process's output to an outlet from now on."""
@@ -166,12 +167,12 @@ class Ending:
         `by_exit` is the line at which it raised a SystemExit of which nobody knows the status, None for no such.
         """
         flush()
-        self._sentinel.script_ended(None if by_exit is None else Report(
+        self._sentinel.report_script_ended(None if by_exit is None else Report(
             self._member.rank, self._member.host, OWN, EXITED, 1, by_exit))
 
     def missing(self) -> str:
         """Return in words which ranks have not come to the script's end, empty where that is not known."""
-        return self._sentinel.missing()
+        return self._sentinel.unfinished_ranks()
 
     def has_lost_log(self) -> bool:
         """Tell whether the log has lost some of what was written so far, as far as that is known."""
@@ -190,7 +191,7 @@ class Ending:
         if os._exit is self._replaced_exit:
             os._exit = hard_exit
         self._output.end(in_order=True)
-        self._sentinel.release()
+        self._sentinel.detach()
         if self.close():
             let_flush_fail()
 
@@ -244,7 +245,7 @@ class Ending:
         assert self._ruling
         with contextlib.suppress(BaseException):
             self.drop_script()
-        self._sentinel.through()
+        self._sentinel.report_cleanup_done()
         flush_streams()
         self._output.end()
         self._note(self.status or self._ruling.status)
@@ -292,23 +293,23 @@ class Ending:
             abort(self._mpi, status)
         hard_exit(status)
 
-    def _ask(self, report: Report) -> Ruling:
+    def _ask(self, report: Report) -> Decision:
         """Return what follows from this rank's failure; only its first report counts."""
         with self._asking:
             self._attempts += 1
             if self._attempts > MOST_ATTEMPTS:
-                self._ruling = self._ruling or Ruling(Verdict(report), report.status, True)
+                self._ruling = self._ruling or Decision(Verdict(report), report.status, True)
             if self._ruling is None:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
                 flush()
                 self.status = report.status
-                ruling = self._sentinel.report(report)
+                ruling = self._sentinel.report_failure(report)
                 silence_handlers()
                 self._ruling = ruling
             return self._ruling
 
-    def _speak(self, ruling: Ruling, error: BaseException | None) -> None:
+    def _speak(self, ruling: Decision, error: BaseException | None) -> None:
         """Print the error and the report, if this rank has to."""
         if (verdict := ruling.verdict) is None or self._told:
             return
@@ -329,9 +330,11 @@ class Ending:
         words = tell(verdict, self._member, after_s, lost, self._output.say)
         self._output.reveal(words)
         index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
-        error_record = record(verdict, self._member, shortened(stack, LONG_TEXT)) if self._member.error_file else ""
+        error_record = ""
+        if self._member.error_file:
+            error_record = record(verdict, self._member, progress.steps(), shortened(stack, LONG_TEXT))
         is_stream = stream_of(self._member.error_file) >= 0  # of this process alone
-        if (not self._sentinel.told("" if is_stream else error_record) or is_stream) and error_record:
+        if (not self._sentinel.report_printed("" if is_stream else error_record) or is_stream) and error_record:
             writing = threading.Thread(target=write, args=(self._member.error_file, error_record), daemon=True)
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 writing.start()
@@ -343,7 +346,7 @@ class Ending:
             self._noted = status
             index.note_end(self._member.log, status)
 
-    def _cut_off(self, ruling: Ruling, error: BaseException) -> NoReturn:
+    def _cut_off(self, ruling: Decision, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""
         if ruling.verdict is not None:
             stack = exception.callstack(error)

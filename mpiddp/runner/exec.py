@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ..base.errors import LaunchError
-from ..ipc.helper_process import fork_detached, reap, silence
+from ..ipc.helper_process import fork_daemon, reap, redirect_to_devnull
 
 LEFT = "_MPIDDP_LEFT"  # the process which has been a rank, and has left its job so
 
@@ -51,13 +51,13 @@ def keep_connected(pids: Collection[int]) -> None:
     """
     connection = os.environ.get("PMI_FD", "")
     if pids and connection.isdecimal():
-        reap(fork_detached(functools.partial(await_end, pids), kept=(int(connection),),
+        reap(fork_daemon(functools.partial(await_end, pids), kept=(int(connection),),
                            name="the process that keeps a rank's connection to its launcher"))
 
 
 def await_end(pids: Collection[int]) -> None:
     """Return when all of the processes have ended; at once before Linux 5.3, which does not tell."""
-    silence(0, 1, 2)  # a launcher waits until nobody holds them
+    redirect_to_devnull(0, 1, 2)  # a launcher waits until nobody holds them
     ends = []
     for pid in pids:
         with contextlib.suppress(OSError, AttributeError):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from ..sentinel.protocol import END_SIGNAL
+from ..ipc.helper_process import END_SIGNAL
 from ..where.dumper import caught
 
 # Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH

@@ -1,1 +1,1 @@
-"""The process beside each rank, and the coordinator of them all: it knows neither MPI nor torch."""
+"""Sentinels: the watchdog process beside each rank, its client in the rank, and the coordinator of all, in rank 0's."""

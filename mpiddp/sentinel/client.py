@@ -15,366 +15,393 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..base.config import DESERTED_TIMEOUT_S, LaunchConfig
 from ..base.stderr import write_all
+from ..discovery import launchers, runtime, schedulers
 from ..failure.rank import Member
 from ..failure.root_cause import CONSEQUENCE, Report, Verdict, brief
-from ..ipc.channel import Wire
-from ..ipc.helper_process import HelperProcess, OwnDescriptors, check_helpers, send_no_signal_on, send_signal_on
-from ..output.protocol import Outflow
+from ..ipc.channel import Channel
+from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.helper_process import (
+    END_SIGNAL,
+    HelperProcess,
+    OwnedDescriptors,
+    arm_end_signal,
+    disarm_end_signal,
+    handle_helper_deaths,
+)
+from ..output.protocol import RelaySocket
 from ..planning.environment import Endpoint
 from ..where import progress  # noqa: F401 (shared with the sentinel, which is forked after that)
 from ..where.dumper import Window, caught
-from ..where.protocol import Answers, Stacks
-from .protocol import (
-    END_SIGNAL,
-    LAST_S,
-    LAUNCHER_S,
-    Answer,
-    AskMissing,
-    Bye,
-    Coordinate,
-    End,
-    Failed,
-    Forked,
-    Hello,
-    JobEnds,
-    Join,
-    Message,
-    Missing,
-    Port,
-    Ruling,
-    ScriptEnded,
-    Sent,
-    Settled,
-    Stage,
-    Through,
-    Told,
-    Unwatched,
-    Watched,
-)
-from .wakeup_fd import Wakeup
+from ..where.protocol import QuerySocket, StackPipe
+from . import protocol
+from .protocol import Decision, EndRank, JobEnds, ListenPort, RegisterRank, UnfinishedRanks
+from .wakeup_fd import WakeupFd
 
-Awaited = TypeVar("Awaited", Port, Ruling, Missing, End)
+# The coordinator takes the place of the sentinel once that is dead.
+Sent = protocol.RankToSentinel | protocol.SentinelToCoordinator
+Received = protocol.SentinelToRank | protocol.CoordinatorToSentinel
+RankChannel = Channel[Sent, Received]
+CODEC: Codec[Received] = Codec(Received)
+Awaited = TypeVar("Awaited", ListenPort, Decision, UnfinishedRanks, EndRank)
 
-END_S = 1.0  # for an `End`, which comes before its signal; another thread may be reading it
-LATE_END_S = 0.01  # for one beside another reason for the signal
-LISTENING_S = 30.0  # for the sentinel to listen: from a cold file system it may have to be loaded yet
-ANSWER_S = 4.0  # for the sentinel to answer; its coordinator may take SEARCHING_S to rule
-READING_S = 0.1  # for one read: another thread, or a signal's handler, may have read the answer
-CONNECTING_S = 2.0  # to the coordinator, and for its proof
+END_TIMEOUT_S = 1.0  # for an `EndRank`, which comes before its signal; another thread may be reading it
+LATE_END_TIMEOUT_S = 0.01  # if a helper's death explains the signal, too
+LISTEN_TIMEOUT_S = 30.0  # for the sentinel to listen: it may have to be loaded from a cold file system
+ANSWER_TIMEOUT_S = 4.0  # for the sentinel to answer; its coordinator may take SEARCHING_S to decide
+MAX_READ_S = 0.1  # for one read: another thread, or a signal's handler, may have read the answer
+CONNECT_TIMEOUT_S = 2.0  # to the coordinator, and for its proof
 
 
-class SentinelHandle:
-    """Forks the sentinel of this process and talks to it; where that is killed, to the coordinator."""
+def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) -> SentinelClient:
+    """Fork the process that watches this one; rank 0's can probe other hosts."""
+    rank = started_by.rank if started_by else 0
+    by_srun = started_by is not None and started_by.by_srun
+    if os.getpid() == 1:
+        make_killable()
+    return SentinelClient(protocol.WatchedRank(
+        name=f"rank {rank} on {runtime.hostname()}",
+        first_on_node=launchers.is_first_on_node(os.environ),
+        step=runtime.slurm_step(os.environ, started_by),
+        hosts=lambda: schedulers.slurm_hosts(os.environ) if rank == 0 else [],
+        by_srun=by_srun,
+        step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
+        timeout_s=config.startup_timeout_s,
+        stall_s=config.stall_s or 0.0,
+        stall_abort=config.stall_abort,
+        exit_timeout_s=config.exit_timeout_s or DESERTED_TIMEOUT_S,
+    ))
 
-    def __init__(self, watched: Watched, watch: Callable[[Wire, socket.socket, int, Watched, float], None]) -> None:
-        """Fork the sentinel that watches this process; `watch` is what it does, as in sentinel/process.py."""
+
+def make_killable() -> None:
+    """Let KILL_SIGNAL end this process, which is the first of its container, also in native code.
+
+    The kernel does not deliver to such a process what it does not handle, nor SIGKILL (man 7 pid_namespaces).
+    """
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    library.signal(protocol.KILL_SIGNAL, ctypes.cast(library._exit, ctypes.c_void_p))
+
+
+class SentinelClient:
+    """Forks the sentinel of this process and talks to it; if that is killed, to the coordinator."""
+
+    def __init__(self, watched: protocol.WatchedRank) -> None:
+        """Fork the sentinel that watches this process."""
         self.start = time.monotonic()
         self._signals, self._its_signals = socket.socketpair()  # open without a sentinel, too: a signal is no error
         pid = os.getpid()
-        self._helper = HelperProcess(f"the sentinel of {watched.who}",
-                                     lambda channel: watch(channel, self._its_signals, pid, watched, self.start),
-                                     kept=(self._its_signals.fileno(),))
+
+        def run(sock: socket.socket) -> None:
+            from . import process  # the rank does not wait for this import
+
+            process.watch(sock, self._its_signals, pid, watched, self.start)
+
+        self._helper: HelperProcess[Sent, Received] = HelperProcess(
+            f"the sentinel of {watched.name}", run, CODEC, kept=(self._its_signals.fileno(),))
         self._channel = self._helper.channel  # the coordinator's, once the sentinel is dead
-        self._descriptors = OwnDescriptors()
+        self._descriptors = OwnedDescriptors()
         self._stderr = 2  # as the launcher gave it
         with contextlib.suppress(OSError):
-            self._stderr = self._descriptors.keep(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3))
+            self._stderr = self._descriptors.add(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3))
         self._is_watched = True
-        self._joined: Join | None = None
-        self._inbox: dict[type[Message], Message] = {}
-        self._hears_crashes = False
-        self._wakeup: Wakeup | None = None
+        self._registration: RegisterRank | None = None
+        self._inbox: dict[type[Any], Received | Text | Unreadable] = {}
+        self._reports_crashes = False
+        self._wakeup_fd: WakeupFd | None = None
         self._window: Window | None = None
-        self._stop_telling: Callable[[], object] = bool  # of programs that the script starts
+        self._stop_reporting_programs: Callable[[], object] = bool
         self._end: Callable[[int], object] = sys.exit
-        self._script_ended: ScriptEnded | None = None
-        self._reported = self._is_parked = False  # why this rank fails; the ruling lets it wait for the job's end
-        self._is_ending = False  # the job ends, as the coordinator has told this rank
+        self._script_ended: protocol.ScriptEnded | None = None
+        self._has_failed = False
+        self._waits_for_job_end = False  # the decision lets it wait for that
+        self._is_ending = False  # the job ends, as the coordinator has sent this rank
 
-    def stage(self, name: str) -> None:
-        """Tell the stage that begins."""
-        self._channel.send(Stage(name))
+    def report_stage(self, name: str) -> None:
+        """Report the stage that begins."""
+        self._channel.send(protocol.Stage(name))
 
-    def answer(self, token: str, port: int = 0) -> int:
-        """Let this sentinel answer whoever connects to this node, and return the port; 0 where it cannot.
+    def serve_probes(self, token: str, port: int = 0) -> int:
+        """Let this sentinel send `token` to whoever connects to this node, and return the port; 0 if it cannot.
 
         It listens on `port`, or on a free one if that is 0.
         """
-        return self._listen(Answer(token, port))
+        return self._request_port(protocol.ServeProbes(token, port))
 
-    def coordinate(self, address: str, token: str, ranks: int, port: int = 0) -> int:
+    def start_coordinator(self, address: str, token: str, ranks: int, port: int = 0) -> int:
         """Let this sentinel coordinate those of so many ranks, and return the port of `address` on which it listens.
 
-        That is `port`, or a free one if that is 0. Returns 0 where it cannot. It answers strangers no more. This
-        process has the port, too: so the other sentinels see that it is alive when its own sentinel is not.
+        That is `port`, or a free one if that is 0. Returns 0 if it cannot. It serves no probes any more. This process
+        has the port, too: so the other sentinels see that it is alive when its own sentinel is not.
         """
-        return self._listen(Coordinate(address, token, ranks, port))
+        return self._request_port(protocol.StartCoordinator(address, token, ranks, port))
 
-    def _listen(self, request: Answer | Coordinate) -> int:
+    def _request_port(self, request: protocol.ServeProbes | protocol.StartCoordinator) -> int:
         self._channel.send(request)
-        port = self._await(Port, LISTENING_S)
-        while port is not None and port.asked != type(request).__name__:  # a late answer to another one
-            port = self._await(Port, LISTENING_S)
+        port = self._await(ListenPort, LISTEN_TIMEOUT_S)
+        while port is not None and port.request != type(request).__name__:  # a late answer to an earlier request
+            port = self._await(ListenPort, LISTEN_TIMEOUT_S)
         if port is None or not port.number:
             return 0
-        if isinstance(request, Coordinate):
-            self._descriptors.keep(self._channel.take_descriptor())
+        if isinstance(request, protocol.StartCoordinator):
+            self._descriptors.add(self._channel.take_descriptor())
         return port.number
 
-    def join(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
-        """Tell the sentinel who its rank is and where the coordinator listens.
+    def register(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
+        """Register the rank at its sentinel, with the coordinator's address.
 
         When the job ends, `end` is called with its exit status. From now on a script finds no trace of the fork, and
-        a sentinel that is killed is missed.
+        the death of the sentinel is noticed.
         """
         self._end = end
         signal.signal(END_SIGNAL, self._on_end_signal)
-        self._joined = Join(member, endpoint.address, endpoint.watch_port, endpoint.watch_token)
-        self._channel.send(self._joined)
-        self._helper.watch(self._go_on_unwatched)
+        self._registration = RegisterRank(member, endpoint.address, endpoint.watch_port, endpoint.watch_token)
+        self._channel.send(self._registration)
+        self._helper.monitor(self._on_sentinel_death)
 
-    def watch_script(self, outflow: int = -1) -> None:
-        """Let the sentinel know of the script's crashes, forks and signals; what others handle already is theirs.
+    def watch_script(self, relay_socket: int = -1) -> None:
+        """Let the sentinel see the script's crashes, forks and signals, except those that others handle already.
 
-        By the socket `outflow`, unless it is -1, it reaches the relay of the rank's output.
+        By `relay_socket`, unless it is -1, it reaches the relay of the rank's output.
         """
-        self._channel.send(Stage(""))
+        self._channel.send(protocol.Stage(""))
         os.register_at_fork(after_in_child=self._in_child)
         if not self._is_watched:
             return
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError):
                 faulthandler.enable(file=self._channel.fileno())
-                self._hears_crashes = True
+                self._reports_crashes = True
         with contextlib.suppress(OSError):
             self._window = Window()
-            ends: list[tuple[Stacks | Answers | Outflow, int]] = [
-                (Stacks(self._window.writing), self._window.reading), (Answers(), self._window.its),
-                *([(Outflow(), outflow)] if outflow >= 0 else [])]
-            for told, descriptor in ends:
-                self._channel.send(told, descriptor)
+            carriers: list[tuple[StackPipe | QuerySocket | RelaySocket, int]] = [
+                (StackPipe(self._window.writing), self._window.reading), (QuerySocket(), self._window.its),
+                *([(RelaySocket(), relay_socket)] if relay_socket >= 0 else [])]
+            for message, descriptor in carriers:
+                self._channel.send(message, descriptor)
         self._signals.setblocking(False)
-        self._wakeup = Wakeup(self._signals.fileno())
+        self._wakeup_fd = WakeupFd(self._signals.fileno())
         if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not caught([signal.SIGQUIT]):
             signal.signal(signal.SIGQUIT, leave_to_sentinel)
-        self._stop_telling = tell_of_programs(lambda pid: self._channel.send(Forked(pid)))
+        self._stop_reporting_programs = report_programs(lambda pid: self._channel.send(protocol.ChildStarted(pid)))
 
-    def release(self) -> None:
-        """Let the sentinel know of nothing any more; the process goes on."""
-        self._helper.stop_watching()
+    def detach(self) -> None:
+        """Report nothing to the sentinel any more; the process goes on."""
+        self._helper.stop_monitoring()
         if not self._is_watched:
             with contextlib.suppress(OSError):  # the script has closed it
-                send_no_signal_on(self._channel.fileno())
-        self._stop_telling()
-        if self._hears_crashes:
+                disarm_end_signal(self._channel.fileno())
+        self._stop_reporting_programs()
+        if self._reports_crashes:
             faulthandler.disable()
         if self._window is not None:
             self._window.end()
-        self._hear_no_signals()
+        self._stop_reporting_signals()
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(END_SIGNAL) == self._on_end_signal:
                 signal.signal(END_SIGNAL, signal.SIG_DFL)
             if signal.getsignal(signal.SIGQUIT) == leave_to_sentinel:
                 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-    def report(self, report: Report) -> Ruling:
+    def report_failure(self, report: Report) -> Decision:
         """Report why this rank fails, and return what follows from it.
 
-        Where nobody answers, this rank is the first one, unless it has lost another one: then the launcher, which that
-        one has asked to end the job, has LAUNCHER_S for it.
+        If nobody answers, this rank failed first, unless it has lost another one: then the launcher, which that rank
+        has asked to end the job, gets LAUNCHER_KILL_TIMEOUT_S for it.
         """
-        if self._wakeup is not None and self._wakeup.simulated:
+        if self._wakeup_fd is not None and self._wakeup_fd.simulated:
             report = report._replace(signal="")
-        elif report.signal and (self._wakeup is None or self._wakeup.lent):
+        elif report.signal and (self._wakeup_fd is None or self._wakeup_fd.lent):
             with contextlib.suppress(OSError):
-                self._signals.send(bytes([signal.SIGINT]))  # nobody else tells of it
-        self._reported = True
+                self._signals.send(bytes([signal.SIGINT]))  # nobody else reports it
+        self._has_failed = True
         report = brief(report)
         channel = self._channel
-        self._channel.send(Failed(report))
-        ruling = self._await(Ruling)
-        self._helper.check()
-        if ruling is None and self._channel is not channel:
-            self._channel.send(Failed(report))
-            ruling = self._await(Ruling)
-        self._helper.stop_watching()
-        if ruling is None:
+        self._channel.send(protocol.Failed(report))
+        decision = self._await(Decision)
+        self._helper.handle_death()
+        if decision is None and self._channel is not channel:
+            self._channel.send(protocol.Failed(report))
+            decision = self._await(Decision)
+        self._helper.stop_monitoring()
+        if decision is None:
             if report.kind == CONSEQUENCE and not self._is_watched:
-                time.sleep(LAUNCHER_S)
-            ruling = Ruling(Verdict(report), report.status, True)
-        self._is_parked = not ruling.abort
-        return ruling
+                time.sleep(protocol.LAUNCHER_KILL_TIMEOUT_S)
+            decision = Decision(Verdict(report), report.status, True)
+        self._waits_for_job_end = not decision.abort
+        return decision
 
-    def told(self, record: str = "") -> bool:
-        """Tell that the reason is printed: the other ranks may be ended. The sentinel writes `record` to --error-file.
+    def report_printed(self, record: str = "") -> bool:
+        """Report that the reason is printed: the other ranks may be ended. Return whether there is a sentinel.
 
-        This process could not end while a file system holds it up. Return whether there is a sentinel.
+        That writes `record` to --error-file: a file system that stands still could keep this process from ending.
         """
-        return self._channel.send(Told(record=record if self._is_watched else "")) and self._is_watched
+        message = protocol.ReasonPrinted(record=record if self._is_watched else "")
+        return self._channel.send(message) and self._is_watched
 
-    def through(self) -> None:
-        """Tell that this rank, which has failed, has nothing more to do."""
-        self._channel.send(Through())
+    def report_cleanup_done(self) -> None:
+        """Report that this rank, which has failed, has nothing more to do."""
+        self._channel.send(protocol.CleanupDone())
 
-    def script_ended(self, by_exit: Report | None = None) -> None:
-        """Tell that the script has come to its end; `by_exit` as in ScriptEnded."""
-        self._script_ended = ScriptEnded(by_exit)
+    def report_script_ended(self, by_exit: Report | None = None) -> None:
+        """Report that the script has finished; `by_exit` as in ScriptEnded."""
+        self._script_ended = protocol.ScriptEnded(by_exit)
         self._channel.send(self._script_ended)
 
-    def missing(self) -> str:
-        """Return in words which ranks' scripts have not come to their end, empty where nobody answers."""
-        self._channel.send(AskMissing())
-        answer = self._await(Missing)
+    def unfinished_ranks(self) -> str:
+        """Return in words which ranks' scripts have not finished, empty if nobody answers."""
+        self._channel.send(protocol.QueryUnfinished())
+        answer = self._await(UnfinishedRanks)
         return answer.names if answer is not None else ""
 
-    def settle(self) -> None:
-        """Tell that this rank knows why it ends, and says so itself."""
-        self._helper.stop_watching()
-        self._channel.send(Settled())
+    def report_locally_handled(self) -> None:
+        """Report that this rank knows why it ends, and prints that itself."""
+        self._helper.stop_monitoring()
+        self._channel.send(protocol.LocallyHandled())
 
     def dismiss(self) -> None:
         """End the sentinel, and return when it is gone."""
-        self._helper.stop_watching()
-        self._channel.send(Bye())
+        self._helper.stop_monitoring()
+        self._channel.send(protocol.Leave())
         if self._is_watched:
             self._helper.await_end()
-            self._say_goodbye()
-        self._close()
-        self._hear_no_signals()
+            self._leave_coordinator()
+        self._descriptors.close()
+        self._helper.close()
+        self._channel.close()
+        self._stop_reporting_signals()
         self._signals.close()
         self._its_signals.close()
         if self._window is not None:
             self._window.forget()
 
-    def _say_goodbye(self) -> None:
-        """Tell the coordinator that this rank leaves in order; a sentinel that was killed may not have passed it on."""
+    def _leave_coordinator(self) -> None:
+        """Send the coordinator `Leave`, too: a sentinel that was killed may not have passed it on."""
         if (connection := self._channel.take_descriptor()) >= 0:
-            coordinator = Wire(socket.socket(fileno=connection))
-            coordinator.send(Bye())
+            coordinator = RankChannel(socket.socket(fileno=connection), CODEC)
+            coordinator.send(protocol.Leave())
             coordinator.close()
 
-    def _close(self) -> None:
-        self._descriptors.close()
-        self._helper.close()
-        self._channel.close()
-
-    def _await(self, kind: type[Awaited], timeout_s: float = ANSWER_S) -> Awaited | None:
-        """Return the next message of a kind, None where none comes; those of other kinds are kept.
+    def _await(self, kind: type[Awaited], timeout_s: float = ANSWER_TIMEOUT_S) -> Awaited | None:
+        """Return the next message of a kind, None if none comes; messages of other kinds are kept.
 
         A signal's handler may wait for one while the script's thread waits for another.
         """
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(EOFError, OSError):
             while kind not in self._inbox and (left_s := deadline - time.monotonic()) > 0:
-                self._read(min(left_s, READING_S))
-        found = self._inbox.pop(kind, None)
-        return found if isinstance(found, kind) else None
+                self._read(min(left_s, MAX_READ_S))
+        message = self._inbox.pop(kind, None)
+        return message if isinstance(message, kind) else None
 
     def _read(self, timeout_s: float) -> None:
-        """Put the messages of one read into the inbox; raise EOFError or OSError where the other end is gone."""
+        """Put the messages of one read into the inbox; raise EOFError or OSError if the other end is gone."""
         with contextlib.suppress(TimeoutError):
             for message in self._channel.receive(timeout_s):
                 self._inbox[type(message)] = message
 
     def _drain(self) -> None:
-        """Put into the inbox what has come by now."""
+        """Put into the inbox what has come so far."""
         with contextlib.suppress(EOFError, OSError):
             while messages := self._channel.receive(0):
                 self._inbox.update((type(message), message) for message in messages)
 
     def _on_end_signal(self, *_: object) -> None:
-        """End as the sentinel has told before, or as the coordinator tells; if a helper is gone, do without it."""
-        is_late = check_helpers()
+        """End as the sentinel or the coordinator demands; if a helper is dead, go on without it."""
+        is_late = handle_helper_deaths()
         if self._is_watched:
-            if (end := self._await(End, LATE_END_S if is_late else END_S)) is not None:
+            if (end := self._await(EndRank, LATE_END_TIMEOUT_S if is_late else END_TIMEOUT_S)) is not None:
                 self._end(end.status)
         else:
             self._obey_coordinator()
 
-    def _go_on_unwatched(self) -> None:
-        """Do without the sentinel, which was killed, and let the coordinator know."""
-        assert self._joined
+    def _on_sentinel_death(self) -> None:
+        """Go on without the sentinel, which was killed, and talk to the coordinator."""
+        assert self._registration
         self._is_watched = False
-        self._drain()  # what it has said last
+        self._drain()  # what it has sent last
         connection = self._channel.take_descriptor()
-        self._stop_telling()
-        if self._hears_crashes:
+        self._stop_reporting_programs()
+        if self._reports_crashes:
             show_crashes()
-            self._hears_crashes = False
+            self._reports_crashes = False
         if self._window is not None:
             self._window.end()
             self._window.forget()
             self._window = None
-        if self._joined.member.rank == 0:
+        if self._registration.member.rank == 0:
             self._say("the rank goes on unwatched, and nobody decides which rank fails first: each reports by itself; "
                       "nobody can be asked where the ranks are, and --stall sees no hang")
             return
         self._say("the rank goes on unwatched: if it is killed, nobody sees how, and nobody can ask where it is")
         try:
-            self._meet_coordinator(connection)
+            self._connect_to_coordinator(connection)
         except (EOFError, OSError) as error:
             self._say(f"and the coordinator does not answer ({error or 'it has hung up'})")
 
-    def _meet_coordinator(self, connection: int) -> None:
-        """Speak with the coordinator from now on, over the sentinel's connection, or a new one if that is -1."""
-        assert self._joined
-        member, address, port, token = self._joined
+    def _connect_to_coordinator(self, connection: int) -> None:
+        """Talk to the coordinator from now on, over the sentinel's connection, or a new one if that is -1."""
+        assert self._registration
+        member, address, port, token = self._registration
         if connection >= 0:
             sock = socket.socket(fileno=connection)
         elif port:
             from ..ipc.listener import connect
 
-            sock = connect((address, port), token, CONNECTING_S, CONNECTING_S)
+            sock = connect((address, port), token, CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S)
         else:
             return
-        self._channel = Wire(sock)
-        greeting: list[Sent] = [Hello(member.rank, member.host, member.pid, member.namespace), Unwatched()]
-        for message in [*greeting, self._script_ended] if self._script_ended is not None else greeting:
-            self._channel.send(message)
-        send_signal_on(self._channel.fileno())
+        self._channel = RankChannel(sock, CODEC)
+        self._channel.send(protocol.Hello(member.rank, member.host, member.pid, member.namespace))
+        self._channel.send(protocol.SentinelLost())
+        if self._script_ended is not None:
+            self._channel.send(self._script_ended)
+        arm_end_signal(self._channel.fileno())
         os.kill(os.getpid(), END_SIGNAL)  # something may have come before
 
     def _obey_coordinator(self) -> None:
-        """Do what the coordinator has told this rank, which has no sentinel that would do it."""
+        """Do what the coordinator has sent this rank, which has no sentinel that would do it."""
         self._drain()
-        end, ends = self._inbox.pop(End, None), self._inbox.pop(JobEnds, None)
-        if isinstance(end, End):  # of the sentinel's, before it was killed
+        end, job_ends = self._inbox.pop(EndRank, None), self._inbox.pop(JobEnds, None)
+        if isinstance(end, EndRank):  # of the sentinel's, before it was killed
             self._end(end.status)
-        if isinstance(ends, JobEnds):
-            if not self._is_ending and self._joined is not None:
+        if isinstance(job_ends, JobEnds):
+            if not self._is_ending and self._registration is not None:
                 self._is_ending = True
+                grace_s = self._registration.member.grace_s + protocol.FINAL_EXIT_TIMEOUT_S
                 with contextlib.suppress(RuntimeError):  # no thread can be started
-                    _thread.start_new_thread(kill_in, (self._joined.member.grace_s + LAST_S,))
-            if ends.abort and (ends.waits or self._is_parked or not self._reported):
-                self._end(ends.status)
+                    _thread.start_new_thread(kill_after, (grace_s,))
+            if job_ends.abort and (job_ends.waits or self._waits_for_job_end or not self._has_failed):
+                self._end(job_ends.status)
 
-    def _say(self, words: str) -> None:
-        """Print where the launcher reads, whatever the script has made of its own stderr."""
+    def _say(self, text: str) -> None:
+        """Print to the launcher's stderr, whatever the script has made of its own."""
         with contextlib.suppress(OSError):
-            stderr = self._stderr if self._descriptors.has(self._stderr) else 2
-            write_all(stderr, f"mpiddp: {self._helper.name} exited unexpectedly: {words}\n".encode(errors="replace"))
+            stderr = self._stderr if self._descriptors.owns(self._stderr) else 2
+            write_all(stderr, f"mpiddp: {self._helper.name} exited unexpectedly: {text}\n".encode(errors="replace"))
 
-    def _hear_no_signals(self) -> None:
-        if self._wakeup is not None:
-            self._wakeup.end()
-            self._wakeup = None
+    def _stop_reporting_signals(self) -> None:
+        if self._wakeup_fd is not None:
+            self._wakeup_fd.end()
+            self._wakeup_fd = None
 
     def _in_child(self) -> None:
-        """Tell of a child that the script has forked, which then has nothing to do with the sentinel any more."""
+        """Report a child that the script has forked; then close in it what belongs to the sentinel."""
         if self._channel.fileno() < 0:
             return
         if self._is_watched:
-            self._channel.send(Forked(os.getpid()))
+            self._channel.send(protocol.ChildStarted(os.getpid()))
         self._descriptors.close()
-        self._helper.forget()
+        self._helper.abandon()
         self._channel.close()
-        self._hear_no_signals()
-        if self._hears_crashes:  # the stack would go into whatever file gets the number of our end of the channel
+        self._stop_reporting_signals()
+        if self._reports_crashes:  # the stack would go into whatever file gets the number of our end of the channel
             show_crashes()
 
 
-def kill_in(seconds: float) -> None:
+def kill_after(seconds: float) -> None:
     """Kill this process after a while, in a thread: nobody else does."""
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -388,32 +415,32 @@ def show_crashes() -> None:
 
 
 def leave_to_sentinel(*_: object) -> None:
-    """Be the handler of SIGQUIT: the sentinel hears of it, and asks where the ranks are."""
+    """Be the handler of SIGQUIT: the sentinel gets its number, too, and requests a snapshot."""
 
 
-def tell_of_programs(tell: Callable[[int], object]) -> Callable[[], None]:
-    """Call `tell` with the process of each program that subprocess or multiprocessing starts; return what undoes this.
+def report_programs(report: Callable[[int], object]) -> Callable[[], None]:
+    """Call `report` with the process of each program that subprocess or multiprocessing starts; return the undo.
 
     os.register_at_fork() does not see them: both start programs by the same function of C.
     """
     import _posixsubprocess
 
-    start = _posixsubprocess.fork_exec
+    fork_exec = _posixsubprocess.fork_exec
 
-    @functools.wraps(start)
-    def started(*arguments: Any) -> int:
-        pid: int = start(*arguments)
-        tell(pid)
+    @functools.wraps(fork_exec)
+    def reporting_fork_exec(*arguments: Any) -> int:
+        pid: int = fork_exec(*arguments)
+        report(pid)
         return pid
 
     # subprocess may have imported the function by name
     places = [(_posixsubprocess, "fork_exec"), (sys.modules.get("subprocess"), "_fork_exec")]
-    replace(places, start, started)
-    return functools.partial(replace, places, started, start)
+    replace_function(places, fork_exec, reporting_fork_exec)
+    return functools.partial(replace_function, places, reporting_fork_exec, fork_exec)
 
 
-def replace(places: list[tuple[Any, str]], former: object, new: object) -> None:
-    """Put a function in the place of another one, wherever that still is."""
+def replace_function(places: list[tuple[Any, str]], former: object, new: object) -> None:
+    """Replace a function wherever it still is."""
     for module, name in places:
         if getattr(module, name, None) is former:
             setattr(module, name, new)

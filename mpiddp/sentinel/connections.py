@@ -3,150 +3,137 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ..ipc.channel import Wire
-from ..ipc.connector import Answering, Dialling, greet, watch_rank_0
-from ..ipc.event_loop import Loop
-from ..where.protocol import Ask
-from . import events
-from . import protocol as messages
-from .errands import Errands
+from ..ipc.channel import Channel
+from ..ipc.codec import Codec
+from ..ipc.connector import CONNECT_TIMEOUT_S, Connector
+from ..ipc.event_loop import EventLoop
+from ..ipc.listener import enable_keepalive
+from ..where.protocol import SnapshotRequest
+from . import events, protocol
+from .background import BackgroundTasks
+from .protocol import CoordinatorToSentinel, RankToSentinel, SentinelToCoordinator, SentinelToRank
 
 if TYPE_CHECKING:
-    from .coordinator_server import Office
+    from .coordinator_server import CoordinatorServer
+    from .probe_responder import ProbeResponder
 
-MOST_CUT_OFF = 3  # connections to the coordinator that end before it knows this rank: strangers crowd them out
+RankChannel = Channel[SentinelToRank, RankToSentinel]
+CoordinatorChannel = Channel[SentinelToCoordinator, CoordinatorToSentinel]
+RANK_CODEC: Codec[RankToSentinel] = Codec(RankToSentinel)
+COORDINATOR_CODEC: Codec[CoordinatorToSentinel] = Codec(CoordinatorToSentinel)
+
+MAX_RECONNECTS = 3  # after connections that the coordinator closed before it admitted this rank: crowded out
+FULL_BACKLOG_RETRY_S = 30.0  # for rank 0's port, which nobody accepts at
 
 
 class Connections:
-    """Sends and receives what a sentinel has to say and to hear; it decides nothing."""
+    """Sends and receives a sentinel's messages; it decides nothing."""
 
     def __init__(
-        self, loop: Loop, rank_wire: Wire, signals: socket.socket, watched: messages.Watched,
+        self, loop: EventLoop, rank: RankChannel, signals: socket.socket, watched: protocol.WatchedRank,
         post: Callable[[events.WatcherEvent], None], on_rank_closed: Callable[[], None], began_s: float,
-        errands: Errands,
+        tasks: BackgroundTasks,
     ) -> None:
-        """Connect to the rank alone; `post` gets the events, `on_rank_closed` is called when it hangs up.
+        """Connect to the rank alone; `post` gets the events, `on_rank_closed` is called when the rank hangs up.
 
         `began_s` is when the rank's watch began, on time.monotonic()'s clock.
         """
-        self._began_s, self._errands = began_s, errands
-        self._loop, self._rank_wire, self._signals = loop, rank_wire, signals
+        self._began_s, self._tasks = began_s, tasks
+        self._loop, self._rank, self._signals = loop, rank, signals
         self._watched, self._post, self._on_rank_closed = watched, post, on_rank_closed
-        self._answering: Answering | None = None  # in rank 0's sentinel
-        self._office: Office | None = None  # there, too
-        self._coordinator: Wire | None = None  # in others
-        self._early: list[messages.Sent] | None = None  # to the coordinator, until it knows this rank
-        self._request: messages.Join | None = None  # by which it is called
-        self._cut_off = 0  # how often a connection ended before that
-        loop.listen(rank_wire, self._read_rank)
-        loop.listen(signals, self._read_signals)
+        self._probe_responder: ProbeResponder | None = None  # in rank 0's sentinel
+        self.server: CoordinatorServer | None = None  # there, too
+        self._coordinator: CoordinatorChannel | None = None  # in others
+        self._early: list[SentinelToCoordinator] | None = None  # to the coordinator, until it admits this rank
+        self._registration: protocol.RegisterRank | None = None
+        self._reconnects = 0
+        loop.watch(rank, self._read_rank)
+        loop.watch(signals, self._read_signals)
 
-    def answer(self, request: messages.Answer) -> None:
-        """Answer other nodes that try the addresses of this one, and tell the rank the port, 0 where that can't be."""
+    def serve_probes(self, request: protocol.ServeProbes) -> None:
+        """Answer other nodes that try the addresses of this one, and send the rank the port, 0 for a failure."""
+        from .probe_responder import ProbeResponder
+
         port = 0
         with contextlib.suppress(OSError):
-            self._answering = Answering(self._loop, request.token, request.port)
-            port = self._answering.port
-        self.tell_rank(messages.Port(port, "Answer"))
+            self._probe_responder = ProbeResponder(self._loop, request.token, request.port)
+            port = self._probe_responder.port
+        self._rank.send(protocol.ListenPort(port, "ServeProbes"))
 
-    def coordinate(self, request: messages.Coordinate) -> None:
-        """Let this process be the coordinator, and tell the rank its port, 0 where it can't listen."""
-        from .coordinator_server import Office  # which rank 0's sentinel alone needs
+    def start_coordinator(self, request: protocol.StartCoordinator) -> None:
+        """Let this process be the coordinator, and send the rank its port, 0 for a failure."""
+        from .coordinator_server import CoordinatorServer  # which rank 0's sentinel alone needs
 
-        if self._answering is not None:
-            self._answering.close()  # by now every node has tried
+        if self._probe_responder is not None:
+            self._probe_responder.close()  # by now every node has tried
         try:
-            self._office = Office(self._loop, request, self._watched, self._post, self._began_s, self._errands)
+            self.server = CoordinatorServer(
+                self._loop, request, self._watched, self._post, self._began_s, self._tasks)
         except OSError:
-            self.tell_rank(messages.Port(0, "Coordinate"))
+            self._rank.send(protocol.ListenPort(0, "StartCoordinator"))
         else:
-            self._rank_wire.send(messages.Port(self._office.port, "Coordinate"), self._office.fileno())
+            self._rank.send(protocol.ListenPort(self.server.port, "StartCoordinator"), self.server.fileno())
 
-    def meet(self, request: messages.Join) -> None:
+    def connect_to_coordinator(self, registration: protocol.RegisterRank) -> None:
         """Connect to the coordinator, if there is one."""
-        if self._office is not None:
-            self._office.join(request.member)
-        elif request.port:
-            self._request, self._early = request, []
-            self._call()
+        if self.server is not None:
+            self.server.register_own_rank(registration.member)
+        elif registration.port:
+            self._registration, self._early = registration, []
+            self._connect()
         else:
             self._post(events.NoCoordinator())
 
-    def _call(self) -> None:
-        assert self._request
-        Dialling(self._loop, self._request, self._on_answer).dial()
+    def _connect(self) -> None:
+        assert self._registration
+        _, address, port, token = self._registration
+        Connector(self._loop, address, port, token, "rank 0's sentinel", self._on_connected).connect()
 
-    def watch_neighbour(self, rank: int, pid: int) -> None:
-        """Tell when a process of this node ends: one sentinel sees in which order several do."""
-        self._loop.await_end(pid, lambda: self._post(events.Noticed(messages.Ended(rank))))
-
-    def take_descriptor(self) -> int:
-        """Return the descriptor that came with the rank's last message, -1 where none did."""
-        return self._rank_wire.take_descriptor()
-
-    def tell_rank(self, message: messages.Sent) -> None:
-        """Send a message to the rank."""
-        self._rank_wire.send(message)
-
-    def tell_coordinator(self, message: messages.Sent) -> None:
-        """Send a message to the coordinator, if there is one; what comes of that is an event."""
-        if self._office is not None:
-            self._office.hear_own(message)
+    def send_to_coordinator(self, message: SentinelToCoordinator) -> None:
+        """Send a message to the coordinator, if there is one; a failure shows as an event."""
+        if self.server is not None:
+            self.server.handle_own_message(message)
             return
         if self._early is not None:
             self._early.append(message)
         if self._coordinator is not None:
             self._coordinator.send(message)
 
-    def let_all_end(self) -> None:
-        """Let the job end on all ranks, where this process is the coordinator."""
-        if self._office is not None:
-            self._office.let_all_end()
-
-    def take_leave(self) -> None:
-        """Tell that the rank leaves the job in order; if it is rank 0, tell all that the job is over."""
-        if self._office is not None:
-            self._office.close_down()
+    def leave_job(self) -> None:
+        """Report that the rank leaves the job in order; if it is rank 0, that the job is over."""
+        if self.server is not None:
+            self.server.finish_job()
         else:
-            self.tell_coordinator(messages.Bye())
+            self.send_to_coordinator(protocol.Leave())
 
-    @property
-    def busy(self) -> bool:
-        """Whether this process still has to do something for others."""
-        return self._office is not None and self._office.busy
-
-    def flush(self) -> None:
-        """Return when all is sent that others are to hear."""
-        if self._office is not None:
-            self._office.flush()
-            self._office.close()
-
-    def _on_answer(self, connection: socket.socket | None, error: str) -> None:
+    def _on_connected(self, connection: socket.socket | None, error: str) -> None:
         """Take the connection to the coordinator; None if it could not be made.
 
-        The rank has it before the coordinator knows of the rank: it does not end with this process then.
+        The rank gets it before the coordinator knows of the rank: so it does not end with this process.
         """
-        assert self._request
+        assert self._registration
         if connection is None:
             self._early = None
             self._post(events.NoCoordinator(error))
             return
-        self._rank_wire.send(messages.Reached(), connection.fileno())
-        self._coordinator = greet(connection, self._request)
-        self._loop.listen(self._coordinator, self._read_coordinator)
+        self._rank.send(protocol.CoordinatorConnected(), connection.fileno())
+        self._coordinator = send_hello(connection, self._registration)
+        self._loop.watch(self._coordinator, self._read_coordinator)
         for message in self._early or []:
             self._coordinator.send(message)
 
     def _read_rank(self) -> None:
         try:
-            messages = self._rank_wire.receive()
+            messages = self._rank.receive()
         except (EOFError, OSError):
-            self._loop.forget(self._rank_wire)
+            self._loop.unwatch(self._rank)
             self._on_rank_closed()
             return
         for message in messages:
@@ -155,37 +142,70 @@ class Connections:
     def _read_coordinator(self) -> None:
         assert self._coordinator
         try:
-            received = self._coordinator.receive()
+            messages = self._coordinator.receive()
         except (EOFError, OSError) as error:
-            self._loop.forget(self._coordinator)
+            self._loop.unwatch(self._coordinator)
             self._coordinator.close()
             self._coordinator = None
-            self._on_lost(isinstance(error, EOFError))
+            self._on_connection_lost(isinstance(error, EOFError))
             return
-        for message in received:
-            if isinstance(message, messages.Admitted):
+        for message in messages:
+            if isinstance(message, protocol.Admitted):
                 self._early = None
-            elif isinstance(message, messages.Over):
-                self._request = None  # the coordinator ends
+            elif isinstance(message, protocol.JobFinished):
+                self._registration = None  # the coordinator ends
             self._post(events.FromCoordinator(message))
 
-    def _on_lost(self, closed: bool) -> None:
-        """Call again where strangers have crowded this sentinel out; else tell that the coordinator is gone."""
-        if self._early is not None and closed and self._cut_off < MOST_CUT_OFF:
-            self._cut_off += 1
-            self._call()
-        elif closed and self._request is not None:
-            self._post(events.CoordinatorKilled())
-            watch_rank_0(self._loop, self._request, lambda closed: self._post(events.CoordinatorGone(closed)))
+    def _on_connection_lost(self, closed: bool) -> None:
+        """Connect again if this connection was crowded out; else post that the coordinator is gone."""
+        if self._early is not None and closed and self._reconnects < MAX_RECONNECTS:
+            self._reconnects += 1
+            self._connect()
+        elif closed and self._registration is not None:
+            self._post(events.CoordinatorLost())
+            watch_rank_0(self._loop, self._registration, lambda closed: self._post(events.Rank0Lost(closed)))
         else:
-            self._post(events.CoordinatorGone(closed))
+            self._post(events.Rank0Lost(closed))
 
     def _read_signals(self) -> None:
-        """Tell of a SIGINT, which a rank in a collective notices only when that ends, and ask at a SIGQUIT."""
+        """Report a SIGINT, which a rank in a collective notices only at its end; at a SIGQUIT request a snapshot."""
         numbers = self._signals.recv(4096)
         if not numbers:
-            self._loop.forget(self._signals)
+            self._loop.unwatch(self._signals)
         elif signal.SIGINT in numbers:
-            self._post(events.Noticed(messages.Interrupted()))
+            self._post(events.Observed(protocol.Interrupted()))
         elif signal.SIGQUIT in numbers:
-            self._post(events.Noticed(Ask()))
+            self._post(events.Observed(SnapshotRequest()))
+
+
+def send_hello(connection: socket.socket, registration: protocol.RegisterRank) -> CoordinatorChannel:
+    """Send over a new connection whose sentinel this is."""
+    with contextlib.suppress(OSError):  # the next read fails, too
+        enable_keepalive(connection)
+    channel: CoordinatorChannel = Channel(connection, COORDINATOR_CODEC)
+    member = registration.member
+    channel.send(protocol.Hello(member.rank, member.host, member.pid, member.namespace))
+    return channel
+
+
+def watch_rank_0(loop: EventLoop, registration: protocol.RegisterRank, on_end: Callable[[bool], None]) -> None:
+    """Call `on_end` when rank 0 has ended, whose sentinel was killed; with False if its node cannot be reached.
+
+    Rank 0 has the coordinator's port, too. Its kernel makes a connection to that, which nobody accepts, and ends it
+    with rank 0.
+    """
+    def on_closed() -> None:
+        loop.unwatch(connection)
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        connection.close()
+        on_end(error in (0, errno.ECONNRESET))
+
+    try:
+        connection = socket.create_connection((registration.address, registration.port), CONNECT_TIMEOUT_S)
+        enable_keepalive(connection)
+    except TimeoutError:  # the port's backlog has no room for thousands
+        loop.set_timer("rank 0", FULL_BACKLOG_RETRY_S, partial(watch_rank_0, loop, registration, on_end))
+    except OSError as error:
+        on_end(isinstance(error, ConnectionRefusedError))
+    else:
+        loop.watch(connection, on_closed)

@@ -1,4 +1,4 @@
-"""The logic of the coordinator, in rank 0's sentinel: from the reports of all it decides who failed first."""
+"""The logic of the coordinator, in rank 0's sentinel: from all reports it decides which rank failed first."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import enum
 import math
 from collections.abc import Collection, Iterator
 
+from ..base.errors import assert_never
 from ..base.stderr import FORWARDING_S
-from ..failure import root_cause as waits
+from ..failure import root_cause
 from ..failure.rank import Member
 from ..failure.root_cause import (
     ABSENT,
@@ -22,10 +23,18 @@ from ..failure.root_cause import (
     judge,
     named,
 )
+from ..ipc.codec import Text, Unreadable
+from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
-from .events import Machine
-from .protocol import Hello, Missing, Neighbour
+from .events import CoordinatorCommand
+from .protocol import CoordinatorToSentinel, Hello, SentinelToCoordinator, UnfinishedRanks, WatchPeerProcess
 from .startup_timeout import LateRanks
+from .state_machine import StateMachine
+
+PRINT_TIMEOUT_S = 0.5  # for the rank that failed first to print its reason
+FINAL_PRINT_TIMEOUT_S = 1.0  # for the message that it is printed, when rank 0 is gone already
+MIN_FINISHED_CHECK_S, MAX_FINISHED_CHECK_S = 5.0, 30.0  # between checks whether ranks wait for one that has finished
+SELECTION_INTERVAL_S = 2e-6  # for each rank, between selections of the root cause: one takes about a fifth of that
 
 
 class Peer:
@@ -35,12 +44,12 @@ class Peer:
         self.link, self.rank, self.host = link, hello.rank, hello.host
         self.namespace, self.pid = hello.namespace, hello.pid
         self.gone = False  # the rank
-        self.watched = True  # its sentinel lives; else the rank speaks for itself over this link
-        self.ruled = False  # it failed too, and has its ruling: it waits for the job's end
+        self.watched = True  # its sentinel lives; else the rank uses this link itself
+        self.decided = False  # it failed too, and has its decision: it waits for the job's end
 
 
 class Peers:
-    """The sentinels, by link and by rank; and which one of each namespace watches all ranks there, its elder.
+    """The sentinels, by link and by rank; and one of each namespace, its observer, which watches all processes there.
 
     `hosts` has the host of each rank that was ever there.
     """
@@ -49,7 +58,7 @@ class Peers:
         self.by_link: dict[int, Peer] = {}
         self.by_rank: dict[int, Peer] = {}
         self.hosts: dict[int, str] = {}
-        self._elders: dict[str, Peer] = {}
+        self._observers: dict[str, Peer] = {}
 
     def admit(self, link: int, hello: Hello) -> Peer:
         """Admit a sentinel."""
@@ -57,382 +66,437 @@ class Peers:
         peer = self.by_link[link] = self.by_rank[hello.rank] = Peer(link, hello)
         return peer
 
-    def introduce(self, peer: Peer) -> tuple[Peer, Neighbour]:
-        """Return what to tell the elder of a new one's namespace: whom to watch."""
-        return self._elders.setdefault(peer.namespace, peer), Neighbour(peer.rank, peer.pid)
+    def introduce(self, peer: Peer) -> tuple[Peer, WatchPeerProcess]:
+        """Return the observer of a new one's namespace, and what to send it."""
+        return self._observers.setdefault(peer.namespace, peer), WatchPeerProcess(peer.rank, peer.pid)
 
-    def unwatch(self, peer: Peer) -> Iterator[tuple[Peer, Neighbour]]:
-        """Note that a sentinel was killed, and its rank lives; yield what to tell the next elder, if that was it."""
+    def unwatch(self, peer: Peer) -> Iterator[tuple[Peer, WatchPeerProcess]]:
+        """Note that a sentinel was killed, and its rank lives; yield what to send the next observer, if it was one."""
         peer.watched = False
-        if self._elders[peer.namespace] is not peer:
+        if self._observers[peer.namespace] is not peer:
             return
-        here = [one for one in self.by_rank.values() if one.namespace == peer.namespace]
-        if elder := next((one for one in here if one.watched), None):
-            self._elders[peer.namespace] = elder
-            for one in here:
-                yield elder, Neighbour(one.rank, one.pid)
+        neighbours = [other for other in self.by_rank.values() if other.namespace == peer.namespace]
+        if observer := next((other for other in neighbours if other.watched), None):
+            self._observers[peer.namespace] = observer
+            for neighbour in neighbours:
+                yield observer, WatchPeerProcess(neighbour.rank, neighbour.pid)
 
     def drop(self, peer: Peer) -> None:
         """Forget a sentinel that has left, or is gone."""
         del self.by_link[peer.link], self.by_rank[peer.rank]
 
 
-class Search:
-    """Finds out where the ranks are: for the verdict, and for those who ask who is missing."""
+class PendingSnapshot:
+    """The snapshot for the verdict, and for the ranks that ask who is unfinished."""
 
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.snapshot = Seen()
         self._askers: list[Peer] = []
 
     def begin(self, asker: Peer | None = None) -> list[events.CoordinatorAction]:
         """Begin, unless it has begun; `asker` waits for the answer."""
-        busy = self.seen.looking
-        self.seen = self.seen._replace(looking=True)
+        is_pending = self.snapshot.looking
+        self.snapshot = self.snapshot._replace(looking=True)
         if asker is not None:
             self._askers.append(asker)
-        return [] if busy else [events.Survey()]
+        return [] if is_pending else [CoordinatorCommand.TAKE_SNAPSHOT]
 
-    def end(self, seen: Seen, missing: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
-        """Take what was found, and tell those who have asked which ranks are missing, and where these are."""
-        self.seen = seen
-        words = named(missing, peers.hosts, seen.places)
+    def end(self, snapshot: Seen, unfinished: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
+        """Take the snapshot, and send those who have asked which ranks are unfinished, and where these are."""
+        self.snapshot = snapshot
+        names = named(unfinished, peers.hosts, snapshot.places)
         askers, self._askers = self._askers, []
-        return [events.ToPeer(peer.link, Missing(words)) for peer in askers]
+        return [events.ToPeer(peer.link, UnfinishedRanks(names)) for peer in askers]
 
 
-TELLING_S = 0.5  # for the rank that was first to print its reason
-UNTOLD_S = 1.0  # for the word that it is printed, when rank 0 is gone already
-DESERTED_S, SELDOM_S = 5.0, 30.0  # between two looks whether ranks wait for one that has come to its end
-LOOK_S = 2e-6  # for each rank, between one look at all reports and the next: a look takes about a fifth of that
+class FinishedRanks:
+    """The ranks whose script has finished, and whether others wait for them in vain."""
+
+    def __init__(self, exit_timeout_s: float) -> None:
+        self.ranks: set[int] = set()
+        self._exit_timeout_s = exit_timeout_s
+        self._first_s: float | None = None  # when the first one finished
+        self._wait: tuple[str, float] | None = None  # who waits, in words, and since when
+
+    def add(self, rank: int, now_s: float) -> list[events.CoordinatorAction]:
+        """Add a rank; begin to check with the first one."""
+        self.ranks.add(rank)
+        if self._first_s is not None:
+            return []
+        self._first_s = now_s
+        return [events.SetTimer("finished check", MIN_FINISHED_CHECK_S)]
+
+    def check(self, now_s: float) -> list[events.CoordinatorAction]:
+        """Set the timer of the next check: less often, the longer no rank waits."""
+        assert self._first_s is not None
+        pause_s = MIN_FINISHED_CHECK_S if self._wait else (now_s - self._first_s) / 2
+        return [events.SetTimer("finished check", min(MAX_FINISHED_CHECK_S, max(MIN_FINISHED_CHECK_S, pause_s)))]
+
+    def on_wait(self, report: Report | None, now_s: float) -> tuple[list[events.CoordinatorAction], Report | None]:
+        """Print that ranks wait, as in `report`, if that is new; return the report when it has lasted too long."""
+        if report is None:
+            self._wait = None
+        elif self._wait is None or self._wait[0] != report.cause:
+            self._wait = report.cause, now_s
+            limit = f"{self._exit_timeout_s:g} s (--exit-timeout)"
+            return [events.PrintLine(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}")], None
+        elif now_s - self._wait[1] >= self._exit_timeout_s:
+            return [], brief(report)
+        return [], None
+
+
+class Evidence:
+    """What the root cause is selected from, besides the peers and a snapshot."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.exits: list[Report] = []  # of ranks that raised SystemExit with an unknown status
+        self.silent: set[int] = set()  # ranks that were asked how they are, and have not answered
+        self.end_order: list[int] = []  # in which ranks ended, as the observer of their namespace saw it
+        self.interrupted: list[int] = []
+        self.came_s: dict[int, float] = {}  # from the first report to that of each rank
+        self.first_s = 0.0  # when the first report came
+        self._known: set[tuple[int, str]] = set()  # rank and cause of each report
+
+    def add(self, report: Report, now_s: float) -> bool:
+        """Add a report, unless it is sent again, and return whether it is the first one."""
+        if not self.reports:
+            self.first_s = now_s
+        if (report.rank, report.cause) in self._known:
+            return False
+        self._known.add((report.rank, report.cause))
+        self.reports.append(report)
+        self.came_s.setdefault(report.rank, now_s - self.first_s)
+        return len(self.reports) == 1
+
+
+class Outcome:
+    """The decision which rank failed first."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict, self.first = verdict, verdict.first
+        self.secondary_failures: list[int] = []  # ranks that failed too, but not first
+        self.aborting_rank: int | None = None  # which has to end the others, if not each ends by itself
 
 
 class State(enum.Enum):
-    """What the coordinator is at."""
+    """The state of the coordinator."""
 
-    LISTENING = "nobody has failed"
-    JUDGING = "somebody has; others may say what came before"
-    RULED = "it is clear who was first; that rank is told to say so"
-    ANNOUNCED = "it is said; all wait for that rank, whose threads and atexit functions may still run"
+    RUNNING = "no rank has failed"
+    DECIDING = "a rank has failed; reports may come on what happened before"
+    DECIDED = "it is decided which rank failed first; that rank is asked to print the reason"
+    REASON_PRINTED = "the reason is printed; all wait for that rank, whose threads and atexit functions may still run"
     ENDING = "every rank has been told to end"
 
 
 S = State
-MOVES: dict[State, dict[str, State]] = {  # what leads from a state to which other; anything else changes none
-    S.LISTENING: {"reported": S.JUDGING}, S.JUDGING: {"ruled": S.RULED},
-    S.RULED: {"told": S.ANNOUNCED, "through": S.ENDING},
-    S.ANNOUNCED: {"through": S.ENDING}, S.ENDING: {},
+TRANSITIONS: dict[State, tuple[State, ...]] = {
+    S.RUNNING: (S.DECIDING,), S.DECIDING: (S.DECIDED,), S.DECIDED: (S.REASON_PRINTED, S.ENDING),
+    S.REASON_PRINTED: (S.ENDING,), S.ENDING: (),
 }
+IGNORED: dict[State, tuple[State, ...]] = {S.ENDING: (S.REASON_PRINTED,)}
 
 
-class Coordinator(Machine[State, events.CoordinatorAction]):
+class Coordinator(StateMachine[State, events.CoordinatorAction]):
     """Talks to the sentinels of all ranks; a link is a number for the connection to one."""
 
-    moves = MOVES
+    transitions = TRANSITIONS
+    ignored = IGNORED
 
-    def __init__(self, watched: protocol.Watched, began_s: float) -> None:
+    def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
         """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
-        super().__init__(State.LISTENING, began_s)
+        super().__init__(State.RUNNING, began_s)
         self._began_s, self._watched = began_s, watched
         self._own: Member | None = None
-        self.peers, self._search, self._late_ranks = Peers(), Search(), LateRanks()
-        self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
-        self._left: set[int] = set()  # ranks whose script has ended
-        self._first_left_s: float | None = None  # when the first one of them did
-        self._deserted: tuple[str, float] | None = None  # who waits for such a rank, in words, and since when
-        self._exits: list[Report] = []  # of those that raised SystemExit with an unknown status
-        self._order: list[int] = []  # in which ranks ended, as the elder of their namespace saw it
-        self._interrupted: list[int] = []
-        self.reports: list[Report] = []
-        self._known: set[tuple[int, str]] = set()  # of whom there is a report, and its cause
-        self._came_s: dict[int, float] = {}  # after the first
+        self.peers, self._snapshot, self._late_ranks = Peers(), PendingSnapshot(), LateRanks()
+        self._finished, self.evidence = FinishedRanks(watched.exit_timeout_s), Evidence()
         self._living: set[int] = set()  # ranks that have reported themselves
-        self._late: list[int] = []  # ranks that failed too, but not first
-        self._first_report_s = 0.0
-        self._looked_s = -1e9  # when the reports were looked at last
-        self._verdict: Verdict | None = None
-        self._told = False  # the verdict is printed, or just being printed
-        self._telling: int | None = None  # whose sentinel is about to print it
-        self._leaving = self._waits_for_word = False  # rank 0 goes; others may have to say that the verdict is printed
-        self._ender: int | None = None  # the rank that has to end the others, where not each ends by itself
+        self._selected_s = -1e9  # when the root cause was selected last
+        self._outcome: Outcome | None = None  # from State.DECIDED on
+        self._is_printed = False  # the reason, or it is just being printed
+        self._printing_rank: int | None = None  # whose sentinel is about to print it
+        self._is_leaving = self._waits_for_print = False  # rank 0 goes; others may have to report that it is printed
 
     def handle(self, event: events.CoordinatorEvent, now_s: float) -> list[events.CoordinatorAction]:
         """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
         self._now_s = now_s
         match event:
-            case events.Greeted(link, hello):
+            case events.PeerGreeted(link, hello):
                 self._greet(link, hello)
-            case events.OwnRank(link, member):
+            case events.OwnRankJoined(link, member):
                 self._own = member
-                self._admit(link, protocol.Hello(member.rank, member.host, member.pid, member.namespace))
+                self._admit(link, Hello(member.rank, member.host, member.pid, member.namespace))
             case events.FromPeer(link, message):
                 if peer := self.peers.by_link.get(link):
                     self._on_message(peer, message)
             case events.PeerLost(link, error):
                 if peer := self.peers.by_link.get(link):
                     self._on_lost(peer, error)
-            case events.Stalled(report):
+            case events.StallDetected(report):
                 self._add_report(report)
-            case events.Deserted(report) if self.state is State.LISTENING:
-                self._on_deserted(report)
-            case events.Due("deserted"):
-                self._look_for_deserted()
-            case events.Found(seen):
-                self._do(*self._search.end(seen, self.peers.by_rank.keys() - self._left, self.peers))
-            case events.OwnRankLeft() if self.state is State.LISTENING:
-                self._tell_all(protocol.Over())
-            case events.OwnRankLeft() | events.OwnRankGone():
-                self._leaving = True
-                self._rule_if_clear(last_chance=True)
-                self._begin_end()
-                if any(one.kind == ABSENT for one in self.reports):
-                    self._do(events.CancelStep())
-            case events.Due("told"):
-                self._announce_end()
-            case events.Due("through"):
-                self._begin_end()
-            case events.Due("untold"):
-                self._tell_if_untold()
-            case events.Due("late") if self.state is State.LISTENING and self._own is not None:
-                self._do(*self._late_ranks.remind(now_s - self._began_s, self.peers.hosts, self._own.world_size))
-        self._rule_if_clear()
-        if self._leaving and self.owes_word and not self._waits_for_word:
-            self._waits_for_word = True
-            self._do(events.SetTimer("untold", UNTOLD_S))
-        return self.taken()
+            case events.WaitForFinishedRank(report):
+                if self.state is S.RUNNING:
+                    actions, lasting = self._finished.on_wait(report, now_s)
+                    self._do(*actions)
+                    if lasting is not None:
+                        self._add_report(lasting)
+            case events.SnapshotTaken(snapshot):
+                unfinished = self.peers.by_rank.keys() - self._finished.ranks
+                self._do(*self._snapshot.end(snapshot, unfinished, self.peers))
+            case events.OwnRankEnded(in_order):
+                self._on_own_rank_ended(in_order)
+            case events.Due(timer):
+                self._on_due(timer)
+            case _:
+                assert_never(event)
+        self._decide_if_clear()
+        if self._is_leaving and self.has_unprinted_verdict and not self._waits_for_print:
+            self._waits_for_print = True
+            self._do(events.SetTimer("unprinted", FINAL_PRINT_TIMEOUT_S))
+        return self.take_actions()
 
     @property
-    def owes_word(self) -> bool:
-        """Whether a verdict may have to be printed here, because nobody has said so far that it is."""
-        return self._verdict is not None and not self._told
+    def has_unprinted_verdict(self) -> bool:
+        """Whether a verdict may have to be printed here, because nobody has reported so far that it is."""
+        return self._outcome is not None and not self._is_printed
 
-    def _send(self, peer: Peer, message: protocol.Sent) -> None:
+    def _on_own_rank_ended(self, in_order: bool) -> None:
+        """End the job with rank 0."""
+        if in_order and self.state is S.RUNNING:
+            self._send_all(protocol.JobFinished())
+            return
+        self._is_leaving = True
+        self._decide_if_clear(last_chance=True)
+        self._begin_end()
+        if any(report.kind == ABSENT for report in self.evidence.reports):
+            self._do(CoordinatorCommand.CANCEL_STEP)
+
+    def _on_due(self, timer: str) -> None:
+        match timer:
+            case "finished check":
+                if self.state is S.RUNNING:
+                    self._do(*self._finished.check(self._now_s))
+                    if self.peers.by_rank.keys() - self._finished.ranks:
+                        self._do(CoordinatorCommand.CHECK_WAIT_FOR_FINISHED)
+            case "late":
+                if self.state is S.RUNNING and self._own is not None:
+                    waited_s = self._now_s - self._began_s
+                    self._do(*self._late_ranks.remind(waited_s, self.peers.hosts, self._own.world_size))
+            case "printed":
+                self._on_reason_printed()
+            case "cleanup":
+                self._begin_end()
+            case "unprinted":
+                self._print_if_unprinted()
+
+    def _send(self, peer: Peer, message: CoordinatorToSentinel) -> None:
         self._do(events.ToPeer(peer.link, message))
 
-    def _tell_all(self, message: protocol.Sent) -> None:
+    def _send_all(self, message: CoordinatorToSentinel) -> None:
         for peer in self.peers.by_link.values():
             self._send(peer, message)
 
-    def _greet(self, link: int, hello: protocol.Hello) -> None:
+    def _greet(self, link: int, hello: Hello) -> None:
         """Admit the sentinel of a rank, unless the rank has one."""
         is_member = self._own is None or 0 < hello.rank < self._own.world_size
         if is_member and hello.rank not in self.peers.by_rank:
             self._do(events.ToPeer(link, protocol.Admitted()))
             self._admit(link, hello)
         else:
-            self._do(events.Drop(link))
+            self._do(events.CloseConnection(link))
 
-    def _admit(self, link: int, hello: protocol.Hello) -> None:
+    def _admit(self, link: int, hello: Hello) -> None:
         peer = self.peers.admit(link, hello)
         self._send(*self.peers.introduce(peer))
-        if self._verdict is not None and self.state in (State.ANNOUNCED, State.ENDING):
-            self._send(peer, protocol.JobEnds(self._verdict.first.status, abort=self.state is State.ENDING))
+        if self._outcome is not None and self.state in (S.REASON_PRINTED, S.ENDING):
+            self._send(peer, protocol.JobEnds(self._outcome.first.status, abort=self.state is S.ENDING))
 
-    def _on_unwatched(self, peer: Peer) -> None:
-        """Note that a rank speaks for itself, and tell it again what its sentinel may have heard."""
-        for elder, news in self.peers.unwatch(peer):
-            self._send(elder, news)
-        self._silent.discard(peer.rank)
-        if self._verdict is None:
+    def _on_sentinel_lost(self, peer: Peer) -> None:
+        """Note that a rank has no sentinel, and send it again what that may have received."""
+        for observer, message in self.peers.unwatch(peer):
+            self._send(observer, message)
+        self.evidence.silent.discard(peer.rank)
+        if (outcome := self._outcome) is None:
             return
-        first = self._verdict.first
-        if peer.rank == first.rank and not self._told:
-            self._send(peer, protocol.Ruling(self._verdict, first.status, abort=True))
-        if self.state in (State.ANNOUNCED, State.ENDING):
-            abort = self.state is State.ENDING and self._must_abort(peer.rank)
-            self._send(peer, protocol.JobEnds(first.status, abort, waits=peer.ruled))
+        if peer.rank == outcome.first.rank and not self._is_printed:
+            self._send(peer, protocol.Decision(outcome.verdict, outcome.first.status, abort=True))
+        if self.state in (S.REASON_PRINTED, S.ENDING):
+            abort = self.state is S.ENDING and self._must_abort(outcome, peer.rank)
+            self._send(peer, protocol.JobEnds(outcome.first.status, abort, waits=peer.decided))
 
-    def _on_message(self, peer: Peer, message: protocol.Message) -> None:
+    def _on_message(self, peer: Peer, message: SentinelToCoordinator | Text | Unreadable) -> None:
         match message:
             case protocol.Failed(report, gone):
                 peer.gone = gone
                 self._add_report(report, living=not gone)
-            case protocol.Told(done):
-                self._told, self._telling = True, None if done else peer.rank
+            case protocol.ReasonPrinted(done):
+                self._is_printed, self._printing_rank = True, None if done else peer.rank
                 if done:
-                    self._announce_end()
-            case protocol.Through():
-                if self._verdict is not None and peer.rank == self._verdict.first.rank:
+                    self._on_reason_printed()
+            case protocol.CleanupDone():
+                if self._outcome is not None and peer.rank == self._outcome.first.rank:
                     self._begin_end()
-            case protocol.Condition(stopped):
-                self._silent.discard(peer.rank)
+            case protocol.StoppedStatus(stopped):
+                self.evidence.silent.discard(peer.rank)
                 if stopped:
                     self._add_absent(peer, "is stopped (by SIGSTOP or a debugger)")
-            case protocol.Orphaned():
+            case protocol.StepDaemonLost():
                 self._add_absent(peer, NO_STEP_DAEMON)
-            case protocol.AskMissing():
-                self._do(*self._search.begin(peer))
-            case protocol.Ended(rank):
-                self._order.append(rank)
+            case protocol.QueryUnfinished():
+                self._do(*self._snapshot.begin(peer))
+            case protocol.PeerProcessEnded(rank):
+                self.evidence.end_order.append(rank)
             case protocol.Interrupted():
-                self._interrupted.append(peer.rank)
-                self._do(*self._search.begin())
+                self.evidence.interrupted.append(peer.rank)
+                self._do(*self._snapshot.begin())
             case protocol.ScriptEnded(by_exit):
-                self._left.add(peer.rank)
-                self._exits += [by_exit] if by_exit else []
-                if self._first_left_s is None:
-                    self._first_left_s = self._now_s
-                    self._do(events.SetTimer("deserted", DESERTED_S))
+                self.evidence.exits += [by_exit] if by_exit else []
+                self._do(*self._finished.add(peer.rank, self._now_s))
             case protocol.Stage(name):
-                self._do(*self._late_ranks.note(peer.rank, name))
-            case protocol.Bye():
+                self._do(*self._late_ranks.set_stage(peer.rank, name))
+            case protocol.Leave():
                 self._drop(peer)
-            case protocol.Unwatched():
-                self._on_unwatched(peer)
-            case protocol.Unreadable(error):
+            case protocol.SentinelLost():
+                self._on_sentinel_lost(peer)
+            case Hello() | Sample() | SnapshotRequest() | ThreadsReply() | Text():
+                pass  # nothing to decide from
+            case Unreadable(error):
                 raise ValueError(error)
-
-    def _look_for_deserted(self) -> None:
-        """Look whether ranks wait for one that has come to its end; the more seldom, the longer nothing is found."""
-        if self.state is not State.LISTENING:
-            return
-        assert self._first_left_s is not None
-        pause_s = DESERTED_S if self._deserted else (self._now_s - self._first_left_s) / 2
-        self._do(events.SetTimer("deserted", min(SELDOM_S, max(DESERTED_S, pause_s))))
-        if self.peers.by_rank.keys() - self._left:
-            self._do(events.LookForDeserted())
-
-    def _on_deserted(self, report: Report | None) -> None:
-        """Say that ranks wait for one that has come to its end; end the job when that has lasted."""
-        if report is None:
-            self._deserted = None
-        elif self._deserted is None or self._deserted[0] != report.cause:
-            self._deserted = report.cause, self._now_s
-            limit = f"{self._watched.exit_timeout_s:g} s (--exit-timeout)"
-            self._do(events.Say(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}"))
-        elif self._now_s - self._deserted[1] >= self._watched.exit_timeout_s:
-            self._add_report(brief(report))
+            case _:
+                assert_never(message)
 
     def _drop(self, peer: Peer) -> None:
         self.peers.drop(peer)
         self._late_ranks.forget(peer.rank)
-        self._silent.discard(peer.rank)
-        self._left.discard(peer.rank)
-        self._do(events.Drop(peer.link))
+        self.evidence.silent.discard(peer.rank)
+        self._finished.ranks.discard(peer.rank)
+        self._do(events.CloseConnection(peer.link))
 
     def _on_lost(self, peer: Peer, error: str) -> None:
-        """Report the rank of a sentinel that is gone without a `Bye`."""
+        """Report the rank of a sentinel that is gone without a `Leave`."""
         self._drop(peer)
-        if peer.rank == self._telling:  # twice is better than never
-            self._told = False
+        if peer.rank == self._printing_rank:  # printing the reason twice beats not printing it
+            self._is_printed = False
         with_it = "its sentinel" if peer.pid != 1 else "all else in its container"
         cause, status = f"is gone, and {with_it} with it", 137
         if not peer.watched:
             cause = "is gone; its sentinel was killed before, so nobody saw how it ended"
         if error:
             cause, status = f"is out of reach, its node or its network is down ({error})", 1
-        if self._verdict is None:
+        if self._outcome is None:
             self._add_absent(peer, cause, status)
-        elif peer.rank == self._verdict.first.rank:
-            self._tell_if_untold()
-            self._announce_end()
+        elif peer.rank == self._outcome.first.rank:
+            self._print_if_unprinted()
+            self._on_reason_printed()
 
     def _add_absent(self, peer: Peer, cause: str, status: int = 1) -> None:
         self._add_report(Report(peer.rank, peer.host, ABSENT, cause, status))
 
     def _add_report(self, report: Report, living: bool = False) -> None:
-        """Take a report; `living` tells that the rank itself waits for a ruling."""
+        """Take a report; `living` tells that the rank itself waits for a decision."""
         if living:
             self._living.add(report.rank)
-        if self._verdict is not None:
-            self._late.append(report.rank)
-            if self.state in (State.ANNOUNCED, State.ENDING):
-                self._rule_not_first(report.rank)
+        if self._outcome is not None:
+            self._outcome.secondary_failures.append(report.rank)
+            if self.state in (S.REASON_PRINTED, S.ENDING):
+                self._decide_secondary(self._outcome, report.rank)
             return
-        if self._move("reported"):
-            self._first_report_s = self._now_s
-        if (report.rank, report.cause) in self._known:  # told again to a coordinator that knew it
-            return
-        self._known.add((report.rank, report.cause))
-        self.reports.append(report)
-        self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
-        if len(self.reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
-            self._silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
-            self._tell_all(protocol.Look())
-            self._do(*self._search.begin())
+        self._enter(S.DECIDING)
+        is_first = self.evidence.add(report, self._now_s)
+        if is_first and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
+            self.evidence.silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
+            self._send_all(protocol.QueryStopped())
+            self._do(*self._snapshot.begin())
 
-    def _rule_if_clear(self, last_chance: bool = False) -> None:
-        """Rule as soon as it is clear who was first; by what is known, if this is the last chance."""
-        if self.state is not State.JUDGING or self._own is None:
+    def _decide_if_clear(self, last_chance: bool = False) -> None:
+        """Decide as soon as it is clear which rank failed first; from what is known, at the last chance."""
+        if self.state is not S.DECIDING or self._own is None:
             return
-        next_s = self._looked_s + LOOK_S * self._own.world_size
+        next_s = self._selected_s + SELECTION_INTERVAL_S * self._own.world_size
         if self._now_s < next_s and not last_chance:
-            self._do(events.SetTimer("look", next_s - self._now_s))
+            self._do(events.SetTimer("select", next_s - self._now_s))
             return
-        self._looked_s = self._now_s
-        waited_s = math.inf if last_chance else self._now_s - self._first_report_s
-        verdict = judge(self.reports, waited_s, Scene(
-            self.peers.hosts, self._silent, self._left - {one.rank for one in self.reports}, self._interrupted,
-            self._order, self._watched.step is not None, self._watched.by_srun, self._came_s, self._own.world_size,
-            self._search.seen, self._exits))
+        self._selected_s = self._now_s
+        evidence = self.evidence
+        waited_s = math.inf if last_chance else self._now_s - evidence.first_s
+        verdict = judge(evidence.reports, waited_s, Scene(
+            self.peers.hosts, evidence.silent, self._finished.ranks - {report.rank for report in evidence.reports},
+            evidence.interrupted, evidence.end_order, self._watched.step is not None, self._watched.by_srun,
+            evidence.came_s, self._own.world_size, self._snapshot.snapshot, evidence.exits))
         if verdict is not None:
-            self._rule(verdict)
+            self._decide(verdict)
         else:
-            due_s = next(time_s for time_s in (waits.ALONE_S, waits.SETTLING_S, waits.SEARCHING_S) if time_s > waited_s)
-            self._do(events.SetTimer("look", due_s - waited_s))
+            times_s = root_cause.ALONE_S, root_cause.SETTLING_S, root_cause.SEARCHING_S
+            due_s = next(time_s for time_s in times_s if time_s > waited_s)
+            self._do(events.SetTimer("select", due_s - waited_s))
 
-    def _rule(self, verdict: Verdict) -> None:
+    def _decide(self, verdict: Verdict) -> None:
         """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
-        self._move("ruled")
-        self._verdict = verdict
-        first = self.peers.by_rank.get(verdict.first.rank)
-        self._late += [report.rank for report in self.reports if report.rank != verdict.first.rank]
-        if first is None or verdict.first.kind == ABSENT or verdict.first in self._exits:
-            self._tell_if_untold()
-            self._do(events.SetTimer("told", FORWARDING_S))
+        self._enter(S.DECIDED)
+        outcome = self._outcome = Outcome(verdict)
+        first = self.peers.by_rank.get(outcome.first.rank)
+        outcome.secondary_failures += [
+            report.rank for report in self.evidence.reports if report.rank != outcome.first.rank]
+        if first is None or outcome.first.kind == ABSENT or outcome.first in self.evidence.exits:
+            self._print_if_unprinted()
+            self._do(events.SetTimer("printed", FORWARDING_S))
         else:
-            self._send(first, protocol.Ruling(verdict, verdict.first.status, abort=True))
-            self._do(events.SetTimer("told", TELLING_S))
+            self._send(first, protocol.Decision(verdict, outcome.first.status, abort=True))
+            self._do(events.SetTimer("printed", PRINT_TIMEOUT_S))
 
-    def _tell_if_untold(self) -> None:
-        """Print the reason, if the rank that was first cannot any more, and has not."""
-        if self._verdict is not None and self._own is not None and not self._told:
-            self._told = True
-            after_s = self._now_s - self._began_s
-            self._do(events.TellReason(self._verdict, None, after_s, self._own.error_file))
-            first = self.peers.by_rank.get(self._verdict.first.rank)
-            if first is not None and self._verdict.first.kind != ABSENT:  # it has been asked to, and may do so yet
-                self._send(first, protocol.Ruling(None, self._verdict.first.status, abort=True))
+    def _print_if_unprinted(self) -> None:
+        """Print the reason, if the rank that failed first cannot any more, and has not."""
+        outcome = self._outcome
+        if outcome is None or self._own is None or self._is_printed:
+            return
+        self._is_printed = True
+        after_s = self._now_s - self._began_s
+        self._do(events.PrintReason(outcome.verdict, None, after_s, self._own.error_file))
+        first = self.peers.by_rank.get(outcome.first.rank)
+        if first is not None and outcome.first.kind != ABSENT:  # it has been asked to, and may do so yet
+            self._send(first, protocol.Decision(None, outcome.first.status, abort=True))
 
-    def _rule_not_first(self, rank: int) -> None:
-        """Rule that another rank failed first."""
-        assert self._verdict
-        if (peer := self.peers.by_rank.get(rank)) is not None and not peer.ruled:
-            ends = self.state is State.ENDING
-            peer.ruled = not ends
-            self._send(peer, protocol.Ruling(None, self._verdict.first.status, ends and self._must_abort(rank)))
+    def _decide_secondary(self, outcome: Outcome, rank: int) -> None:
+        """Send a rank that another one failed first."""
+        if (peer := self.peers.by_rank.get(rank)) is not None and not peer.decided:
+            ends = self.state is S.ENDING
+            peer.decided = not ends
+            self._send(peer, protocol.Decision(None, outcome.first.status, ends and self._must_abort(outcome, rank)))
 
-    def _must_abort(self, rank: int) -> bool:
-        """Tell whether a rank has to end the job: each, or one by MPI_Abort; that is the first, if it is there."""
-        assert self._verdict
+    def _must_abort(self, outcome: Outcome, rank: int) -> bool:
+        """Tell whether a rank has to end the job: each has, or one by MPI_Abort, the first to fail if it lives."""
         assert self._own
         if self._own.exits:
             return True
-        if self._ender is None:
-            first = self._verdict.first.rank
-            others = [peer for one, peer in self.peers.by_rank.items() if one != first and not peer.gone]
+        if outcome.aborting_rank is None:
+            first = outcome.first.rank
+            others = [peer for peer in self.peers.by_rank.values() if peer.rank != first and not peer.gone]
             watched = [peer.rank for peer in others if peer.watched] or [peer.rank for peer in others]
-            self._ender = first if first in self._living else min(self._living or watched, default=first)
-        return rank == self._ender or (rank in self._living and self._ender not in self.peers.by_rank)
+            outcome.aborting_rank = first if first in self._living else min(self._living or watched, default=first)
+        return rank == outcome.aborting_rank or (
+            rank in self._living and outcome.aborting_rank not in self.peers.by_rank)
 
-    def _announce_end(self) -> None:
-        """Tell that the job ends; if ranks exit by themselves, all wait for the first, as it ends all by its exit."""
-        if self._verdict is None or not self._move("told"):
+    def _on_reason_printed(self) -> None:
+        """Send all that the job ends; if ranks exit by themselves, all wait for the first, as its exit ends all."""
+        outcome = self._outcome
+        if outcome is None or not self._enter(S.REASON_PRINTED):
             return
         assert self._own
-        if not (self._own.exits and self._verdict.first.rank in self._living):
+        if not (self._own.exits and outcome.first.rank in self._living):
             self._begin_end()
             return
-        for rank in self._late:
-            self._rule_not_first(rank)
-        self._tell_all(protocol.JobEnds(self._verdict.first.status, abort=False))
-        self._do(events.SetTimer("through", self._own.grace_s))
+        for rank in outcome.secondary_failures:
+            self._decide_secondary(outcome, rank)
+        self._send_all(protocol.JobEnds(outcome.first.status, abort=False))
+        self._do(events.SetTimer("cleanup", self._own.grace_s))
 
     def _begin_end(self) -> None:
         """Let every sentinel end its rank."""
-        if self._verdict is None or not self._move("through"):
+        outcome = self._outcome
+        if outcome is None or not self._enter(S.ENDING):
             return
-        for rank in self._late:
-            self._rule_not_first(rank)
+        for rank in outcome.secondary_failures:
+            self._decide_secondary(outcome, rank)
         for peer in self.peers.by_link.values():
-            abort = self._must_abort(peer.rank)
-            self._send(peer, protocol.JobEnds(self._verdict.first.status, abort, waits=peer.ruled))
+            abort = self._must_abort(outcome, peer.rank)
+            self._send(peer, protocol.JobEnds(outcome.first.status, abort, waits=peer.decided))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -20,260 +21,279 @@ from ..base.version import __version__
 from ..failure.rank import Member
 from ..failure.report import record, tell
 from ..failure.root_cause import ABSENT, Report, brief
-from ..ipc.channel import Wire
-from ..ipc.event_loop import Loop
-from ..ipc.listener import Entrance, keep_alive
-from ..where.protocol import Ask, Inspect, Inspected, Whereabouts
+from ..ipc.channel import Channel, listen
+from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.event_loop import EventLoop
+from ..ipc.listener import AuthListener, enable_keepalive
+from ..where import progress
+from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
 from ..where.registry import Card, job_number, remove, withdraw, write
-from . import events
+from . import events, protocol
+from .background import BackgroundTasks, run_detached
 from .coordinator import Coordinator, State
-from .errands import Errands, run_unheard
-from .process_cleanup import cancel
-from .protocol import Coordinate, Hello, Interrupted, Message, Sent, Watched
+from .events import CoordinatorCommand
+from .process_cleanup import cancel_step
 
 if TYPE_CHECKING:
-    from ..where.service import Inquiry, Letters
+    from ..where.service import Inquiry
 
-OWN_LINK = 0  # to this process's own watcher
-STALL_LINK = -1  # to nobody: --stall asks
-JUDGE_LINK = -2  # to nobody: the coordinator asks
-SHOW_LINK = -3  # to nobody: a SIGQUIT asks
-DESERTED_LINK = -4  # to nobody: the coordinator asks who waits for a rank that has come to its end
-LONGEST_S = 2.0  # for all ranks to tell where they are
-SHOWN_S = 1.0  # in which a SIGQUIT comes to all ranks
-FLUSHING_S = 2.0  # for all others to take what they are sent last
+PeerChannel = Channel[protocol.CoordinatorSends, protocol.CoordinatorReceives]
+CODEC: Codec[protocol.CoordinatorReceives] = Codec(protocol.CoordinatorReceives)
+
+OWN_LINK = 0  # to this process's own watcher; connections have higher numbers
+SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer
+SIGQUIT_SPREAD_S = 1.0  # in which a SIGQUIT, or a SIGINT, comes to all ranks
+FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to take what they are sent last
 
 
-class Office:
+class Requester(enum.IntEnum):
+    """Who in this process wants a snapshot; numbers from 1 on are connections."""
+
+    STALL_CHECK = -1
+    DECISION = -2
+    SIGQUIT = -3
+    FINISHED_CHECK = -4
+
+
+class CoordinatorServer:
     """Listens for the job's sentinels, and carries out what the coordinator wants."""
 
     def __init__(
-        self, loop: Loop, request: Coordinate, watched: Watched, post: Callable[[events.WatcherEvent], None],
-        began_s: float, errands: Errands,
+        self, loop: EventLoop, request: protocol.StartCoordinator, watched: protocol.WatchedRank,
+        post: Callable[[events.WatcherEvent], None], began_s: float, tasks: BackgroundTasks,
     ) -> None:
-        """Listen where it is requested; raise OSError where that is not possible.
+        """Listen where it is requested; raise OSError if that is impossible.
 
-        `post` tells the own watcher. `began_s` is when the watch of rank 0 began, on time.monotonic()'s clock.
+        `post` gets the own watcher's events. `began_s` is when the watch of rank 0 began, on time.monotonic()'s clock.
         """
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._entrance = Entrance(loop, request, self._await_hello)
-        self.port = self._entrance.port
-        self._loop, self._watched, self._post, self._errands = loop, watched, post, errands
+        hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+        self._listener = AuthListener(
+            loop, listen(request.address, request.port), request.token, request.ranks, self._on_connection)
+        self.port = self._listener.port
+        self._loop, self._watched, self._post, self._tasks = loop, watched, post, tasks
         self._coordinator = Coordinator(watched, began_s)
-        self._made_inquiry: Inquiry | None = None
-        self._request, self._mark = request, ""
+        self._lazy_inquiry: Inquiry | None = None
+        self._request, self._running_mark = request, ""
         self._card: Card | None = None
-        self._interrupted = False  # ranks got a SIGINT
-        self._wires: dict[int, Wire] = {}
+        self._is_interrupted = False  # ranks got a SIGINT
+        self._channels: dict[int, PeerChannel] = {}
         self._last_link = OWN_LINK
 
     def fileno(self) -> int:
-        """Return the descriptor that listens."""
-        return self._entrance.fileno()
+        """Return the listening descriptor."""
+        return self._listener.fileno()
 
-    def join(self, member: Member) -> None:
-        """Admit this process's own rank, and let the job be found by those who ask where its ranks are."""
-        self.handle(events.OwnRank(OWN_LINK, member))
+    def register_own_rank(self, member: Member) -> None:
+        """Admit this process's own rank, and let `mpiddp.where` find the job."""
+        self.handle(events.OwnRankJoined(OWN_LINK, member))
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
         self._card = card
         if RESTARTS in os.environ and member.error_file:
-            self._mark = f"{member.error_file}{RUNNING}"
-            run_unheard(partial(touch, self._mark))
-        self._loop.set_timer("card", events.READY_AFTER_S, partial(self._be_ready, card))
+            self._running_mark = f"{member.error_file}{RUNNING}"
+            run_detached(lambda: os.close(open_for_writing(self._running_mark, keep=True)))
+        self._loop.set_timer("card", events.WARMUP_DELAY_S, partial(self._warm_up, card))
         if self._watched.stall_s:
-            self._look_for_stall()
+            self._check_for_stall()
 
-    def _be_ready(self, card: Card) -> None:
-        """Be ready to be asked: also when a file system that Python imports from answers no more."""
+    def _warm_up(self, card: Card) -> None:
+        """Import now what `where` needs: a later import could stand still on a dead file system."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             self._inquiry()
-            import_module("hmac")  # of ipc/listener.py, where no other rank has called
-        run_unheard(partial(write, card))
-
-    def close(self) -> None:
-        """Let the job be found no more."""
-        self._loop.drop_timers("card")
-        if self._card:
-            run_unheard(partial(withdraw, self._card))
-
-    def hear_own(self, message: Sent) -> None:
-        """Take a message of this process's own watcher."""
-        self._hear(OWN_LINK, message)
+            import_module("hmac")  # of ipc/listener.py, if no other rank has connected
+        run_detached(partial(write, card))
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether the coordinator still has something to do."""
-        return self._coordinator.owes_word
+        return self._coordinator.has_unprinted_verdict
 
-    def let_all_end(self) -> None:
-        """Let all other sentinels end their ranks, because this one ends."""
-        self.handle(events.OwnRankGone())
+    def finish_job(self) -> None:
+        """Report to all, mpiddp.supervise too, that the job is over in order: mpirun's status may hide a lost node."""
+        if self._running_mark:
+            run_detached(partial(remove, self._running_mark))
+        self.handle(events.OwnRankEnded(in_order=True))
 
-    def close_down(self) -> None:
-        """Tell all that the job is over, in order; mpiddp.supervise, too: mpirun's status may hide a lost node."""
-        if self._mark:
-            run_unheard(partial(remove, self._mark))
-        self.handle(events.OwnRankLeft())
-
-    def flush(self) -> None:
-        """Return when the others have taken what was sent to them, or have had time to."""
-        deadline = time.monotonic() + FLUSHING_S
-        waiting = list(self._wires.values())
-        while (waiting := [wire for wire in waiting if not wire.flush()]) and time.monotonic() < deadline:
+    def close(self) -> None:
+        """Give the others time to take what was sent to them, and let the job be found no more."""
+        deadline = time.monotonic() + FINAL_FLUSH_TIMEOUT_S
+        unflushed = list(self._channels.values())
+        while (unflushed := [channel for channel in unflushed if not channel.flush()]) and time.monotonic() < deadline:
             time.sleep(0.01)
+        self._loop.cancel_timers("card")
+        if self._card:
+            run_detached(partial(withdraw, self._card))
 
-    def _hear(self, link: int, message: Message) -> None:
-        """Take a message of a member's sentinel."""
-        if isinstance(message, Ask):
-            if not self._loop.is_set("shown"):
-                self._loop.set_timer("shown", LONGEST_S + SHOWN_S, lambda: None)
-                self._ask(SHOW_LINK)
-        elif isinstance(message, Inspected):
-            self._send([(message.asker, message)])
-        elif isinstance(message, Whereabouts):
-            if link in self._coordinator.peers.by_link:
-                self._send(self._inquiry().survey.hear(self._coordinator.peers.by_link[link].rank, message))
-        else:
-            self._interrupted |= isinstance(message, Interrupted)
-            self.handle(events.FromPeer(link, message))
+    def handle_own_message(self, message: protocol.SentinelToCoordinator) -> None:
+        """Take a message of this process's own watcher."""
+        self._on_message(OWN_LINK, message)
+
+    def _on_message(self, link: int, message: protocol.CoordinatorReceives | Text | Unreadable) -> None:
+        """Take a message of a rank's sentinel."""
+        match message:
+            case SnapshotRequest():
+                if not self._loop.has_timer("sigquit"):
+                    self._loop.set_timer("sigquit", SNAPSHOT_TIMEOUT_S + SIGQUIT_SPREAD_S, lambda: None)
+                    self._request_snapshot(Requester.SIGQUIT)
+            case ThreadsReply():
+                self._send(message.asker, message)
+            case Sample():
+                if link in self._coordinator.peers.by_link:
+                    rank = self._coordinator.peers.by_link[link].rank
+                    self._deliver(self._inquiry().survey.hear(rank, message))
+            case ThreadsRequest():
+                raise ValueError("a sentinel asks for threads")
+            case _:
+                self._is_interrupted |= isinstance(message, protocol.Interrupted)
+                self.handle(events.FromPeer(link, message))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
-        """Tell the coordinator of an event, and do what it wants."""
+        """Pass an event to the coordinator, and do what it wants."""
         actions = self._coordinator.handle(event, time.monotonic())
-        for action in sorted(actions, key=is_for_own):  # which may end this process
-            self._loop.attempt(partial(self._do, action))
+        for action in sorted(actions, key=is_for_own_watcher):  # which may end this process
+            self._loop.call_safely(partial(self._do, action))
 
     def _do(self, action: events.CoordinatorAction) -> None:
         match action:
             case events.ToPeer(link, message):
-                self._send([(link, message)])
-            case events.Drop(link):
-                if link in self._wires:
+                self._send(link, message)
+            case events.CloseConnection(link):
+                if link in self._channels:
                     self._close(link)
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
-            case events.Say(text):
+            case events.PrintLine(text):
                 say(text)
-            case events.TellReason(verdict, who, after_s, error_file):
-                tell(verdict, who, after_s)
+            case events.PrintReason(verdict, member, after_s, error_file):
+                tell(verdict, member, after_s)
                 if error_file:
-                    self._errands.write(error_file, record(verdict, who))
-            case events.Survey():
-                self._ask(JUDGE_LINK)
-            case events.LookForDeserted():
-                self._ask(DESERTED_LINK)
-            case events.CancelStep():
-                self._errands.run(partial(cancel, self._watched.step))
+                    self._tasks.write(error_file, record(verdict, member, progress.steps()))
+            case CoordinatorCommand.CANCEL_STEP:
+                self._tasks.run(partial(cancel_step, self._watched.step))
+            case CoordinatorCommand.TAKE_SNAPSHOT:
+                self._request_snapshot(Requester.DECISION)
+            case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
+                self._request_snapshot(Requester.FINISHED_CHECK)
 
-    def _send(self, letters: Letters) -> None:
-        for link, message in letters:
-            if link == OWN_LINK:
-                self._post(events.FromCoordinator(message))
-            elif link == STALL_LINK:
-                self._take_look()
-            elif link == SHOW_LINK:
-                say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
-            elif link == JUDGE_LINK:
-                self._judge()
-            elif link == DESERTED_LINK:
-                self.handle(events.Deserted(self._inquiry().deserted(time.monotonic())))
-            elif link in self._wires and not self._wires[link].post(message):
-                self._loop.await_room(self._wires[link])
+    def _send(self, link: int, message: protocol.CoordinatorSends) -> None:
+        if link == OWN_LINK and not isinstance(message, (SnapshotReply, ThreadsReply)):
+            self._post(events.FromCoordinator(message))
+        elif link in self._channels and not self._channels[link].enqueue(message):
+            self._loop.watch_writable(self._channels[link])
 
-    def _ask(self, asker: int) -> None:
-        """Ask all sentinels where their ranks are, for the one who has asked over a link."""
+    def _deliver(self, messages: Iterable[tuple[int, protocol.CoordinatorSends]]) -> None:
+        """Send questions, or a snapshot to each member wanted it."""
+        for link, message in messages:
+            match link:
+                case Requester.STALL_CHECK:
+                    self._report_stall()
+                case Requester.SIGQUIT:
+                    say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
+                case Requester.DECISION:
+                    self._report_snapshot()
+                case Requester.FINISHED_CHECK:
+                    self.handle(events.WaitForFinishedRank(self._inquiry().deserted(time.monotonic())))
+                case _:
+                    self._send(link, message)
+
+    def _request_snapshot(self, requester: int) -> None:
+        """Ask all sentinels where their ranks are, for a requester or a connection."""
         peers = self._coordinator.peers
         survey = self._inquiry().survey
-        questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched},
-                               {rank: peers.hosts[rank] for rank in peers.by_rank})
-        if questions:  # none is on its way
-            self._loop.set_timer("survey", LONGEST_S, lambda: self._send(survey.answer()))
-            self._send(questions)
+        requests = survey.ask(requester, {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched},
+                              {rank: peers.hosts[rank] for rank in peers.by_rank})
+        if requests:  # none is under way
+            self._loop.set_timer("snapshot", SNAPSHOT_TIMEOUT_S, lambda: self._deliver(survey.answer()))
+            self._deliver(requests)
 
     def _inquiry(self) -> Inquiry:
-        if self._made_inquiry is None:
+        if self._lazy_inquiry is None:
             from ..where.service import Inquiry  # not while the job starts
 
-            self._made_inquiry = Inquiry(self._watched.stall_s)
-        return self._made_inquiry
+            self._lazy_inquiry = Inquiry(self._watched.stall_s)
+        return self._lazy_inquiry
 
-    def _judge(self) -> None:
-        """Tell the coordinator where the ranks are, and the user, if a SIGINT came and no rank obeys it."""
-        seen = self._inquiry().seen({report.rank: report.where for report in self._coordinator.reports})
-        self.handle(events.Found(seen))
-        ignored = self._interrupted and self._coordinator.state is State.LISTENING
-        if ignored and seen.table and not self._loop.is_set("shown"):
-            self._loop.set_timer("shown", SHOWN_S, lambda: None)
-            say(f"mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n{seen.table}")
+    def _report_snapshot(self) -> None:
+        """Pass a snapshot to the coordinator, and print it if a SIGINT came and no rank obeys it."""
+        failed = {report.rank: report.where for report in self._coordinator.evidence.reports}
+        snapshot = self._inquiry().seen(failed)
+        self.handle(events.SnapshotTaken(snapshot))
+        is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
+        if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
+            self._loop.set_timer("sigquit", SIGQUIT_SPREAD_S, lambda: None)
+            say(f"mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n{snapshot.table}")
 
-    def _look_for_stall(self) -> None:
-        self._ask(STALL_LINK)
-        self._loop.set_timer("stall", self._inquiry().pause_s, self._look_for_stall)
+    def _check_for_stall(self) -> None:
+        self._request_snapshot(Requester.STALL_CHECK)
+        self._loop.set_timer("stall", self._inquiry().pause_s, self._check_for_stall)
 
-    def _take_look(self) -> None:
-        """Say that the job stands still, or goes on; end it if that was asked for."""
-        found = self._inquiry().standstill(time.monotonic())
-        if found is None:
+    def _report_stall(self) -> None:
+        """Print that the job stands still, or goes on; end it if that was asked for."""
+        standstill = self._inquiry().standstill(time.monotonic())
+        if standstill is None:
             return
-        say(f"mpiddp: {found.text}")
-        if found.cause and self._watched.stall_abort:
-            self._loop.drop_timers("stall")
-            host = self._coordinator.peers.hosts.get(found.rank, "")
-            self.handle(events.Stalled(brief(Report(found.rank, host, ABSENT, found.cause, EXIT_STALLED))))
+        say(f"mpiddp: {standstill.text}")
+        if standstill.cause and self._watched.stall_abort:
+            self._loop.cancel_timers("stall")
+            host = self._coordinator.peers.hosts.get(standstill.rank, "")
+            report = Report(standstill.rank, host, ABSENT, standstill.cause, EXIT_STALLED)
+            self.handle(events.StallDetected(brief(report)))
 
-    def _await_hello(self, connection: socket.socket) -> None:
-        """Wait for one that has shown the token to say which rank it watches."""
-        with contextlib.suppress(OSError):  # the next read tells
-            keep_alive(connection)
+    def _on_connection(self, connection: socket.socket) -> None:
+        """Read an authenticated connection: of a sentinel, which sends its `Hello` first, or of `mpiddp.where`."""
+        with contextlib.suppress(OSError):  # the next read fails, too
+            enable_keepalive(connection)
         self._last_link += 1
-        link, wire = self._last_link, Wire(connection)
-        self._wires[link] = wire
-        greeted = False
+        link, channel = self._last_link, PeerChannel(connection, CODEC)
+        self._channels[link] = channel
+        is_sentinel = False
 
         def read() -> None:
-            nonlocal greeted
-            if wire.flush():
-                self._loop.await_room(wire, waits=False)
+            nonlocal is_sentinel
+            if channel.flush():
+                self._loop.watch_writable(channel, enabled=False)
             try:
-                messages = wire.receive(0)
+                messages = channel.receive(0)
             except (EOFError, OSError) as error:
                 self._close(link)
-                if self._made_inquiry is not None:
-                    self._made_inquiry.survey.forget(link)
+                if self._lazy_inquiry is not None:
+                    self._lazy_inquiry.survey.forget(link)
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:
-                if greeted:
-                    self._loop.attempt(partial(self._hear, link, message))
-                elif isinstance(message, Ask):
-                    self._ask(link)
-                elif isinstance(message, Inspect):
-                    peer = self._coordinator.peers.by_rank.get(message.rank)
-                    how = "is not watched any more: its sentinel was killed" if peer else "is not there any more"
-                    self._send([(peer.link, message._replace(asker=link)) if peer and peer.watched else
-                                (link, Inspected(message.rank, how))])
-                elif isinstance(message, Hello):
-                    greeted = True
-                    self.handle(events.Greeted(link, message))
-                else:
-                    self._close(link)
-                    raise ValueError(f"{type(message).__name__} in the place of a hello")
+                if is_sentinel:
+                    self._loop.call_safely(partial(self._on_message, link, message))
+                    continue
+                match message:
+                    case protocol.Hello():
+                        is_sentinel = True
+                        self.handle(events.PeerGreeted(link, message))
+                    case SnapshotRequest():
+                        self._request_snapshot(link)
+                    case ThreadsRequest():
+                        self._request_threads(link, message)
+                    case _:
+                        self._close(link)
+                        raise ValueError(f"{type(message).__name__} in the place of a hello")
 
-        self._loop.listen(wire, read)
+        self._loop.watch(channel, read)
+
+    def _request_threads(self, link: int, request: ThreadsRequest) -> None:
+        """Pass a request of `mpiddp.where` on to the rank's sentinel, or answer it if there is none."""
+        peer = self._coordinator.peers.by_rank.get(request.rank)
+        if peer and peer.watched:
+            self._send(peer.link, request._replace(asker=link))
+        else:
+            reason = "is not watched any more: its sentinel was killed" if peer else "is not there any more"
+            self._send(link, ThreadsReply(request.rank, reason))
 
     def _close(self, link: int) -> None:
-        wire = self._wires.pop(link)
-        self._loop.forget(wire)
-        wire.close()
+        channel = self._channels.pop(link)
+        self._loop.unwatch(channel)
+        channel.close()
 
 
-def touch(path: str) -> None:
-    """Make a file, unless it is there."""
-    os.close(open_for_writing(path, keep=True))
-
-
-def is_for_own(action: events.CoordinatorAction) -> bool:
+def is_for_own_watcher(action: events.CoordinatorAction) -> bool:
     """Tell whether an action is a message to this process's own watcher."""
     return isinstance(action, events.ToPeer) and action.link == OWN_LINK

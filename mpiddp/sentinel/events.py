@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..failure.rank import Member
 from ..failure.root_cause import Report, Seen, Verdict
-from ..output.protocol import Outflow
-from ..where.protocol import Answers, Ask, Inspect, Inspected, Stacks, Where, Whereabouts
-from .protocol import Answer, Coordinate, Ended, Hello, Interrupted, Join, Look, Message, Sent
+from ..ipc.codec import Text, Unreadable
+from ..output.protocol import RelaySocket
+from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
+from . import protocol
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -19,13 +19,10 @@ else:
         """Mark nothing: this is for type checkers."""
         return lambda kind: kind
 
-State = TypeVar("State", bound=enum.Enum)
-Action = TypeVar("Action")
-
 
 @dataclass_transform(eq_default=True)
 class Record:
-    """A value of named fields, as a dataclass is one; every sentinel makes these classes, so they must cost little."""
+    """A small dataclass: every sentinel makes these classes as it starts, so they must cost little."""
 
     _names: ClassVar[tuple[str, ...]] = ()
 
@@ -43,48 +40,25 @@ class Record:
         return f"{type(self).__name__}({fields})"
 
 
-class Machine(Generic[State, Action]):
-    """Logic without I/O and without a clock: it takes events and returns actions, which others carry out."""
+RankRequest = (
+    protocol.ServeProbes | protocol.StartCoordinator | protocol.RegisterRank | StackPipe | QuerySocket | RelaySocket
+)
 
-    moves: ClassVar[Mapping[Any, Mapping[str, Any]]]  # from a state, by a word, to which
-
-    def __init__(self, state: State, began_s: float) -> None:
-        """Begin in a state, at `began_s` of any monotonic clock."""
-        self.state = state
-        self._now_s = began_s
-        self._actions: list[Action] = []
-
-    def taken(self) -> list[Action]:
-        """Return the actions that are still to be carried out, once."""
-        actions, self._actions = self._actions, []
-        return actions
-
-    def _do(self, *actions: Action) -> None:
-        self._actions += actions
-
-    def _move(self, by: str) -> bool:
-        """Go on to the state to which something leads, and tell whether it leads to one."""
-        to = self.moves[self.state].get(by)
-        if to is not None:
-            self.state = to
-        return to is not None
-
-
-READY_AFTER_S = 1.0  # a rank has joined, its sentinel loads what it needs to tell where that is: not during starts
+WARMUP_DELAY_S = 1.0  # from a rank's registration until its sentinel loads what a snapshot needs: not during starts
 
 # Events
 
 
 class FromRank(Record):
-    """The rank says something."""
+    """The rank has sent a message."""
 
-    message: Message
+    message: protocol.RankToSentinel | Text | Unreadable
 
 
 class FromCoordinator(Record):
-    """The coordinator says something."""
+    """The coordinator has sent a message."""
 
-    message: Message
+    message: protocol.CoordinatorToSentinel | Text | Unreadable
 
 
 class RankGone(Record):
@@ -97,8 +71,8 @@ class RankGone(Record):
     out_of_memory: bool = False
 
 
-class CoordinatorGone(Record):
-    """Rank 0 and the coordinator are gone, or their node cannot be reached any more, if they are not `closed`."""
+class Rank0Lost(Record):
+    """Rank 0 and the coordinator are gone; or their node cannot be reached any more, if they are not `closed`."""
 
     closed: bool
 
@@ -109,86 +83,85 @@ class NoCoordinator(Record):
     error: str = ""
 
 
-class CoordinatorKilled(Record):
-    """The connection to the coordinator is closed, and nobody rules any more; rank 0 may go on without its sentinel."""
+class CoordinatorLost(Record):
+    """The connection to the coordinator is closed, so nobody decides any more; rank 0 may live without its sentinel."""
 
 
 class StepDaemonGone(Record):
     """The rank's slurmstepd has ended."""
 
 
-class Noticed(Record):
-    """Something that the coordinator is to know has happened at this node."""
+class Observed(Record):
+    """Something has happened at this node that the coordinator wants to know."""
 
-    message: Interrupted | Ended | Whereabouts | Inspected | Ask
+    message: protocol.Observation
 
 
 class Due(Record):
-    """The time of a timer has come."""
+    """A timer is due."""
 
     timer: str
 
 
-class Greeted(Record):
-    """One that has shown the token says over a new connection whose sentinel it is."""
+class PeerGreeted(Record):
+    """An authenticated connection has sent its Hello."""
 
     link: int
-    hello: Hello
+    hello: protocol.Hello
 
 
 class FromPeer(Record):
-    """A sentinel says something over its connection."""
+    """A sentinel has sent a message."""
 
     link: int
-    message: Message
+    message: protocol.SentinelToCoordinator | Text | Unreadable
 
 
 class PeerLost(Record):
-    """A connection is closed; or it leads nowhere any more, for the reason in `error`."""
+    """A connection is closed; or broken, for the reason in `error`."""
 
     link: int
     error: str = ""
 
 
-class OwnRank(Record):
-    """Rank 0 joins the job; its own sentinel talks over `link`."""
+class OwnRankJoined(Record):
+    """Rank 0 joins the job; its own sentinel uses `link`."""
 
     link: int
     member: Member
 
 
-class Found(Record):
+class SnapshotTaken(Record):
     """It is known where the ranks are."""
 
-    seen: Seen
+    snapshot: Seen
 
 
-class Stalled(Record):
+class StallDetected(Record):
     """No rank has moved for long, and that ends the job, for the reason in `report`."""
 
     report: Report
 
 
-class Deserted(Record):
-    """Ranks wait for one that has come to its end, as in `report`; None: no rank does, as far as can be seen."""
+class WaitForFinishedRank(Record):
+    """Ranks wait for one that has finished its script, as in `report`; None: no rank does, as far as can be seen."""
 
     report: Report | None
 
 
-class OwnRankLeft(Record):
-    """Rank 0 leaves the job in order."""
+class OwnRankEnded(Record):
+    """Rank 0 has left the job `in_order`; or it is gone, and its sentinel ends."""
 
-
-class OwnRankGone(Record):
-    """Rank 0 is gone, and its sentinel ends."""
+    in_order: bool
 
 
 WatcherEvent = (
-    FromRank | FromCoordinator | RankGone | CoordinatorGone | NoCoordinator | CoordinatorKilled
-    | StepDaemonGone | Noticed | Due
+    FromRank | FromCoordinator | RankGone | Rank0Lost | NoCoordinator | CoordinatorLost | StepDaemonGone | Observed
+    | Due
 )
 CoordinatorEvent = (
-    Greeted | FromPeer | PeerLost | OwnRank | Found | Stalled | Deserted | OwnRankLeft | OwnRankGone | Due
+    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | OwnRankEnded | SnapshotTaken | StallDetected
+    | WaitForFinishedRank | Due
 )
 
 # Actions of both
@@ -201,25 +174,28 @@ class SetTimer(Record):
     after_s: float
 
 
-class DropTimer(Record):
-    """Let it not come."""
+class CancelTimer(Record):
+    """Cancel a timer."""
 
     name: str
 
 
-class Say(Record):
+class PrintLine(Record):
     """Print a line."""
 
     text: str
 
 
-class TellReason(Record):
-    """Print why the job failed: a rank did, `after_s` after its start; `who` is None if only the verdict is known."""
+class PrintReason(Record):
+    """Print why the job failed, `after_s` after its start; `member` is None if only the verdict is known."""
 
     verdict: Verdict
-    who: Member | None
+    member: Member | None
     after_s: float
     error_file: str
+
+
+# Actions of a watcher
 
 
 class WriteRecord(Record):
@@ -229,148 +205,102 @@ class WriteRecord(Record):
     record: str
 
 
-class CancelStep(Record):
-    """Cancel the Slurm step of the job's ranks, if there is one."""
-
-
-# Actions of a watcher
-
-
 class ToRank(Record):
     """Send a message to the rank."""
 
-    message: Sent
+    message: protocol.SentinelToRank
 
 
 class ToCoordinator(Record):
-    """Send a message to the coordinator; `CoordinatorKilled` follows if it cannot be sent."""
+    """Send a message to the coordinator; `CoordinatorLost` follows if it cannot be sent."""
 
-    message: Sent
-
-
-class AnswerTrials(Record):
-    """Answer other nodes, which try this one's addresses, and send the rank the `Port`."""
-
-    request: Answer
+    message: protocol.SentinelToCoordinator
 
 
-class BeCoordinator(Record):
-    """Coordinate the job's sentinels in this process, and send the rank the `Port`."""
+class CarryOut(Record):
+    """Carry out what the rank requests: listen, connect, or take the descriptor that came with the message."""
 
-    request: Coordinate
-
-
-class MeetCoordinator(Record):
-    """Connect to the coordinator, in this process or in another."""
-
-    request: Join
+    request: RankRequest
 
 
-class LookAtRank(Record):
-    """Send the coordinator the rank's `Condition`, its `Whereabouts` or what is `Inspected`.
+class ObserveRank(Record):
+    """Send the coordinator the rank's `StoppedStatus`, `Sample` or `ThreadsReply`.
 
-    `ended` tells that its script has ended.
+    `ended` tells that its script has finished.
     """
 
-    request: Look | Where | Inspect
+    request: protocol.QueryStopped | SampleRequest | ThreadsRequest
     ended: bool
 
 
-class AskHosts(Record):
-    """Ask the job's hosts for an answer, for `timeout_s` at most, and print a line with those that are silent."""
+class ProbeHosts(Record):
+    """Probe the job's hosts, for `timeout_s` at most, and print a line with those that are silent."""
 
     line: str
     timeout_s: float
 
 
-class TakeWindow(Record):
-    """Take what the rank is seen through, which comes with its message."""
-
-    request: Stacks | Answers | Outflow
-
-
-class WatchNeighbour(Record):
-    """Let `Ended` be `Noticed` when process `pid`, which is `rank`, ends."""
+class WatchProcess(Record):
+    """Post `PeerProcessEnded` as `Observed` when process `pid`, which is `rank`, ends."""
 
     rank: int
     pid: int
 
 
-class NoteChild(Record):
+class RecordChild(Record):
     """Remember a process that the rank has started."""
 
     pid: int
 
 
-class NoteDescendants(Record):
-    """Remember the processes that the rank has started, while it is there to be their parent."""
-
-
-class LogStack(Record):
-    """Let the log of the rank, which is gone, have the stack of its crash, if it has crashed; empty for none."""
+class SendCrashStack(Record):
+    """Send the relay the stack of the rank's crash for the log; empty if it has not crashed."""
 
     text: str
 
 
-class Alert(Record):
-    """Let the rank read the `End` that it was sent, also if it is stopped."""
+class WatcherCommand(enum.Enum):
+    """An action of a watcher that has no fields."""
 
-
-class AskToFlush(Record):
-    """Let a thread of the rank flush the files that the script has open: the launcher may kill it at any moment."""
-
-
-class AskToEnd(Record):
-    """Send the rank SIGTERM if it handles that; any other would be cut off."""
-
-
-class Terminate(Record):
-    """Send the rank SIGTERM."""
-
-
-class Kill(Record):
-    """Send the rank SIGKILL."""
-
-
-class LeaveInOrder(Record):
-    """Tell the others that the rank leaves in order, and end this process."""
-
-
-class LetAllEnd(Record):
-    """Let all others end their ranks, if this process is the coordinator."""
-
-
-class CleanUp(Record):
-    """End what the rank has left behind, and this process."""
+    RECORD_DESCENDANTS = "remember the processes that the rank has started, while it is there to be their parent"
+    SIGNAL_END = "let the rank read the `EndRank` that it was sent, also if it is stopped"
+    REQUEST_FLUSH = "let a thread of the rank flush the script's open files: the launcher may kill it at any moment"
+    REQUEST_TERMINATION = "send the rank SIGTERM if it handles that; otherwise that would kill it"
+    TERMINATE = "send the rank SIGTERM"
+    KILL = "send the rank SIGKILL"
+    LEAVE_JOB = "report to the others that the rank leaves in order, and end this process"
+    END_OTHERS = "let all others end their ranks, if this process is the coordinator"
+    CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
+    CLEAN_UP = "end what the rank has left behind, and this process"
 
 
 # Actions of the coordinator
+
+
+class CoordinatorCommand(enum.Enum):
+    """An action of the coordinator that has no fields."""
+
+    TAKE_SNAPSHOT = "find out where the ranks are, and post `SnapshotTaken`"
+    CHECK_WAIT_FOR_FINISHED = "find out whether ranks wait for one that has finished, and post `WaitForFinishedRank`"
+    CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
 
 
 class ToPeer(Record):
     """Send a message over a connection."""
 
     link: int
-    message: Sent
+    message: protocol.CoordinatorToSentinel
 
 
-class Drop(Record):
+class CloseConnection(Record):
     """Close a connection."""
 
     link: int
 
 
-class Survey(Record):
-    """Find out where the ranks are, and let `Found` come when that is known."""
-
-
-class LookForDeserted(Record):
-    """Find out whether ranks wait for one that has come to its end, and let `Deserted` come when that is known."""
-
-
+RankAction = RecordChild | SendCrashStack | WatcherCommand
 WatcherAction = (
-    SetTimer | DropTimer | Say | TellReason | WriteRecord | CancelStep | ToRank | ToCoordinator | AnswerTrials
-    | BeCoordinator | MeetCoordinator | LookAtRank | TakeWindow | AskHosts | WatchNeighbour | NoteChild
-    | NoteDescendants | LogStack | Alert | AskToFlush | AskToEnd | Terminate | Kill | LeaveInOrder | LetAllEnd | CleanUp
+    SetTimer | CancelTimer | PrintLine | PrintReason | WriteRecord | ToRank | ToCoordinator | CarryOut | ObserveRank
+    | ProbeHosts | WatchProcess | RankAction
 )
-CoordinatorAction = SetTimer | Say | TellReason | CancelStep | ToPeer | Drop | Survey | LookForDeserted
+CoordinatorAction = SetTimer | PrintLine | PrintReason | ToPeer | CloseConnection | CoordinatorCommand

@@ -1,7 +1,7 @@
-"""The sentinel process: it carries out what its logic wants, and tells it what happens.
+"""The sentinel process: it carries out what its logic wants, and passes it what happens.
 
-It knows neither MPI nor torch. While the rank works it sleeps. What goes wrong in one action, or with one event, is
-told in a line, and the sentinel goes on.
+It knows neither MPI nor torch. While the rank works it sleeps. An error in one action, or with one event, is printed,
+and the sentinel goes on.
 """
 
 from __future__ import annotations
@@ -16,285 +16,314 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..base.errors import assert_never
 from ..base.stderr import say
 from ..base.text import folded, shortened
 from ..discovery.process import Process
 from ..failure.report import record, tell
-from ..ipc.channel import Wire
-from ..ipc.event_loop import Loop
-from ..ipc.helper_process import silence, take_title
+from ..ipc.channel import Channel
+from ..ipc.codec import Codec
+from ..ipc.event_loop import EventLoop
+from ..ipc.helper_process import END_SIGNAL, redirect_to_devnull, set_process_title
 from ..output import index
-from ..output.protocol import CrashStack, Outflow, OutputSettled, SettleOutput
-from ..where.protocol import FLUSH, TRACER, TRACER_END, Answers, Inspect, Sight, Stacks, Where
-from . import events
-from .connections import Connections
-from .errands import PATIENCE_S, Errands, Voice, run_unheard
-from .process_cleanup import Leftovers, cancel, unmap_inherited
-from .protocol import END_SIGNAL, KILL_SIGNAL, Bye, Condition, Look, Settled, Watched
-from .startup_timeout import OTHERS_S
+from ..output.protocol import CrashStack, Flush, Flushed, RelaySocket, RelayToSentinel, SentinelToRelay
+from ..where import progress
+from ..where.protocol import (
+    FLUSH,
+    TRACER,
+    TRACER_END,
+    InspectFds,
+    QuerySocket,
+    SampleRequest,
+    StackPipe,
+    ThreadsRequest,
+)
+from . import events, protocol
+from .background import TASK_TIMEOUT_S, BackgroundTasks, NonblockingStderr, run_detached
+from .connections import RANK_CODEC, Connections, RankChannel
+from .events import WatcherCommand
+from .process_cleanup import ProcessCleanup, cancel_step, unmap_inherited
+from .startup_timeout import REPORTS_SPREAD_S
 from .watcher import State, Watcher
 
 if TYPE_CHECKING:
     from ..where.sampler import Looking
 
-ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
-BUSY_S = 0.05  # between two looks whether this process is needed
-SETTLING_S = 0.35  # for output to be shown: the coordinator waits half a second for the report
-LOOKING_S = 1.0  # between two looks at a process that the kernel does not watch for us
+RelayChannel = Channel[SentinelToRelay, RelayToSentinel]
+RELAY_CODEC: Codec[RelayToSentinel] = Codec(RelayToSentinel)
+
+ERROR_EXIT_DELAY_S = 5.0  # for the sentinel to come to its end after an error
+IDLE_CHECK_INTERVAL_S = 0.05  # between checks whether this process is needed
+RELAY_FLUSH_TIMEOUT_S = 0.35  # the coordinator waits half a second for the report
+PROCESS_CHECK_INTERVAL_S = 1.0  # for a process that the kernel does not watch for us
 
 
-def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched, began_s: float) -> None:
+def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protocol.WatchedRank, began_s: float) -> None:
     """Be the sentinel of process `pid` until that is gone; `signals` brings the number of each signal that it gets.
 
-    `began_s` is when the rank's watch began, on time.monotonic()'s clock.
+    `sock` is the connection to the rank. `began_s` is when the rank's watch began, on time.monotonic()'s clock.
     """
-    silence(0, 1)
-    Voice().begin()
+    redirect_to_devnull(0, 1)
+    NonblockingStderr().install()
     unmap_inherited()
+    rank = RankChannel(sock, RANK_CODEC)
     try:
         process = Process(pid)
     except ProcessLookupError:  # it is gone already
-        if not knows_why(rank_wire):
-            say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
-            time.sleep(OTHERS_S)
-            run_unheard(partial(cancel, watched.step))
+        if not is_handled_by(rank):
+            say(f"mpiddp: {watched.name} died as soon as it had started; its launcher may know how")
+            time.sleep(REPORTS_SPREAD_S)
+            run_detached(partial(cancel_step, watched.step))
         return
-    Sentinel(rank_wire, signals, process, watched, began_s).loop.run()
+    Sentinel(rank, signals, process, watched, began_s).loop.run()
 
 
 class Sentinel:
     """Joins the logic of a watcher to a rank's process, to connections and to the clock."""
 
     def __init__(
-        self, rank_wire: Wire, signals: socket.socket, process: Process, watched: Watched, began_s: float
+        self, rank: RankChannel, signals: socket.socket, process: Process, watched: protocol.WatchedRank, began_s: float
     ) -> None:
-        self.loop = Loop(self.excuse)
-        self._watched, self._process = watched, process
+        self.loop = EventLoop(self.report_error)
+        self._rank, self._watched, self._process = rank, watched, process
         self._watcher = Watcher(watched, began_s)
-        self._errands = Errands(self.loop)
-        self._connections = Connections(self.loop, rank_wire, signals, watched, self.post, self._look_at_rank,
-                                        began_s, self._errands)
-        self._leftovers = Leftovers(process.pid)
-        self._sight = Sight()
-        self._looking: Looking | None = None
+        self._tasks = BackgroundTasks(self.loop)
+        self._connections = Connections(
+            self.loop, rank, signals, watched, self.post, self._check_process, began_s, self._tasks)
+        self._cleanup = ProcessCleanup(process.pid)
+        self._inspect_fds = InspectFds()
+        self._sampler: Looking | None = None
         self._wait_status: int | None = None
-        self._outflow: Wire | None = None  # to the relay of the rank's output
+        self._relay: RelayChannel | None = None
         self._events: deque[events.WatcherEvent] = deque()
-        self._excuses: set[str] = set()  # that were made
-        if process.ended >= 0:  # after the rank's connection: what it has told comes first
-            self.loop.listen(process.ended, self._look_at_rank)
+        self._reported_errors: set[str] = set()
+        if process.ended >= 0:  # after the rank's connection: its messages come first
+            self.loop.watch(process.ended, self._check_process)
         if watched.step_daemon:
-            self.loop.await_end(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
-        self._carry_out(self._watcher.taken())
+            self.loop.watch_process(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
+        self._carry_out(self._watcher.take_actions())
 
-    def excuse(self, error: Exception) -> None:
-        """Say, once, what went wrong in the sentinel itself; if the rank is gone, end soon, whatever that broke off."""
-        words = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: sentinel of {self._watched.who}: {shortened(words)} ({place_of(error)})"
-        if line not in self._excuses:
-            self._excuses.add(line)
+    def report_error(self, error: Exception) -> None:
+        """Print an error in the sentinel itself, once; if the rank is gone, end soon, whatever the error broke off."""
+        text = f"{type(error).__name__}: {error}"
+        line = f"mpiddp: sentinel of {self._watched.name}: {shortened(text)} ({location_of(error)})"
+        if line not in self._reported_errors:
+            self._reported_errors.add(line)
             say(line)
-        over = self._watcher.gone or self._watcher.state is State.OVER
-        if over and not self.loop.is_set("last"):
-            self.loop.set_timer("last", ENDING_S, self._end)
+        is_over = self._watcher.gone or self._watcher.state is State.OVER
+        if is_over and not self.loop.has_timer("exit"):
+            self.loop.set_timer("exit", ERROR_EXIT_DELAY_S, self.loop.stop)
 
     def post(self, event: events.WatcherEvent) -> None:
-        """Tell the logic of an event and do what it wants; an event that comes meanwhile is told afterwards."""
+        """Pass an event to the logic and do what it wants; an event that comes meanwhile follows afterwards."""
         self._events.append(event)
         if len(self._events) == 1:
             while self._events:
-                self.loop.attempt(partial(self._tell, self._events[0]))
+                self.loop.call_safely(partial(self._handle, self._events[0]))
                 self._events.popleft()
 
-    def _tell(self, event: events.WatcherEvent) -> None:
+    def _handle(self, event: events.WatcherEvent) -> None:
         try:
             actions = self._watcher.handle(event, time.monotonic())
         except Exception as error:
-            self.excuse(error)
-            actions = self._watcher.taken()
+            self.report_error(error)
+            actions = self._watcher.take_actions()
         self._carry_out(actions)
 
     def _carry_out(self, actions: list[events.WatcherAction]) -> None:
         for action in actions:
-            self.loop.attempt(partial(self._do, action))
+            self.loop.call_safely(partial(self._do, action))
 
     def _do(self, action: events.WatcherAction) -> None:
         """Carry out one action."""
         match action:
             case events.SetTimer(name, after_s):
                 self.loop.set_timer(name, after_s, partial(self.post, events.Due(name)))
-            case events.DropTimer(name):
-                self.loop.drop_timers(name)
-            case events.Say(text):
+            case events.CancelTimer(name):
+                self.loop.cancel_timers(name)
+            case events.PrintLine(text):
                 say(text)
-            case events.TellReason(verdict, who, after_s, error_file):
-                self._settle_output()
-                tell(verdict, who, after_s)
+            case events.PrintReason(verdict, member, after_s, error_file):
+                self._flush_relay()
+                tell(verdict, member, after_s)
                 if error_file:
-                    self._errands.write(error_file, record(verdict, who))
-                if who is not None:
-                    self._errands.run(partial(index.note, who.log, is_first=True))
+                    self._tasks.write(error_file, record(verdict, member, progress.steps()))
+                if member is not None:
+                    self._tasks.run(partial(index.note, member.log, is_first=True))
             case events.WriteRecord(error_file, text):
-                self._errands.write(error_file, text)
-            case events.AskHosts(line, timeout_s):
-                self._ask_hosts(line, timeout_s)
+                self._tasks.write(error_file, text)
+            case events.ProbeHosts(line, timeout_s):
+                self._probe_hosts(line, timeout_s)
             case events.ToRank(message):
-                self._connections.tell_rank(message)
-            case events.ToCoordinator(message):
-                self._connections.tell_coordinator(message)
-            case events.AnswerTrials(request):
-                self._connections.answer(request)
-            case events.BeCoordinator(request):
-                self._connections.coordinate(request)
-            case events.MeetCoordinator(request):
-                self._leftovers.note_segments()
-                self._connections.meet(request)
-                self.loop.set_timer("ready", events.READY_AFTER_S, self._be_ready)
-            case events.LookAtRank(request, ended):
-                self._look(request, ended)
-            case events.TakeWindow(Outflow()):
-                self._outflow = Wire(socket.socket(fileno=self._connections.take_descriptor()))
-            case events.TakeWindow(Stacks() | Answers() as request):
-                self._sight = self._sight.with_end(request, self._connections.take_descriptor())
-                self._looking = None
-                if isinstance(request, Answers):
-                    with contextlib.suppress(OSError):
-                        os.write(self._sight.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
-            case events.WatchNeighbour(rank, pid):
-                self._connections.watch_neighbour(rank, pid)
+                self._rank.send(message)
+            case events.ToCoordinator(report):
+                self._connections.send_to_coordinator(report)
+            case events.CarryOut(rank_request):
+                self._carry_out_request(rank_request)
+            case events.ObserveRank(request, ended):
+                self._observe_rank(request, ended)
+            case events.WatchProcess(rank, pid):
+                process_ended = events.Observed(protocol.PeerProcessEnded(rank))
+                self.loop.watch_process(pid, lambda: self.post(process_ended))
             case _:
                 self._do_to_rank(action)
 
-    def _do_to_rank(self, action: events.WatcherAction) -> None:
+    def _do_to_rank(self, action: events.RankAction) -> None:
         """Carry out what concerns the rank's process, and those that it started."""
         match action:
-            case events.NoteChild(pid):
-                self._leftovers.note(pid)
-            case events.NoteDescendants():
-                self._leftovers.note_descendants()
-            case events.LogStack(text):
-                if self._outflow is not None:
-                    self._outflow.send(CrashStack(text))
-            case events.Alert():
+            case events.RecordChild(pid):
+                self._cleanup.record_child(pid)
+            case WatcherCommand.RECORD_DESCENDANTS:
+                self._cleanup.record_descendants()
+            case events.SendCrashStack(text):
+                if self._relay is not None:
+                    self._relay.send(CrashStack(text))
+            case WatcherCommand.SIGNAL_END:
                 self._send_signal(END_SIGNAL)
                 if self._process.is_stopped():
                     self._send_signal(signal.SIGCONT)
-            case events.AskToFlush():
+            case WatcherCommand.REQUEST_FLUSH:
                 with contextlib.suppress(OSError):
-                    os.write(self._looking.socket if self._looking else self._sight.socket, FLUSH)
-            case events.AskToEnd():
+                    os.write(self._sampler.socket if self._sampler else self._inspect_fds.socket, FLUSH)
+            case WatcherCommand.REQUEST_TERMINATION:
                 if self._process.handles(signal.SIGTERM):
                     self._send_signal(signal.SIGTERM)
-            case events.Terminate():
-                self._leftovers.note_segments()
+            case WatcherCommand.TERMINATE:
+                self._cleanup.record_segments()
                 self._send_signal(signal.SIGTERM)
-            case events.Kill():
-                self._leftovers.note_segments()
-                self._send_signal(signal.SIGKILL if self._process.pid != 1 else KILL_SIGNAL)
-            case events.LeaveInOrder():
-                self._connections.take_leave()
+            case WatcherCommand.KILL:
+                self._cleanup.record_segments()
+                self._send_signal(signal.SIGKILL if self._process.pid != 1 else protocol.KILL_SIGNAL)
+            case WatcherCommand.LEAVE_JOB:
+                self._connections.leave_job()
                 self._end_when_idle()
-            case events.LetAllEnd():
-                self._connections.let_all_end()
-            case events.CancelStep():
-                self._errands.run(partial(cancel, self._watched.step))
-            case events.CleanUp():
+            case WatcherCommand.END_OTHERS:
+                if self._connections.server is not None:
+                    self._connections.server.handle(events.OwnRankEnded(in_order=False))
+            case WatcherCommand.CANCEL_STEP:
+                self._tasks.run(partial(cancel_step, self._watched.step))
+            case WatcherCommand.CLEAN_UP:
                 self._clean_up()
+            case _:
+                assert_never(action)
 
-    def _settle_output(self) -> None:
-        """Wait, not for long, until what ranks have said is shown, where it is folded: the report comes after that."""
-        deadline = time.monotonic() + SETTLING_S
+    def _carry_out_request(self, request: events.RankRequest) -> None:
+        match request:
+            case protocol.ServeProbes():
+                self._connections.serve_probes(request)
+            case protocol.StartCoordinator():
+                self._connections.start_coordinator(request)
+            case protocol.RegisterRank():
+                self._cleanup.record_segments()
+                self._connections.connect_to_coordinator(request)
+                self.loop.set_timer("warm up", events.WARMUP_DELAY_S, self._warm_up)
+            case RelaySocket():
+                self._relay = RelayChannel(socket.socket(fileno=self._rank.take_descriptor()), RELAY_CODEC)
+            case StackPipe() | QuerySocket():
+                self._inspect_fds = self._inspect_fds.with_end(request, self._rank.take_descriptor())
+                self._sampler = None
+                if isinstance(request, QuerySocket):
+                    with contextlib.suppress(OSError):
+                        os.write(self._inspect_fds.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
+            case _:
+                assert_never(request)
+
+    def _flush_relay(self) -> None:
+        """Wait a moment until what ranks have printed is shown, if it is folded: the report comes after that."""
+        deadline = time.monotonic() + RELAY_FLUSH_TIMEOUT_S
         with contextlib.suppress(EOFError, OSError):
-            if self._outflow is not None and self._outflow.send(SettleOutput()):
-                while OutputSettled() not in self._outflow.receive(max(0.001, deadline - time.monotonic())):
+            if self._relay is not None and self._relay.send(Flush()):
+                while Flushed() not in self._relay.receive(max(0.001, deadline - time.monotonic())):
                     pass
 
-    def _be_ready(self) -> None:
-        """Be named, and ready to look: also when a file system that Python imports from answers no more."""
-        self._leftovers.note_segments()
-        take_title(f"mpiddp: sentinel of {self._watched.who}")
+    def _warm_up(self) -> None:
+        """Set the title, and import now what a sample needs: a later import could stand still on a dead file system."""
+        self._cleanup.record_segments()
+        set_process_title(f"mpiddp: sentinel of {self._watched.name}")
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             import_module("mpiddp.where.sampler")
 
-    def _look(self, request: Look | Where | Inspect, ended: bool) -> None:
-        if isinstance(request, Inspect):
-            from ..where.sampler import inspect_threads
+    def _observe_rank(self, request: protocol.QueryStopped | SampleRequest | ThreadsRequest, ended: bool) -> None:
+        match request:
+            case protocol.QueryStopped():
+                self._connections.send_to_coordinator(protocol.StoppedStatus(self._process.is_stopped()))
+            case SampleRequest():
+                if self._sampler is None:
+                    from ..where.sampler import Looking  # not while the rank starts
 
-            inspect_threads(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
-        elif isinstance(request, Where):
-            if self._looking is None:
-                from ..where.sampler import Looking  # not while the rank starts
+                    # The second descriptor may be on its way.
+                    inspect_fds = self._inspect_fds if self._inspect_fds.socket >= 0 else InspectFds()
+                    port = self._watcher.member.store_port if self._watcher.member else 0
+                    self._sampler = Looking(self.loop, self._process.pid, inspect_fds, port,
+                                            lambda sample: self.post(events.Observed(sample)))
+                self._sampler.look(request, ended)
+            case ThreadsRequest():
+                from ..where.sampler import inspect_threads
 
-                sight = self._sight if self._sight.socket >= 0 else Sight()  # the window's second end is on its way
-                port = self._watcher.member.store_port if self._watcher.member else 0
-                self._looking = Looking(self.loop, self._process.pid, sight, port,
-                                        lambda found: self.post(events.Noticed(found)))
-            self._looking.look(request, ended)
-        else:
-            self._connections.tell_coordinator(Condition(self._process.is_stopped()))
+                inspect_threads(self.loop, self._process.pid, request,
+                                lambda reply: self.post(events.Observed(reply)))
+            case _:
+                assert_never(request)
 
-    def _look_at_rank(self) -> None:
-        """Tell if the rank is gone; its connection alone may be, if it became another program."""
+    def _check_process(self) -> None:
+        """Post that the rank is gone, if it is; its connection alone may be, if it became another program."""
         if self._watcher.gone:
             return
         try:
             status = self._process.wait_status()
         except ProcessLookupError:
-            self._note_end(None)
+            self._on_process_end(None)
             return
         if status is not None:
-            self._note_end(status)
+            self._on_process_end(status)
         elif self._process.ended < 0:
-            self.loop.set_timer("look", LOOKING_S, self._look_at_rank)
+            self.loop.set_timer("check process", PROCESS_CHECK_INTERVAL_S, self._check_process)
 
-    def _note_end(self, status: int | None) -> None:
-        self.loop.drop_timers("look", "ready")
+    def _on_process_end(self, status: int | None) -> None:
+        self.loop.cancel_timers("check process", "warm up")
         if self._process.ended >= 0:
-            self.loop.forget(self._process.ended)
+            self.loop.unwatch(self._process.ended)
         self._wait_status = status
         self.post(events.RankGone(status, self._process.was_out_of_memory()))
 
-    def _ask_hosts(self, line: str, timeout_s: float) -> None:
-        def ask() -> str:
+    def _probe_hosts(self, line: str, timeout_s: float) -> None:
+        def probe() -> str:
             from ..discovery.reachability import out_of_reach
 
             silent = out_of_reach(self._watched.hosts(), timeout_s)
             return line + (f"; no answer from {folded(silent)}" if silent else "")
 
-        self._errands.run(ask, say, late=line, patience_s=timeout_s + PATIENCE_S, needed=False)
+        self._tasks.run(probe, say, late=line, timeout_s=timeout_s + TASK_TIMEOUT_S, is_required=False)
 
     def _send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, number)
 
     def _clean_up(self) -> None:
-        """End what the rank has left behind, and this process."""
-        self._note_in_index()
-        self._errands.run(partial(self._leftovers.end, self._watcher.member))
-        self._end_when_idle()
-
-    def _note_in_index(self) -> None:
-        """Note how the rank has ended, where it has not done that."""
-        if (member := self._watcher.member) is not None:
+        """Write how the rank has ended to the logs' index, end what it has left behind, and this process."""
+        member = self._watcher.member
+        if member is not None:
             status = index.exit_status(self._wait_status)
-            self._errands.run(partial(index.note, member.log, status, again=False))
+            self._tasks.run(partial(index.note, member.log, status, again=False))
+        self._tasks.run(partial(self._cleanup.run, member))
+        self._end_when_idle()
 
     def _end_when_idle(self) -> None:
         """End this process when nobody needs it any more."""
-        if not self._connections.busy and not self._errands.speaking:
+        server = self._connections.server
+        serves_others = server is not None and server.is_busy
+        if not serves_others and not self._tasks.may_print:
             with contextlib.suppress(OSError):  # no descriptor is left
-                silence(2)  # a launcher waits until nobody holds it
-        if self._connections.busy or self._errands.busy:
-            self.loop.set_timer("idle", BUSY_S, self._end_when_idle)
+                redirect_to_devnull(2)  # a launcher waits until nobody holds it
+        if serves_others or self._tasks.is_busy:
+            self.loop.set_timer("idle", IDLE_CHECK_INTERVAL_S, self._end_when_idle)
         else:
-            self._connections.flush()
-            self._end()
-
-    def _end(self) -> None:
-        self.loop.over = True
+            if server is not None:
+                server.close()
+            self.loop.stop()
 
 
-def place_of(error: Exception) -> str:
+def location_of(error: Exception) -> str:
     """Return the innermost line that an exception came through; import nothing, since files may be what is lacking."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
@@ -305,9 +334,9 @@ def place_of(error: Exception) -> str:
     return f"{code.co_filename}, line {traceback.tb_lineno}, in {code.co_name}"
 
 
-def knows_why(rank_wire: Wire) -> bool:
-    """Tell whether a rank that is gone has told that it knows why."""
+def is_handled_by(rank: RankChannel) -> bool:
+    """Tell whether a rank that is gone has reported that it prints itself why it ends, or left."""
     try:
-        return any(isinstance(message, (Settled, Bye)) for message in rank_wire.receive())
+        return any(isinstance(message, (protocol.LocallyHandled, protocol.Leave)) for message in rank.receive())
     except (EOFError, OSError):
         return False

@@ -1,4 +1,4 @@
-"""What a rank, its sentinel and the coordinator tell each other."""
+"""The messages of a rank, its sentinel and the coordinator."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ from typing import NamedTuple
 from ..base.config import DESERTED_TIMEOUT_S
 from ..failure.rank import Member
 from ..failure.root_cause import Report, Verdict
-from ..output.protocol import (
-    AskLost,
-    CrashStack,
-    Forward,
-    Forwarded,
-    Lost,
-    Outflow,
-    OutputSettled,
-    RankEnds,
-    SettleOutput,
+from ..output.protocol import RelaySocket
+from ..where.protocol import (
+    AskerToCoordinator,
+    CoordinatorToAsker,
+    QuerySocket,
+    Sample,
+    SampleRequest,
+    SnapshotRequest,
+    StackPipe,
+    ThreadsReply,
+    ThreadsRequest,
 )
-from ..where.protocol import Answers, Ask, Calls, Inspect, Inspected, Progress, Shown, Stacks, Where, Whereabouts
 
-END_SIGNAL = signal.SIGRTMAX  # tells a rank that its sentinel has sent it an `End`, or is gone
-ASK_SIGNAL = signal.SIGRTMAX - 2  # lets a rank, or a process that it has forked, tell the sentinel its `Calls`
-LAUNCHER_S = 2.0  # for the launcher to end a job that has lost a rank
-LAST_S = 2.0  # for a rank whose grace is over to end by itself, or for the one that ends the job to do so
-KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container: no SIGKILL from inside does
+KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container, as no SIGKILL inside does
+LAUNCHER_KILL_TIMEOUT_S = 2.0  # for the launcher to end a job that has lost a rank
+FINAL_EXIT_TIMEOUT_S = 2.0  # after the grace: for a rank to exit by itself, or to end the job
 
 
-class Watched(NamedTuple):
+class WatchedRank(NamedTuple):
     """The rank that a sentinel watches, handed over when that is forked.
 
-    `who` is what to call the rank. `first_on_node` lets its sentinel print what concerns the whole node. `step`
-    is the Slurm step of the job's ranks, None where there is none; it is cancelled where nothing else ends them.
-    `hosts` returns the hosts that are asked for an answer when the rank waits in MPI_Init, none on most ranks.
-    `by_srun` tells that srun itself started the rank. `timeout_s` is how long its start may take. `step_daemon` is
-    the process of Slurm that the rank descends from, 0 for none. Where no rank has moved for `stall_s`, the coordinator
-    says so, and ends the job if `stall_abort`; 0 for never. It ends a job whose ranks wait for one that has come to its
-    end when that has lasted for `exit_timeout_s`.
+    Printed lines call it `name`. The sentinel of the rank that is `first_on_node` prints what concerns the whole node.
+    `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
+    `hosts` returns the hosts that are probed when the rank waits in MPI_Init, none on most ranks. `by_srun` tells that
+    srun itself started the rank, `timeout_s` how long its start may take. `step_daemon` is the process of Slurm that
+    the rank descends from, 0 for none. If no rank has moved for `stall_s`, the coordinator prints that, and ends the
+    job if `stall_abort`; 0 for never. It ends a job whose ranks have waited for `exit_timeout_s` for a rank that has
+    finished its script.
     """
 
-    who: str
+    name: str
     first_on_node: bool
     step: str | None
     hosts: Callable[[], list[str]]
@@ -62,8 +60,8 @@ class Stage(NamedTuple):
     name: str
 
 
-class Answer(NamedTuple):
-    """Answer with `token` whoever connects to any address of this node, until there is something to coordinate.
+class ServeProbes(NamedTuple):
+    """Send `token` to whoever connects to any address of this node, until `StartCoordinator`.
 
     Listen on `port`, 0 for a free one.
     """
@@ -72,8 +70,8 @@ class Answer(NamedTuple):
     port: int = 0
 
 
-class Coordinate(NamedTuple):
-    """Coordinate the job's sentinels, of so many ranks: listen on `address` for those that show `token`.
+class StartCoordinator(NamedTuple):
+    """Coordinate the job's sentinels, of so many ranks: listen on `address` for those that know `token`.
 
     The port is `port`, 0 for a free one.
     """
@@ -84,7 +82,7 @@ class Coordinate(NamedTuple):
     port: int = 0
 
 
-class Join(NamedTuple):
+class RegisterRank(NamedTuple):
     """Watch the rank as this member of the job, whose coordinator listens on `address` and `port`, 0 for no port."""
 
     member: Member
@@ -93,14 +91,14 @@ class Join(NamedTuple):
     token: str
 
 
-class Forked(NamedTuple):
+class ChildStarted(NamedTuple):
     """The script has started the process `pid`, by a fork or as a program."""
 
     pid: int
 
 
-class Settled(NamedTuple):
-    """The rank knows why it ends, and says so itself."""
+class LocallyHandled(NamedTuple):
+    """The rank knows why it ends, and prints that itself."""
 
 
 # A rank to its sentinel, which passes it on to the coordinator
@@ -113,8 +111,8 @@ class Failed(NamedTuple):
     gone: bool = False
 
 
-class Told(NamedTuple):
-    """The reason for the job's end is printed, and the other ranks may be ended; or it is just being, if not `done`.
+class ReasonPrinted(NamedTuple):
+    """The reason for the job's end is printed, and the other ranks may be ended; not `done`: it is being printed.
 
     `record` is what the rank's sentinel writes to --error-file, empty for nothing.
     """
@@ -123,53 +121,58 @@ class Told(NamedTuple):
     record: str = ""
 
 
-class Through(NamedTuple):
+class CleanupDone(NamedTuple):
     """The rank, which has failed, has nothing more to do."""
 
 
 class ScriptEnded(NamedTuple):
-    """The rank's script has come to its end.
+    """The rank's script has finished.
 
-    `exit` is the report on it, should other ranks still need this one, if it raised SystemExit and nobody knows the
-    status.
+    `exit_report` is for the case that other ranks still need this one, if it raised SystemExit with an unknown status.
     """
 
-    exit: Report | None = None
+    exit_report: Report | None = None
 
 
-class AskMissing(NamedTuple):
-    """Tell which ranks' scripts have not come to their end."""
+class QueryUnfinished(NamedTuple):
+    """Ask which ranks' scripts have not finished."""
 
 
-class Bye(NamedTuple):
+class Leave(NamedTuple):
     """The rank leaves the job in order."""
 
 
 # A sentinel to its rank
 
 
-class Reached(NamedTuple):
-    """The connection to the coordinator comes with this: it stays open as long as the rank or its sentinel lives."""
+class CoordinatorConnected(NamedTuple):
+    """Carries a dup of the coordinator's connection, so that it survives the sentinel's death."""
 
 
-class Port(NamedTuple):
-    """The sentinel listens on this port, 0 if it cannot, as `asked` for; a coordinator's listener comes with this."""
+class ListenPort(NamedTuple):
+    """The answer to `ServeProbes` or `StartCoordinator`, as `request` names it: the port, 0 for a failure.
+
+    The coordinator's listener comes with this.
+    """
 
     number: int
-    asked: str
+    request: str
 
 
-class End(NamedTuple):
+class EndRank(NamedTuple):
     """End yourself, and the job with you, with this exit status. END_SIGNAL follows."""
 
     status: int
 
 
-class Ruling(NamedTuple):
-    """What a rank that failed has to do: print `verdict`, None where another rank failed first.
+# The coordinator to a sentinel, which passes it on to its rank
 
-    `status` is the job's exit status. `abort` tells that the rank has to end the others. The coordinator
-    sends it, and the sentinel passes it on.
+
+class Decision(NamedTuple):
+    """What a rank that failed has to do: print `verdict`, None if another rank failed first.
+
+    `status` is the job's exit status. `abort` tells that the rank has to end the others. A sentinel without a
+    coordinator decides itself.
     """
 
     verdict: Verdict | None
@@ -177,11 +180,17 @@ class Ruling(NamedTuple):
     abort: bool
 
 
+class UnfinishedRanks(NamedTuple):
+    """The answer to `QueryUnfinished`: the ranks, in words."""
+
+    names: str
+
+
 # A sentinel to the coordinator
 
 
 class Hello(NamedTuple):
-    """The sentinel of this rank is here; the rank is process `pid` on `host`, in the namespace of `Member`."""
+    """The sentinel of this rank connects; the rank is process `pid` on `host`, in the namespace of `Member`."""
 
     rank: int
     host: str
@@ -189,18 +198,18 @@ class Hello(NamedTuple):
     namespace: str = ""
 
 
-class Condition(NamedTuple):
-    """The answer to `Look`: whether a signal or a debugger holds the rank's process."""
+class StoppedStatus(NamedTuple):
+    """The answer to `QueryStopped`: whether a signal or a debugger holds the rank's process."""
 
     stopped: bool
 
 
-class Orphaned(NamedTuple):
+class StepDaemonLost(NamedTuple):
     """The rank's step daemon is gone, by which Slurm starts and ends the ranks of a node."""
 
 
-class Ended(NamedTuple):
-    """The process of `rank`, a neighbour, has ended."""
+class PeerProcessEnded(NamedTuple):
+    """The process of `rank` on the same node has ended."""
 
     rank: int
 
@@ -209,42 +218,33 @@ class Interrupted(NamedTuple):
     """The rank got a SIGINT."""
 
 
-# A rank whose sentinel was killed to the coordinator, besides what its sentinel would pass on
-
-
-class Unwatched(NamedTuple):
-    """The rank has no sentinel any more, and speaks for itself over the connection of that."""
+class SentinelLost(NamedTuple):
+    """The rank's sentinel was killed, and the rank itself uses its connection from now on."""
 
 
 # The coordinator to a sentinel
 
 
 class Admitted(NamedTuple):
-    """The coordinator knows the rank from now on: where the connection ends, the coordinator is gone."""
+    """The coordinator knows the rank from now on: if the connection ends, the coordinator is gone."""
 
 
-class Neighbour(NamedTuple):
-    """Tell when process `pid` of this node ends, which is `rank`."""
+class WatchPeerProcess(NamedTuple):
+    """Report when process `pid` of this node ends, which is `rank`."""
 
     rank: int
     pid: int
 
 
-class Look(NamedTuple):
-    """Tell whether the rank's process is stopped."""
-
-
-class Missing(NamedTuple):
-    """The answer to `AskMissing`: the ranks, in words, which the sentinel passes on to its rank."""
-
-    names: str
+class QueryStopped(NamedTuple):
+    """Ask whether the rank's process is stopped."""
 
 
 class JobEnds(NamedTuple):
     """The job ends with this exit status.
 
-    `abort` tells that the rank has to end the others. `waits` tells that the rank failed too, and has its
-    ruling already: it waits for this word to end itself.
+    `abort` tells that the rank has to end the others. `waits` tells that the rank failed too, has its `Decision`
+    already, and waits for this message to end itself.
     """
 
     status: int
@@ -252,29 +252,21 @@ class JobEnds(NamedTuple):
     waits: bool = False
 
 
-class Over(NamedTuple):
+class JobFinished(NamedTuple):
     """The job is over, in order."""
 
 
-Sent = (
-    Stage | Answer | Coordinate | Join | Forked | Settled | Failed | Told | Through | ScriptEnded | AskMissing | Bye
-    | Port | End | Reached | Ruling | Hello | Condition | Orphaned | Ended | Interrupted | Unwatched | Admitted
-    | Neighbour | Look
-    | Missing | JobEnds | Over | Forward | AskLost | Lost | Forwarded | SettleOutput | OutputSettled | Stacks | Progress
-    | Where | Whereabouts | Ask | Shown | Inspect | Inspected | Answers | Calls | Outflow | RankEnds | CrashStack
+RankToCoordinator = Failed | ReasonPrinted | CleanupDone | ScriptEnded | QueryUnfinished | Leave
+RankToSentinel = (
+    Stage | ServeProbes | StartCoordinator | RegisterRank | ChildStarted | LocallyHandled | StackPipe | QuerySocket
+    | RelaySocket | RankToCoordinator
 )
-
-
-class Text(NamedTuple):
-    """A line that is no message: faulthandler writes some to the sentinel."""
-
-    line: str
-
-
-class Unreadable(NamedTuple):
-    """A message whose fields are not what its name says."""
-
-    error: str
-
-
-Message = Sent | Text | Unreadable
+SentinelToRank = CoordinatorConnected | ListenPort | EndRank | Decision | UnfinishedRanks
+Observation = PeerProcessEnded | Interrupted | Sample | ThreadsReply | SnapshotRequest
+SentinelToCoordinator = RankToCoordinator | Observation | Hello | Stage | StoppedStatus | StepDaemonLost | SentinelLost
+CoordinatorToSentinel = (
+    Admitted | Decision | UnfinishedRanks | WatchPeerProcess | QueryStopped | JobEnds | JobFinished | SampleRequest
+    | ThreadsRequest
+)
+CoordinatorReceives = SentinelToCoordinator | AskerToCoordinator
+CoordinatorSends = CoordinatorToSentinel | CoordinatorToAsker

@@ -1,4 +1,4 @@
-"""The start of a rank, and of all: what is said when it takes long, and what is done when it takes too long."""
+"""The start of a rank, and of all ranks: warnings when it takes long, and the end when it takes too long."""
 
 from __future__ import annotations
 
@@ -6,133 +6,134 @@ from collections.abc import Mapping
 
 from ..base.text import listed, ranges
 from . import events
-from .protocol import Stage, Watched
+from .events import WatcherCommand
+from .protocol import Stage, WatchedRank
 
-ASKING_HOSTS_S = 2.0
-HARD_GRACE_S = 15.0  # after the deadline of the start, for ranks to end the job in order
-OTHERS_S = 1.0  # for other nodes' sentinels to say what they have to, before the job's step is cancelled
-TERMINATING_S = 1.0  # between SIGTERM and SIGKILL
-LATE_S = 10.0  # from the time that a rank joins its job until its script, before others hear of it
-OTHERS_LATE_S = 1.0  # for others to be late, too
-FEW = 3  # ranks that are named with their hosts
+PROBE_HOSTS_TIMEOUT_S = 2.0
+HARD_GRACE_S = 15.0  # after the startup timeout, for ranks to end the job in order
+REPORTS_SPREAD_S = 1.0  # for other nodes' sentinels to print their reports, before the job's step is cancelled
+KILL_DELAY_S = 1.0  # between SIGTERM and SIGKILL
+LATE_S = 10.0  # from a rank's registration until the others are told that its script has not begun
+LATE_SPREAD_S = 1.0  # for others to be late, too
+MAX_RANKS_WITH_HOST = 3
 # Slurm 22.05's fences of the kind "tree" may end before all ranks have come; the next message finds one unprepared.
 TRY_RING = "\nmpiddp: if this is srun --mpi=pmix, try it with SLURM_PMIX_FENCE=ring in the environment of srun"
 
 
-class Start:
+class StartupTimeout:
     """The start of a rank, until its script begins.
 
     `began_s` is when the sentinel began to watch. `stage` is what the rank does, empty for its script. `failed`
-    tells that it did not come through its start, and that others may wait for it.
+    tells that its start has failed, and that others may wait for it.
     """
 
-    def __init__(self, watched: Watched, began_s: float) -> None:
+    def __init__(self, watched: WatchedRank, began_s: float) -> None:
         self.began_s = began_s
         self.stage = "starting"
         self.failed = False
         self._watched = watched
-        self._late = False  # the coordinator knows of it
+        self._is_late = False  # the coordinator knows it
 
     def begin_watch(self) -> list[events.WatcherAction]:
-        """Return what to do in the beginning."""
+        """Return the first actions."""
         return [events.SetTimer("warn", self._watched.timeout_s / 4), events.SetTimer("start", self._watched.timeout_s)]
 
-    def begin(self, stage: str) -> list[events.WatcherAction]:
+    def begin_stage(self, stage: str) -> list[events.WatcherAction]:
         """Note the stage that begins; the script has no name, and no deadline either."""
         self.stage = stage
-        actions: list[events.WatcherAction] = [events.DropTimer("warn")] if stage != "MPI_Init" else []
-        if self._late:
+        actions: list[events.WatcherAction] = [events.CancelTimer("warn")] if stage != "MPI_Init" else []
+        if self._is_late:
             actions.append(events.ToCoordinator(Stage(stage)))
-        return actions if stage else [*actions, events.DropTimer("start"), events.DropTimer("late")]
+        return actions if stage else [*actions, events.CancelTimer("start"), events.CancelTimer("late")]
 
-    def join(self) -> list[events.WatcherAction]:
-        """Note that the rank has joined its job: from now on the coordinator tells of one that is late."""
+    def on_registered(self) -> list[events.WatcherAction]:
+        """Note that the rank has joined its job: from now on the coordinator reports that it is late."""
         return [events.SetTimer("late", LATE_S)] if self.stage else []
 
-    def end(self, cause: str) -> list[events.WatcherAction]:
+    def end_rank(self, cause: str) -> list[events.WatcherAction]:
         """End the rank, and print why."""
         self.failed = True
-        return [events.Say(f"mpiddp: {self._watched.who} {cause}, in {self.stage}"), events.Terminate(),
-                events.SetTimer("kill", TERMINATING_S)]
+        return [events.PrintLine(f"mpiddp: {self._watched.name} {cause}, in {self.stage}"), WatcherCommand.TERMINATE,
+                events.SetTimer("kill", KILL_DELAY_S)]
 
-    def tell_death(self, cause: str) -> list[events.WatcherAction]:
+    def report_death(self, cause: str) -> list[events.WatcherAction]:
         """Print how the rank died in its start, because no other rank can know of it yet; nothing without a cause."""
         if not cause:
             return []
         self.failed = True
         hint = TRY_RING if self._watched.by_srun and self.stage == "MPI_Init" and "SIGSEGV" in cause else ""
-        return [events.Say(f"mpiddp: {self._watched.who} {cause}, in {self.stage}{hint}")]
+        return [events.PrintLine(f"mpiddp: {self._watched.name} {cause}, in {self.stage}{hint}")]
 
     def on_due(self, timer: str, now_s: float) -> list[events.WatcherAction]:
-        """Return what to do when the time of a warning, or of the start, is over, or that for its last stages."""
+        """Act on one of the timers "warn", "start" and "late"."""
         if timer == "late":
-            self._late = True
+            self._is_late = True
             return [events.ToCoordinator(Stage(self.stage))]
         waited_s = now_s - self.began_s
-        return self._warn(waited_s) if timer == "warn" else self._end_late(waited_s)
+        return self._warn(waited_s) if timer == "warn" else self._time_out(waited_s)
 
     def _warn(self, waited_s: float) -> list[events.WatcherAction]:
-        """Print that the rank waits in MPI_Init, if that is where it is."""
+        """Print that the rank waits in MPI_Init, if it does."""
         if self.stage != "MPI_Init" or not self._watched.first_on_node:
             return []
-        return [events.AskHosts(f"mpiddp: {self._watched.who} has waited {waited_s:.0f} s in MPI_Init, "
-                         "which returns when every rank of the job has reached it",
-                         min(ASKING_HOSTS_S, self._watched.timeout_s / 4))]
+        return [events.ProbeHosts(f"mpiddp: {self._watched.name} has waited {waited_s:.0f} s in MPI_Init, "
+                                  "which returns when every rank of the job has reached it",
+                                  min(PROBE_HOSTS_TIMEOUT_S, self._watched.timeout_s / 4))]
 
-    def _end_late(self, late_s: float) -> list[events.WatcherAction]:
-        """End a rank whose time is over: in MPI_Init at once, in any other stage after a grace."""
+    def _time_out(self, waited_s: float) -> list[events.WatcherAction]:
+        """End the rank: in MPI_Init at once, in any other stage after a grace."""
         in_mpi = self.stage == "MPI_Init"
-        if not in_mpi and late_s < self._watched.timeout_s + HARD_GRACE_S:
-            return [events.SetTimer("start", self._watched.timeout_s + HARD_GRACE_S - late_s)]
+        if not in_mpi and waited_s < self._watched.timeout_s + HARD_GRACE_S:
+            return [events.SetTimer("start", self._watched.timeout_s + HARD_GRACE_S - waited_s)]
         self.failed = True
-        words = f"mpiddp: ending {self._watched.who}: still in {self.stage} {late_s:.0f} s after its start"
-        told = self._watched.first_on_node or not in_mpi  # in MPI_Init, all ranks of the node are late
-        end: list[events.WatcherAction] = [events.Terminate(), events.SetTimer("kill", TERMINATING_S)]
-        return [events.Say(words), *end] if told else end
+        line = f"mpiddp: ending {self._watched.name}: still in {self.stage} {waited_s:.0f} s after its start"
+        is_printed = self._watched.first_on_node or not in_mpi  # in MPI_Init, all ranks of the node are late
+        end: list[events.WatcherAction] = [WatcherCommand.TERMINATE, events.SetTimer("kill", KILL_DELAY_S)]
+        return [events.PrintLine(line), *end] if is_printed else end
 
 
 class LateRanks:
-    """The ranks that have joined the job and are late, as the coordinator knows them, and what it says of them."""
+    """The ranks that have joined the job and are late, as the coordinator knows them."""
 
     def __init__(self) -> None:
         self._stages: dict[int, str] = {}
-        self._is_set = False  # the timer
+        self._has_timer = False
         self._pause_s = LATE_S
 
-    def note(self, rank: int, stage: str) -> list[events.CoordinatorAction]:
+    def set_stage(self, rank: int, stage: str) -> list[events.CoordinatorAction]:
         """Note the stage of a rank that is late; it has no name when its script begins."""
         self.forget(rank)
         if not stage:
             return []
         self._stages[rank] = stage
-        is_first, self._is_set = not self._is_set, True
-        return [events.SetTimer("late", OTHERS_LATE_S)] if is_first else []
+        is_first, self._has_timer = not self._has_timer, True
+        return [events.SetTimer("late", LATE_SPREAD_S)] if is_first else []
 
     def forget(self, rank: int) -> None:
         """Note that a rank is gone."""
         self._stages.pop(rank, None)
 
     def remind(self, waited_s: float, hosts: Mapping[int, str], world_size: int) -> list[events.CoordinatorAction]:
-        """Return what to say of the ranks that are late, and when again: each time that the wait has doubled.
+        """Print which ranks are late, and again each time that the wait has doubled.
 
         `hosts` are those of all ranks that have joined. The others are named while rank 0 is late.
         """
-        self._is_set = bool(self._stages)
+        self._has_timer = bool(self._stages)
         if not self._stages:
             return []
         groups: dict[str, list[int]] = {}
         for rank, stage in sorted(self._stages.items()):
             groups.setdefault(stage, []).append(rank)
-        parts = [f"{group_of(ranks, hosts)} ({stage})" for stage, ranks in groups.items()]
+        parts = [f"{format_ranks(ranks, hosts)} ({stage})" for stage, ranks in groups.items()]
         if 0 in self._stages and (missing := [rank for rank in range(world_size) if rank not in hosts]):
-            parts.append(f"{group_of(missing, hosts)} (not joined)")
+            parts.append(f"{format_ranks(missing, hosts)} (not joined)")
         self._pause_s *= 2
-        return [events.Say(f"mpiddp: {waited_s:.0f} s after the start the script waits for {'; '.join(parts)}"),
+        return [events.PrintLine(f"mpiddp: {waited_s:.0f} s after the start the script waits for {'; '.join(parts)}"),
                 events.SetTimer("late", self._pause_s)]
 
 
-def group_of(ranks: list[int], hosts: Mapping[int, str]) -> str:
+def format_ranks(ranks: list[int], hosts: Mapping[int, str]) -> str:
     """Return ranks in words, a few with their hosts."""
-    if len(ranks) > FEW:
+    if len(ranks) > MAX_RANKS_WITH_HOST:
         return f"ranks {ranges(ranks)}"
     return listed([f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in ranks])

@@ -1,6 +1,6 @@
-"""The rank's word to its sentinel that a signal came, by the process's wake-up descriptor (signal.set_wakeup_fd).
+"""Sends the sentinel the number of each signal, by the process's wake-up descriptor (signal.set_wakeup_fd).
 
-Python writes to it from its handler in C, and also where no signal came: _thread.interrupt_main() acts as if one had.
+Python writes to it from its handler in C, and also without a signal: _thread.interrupt_main() acts as if one had come.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import contextlib
 import signal
 
 
-class Wakeup:
-    """Lets a descriptor have the number of each signal, also after an event loop of the script has taken its place.
+class WakeupFd:
+    """Sends each signal's number to a descriptor, also after an event loop of the script has replaced it.
 
     asyncio and uvloop take the process's one wake-up descriptor while they run, and leave none behind.
     """
@@ -19,35 +19,35 @@ class Wakeup:
     def __init__(self, descriptor: int) -> None:
         """Begin; the descriptor does not block."""
         self._descriptor = descriptor
-        self._original = signal.set_wakeup_fd
+        self._set_wakeup_fd = signal.set_wakeup_fd
         self._interrupt_main = _thread.interrupt_main
-        self._on = True  # a library may keep our function
-        self.lent = False  # others have had the process's descriptor, and may have had word of a signal
+        self._is_on = True  # a library may keep our function
+        self.lent = False  # others have had the process's descriptor, and may have got a signal's number
         self.simulated = False  # the script has called _thread.interrupt_main()
-        if (other := self._original(descriptor, warn_on_full_buffer=False)) >= 0:
-            self._original(other)
+        if (former := self._set_wakeup_fd(descriptor, warn_on_full_buffer=False)) >= 0:
+            self._set_wakeup_fd(former)
             self.lent = True
         signal.set_wakeup_fd = self._set
         _thread.interrupt_main = self._simulate
 
     def end(self) -> None:
         """Leave the descriptor alone, and others' as it is."""
-        self._on = False
+        self._is_on = False
         if signal.set_wakeup_fd == self._set:
-            signal.set_wakeup_fd = self._original
+            signal.set_wakeup_fd = self._set_wakeup_fd
         if _thread.interrupt_main == self._simulate:
             _thread.interrupt_main = self._interrupt_main
         with contextlib.suppress(ValueError):  # not in the main thread
-            if (descriptor := self._original(-1)) != self._descriptor:
-                self._original(descriptor)
+            if (descriptor := self._set_wakeup_fd(-1)) != self._descriptor:
+                self._set_wakeup_fd(descriptor)
 
     def _set(self, fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
-        """Be `signal.set_wakeup_fd`; where the script wants none, ours is back, and the script is told of none."""
-        if fd == -1 and self._on:
+        """Be `signal.set_wakeup_fd`; if the script wants none, ours is back, and -1 is returned for it."""
+        if fd == -1 and self._is_on:
             fd, warn_on_full_buffer = self._descriptor, False
         self.lent |= fd != self._descriptor
-        former = self._original(fd, warn_on_full_buffer=warn_on_full_buffer)
-        return -1 if former == self._descriptor and self._on else former
+        former = self._set_wakeup_fd(fd, warn_on_full_buffer=warn_on_full_buffer)
+        return -1 if former == self._descriptor and self._is_on else former
 
     def _simulate(self, signum: signal.Signals = signal.SIGINT, /) -> None:
         """Be `_thread.interrupt_main`."""

@@ -16,12 +16,23 @@ from typing import NamedTuple, TypeVar
 from ..base.text import listed
 from ..base.version import __version__
 from ..discovery.schedulers import call, name_job
-from ..ipc.channel import Wire
+from ..ipc.channel import Channel
+from ..ipc.codec import Codec
 from ..ipc.listener import connect
-from .protocol import Ask, Inspect, Inspected, Shown
+from .protocol import (
+    AskerToCoordinator,
+    CoordinatorToAsker,
+    SnapshotReply,
+    SnapshotRequest,
+    ThreadsReply,
+    ThreadsRequest,
+)
 from .registry import Card, path_of, read_all, remove
 from .rendering import from_json
 from .snapshot import Picture
+
+CoordinatorChannel = Channel[AskerToCoordinator, CoordinatorToAsker]
+CODEC: Codec[CoordinatorToAsker] = Codec(CoordinatorToAsker)
 
 CONNECTING_S = 5.0
 TRYING_S = 1.0  # to find out whether a job runs
@@ -33,7 +44,7 @@ UNWATCHED = "the sentinel of its rank 0 was killed, which its output says then"
 ANSWER_S = 15.0  # the coordinator waits two seconds for the ranks; a busy node may take longer for the rest
 
 
-Answer = TypeVar("Answer", Shown, Inspected)
+Answer = TypeVar("Answer", SnapshotReply, ThreadsReply)
 
 
 class Inspecting(NamedTuple):
@@ -165,20 +176,20 @@ def ask(card: Card, inspect: Inspecting | None = None) -> tuple[Picture, dict[in
 
 def talk(card: Card, connection: socket.socket, inspect: Inspecting | None) -> tuple[Picture, dict[int, str]]:
     """Ask over a connection; raise EOFError where the other end hangs up, and UnansweredError where it is silent."""
-    wire = Wire(connection)
-    wire.send(Ask())
-    shown = hear(wire, Shown, 1, ANSWER_S)
+    wire = CoordinatorChannel(connection, CODEC)
+    wire.send(SnapshotRequest())
+    shown = hear(wire, SnapshotReply, 1, ANSWER_S)
     if not shown:
         raise UnansweredError(f"job {card.name} has not answered for {ANSWER_S:.0f} s")
-    picture = from_json(shown[0].picture, card.ranks)
+    picture = from_json(shown[0].snapshot, card.ranks)
     ranks = inspect.choose(picture) if inspect is not None else []
     for rank in ranks:
-        wire.send(Inspect(rank, inspect is not None and inspect.native))
-    threads = {found.rank: found.text for found in hear(wire, Inspected, len(ranks), INSPECTED_S)}
+        wire.send(ThreadsRequest(rank, inspect is not None and inspect.native))
+    threads = {found.rank: found.text for found in hear(wire, ThreadsReply, len(ranks), INSPECTED_S)}
     return picture, {rank: threads.get(rank, f"no answer in {INSPECTED_S:.0f} s") for rank in ranks}
 
 
-def hear(wire: Wire, kind: type[Answer], count: int, timeout_s: float) -> list[Answer]:
+def hear(wire: CoordinatorChannel, kind: type[Answer], count: int, timeout_s: float) -> list[Answer]:
     """Return so many messages of a kind, or those that came in time."""
     deadline = time.monotonic() + timeout_s
     found: list[Answer] = []

@@ -10,12 +10,13 @@ from functools import partial
 
 from ..base.text import shortened
 from ..failure import stack
-from ..ipc.codec import decode
-from ..ipc.event_loop import Loop
-from ..sentinel.protocol import ASK_SIGNAL, Message
+from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.event_loop import EventLoop
 from .process_sample import Glance, can_be_sent, glance
-from .protocol import WHERE, Calls, Progress, Sight
+from .protocol import ASK_SIGNAL, WHERE, InspectFds, Progress, RankSample, StackSample
 from .py_spy import JSON, NONBLOCKING, inspect
+
+CODEC: Codec[RankSample] = Codec(RankSample)
 
 ANSWER_S = 0.2  # for the interpreters
 AGAIN_S = 0.1  # between one look for processes that native code holds and the next
@@ -36,7 +37,7 @@ class Hearing:
     that is done here can end a process.
     """
 
-    def __init__(self, loop: Loop, pid: int, sight: Sight) -> None:
+    def __init__(self, loop: EventLoop, pid: int, sight: InspectFds) -> None:
         self._loop, self._pid, self._sight = loop, pid, sight
         self.stacks: dict[int, list[stack.Frame]] = {}
         self.native: dict[int, str] = {}  # the processes that native code holds, and why py-spy shows no stack of them
@@ -54,7 +55,7 @@ class Hearing:
         for end, read in ((sight.pipe, self._read_pipe), (sight.socket, self._read_socket)):
             if end >= 0:
                 os.set_blocking(end, False)
-                loop.listen(end, read)
+                loop.watch(end, read)
 
     def ask(self, family: Sequence[int], heard: Callable[[], None]) -> None:
         """Ask the rank and its `family`; call `heard` whenever `wait_s` may have changed."""
@@ -155,7 +156,7 @@ class Hearing:
         """Await nothing more of a process."""
         self._awaited.discard(pid)
         if not self._awaited:
-            self._loop.drop_timers("stack")
+            self._loop.cancel_timers("stack")
             self._heard()
 
     def _read(self, end: int) -> bytes:
@@ -168,10 +169,10 @@ class Hearing:
             data = b""
         self.heard_bytes += len(data)
         if not data:
-            self._loop.forget(end)
+            self._loop.unwatch(end)
             os.close(end)
             pipe, descriptor, socket = (-1 if one == end else one for one in self._sight)
-            self._sight = Sight(pipe, descriptor, socket)
+            self._sight = InspectFds(pipe, descriptor, socket)
         return data
 
     def _lines(self, end: int) -> list[bytes]:
@@ -183,18 +184,18 @@ class Hearing:
         """Take what handlers tell."""
         if self._sight.pipe >= 0:
             for line in self._lines(self._sight.pipe):
-                self._note(decode(line))
+                self._note(CODEC.decode(line))
 
-    def _note(self, told: Message) -> None:
+    def _note(self, told: RankSample | Text | Unreadable) -> None:
         """Take a stack that an interpreter has told."""
-        if isinstance(told, Calls) and told.pid in self._awaited:
+        if isinstance(told, StackSample) and told.pid in self._awaited:
             self._keep(told.pid, stack.read(told.text))
             self._forget(told.pid)
 
     def _read_socket(self) -> None:
         """Take what the rank's thread tells."""
         for line in self._lines(self._sight.socket):
-            self._note(told := decode(line))
+            self._note(told := CODEC.decode(line))
             if isinstance(told, Progress):
                 self._owes = False
                 self.progress, self.spins = told, told.spins

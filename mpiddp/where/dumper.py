@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 
 from ..base.termination import flush_files
+from ..base.text import CUT_STACK
 from ..ipc.codec import encode
-from ..ipc.helper_process import file_of
-from ..sentinel.protocol import ASK_SIGNAL
-from .protocol import CUT, FIRST, FLUSH, MODULE, TRACER, TRACER_END, WHERE, Calls, Progress
+from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, file_identity
+from .protocol import ASK_SIGNAL, FLUSH, TRACER, TRACER_END, WHERE, Progress, StackSample
 
 ENDING_S = 1.0  # for the thread
 UNHEARD = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the sentinel does not read, or is gone
 MOST_CALLS = 100  # the innermost ones
+OUTERMOST_CALLS = ("_run_module_as_main", "_bootstrap", "<module>")  # of `python -m`, of a thread, and of a script
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 CHILDREN_ALONE = "1"  # there: a process traces its descendants alone, and those that let it
 PR_SET_PTRACER = 0x59616D61  # (linux/prctl.h)
@@ -57,7 +58,7 @@ class Window:
             os.close(self.writing)
             raise
         os.set_blocking(self._ours, False)
-        self._files = {one: file_of(one) for one in (self.reading, self.writing, self._ours, self.its)}
+        self._files = {one: file_identity(one) for one in (self.reading, self.writing, self._ours, self.its)}
         self._watched = _thread.get_ident()
         self._asked, self._telling = 0, 0  # how often it was asked, and the process that tells
         self._handler = self._on_signal  # one object, by which it is known again
@@ -69,7 +70,7 @@ class Window:
         self._answers = _thread.allocate_lock()  # held as long as the thread runs
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, FOR_OTHERS)  # handlers that are due run here
+            signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)  # handlers that are due run here
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 _thread.start_new_thread(self._answer, ())  # which a script does not find in threading.enumerate()
         finally:
@@ -97,7 +98,7 @@ class Window:
     def _is_ours(self, descriptor: int) -> bool:
         """Tell whether a descriptor is still that file: a program may have closed it, and opened another."""
         try:
-            return file_of(descriptor) == self._files[descriptor]
+            return file_identity(descriptor) == self._files[descriptor]
         except OSError as error:
             if error.errno != errno.EBADF:  # a handler of the script's has raised it, which interrupts this
                 raise
@@ -112,7 +113,7 @@ class Window:
         with self._answers, contextlib.suppress(Exception):  # a thread of ours shows no traceback
             while asked.poll() and self._is_ours(self._ours) and (requests := os.read(self._ours, 100)):
                 if WHERE in requests:
-                    self._tell(self._ours, Calls(os.getpid(), as_printed(frame_of(self._watched))))
+                    self._tell(self._ours, StackSample(os.getpid(), as_printed(frame_of(self._watched))))
                     self._tell(self._ours, progress())
                 if FLUSH in requests:
                     flush_files()
@@ -132,7 +133,7 @@ class Window:
                 self._telling = 0
                 self._asked -= asked
 
-    def _tell(self, descriptor: int, message: Calls | Progress) -> None:
+    def _tell(self, descriptor: int, message: StackSample | Progress) -> None:
         """Tell the sentinel, in a line of its own, unless it does not read."""
         try:
             if self._is_ours(descriptor):
@@ -179,20 +180,16 @@ def as_printed(frame: FrameType | None, most: int = MOST_CALLS) -> str:
         file, function = (name.replace("\n", "\\n") for name in (frame.f_code.co_filename, outermost))
         lines.append(f'  File "{file}", line {frame.f_lineno or "???"} in {function}')
         frame = frame.f_back
-    is_whole = frame is None and outermost in (*FIRST, MODULE)
-    return "\n".join(lines if is_whole else [*lines, CUT]) + "\n"
+    is_whole = frame is None and outermost in OUTERMOST_CALLS
+    return "\n".join(lines if is_whole else [*lines, CUT_STACK]) + "\n"
 
 
-def calls_within(most_bytes: int, frame: FrameType | None) -> Calls:
+def calls_within(most_bytes: int, frame: FrameType | None) -> StackSample:
     """Return the innermost calls of this process that a message of so many bytes has room for."""
     most = MOST_CALLS
-    while len(encode(calls := Calls(os.getpid(), as_printed(frame, most)))) > most_bytes and most > 1:
+    while len(encode(calls := StackSample(os.getpid(), as_printed(frame, most)))) > most_bytes and most > 1:
         most = most * 2 // 3
     return calls
-
-
-# What the thread leaves to the others: all signals but those that a fault of its own brings.
-FOR_OTHERS = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
 def caught(numbers: Iterable[int]) -> set[int]:

@@ -1,55 +1,55 @@
-"""The messages by which it is asked where the ranks of a job are."""
+"""The messages that ask for stacks and progress: of a rank, of its sentinel, of the coordinator, and of a user."""
 
 from __future__ import annotations
 
+import signal
 from typing import NamedTuple
 
-CUT = "  ..."  # at the end of a stack of which the outermost calls are left out
-FIRST = ("_run_module_as_main", "_bootstrap")  # the first calls of `python -m`, and of a thread
-MODULE = "<module>"  # that of a script
+ASK_SIGNAL = signal.SIGRTMAX - 2  # asks a rank, or a process that it has forked, for its `StackSample`
 
-# What a sentinel sends through the socket of `Answers`: tell where you are; flush all files; process %d may trace you.
+# What a sentinel sends through the socket of `QuerySocket`: send stack and progress; flush all files; process %d may
+# trace you.
 WHERE, FLUSH, TRACER, TRACER_END = b"?", b"!", b"+", b";"
 
 # A rank to its sentinel
 
 
-class Stacks(NamedTuple):
-    """`Calls` come from the pipe whose end comes with this; the rank's is `descriptor`."""
+class StackPipe(NamedTuple):
+    """Carries the reading end of the pipe into which the rank writes a `StackSample`, by its own `descriptor`."""
 
     descriptor: int
 
 
-class Calls(NamedTuple):
-    """The stack of a process's main thread, told by its interpreter: `text` is as faulthandler prints it."""
+class QuerySocket(NamedTuple):
+    """Carries the sentinel's end of the socket through which a thread of the rank is asked."""
+
+
+class StackSample(NamedTuple):
+    """The stack of a process's main thread, read by its own interpreter; `text` is as faulthandler prints it."""
 
     pid: int
     text: str
 
 
-class Answers(NamedTuple):
-    """A thread of the rank does what is asked for through the socket whose other end comes with this."""
+class InspectFds(NamedTuple):
+    """The descriptors by which a sentinel inspects its rank, each -1 if there is none.
 
-
-class Sight(NamedTuple):
-    """What a sentinel sees its rank through; a descriptor is -1 where there is none.
-
-    `Calls` come from `pipe`, into which the rank writes by its own `descriptor`; it answers through `socket`.
+    A `StackSample` comes from `pipe`, into which the rank writes by its own `descriptor`; it answers through `socket`.
     """
 
     pipe: int = -1
     descriptor: int = -1
     socket: int = -1
 
-    def with_end(self, told: Stacks | Answers, descriptor: int) -> Sight:
-        """Return this with the `descriptor` that has come with what the rank told."""
-        if isinstance(told, Stacks):
-            return self._replace(pipe=descriptor, descriptor=told.descriptor)
+    def with_end(self, message: StackPipe | QuerySocket, descriptor: int) -> InspectFds:
+        """Return this with the `descriptor` that has come with the rank's message."""
+        if isinstance(message, StackPipe):
+            return self._replace(pipe=descriptor, descriptor=message.descriptor)
         return self._replace(socket=descriptor)
 
 
 class Progress(NamedTuple):
-    """How far the rank is; it answers so when it is asked.
+    """How far the rank is, as it answers to WHERE.
 
     It has made so many `steps`, the last one `step_age_s` ago. `entered` is JSON: of each process group how many
     collectives the rank has entered there, the group's ranks, and its name. `spins` tells that it computes on a GPU:
@@ -62,23 +62,23 @@ class Progress(NamedTuple):
     spins: bool
 
 
-# One who asks, and the coordinator
+# A user's command, and the coordinator
 
 
-class Ask(NamedTuple):
-    """Tell where the ranks are."""
+class SnapshotRequest(NamedTuple):
+    """Ask where the ranks are; a sentinel asks for its rank's SIGQUIT, and the coordinator prints the answer."""
 
 
-class Shown(NamedTuple):
-    """Where the ranks are: a picture of where/outliers.py, as where/rendering.py has it in JSON."""
+class SnapshotReply(NamedTuple):
+    """Where the ranks are: `snapshot` is the JSON of where/rendering.py."""
 
-    picture: str
+    snapshot: str
 
 
-class Inspect(NamedTuple):
-    """Show all threads of a rank, and the frames of C code if `native`; `asker` is filled in by the coordinator.
+class ThreadsRequest(NamedTuple):
+    """Ask for the stacks of all threads of a rank, with the frames of C code if `native`.
 
-    It passes this on to the rank's sentinel, and the answer back.
+    The coordinator fills in the `asker`, sends this on to the rank's sentinel, and the answer back.
     """
 
     rank: int
@@ -86,8 +86,8 @@ class Inspect(NamedTuple):
     asker: int = -1
 
 
-class Inspected(NamedTuple):
-    """The answer to `Inspect`: what py-spy prints, or why there is nothing."""
+class ThreadsReply(NamedTuple):
+    """The answer to `ThreadsRequest`: what py-spy prints, or why there is nothing."""
 
     rank: int
     text: str
@@ -97,14 +97,14 @@ class Inspected(NamedTuple):
 # The coordinator, and a sentinel
 
 
-class Where(NamedTuple):
-    """Tell where the rank is."""
+class SampleRequest(NamedTuple):
+    """Ask where the rank is."""
 
     number: int
 
 
-class Whereabouts(NamedTuple):
-    """The answer to the `Where` of this number.
+class Sample(NamedTuple):
+    """The answer to the `SampleRequest` of this number.
 
     `stack` is one of failure/stack.py, empty if there is none; `progress` is None if the rank has not sent it.
     `busy_s`, `moved_bytes`, `faults`, `unseen` and `native` are as in where/snapshot.py. `children` is JSON: of each
@@ -125,3 +125,8 @@ class Whereabouts(NamedTuple):
     faults: int = 0
     unseen: str = ""
     native: str = ""
+
+
+RankSample = StackSample | Progress
+AskerToCoordinator = SnapshotRequest | ThreadsRequest
+CoordinatorToAsker = SnapshotReply | ThreadsReply

@@ -11,8 +11,8 @@ from functools import partial
 from posix import fork  # as in ipc/helper_process.py
 
 from ..base.stderr import STDERR
-from ..ipc.event_loop import Loop
-from ..ipc.helper_process import close_all_but, silence
+from ..ipc.event_loop import EventLoop
+from ..ipc.helper_process import close_other_descriptors, redirect_to_devnull
 
 NEEDED = "py-spy is not installed in the job's environment: pip install py-spy"
 NATIVE = "--native"  # the frames of C code, too: the process is stopped for that
@@ -22,7 +22,7 @@ REAPING_S = 0.1  # after the end of its output
 STDOUT = 1
 
 
-def inspect(loop: Loop, pid: int, options: list[str], patience_s: float, then: Callable[[str], object]) -> None:
+def inspect(loop: EventLoop, pid: int, options: list[str], patience_s: float, then: Callable[[str], object]) -> None:
     """Call `then` with what `py-spy dump` prints of a process, or with what it has printed when its time is over.
 
     Raises OSError where it cannot be started. It is a child of this process: Yama lets it look where the process lets
@@ -50,8 +50,8 @@ def inspect(loop: Loop, pid: int, options: list[str], patience_s: float, then: C
                 end()
 
     def end(late: str = "") -> None:
-        loop.drop_timers(timer)
-        loop.forget(reading)
+        loop.cancel_timers(timer)
+        loop.unwatch(reading)
         os.close(reading)
         if not reap(child):
             os.kill(child, signal.SIGKILL)
@@ -59,7 +59,7 @@ def inspect(loop: Loop, pid: int, options: list[str], patience_s: float, then: C
         then(printed.decode(errors="replace") + late)
 
     loop.set_timer(timer, patience_s, lambda: end(f"\npy-spy has taken more than {patience_s:.1f} s"))
-    loop.listen(reading, read)
+    loop.watch(reading, read)
 
 
 def reap(child: int) -> bool:
@@ -71,10 +71,10 @@ def become(pid: int, options: list[str], output: int) -> None:
     """Be py-spy, in a new process: it, and not this one's parent, waits for the files that it needs."""
     try:
         os.setsid()
-        silence(0)
+        redirect_to_devnull(0)
         os.dup2(output, STDOUT)
         os.dup2(output, STDERR)
-        close_all_but(())
+        close_other_descriptors(())
         os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"
         os.execvp("py-spy", ["py-spy", "dump", "--pid", str(pid), *options])  # noqa: S606 (no shell: it takes a number)
     except OSError:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from ..base.text import shortened
 from ..failure import stack
 from ..failure.root_cause import LONG_TEXT
-from ..ipc.event_loop import Loop
+from ..ipc.event_loop import EventLoop
 from .collector import Hearing
 from .process_sample import Glance, descendants, glance, other_program, unseen_among
-from .protocol import Inspect, Inspected, Sight, Where, Whereabouts
+from .protocol import InspectFds, Sample, SampleRequest, ThreadsReply, ThreadsRequest
 from .py_spy import NATIVE, NONBLOCKING, inspect
 from .traffic import Traffic
 
@@ -25,13 +25,13 @@ class Looking:
     """Looks at a rank and at the processes that it has forked, without waiting for any."""
 
     def __init__(
-        self, loop: Loop, pid: int, sight: Sight, store_port: int, tell: Callable[[Whereabouts], None]
+        self, loop: EventLoop, pid: int, sight: InspectFds, store_port: int, tell: Callable[[Sample], None]
     ) -> None:
         self._loop, self._pid, self._tell = loop, pid, tell
         self._hearing, self._traffic = Hearing(loop, pid, sight), Traffic(store_port)
         self._last: dict[int, Glance] = {}  # processes, as they were seen last
         self._fed_bytes = 0  # that came for processes which waited
-        self._request: Where | None = None
+        self._request: SampleRequest | None = None
         self._ended = False
         self._family: list[int] = []
         self._began: Glance | None = None
@@ -42,7 +42,7 @@ class Looking:
         """The end of the socket by which the rank is asked, -1 where that is closed."""
         return self._hearing.socket
 
-    def look(self, request: Where, ended: bool) -> None:
+    def look(self, request: SampleRequest, ended: bool) -> None:
         """Look, and tell what is seen; one who asks meanwhile gets the same answer."""
         busy, self._request, self._ended = self._request is not None, request, ended
         if busy:
@@ -74,7 +74,7 @@ class Looking:
         frames = hearing.stacks.get(self._pid, [])
         workers = list(seen.values()) if hearing.spins and stack.waits_in_torch(frames) else everyone
         children = [self._child(pid, found) for pid, found in seen.items() if self._is_shown(pid, found)]
-        self._tell(Whereabouts(
+        self._tell(Sample(
             request.number, stack.as_text(frames), now.state if now else "", now.kernel if now else "",
             round(cores, 2), sum(one.busy_s for one in workers),
             sum(one.moved_bytes for one in everyone) + self._fed_bytes + tcp_bytes - hearing.heard_bytes, self._ended,
@@ -89,16 +89,16 @@ class Looking:
         return found.is_held or pid in self._hearing.native or bool(other_program(pid, self._pid))
 
     def _child(self, pid: int, found: Glance) -> tuple[object, ...]:
-        """Return what is seen of a child, as `Whereabouts` has it."""
+        """Return what is seen of a child, as `Sample` has it."""
         frames = self._hearing.stacks.get(pid, [])
         return (pid, stack.as_lists(frames), found.state, found.kernel, other_program(pid, self._pid),
                 self._hearing.native.get(pid, ""))
 
 
-def inspect_threads(loop: Loop, pid: int, request: Inspect, tell: Callable[[Inspected], None]) -> None:
+def inspect_threads(loop: EventLoop, pid: int, request: ThreadsRequest, tell: Callable[[ThreadsReply], None]) -> None:
     """Tell all threads of a rank as soon as a program for that has printed them, or why it has not."""
     def answer(text: str) -> None:
-        tell(Inspected(request.rank, shortened(text, LONG_TEXT), request.asker))
+        tell(ThreadsReply(request.rank, shortened(text, LONG_TEXT), request.asker))
 
     try:
         inspect(loop, pid, [NATIVE if request.native else NONBLOCKING], INSPECTING_S, answer)

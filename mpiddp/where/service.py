@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 from ..failure.root_cause import NOBODY, Report, Seen
 from ..failure.stack import Frame, from_lists, from_text
-from ..sentinel.protocol import Sent
 from .outliers import calls_of, failed_at, free, picture, places_of
-from .protocol import Progress, Shown, Where, Whereabouts
+from .protocol import Progress, Sample, SampleRequest, SnapshotReply
 from .rendering import as_json, lines
 from .snapshot import WAITING, Entered, Rank, Worker
 from .stall import Deserted, Stall, deserted
 
 NOTHING = Progress(0, 0.0, "", False)
 
-Letters = list[tuple[int, Sent]]
+Letters = list[tuple[int, SampleRequest | SnapshotReply]]
 
 
 class Survey:
@@ -27,7 +26,7 @@ class Survey:
         self._number = 0
         self._askers: list[int] = []
         self._hosts: dict[int, str] = {}  # of the ranks that are asked for
-        self._found: dict[int, Whereabouts] = {}
+        self._found: dict[int, Sample] = {}
         self.ranks: list[Rank] = []  # as they were seen last
 
     def ask(self, asker: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Letters:
@@ -41,9 +40,9 @@ class Survey:
             return []
         self._number += 1
         self._found, self._hosts = {}, dict(hosts)
-        return [(link, Where(self._number)) for link in links.values()]
+        return [(link, SampleRequest(self._number)) for link in links.values()]
 
-    def hear(self, rank: int, found: Whereabouts) -> Letters:
+    def hear(self, rank: int, found: Sample) -> Letters:
         """Take a rank's answer, unless it comes too late; return the picture, if it is the last one."""
         if found.number == self._number:
             self._found[rank] = found
@@ -59,7 +58,7 @@ class Survey:
         if not askers:
             return []
         self.ranks = self._ranks()
-        shown = Shown(as_json(picture(self.ranks)) if max(askers) >= 0 else "")
+        shown = SnapshotReply(as_json(picture(self.ranks)) if max(askers) >= 0 else "")
         return [(link, shown) for link in askers]
 
     def _ranks(self) -> list[Rank]:

@@ -20,15 +20,15 @@ MOST_SHOWN = 20
 
 def failing(first: int) -> list[tuple[int, list[str]]]:
     """Return the seeds of a batch whose jobs did what they must not, and what that is."""
-    found = []
+    failures = []
     for seed in range(first, first + BATCH):
         try:
             wrong = simulate(seed).violations
         except Exception as error:
             wrong = [f"{type(error).__name__}: {error}"]
         if wrong:
-            found.append((seed, wrong))
-    return found
+            failures.append((seed, wrong))
+    return failures
 
 
 def main() -> int:
@@ -44,9 +44,9 @@ def main() -> int:
         return bool(run.violations)
     began, wrong = time.monotonic(), []
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
-        for found in pool.imap_unordered(failing, range(options.first, options.first + options.seeds, BATCH)):
-            wrong += found
-            for seed, words in found[:MOST_SHOWN]:
+        for failures in pool.imap_unordered(failing, range(options.first, options.first + options.seeds, BATCH)):
+            wrong += failures
+            for seed, words in failures[:MOST_SHOWN]:
                 print(f"seed {seed}: {'; '.join(words)}"[:400], flush=True)
     seconds = time.monotonic() - began
     print(f"{options.seeds:,} jobs in {seconds:.1f} s, {options.seeds / seconds:,.0f} jobs/s; "

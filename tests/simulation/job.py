@@ -8,9 +8,9 @@ from random import Random
 from typing import NamedTuple
 
 from mpiddp.failure.root_cause import SEARCHING_S, SETTLING_S, Report
-from mpiddp.sentinel.coordinator import TELLING_S
-from mpiddp.sentinel.protocol import LAST_S, LAUNCHER_S
-from mpiddp.sentinel.watcher import LEAVING_S, RULING_S
+from mpiddp.sentinel.coordinator import PRINT_TIMEOUT_S
+from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S
+from mpiddp.sentinel.watcher import DECISION_TIMEOUT_S, LEAVE_TIMEOUT_S
 from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
 
 NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
@@ -64,7 +64,7 @@ def simulate(seed: int, tell: Callable[[str], object] | None = None) -> Run:
     faults = draw_faults(random, shape)
     world = World(shape, random, tell)
     for fault in faults:
-        world.at(fault.at_s, inject, world, fault)
+        world.schedule(fault.at_s, inject, world, fault)
     world.run(until_s=shape.script_s + 3 * LOST_LINK_S)
     return Run(shape, faults, violations(world), world.now)
 
@@ -73,7 +73,7 @@ def inject(world: World, fault: Fault) -> None:
     """Let something go wrong, and note it if it has an effect."""
     rank, random = world.ranks[fault.rank], world.random
     world.trace("FAULT", fault)
-    works = rank.alive and not rank.left and not all(one.script_over for one in world.ranks)
+    works = rank.alive and not rank.left and not all(other.script_over for other in world.ranks)
     others_notice = world.shape.collectives and not world.shape.busy and not any(
         earlier.kind in ("SIGSTOP", "node") for _, earlier in world.effects)
     match fault.kind:
@@ -87,14 +87,14 @@ def inject(world: World, fault: Fault) -> None:
                 rank.stopped = True
                 world.on_stall(rank)
         case "node":
-            at_end = any(one.script_over for one in world.ranks if one.node == rank.node)
+            at_end = any(other.script_over for other in world.ranks if other.node == rank.node)
             works = works and world.shape.nodes > 1 and others_notice and not at_end
             if works:
                 world.lose_node(rank.node)
         case "all ranks":
             works = False  # before one of them does
-            for one in world.ranks:
-                world.at(random.uniform(0, 0.02), fail_with_others, world, fault, one)
+            for other in world.ranks:
+                world.schedule(random.uniform(0, 0.02), fail_with_others, world, fault, other)
         case "with its sentinel" if works:
             if rank.number == 0:
                 world.note_coordinator_lost()
@@ -129,53 +129,54 @@ def note_effect(world: World, fault: Fault) -> None:
 
 def fail_with_others(world: World, fault: Fault, rank: Rank) -> None:
     """Let a rank fail by an error that all have; note it at the first."""
-    if all(one.script_over for one in world.ranks):
+    if all(other.script_over for other in world.ranks):
         return
-    if rank.fail("the same for all", 1) and not any(one.kind == fault.kind for _, one in world.effects):
+    if rank.fail("the same for all", 1) and not any(earlier.kind == fault.kind for _, earlier in world.effects):
         note_effect(world, fault)
 
 
 def violations(world: World) -> list[str]:
     """Return what of a job that has run must not be, in words."""
     if not world.effects:
-        found = [f"rank {rank.number} ended with {rank.wait_status} in a job without a fault" for rank in world.ranks
+        violated = [f"rank {rank.number} ended with {rank.wait_status} in a job without a fault" for rank in world.ranks
                  if rank.wait_status != 0]
-        return found + [f"a report in a job without a fault: {one}" for one in (*world.printed, *world.said)]
-    found = [f"rank {rank.number} has not ended" for rank in world.ranks if rank.alive]
-    found += [f"the sentinel of rank {one.number} has not ended" for one in world.sentinels if one.alive]
-    found += late(world)
+        return violated + [f"a report in a job without a fault: {line}" for line in (*world.printed, *world.said)]
+    violated = [f"rank {rank.number} has not ended" for rank in world.ranks if rank.alive]
+    violated += [f"the sentinel of rank {sentinel.number} has not ended" for sentinel in world.sentinels
+              if sentinel.alive]
+    violated += late(world)
     first = plainly_first(world)
     if world.coordinator_gone_s is None and not world.cut_off:
         reports = world.printed or world.doubtful
         if len(reports) != 1:
-            found.append(f"{len(reports)} reports: {reports}")
+            violated.append(f"{len(reports)} reports: {reports}")
         elif first is not None:
-            found += misjudged(world, reports[0].verdict.first, first)
+            violated += misjudged(world, reports[0].verdict.first, first)
     elif first is not None and world.coordinator_gone_s is not None and first.kind in ("raise", "exit"):
-        named = [one.verdict.first.rank for one in world.printed]
-        found += [] if first.rank in named else [f"rank {first.rank} was first, but reports name {named}"]
-    return found
+        named = [report.verdict.first.rank for report in world.printed]
+        violated += [] if first.rank in named else [f"rank {first.rank} was first, but reports name {named}"]
+    return violated
 
 
 def late(world: World) -> list[str]:
     """Return which ranks have ended later than is promised."""
     shape = world.shape
     (_, fault), *others = world.effects
-    longest_s = SEARCHING_S + TELLING_S + MARGIN_S
+    longest_s = SEARCHING_S + PRINT_TIMEOUT_S + MARGIN_S
     if fault.kind in ("raise", "exit") or others:
         longest_s += shape.grace_s  # for the last words
     if shape.busy or others:
-        longest_s += shape.grace_s + LAST_S
+        longest_s += shape.grace_s + FINAL_EXIT_TIMEOUT_S
     if others or fault.kind in ("SIGSTOP", "node"):
         longest_s += NOTICED_S
     if world.coordinator_gone_s is not None:
-        longest_s += max(RULING_S, LAUNCHER_S) + shape.grace_s + LAST_S
+        longest_s += max(DECISION_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S) + shape.grace_s + FINAL_EXIT_TIMEOUT_S
     limit_s = world.effects[-1][0] + longest_s
     if world.slow_nodes:
         limit_s += 6 * shape.slow_s
     if world.cut_off:
         limit_s += COLLECTIVE_S
-    leaving_s = LEAVING_S if world.coordinator_gone_s is not None else 0.0
+    leaving_s = LEAVE_TIMEOUT_S if world.coordinator_gone_s is not None else 0.0
     limits = [(rank, limit_s + leaving_s * rank.script_over) for rank in world.ranks]
     return [f"rank {rank.number} ended at {rank.gone_s:.2f} s, not by {latest_s:.2f} s" for rank, latest_s in limits
             if rank.gone_s is not None and rank.gone_s > latest_s]
@@ -195,11 +196,11 @@ def plainly_first(world: World) -> Fault | None:
 
 def misjudged(world: World, first: Report, fault: Fault) -> list[str]:
     """Return what is wrong with the report of the rank that was taken for the first, and with the status."""
-    found = []
+    violated = []
     if first.rank != fault.rank:
-        found.append(f"rank {first.rank} is named, but rank {fault.rank} was first")
+        violated.append(f"rank {first.rank} is named, but rank {fault.rank} was first")
     if first.status != STATUSES[fault.kind]:
-        found.append(f"status {first.status} of {fault}")
+        violated.append(f"status {first.status} of {fault}")
     if len(world.effects) == 1 and not world.shape.watchdog and world.ended_with != STATUSES[fault.kind]:
-        found.append(f"the launcher's status is {world.ended_with}, not that of {fault}")
-    return found
+        violated.append(f"the launcher's status is {world.ended_with}, not that of {fault}")
+    return violated

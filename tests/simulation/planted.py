@@ -11,7 +11,7 @@ from mpiddp.failure import root_cause
 from mpiddp.failure.root_cause import Report, Scene, Verdict
 from mpiddp.sentinel import coordinator, events, watcher
 from mpiddp.sentinel.coordinator import Coordinator
-from mpiddp.sentinel.protocol import LAUNCHER_S
+from mpiddp.sentinel.protocol import LAUNCHER_KILL_TIMEOUT_S
 from mpiddp.sentinel.watcher import Watcher
 
 
@@ -21,8 +21,8 @@ def nothing(*_: Any) -> None:
 
 def last_named(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
     """Return the verdict, but with the report that came last."""
-    found = root_cause.judge(reports, waited_s, scene)
-    return found._replace(first=reports[-1]) if found else None
+    verdict = root_cause.judge(reports, waited_s, scene)
+    return verdict._replace(first=reports[-1]) if verdict else None
 
 
 def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
@@ -32,25 +32,25 @@ def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict |
 
 def give_up(self: Watcher) -> None:
     """Take the death of rank 0's sentinel for that of rank 0."""
-    self._alone = True
-    self._move("deserted")
-    self._do(events.SetTimer("lost", LAUNCHER_S))
+    self._no_coordinator = True
+    self._enter(watcher.State.RANK_0_LOST)
+    self._do(events.SetTimer("rank 0 lost", LAUNCHER_KILL_TIMEOUT_S))
 
 
 BUGS: dict[str, Callable[[], Any]] = {
     "nobody is told that the job ends": lambda: mock.patch.object(Coordinator, "_begin_end", nothing),
     "a rank whose grace is over is not killed": lambda: mock.patch.object(Watcher, "_kill_in_time", nothing),
-    "a lost coordinator is not missed": lambda: mock.patch.object(Watcher, "_on_coordinator_gone", nothing),
-    "what its rank cannot tell is not told": lambda: mock.patch.object(Coordinator, "_tell_if_untold", nothing),
+    "a lost coordinator is not missed": lambda: mock.patch.object(Watcher, "_on_rank_0_lost", nothing),
+    "what its rank cannot tell is not told": lambda: mock.patch.object(Coordinator, "_print_if_unprinted", nothing),
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "judge", last_named),
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "judge", hasty),
-    "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "RULING_S", 0.001),
+    "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "DECISION_TIMEOUT_S", 0.001),
     "a rank is given up that has lost the coordinator alone": lambda: mock.patch.object(
-        Watcher, "_on_coordinator_killed", give_up),
+        Watcher, "_on_coordinator_lost", give_up),
     "a rank that speaks for itself is taken for dead": lambda: mock.patch.object(
-        Coordinator, "_on_unwatched", lambda coordinator, peer: coordinator._on_lost(peer, "")),
+        Coordinator, "_on_sentinel_lost", lambda coordinator, peer: coordinator._on_lost(peer, "")),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
-    "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_rule_not_first", nothing),
+    "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_decide_secondary", nothing),
 }
 
 

@@ -18,7 +18,7 @@ MOST_SEEDS = 10_000  # in which a bug has to be found
 
 
 def test_jobs_with_faults_end_as_they_should() -> None:
-    wrong = {seed: found for seed in range(SEEDS) if (found := simulate(seed).violations)}
+    wrong = {seed: violated for seed in range(SEEDS) if (violated := simulate(seed).violations)}
     assert wrong == {}
 
 
@@ -41,7 +41,7 @@ def test_the_command() -> None:
     table = check(processes.run(command, "--seeds=500", timeout=60)).stdout
     assert re.search("^500 jobs in .* 0 not as they should be$", table)
     story = check(processes.run(command, "--trace=7", timeout=60)).stdout
-    assert "rank 0 says Coordinate(" in story
+    assert "rank 0 sends StartCoordinator(" in story
     assert story.endswith("as it should be\n")
 
 
@@ -58,11 +58,11 @@ def test_the_last_of_many_ranks_raises(ranks: int) -> None:
     """The job ends within a second of its own clock, with one report."""
     shape = Shape(ranks // 8, 8, exits=False, by_srun=False, kills_s=0.05, grace_s=5.0, script_s=30.0, slow_s=0.02)
     world = World(shape, Random(1))
-    world.at(5.0, world.ranks[-1].fail, "raise", 1)
+    world.schedule(5.0, world.ranks[-1].fail, "raise", 1)
     world.run(until_s=100.0)
-    assert [one.verdict.first.rank for one in world.printed] == [ranks - 1]
+    assert [report.verdict.first.rank for report in world.printed] == [ranks - 1]
     assert max(rank.gone_s or 1e9 for rank in world.ranks) < 6.0
-    assert not any(one.alive for one in world.sentinels)
+    assert not any(sentinel.alive for sentinel in world.sentinels)
 
 
 LONG = Shape(2, 3, exits=False, by_srun=False, kills_s=None, grace_s=5.0, script_s=1000.0, slow_s=0.02, gives_up=False)
@@ -74,15 +74,15 @@ def test_ranks_that_wait_for_one_that_has_ended(exits: bool) -> None:
     world = World(LONG._replace(exits=exits), Random(1))
     for rank in world.ranks[1:]:
         rank.waits = True
-    world.at(5.0, world.ranks[0].end_script)
+    world.schedule(5.0, world.ranks[0].end_script)
     world.run(until_s=20.0)
     assert world.said == ["mpiddp: others wait in vain; the job ends if that lasts for 300 s (--exit-timeout)"]
     assert all(rank.alive for rank in world.ranks)
     world.run(until_s=400.0)
-    assert [one.verdict.first.cause for one in world.printed] == ["others wait in vain"]
+    assert [report.verdict.first.cause for report in world.printed] == ["others wait in vain"]
     assert len(world.said) == 1
     assert not any(rank.alive for rank in world.ranks)
-    assert not any(one.alive for one in world.sentinels)
+    assert not any(sentinel.alive for sentinel in world.sentinels)
 
 
 def test_ranks_that_wait_for_one_that_works_are_not_ended() -> None:
@@ -90,7 +90,7 @@ def test_ranks_that_wait_for_one_that_works_are_not_ended() -> None:
     world = World(LONG, Random(1))
     for rank in world.ranks[2:]:
         rank.waits = True
-    world.at(5.0, world.ranks[0].end_script)
+    world.schedule(5.0, world.ranks[0].end_script)
     world.run(until_s=1100.0)
     assert world.said == []
     assert world.printed == []

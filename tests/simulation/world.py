@@ -11,11 +11,16 @@ from typing import Any, NamedTuple
 
 from mpiddp.failure.rank import Member
 from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, OWN, Report, Seen, Verdict
+from mpiddp.ipc.codec import Text, Unreadable
 from mpiddp.sentinel import events, protocol
 from mpiddp.sentinel.coordinator import Coordinator, State
-from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own
-from mpiddp.sentinel.protocol import LAST_S, LAUNCHER_S, Watched
+from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own_watcher
+from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, WatchedRank
+from mpiddp.sentinel.state_machine import StateMachine
 from mpiddp.sentinel.watcher import Watcher
+
+StateMachine.raises = True
+CoordinatorMessage = protocol.CoordinatorToSentinel | Text | Unreadable
 
 NOTICING_S = 0.005  # for a launcher to notice that a rank is gone
 CLEANING_S = 0.7  # that a sentinel may take to end what its rank left
@@ -91,9 +96,9 @@ class World:
         self.coordinator_gone_s: float | None = None  # before it had told all to end
         self.ranks = [Rank(self, number) for number in range(shape.ranks)]
         self.sentinels = [Sentinel(self, rank) for rank in self.ranks]
-        self.office = Office(self)
+        self.server = Server(self)
         for rank in self.ranks:
-            self.at(random.uniform(0, 0.05), rank.begin)
+            self.schedule(random.uniform(0, 0.05), rank.begin)
 
     def link(self, caller: Sentinel) -> int:
         """Return a number for a new connection to the coordinator."""
@@ -101,15 +106,15 @@ class World:
         return len(self.callers)
 
     def trace(self, *words: object) -> None:
-        """Tell what happens, if somebody listens."""
+        """Pass on what happens, if a trace is wanted."""
         if self._tell:
             self._tell(f"{self.now:9.4f}  " + " ".join(map(str, words)))
 
-    def at(self, after_s: float, act: Callable[..., object], *arguments: Any) -> None:
+    def schedule(self, after_s: float, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act` so long from now."""
-        self._schedule(self.now + after_s, act, *arguments)
+        self._schedule_at(self.now + after_s, act, *arguments)
 
-    def _schedule(self, at_s: float, act: Callable[..., object], *arguments: Any) -> None:
+    def _schedule_at(self, at_s: float, act: Callable[..., object], *arguments: Any) -> None:
         self._count += 1
         heapq.heappush(self._queue, (at_s, self._count, act, arguments))
 
@@ -117,21 +122,21 @@ class World:
         """Call `act` so long from now, but never before what was sent over this channel earlier."""
         due = max(self._last.get(channel, 0.0), self.now + delay_s)
         self._last[channel] = due
-        self._schedule(due, act, *arguments)
+        self._schedule_at(due, act, *arguments)
 
-    def between(self, one: int, other: int) -> float | None:
+    def between(self, node: int, other: int) -> float | None:
         """Return the delay of a message between two nodes, None if it never arrives."""
-        if one != other and {one, other} & self.lost_nodes:
+        if node != other and {node, other} & self.lost_nodes:
             return None
         delay = self.random.uniform(*LOCAL_S)
-        if one != other and self.cut_off:
-            delay += max(0.0, max(self.cut_off.get(one, 0.0), self.cut_off.get(other, 0.0)) - self.now)
-        if one != other and {one, other} & self.slow_nodes:
+        if node != other and self.cut_off:
+            delay += max(0.0, max(self.cut_off.get(node, 0.0), self.cut_off.get(other, 0.0)) - self.now)
+        if node != other and {node, other} & self.slow_nodes:
             delay += self.random.uniform(0, self.shape.slow_s)
         return delay
 
     def run(self, until_s: float) -> None:
-        """Let everything happen, up to a time."""
+        """Process the events up to a time."""
         while self._queue and self._queue[0][0] <= until_s:
             self.now, _, act, arguments = heapq.heappop(self._queue)
             act(*arguments)
@@ -158,13 +163,13 @@ class World:
             self.kill_all(NOTICING_S + self.random.uniform(0, self.shape.kills_s))
 
     def hold_busy_ranks(self, but: Rank) -> None:
-        """Let the ranks that are in native code stay there."""
+        """Draw which of the other ranks stay in native code."""
         for rank in self.ranks:
             rank.busy |= rank is not but and self.random.random() < self.shape.busy
 
     def note_coordinator_lost(self) -> None:
         """Note when a fault took the coordinator, if that was before it had told all ranks to end."""
-        if self.office.coordinator.state is not State.ENDING and not all(rank.left for rank in self.ranks):
+        if self.server.coordinator.state is not State.ENDING and not all(rank.left for rank in self.ranks):
             self.coordinator_gone_s = self.now
 
     def kill_all(self, after_s: float) -> None:
@@ -173,10 +178,10 @@ class World:
             reached_s = after_s + self.random.uniform(0, 0.05)
             if node not in self.lost_nodes:
                 for rank in self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
-                    self.at(reached_s + self.random.uniform(0, 0.01), rank.die, signal.SIGKILL)
+                    self.schedule(reached_s + self.random.uniform(0, 0.01), rank.die, signal.SIGKILL)
 
     def lose_node(self, node: int) -> None:
-        """Let a node vanish, without a word to anybody."""
+        """Let a node vanish without closing its connections."""
         self.trace("node", node, "is lost")
         self.lost_nodes.add(node)
         ranks = self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]
@@ -187,16 +192,16 @@ class World:
             self.on_stall(rank)
 
     def doubt(self, *lost: str) -> None:
-        """Put aside the reports of those that are lost, if they could perhaps not tell any more that it is printed."""
-        if self.office.coordinator.owes_word:
-            self.doubtful += [one for one in self.printed if one.by in lost]
-            self.printed = [one for one in self.printed if one.by not in lost]
+        """Put aside the reports of lost processes that may not have reported any more that it is printed."""
+        if self.server.coordinator.has_unprinted_verdict:
+            self.doubtful += [report for report in self.printed if report.by in lost]
+            self.printed = [report for report in self.printed if report.by not in lost]
 
     def on_stall(self, rank: Rank) -> None:
         """Let the other ranks notice, at the end of their collective's time, that one does not come."""
         for other in self.ranks:
             if other is not rank:
-                self.at(COLLECTIVE_S + self.random.uniform(0, 0.2), other.miss, rank)
+                self.schedule(COLLECTIVE_S + self.random.uniform(0, 0.2), other.notice_loss, rank)
 
     def on_gone(self, rank: Rank) -> None:
         """Let the other ranks notice that one is gone: some at once, by its connections, others in time."""
@@ -207,7 +212,7 @@ class World:
             if other is not rank and not other.reporting:
                 soon = self.random.random() < 0.5
                 after_s = self.random.uniform(0.0005, 0.05) if soon else COLLECTIVE_S
-                self.at(after_s, other.miss, rank)
+                self.schedule(after_s, other.notice_loss, rank)
 
 
 class Rank:
@@ -227,7 +232,7 @@ class Rank:
         self.killed_by_sentinel = False
         self.gone_s: float | None = None
         self.reporting: Report | None = None
-        self.ruling: protocol.Ruling | None = None
+        self.decision: protocol.Decision | None = None
         self.last_words_s = 0.0
         self.script_over = False
         self.waits = False  # in a collective, for others
@@ -240,91 +245,91 @@ class Rank:
         """The sentinel, also if it was killed."""
         return self.world.sentinels[self.number]
 
-    def miss_sentinel(self) -> None:
-        """Notice that the sentinel was killed, and speak with the coordinator over its connection."""
-        if not self.alive or self.left or self.stopped or self.busy or self.ruling is not None:
+    def notice_sentinel_death(self) -> None:
+        """Notice that the sentinel was killed, and use its connection to the coordinator."""
+        if not self.alive or self.left or self.stopped or self.busy or self.decision is not None:
             return
         self.world.trace(f"rank {self.number} goes on unwatched")
         self.unwatched = True
-        self.say(protocol.Unwatched())
+        self.send(protocol.SentinelLost())
         if self.script_over:
-            self.say(protocol.ScriptEnded())
+            self.send(protocol.ScriptEnded())
         if self.reporting:
-            self.say(protocol.Failed(self.reporting))
+            self.send(protocol.Failed(self.reporting))
             self.expect_answer()
         held, self.sentinel.held = self.sentinel.held, []
         for message in held:
-            self.hear(message)
+            self.receive(message)
 
-    def say(self, message: protocol.Sent) -> None:
+    def send(self, message: protocol.RankToSentinel | protocol.SentinelLost) -> None:
         """Send a message to the sentinel, or to the coordinator."""
         world = self.world
         if not self.alive:
             return
-        world.trace(f"rank {self.number} says", message)
+        world.trace(f"rank {self.number} sends", message)
         if not self.unwatched:
             world.send(("rank", self.number), world.random.uniform(*LOCAL_S), self.sentinel.post,
                        events.FromRank(message))
         elif self.number:
-            self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, message))
+            self.sentinel.send_to_coordinator(events.FromPeer(self.sentinel.link, message))
 
     def expect_answer(self) -> None:
-        """Rule alone if nobody answers; an unwatched rank 0 has nobody who could."""
+        """Decide alone if nobody answers; nobody can answer a rank 0 without a sentinel."""
         assert self.reporting
-        alone_s = LAUNCHER_S if self.reporting.kind == CONSEQUENCE else 0.001
-        self.world.at(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
+        alone_s = LAUNCHER_KILL_TIMEOUT_S if self.reporting.kind == CONSEQUENCE else 0.001
+        self.world.schedule(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
 
     def begin(self) -> None:
         """Start, and join the job."""
         shape = self.world.shape
-        self.say(protocol.Stage("MPI_Init"))
+        self.send(protocol.Stage("MPI_Init"))
         if self.number == 0:
-            self.say(protocol.Coordinate("a", "t", shape.ranks))
+            self.send(protocol.StartCoordinator("a", "t", shape.ranks))
         after_s = 0.2 + self.world.random.uniform(0, 0.1)
-        self.world.at(after_s, self.say, protocol.Join(self.member, "a", 1, "t"))
-        self.world.at(after_s, self.say, protocol.Stage(""))
-        self.world.at(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
+        self.world.schedule(after_s, self.send, protocol.RegisterRank(self.member, "a", 1, "t"))
+        self.world.schedule(after_s, self.send, protocol.Stage(""))
+        self.world.schedule(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
 
     def end_script(self) -> None:
-        """Come to the script's end, and wait for the others."""
+        """Finish the script, and wait for the others."""
         if not self.alive or self.reporting or self.stopped or self.busy:
             return
         self.script_over = True
-        self.say(protocol.ScriptEnded())
+        self.send(protocol.ScriptEnded())
         if self.world.shape.gives_up:
-            self.world.at(EXIT_TIMEOUT_S, self.give_up_others)
-        if all(one.script_over for one in self.world.ranks):
-            for one in self.world.ranks:
+            self.world.schedule(EXIT_TIMEOUT_S, self.give_up_others)
+        if all(other.script_over for other in self.world.ranks):
+            for rank in self.world.ranks:
                 after_s = self.world.random.uniform(0.001, self.world.shape.leaving_s)
-                self.world.at(after_s, one.leave)
+                self.world.schedule(after_s, rank.leave)
 
     def give_up_others(self) -> None:
-        """Fail if others have not come to their end by now."""
-        if not all(one.script_over for one in self.world.ranks):
+        """Fail if others have not finished by now."""
+        if not all(other.script_over for other in self.world.ranks):
             self.fail("waited in vain for the end of others", 1, kind=CONSEQUENCE)
 
     def leave(self) -> None:
         """Leave the job in order."""
         if self.alive and not self.reporting and not self.stopped:
             if not self.sentinel.alive:
-                self.miss_sentinel()
+                self.notice_sentinel_death()
             self.left = True
-            self.say(protocol.Bye())
-            self.world.at(0.005, self.exit, 0)
+            self.send(protocol.Leave())
+            self.world.schedule(0.005, self.exit, 0)
 
     def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
-        """Report an error, wait for what follows, and tell whether this rank still could."""
+        """Report an error, wait for what follows, and return whether this rank still could."""
         if not self.alive or self.reporting or self.left or self.stopped or self.busy:
             return False
         self.reporting = Report(self.number, self.host, kind, cause, status)
         self.last_words_s = last_words_s
-        self.say(protocol.Failed(self.reporting))
+        self.send(protocol.Failed(self.reporting))
         self.expect_answer()
         if kind == OWN:
             self.world.on_stall(self)
         return True
 
-    def miss(self, other: Rank) -> None:
+    def notice_loss(self, other: Rank) -> None:
         """Notice in a collective that another rank is gone, or late."""
         missing = not other.alive or other.stopped or other.reporting
         if missing and self.world.shape.watchdog and other.alive and not self.busy and not self.stopped:
@@ -334,51 +339,52 @@ class Rank:
             self.fail(f"connection closed by peer (rank {other.number})", 1, kind=CONSEQUENCE)
 
     def give_up(self) -> None:
-        """Rule alone: nobody answers."""
-        if self.alive and not self.stopped and self.ruling is None:
+        """Decide alone: nobody answers."""
+        if self.alive and not self.stopped and self.decision is None:
             assert self.reporting
-            self.obey(protocol.Ruling(Verdict(self.reporting), self.reporting.status, True))
+            self.follow(protocol.Decision(Verdict(self.reporting), self.reporting.status, True))
 
-    def hear(self, message: protocol.Message) -> None:
+    def receive(self, message: protocol.SentinelToRank | CoordinatorMessage) -> None:
         """Take a message of the sentinel, or of the coordinator."""
         if not self.alive:
             return
-        self.world.trace(f"rank {self.number} hears", message)
-        if isinstance(message, protocol.Ruling) and self.ruling is None:
-            self.obey(message)
-        elif isinstance(message, protocol.End):
+        self.world.trace(f"rank {self.number} receives", message)
+        if isinstance(message, protocol.Decision) and self.decision is None:
+            self.follow(message)
+        elif isinstance(message, protocol.EndRank):
             self.told_to_end = message.status
         elif isinstance(message, protocol.JobEnds):
             if not self.ends:
-                self.world.at(self.world.shape.grace_s + LAST_S, self.die, signal.SIGKILL, True)
+                self.world.schedule(self.world.shape.grace_s + FINAL_EXIT_TIMEOUT_S, self.die, signal.SIGKILL, True)
             self.ends = True
-            is_parked = self.ruling is not None and not self.ruling.abort
+            is_parked = self.decision is not None and not self.decision.abort
             if message.abort and (message.waits or is_parked or not self.reporting):
-                self.world.at(0.001, self.end_job, message.status)
+                self.world.schedule(0.001, self.end_job, message.status)
 
-    def obey(self, ruling: protocol.Ruling) -> None:
+    def follow(self, decision: protocol.Decision) -> None:
         """Do what follows from a failure."""
         if self.stopped or self.busy:
             return
-        self.ruling = ruling
-        if ruling.verdict is not None:
-            self.world.print_report(self.names[0], ruling.verdict)
-            self.say(protocol.Told())
-        self.world.at(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
+        self.decision = decision
+        if decision.verdict is not None:
+            self.world.print_report(self.names[0], decision.verdict)
+            self.send(protocol.ReasonPrinted())
+        self.world.schedule(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
 
     def finish_failed(self) -> None:
         """End the job, or wait for the rank that does."""
         if not self.alive or self.stopped or self.busy:
             return
-        assert self.ruling
-        self.say(protocol.Through())
-        self.world.at(0.1 if self.ruling.abort else self.world.shape.grace_s + 1, self.end_job, self.ruling.status)
+        assert self.decision
+        self.send(protocol.CleanupDone())
+        after_s = 0.1 if self.decision.abort else self.world.shape.grace_s + 1
+        self.world.schedule(after_s, self.end_job, self.decision.status)
 
     def alert(self) -> None:
-        """Get END_SIGNAL, after an `End`."""
+        """Get END_SIGNAL, after an `EndRank`."""
         self.stopped = False
         if self.alive and not self.busy:
-            self.world.at(0.001, self.end_job, getattr(self, "told_to_end", 1))
+            self.world.schedule(0.001, self.end_job, getattr(self, "told_to_end", 1))
 
     def end_job(self, status: int) -> None:
         """End by oneself, or by MPI_Abort with all others."""
@@ -407,17 +413,18 @@ class Rank:
         world.send(("rank", self.number), 0.0005, self.sentinel.post, events.RankGone(wait_status))
         if not self.sentinel.alive:
             if self.left and self.number:
-                self.sentinel.send_to_office(events.FromPeer(self.sentinel.link, protocol.Bye()))
+                self.sentinel.send_to_coordinator(events.FromPeer(self.sentinel.link, protocol.Leave()))
             self.sentinel.hang_up()
         for other in self.watched_by:
-            world.at(world.random.uniform(*LOCAL_S), other.post, events.Noticed(protocol.Ended(self.number)))
+            ended = events.Observed(protocol.PeerProcessEnded(self.number))
+            world.schedule(world.random.uniform(*LOCAL_S), other.post, ended)
         world.on_exit(self)
         if not self.left:
             world.on_gone(self)
 
 
 class Timers:
-    """Lets `Due` come to a process, once for each time that a timer is set."""
+    """Posts `Due` to a process, once for each time that a timer is set."""
 
     def __init__(self, world: World, post: Callable[[events.Due], object]) -> None:
         self._world, self._post = world, post
@@ -428,10 +435,10 @@ class Timers:
         """Set a timer; one of the same name is replaced."""
         self._last_turn += 1
         self._turns[name] = self._last_turn
-        self._world.at(after_s, self._due, name, self._last_turn)
+        self._world.schedule(after_s, self._due, name, self._last_turn)
 
     def drop(self, name: str) -> None:
-        """Let a timer not come."""
+        """Cancel a timer."""
         self._turns.pop(name, None)
 
     def _due(self, name: str, turn: int) -> None:
@@ -446,28 +453,28 @@ class Sentinel:
     def __init__(self, world: World, rank: Rank) -> None:
         self.world, self.rank, self.number = world, rank, rank.number
         shape = world.shape
-        watched = Watched(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0,
+        watched = WatchedRank(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0,
                           "1.0" if shape.by_srun else None, list, shape.by_srun, 60.0)
         self.watched = watched
         self.watcher = Watcher(watched, 0.0)
         self.alive = True
         self.linked = False
         self.link = 0  # as the coordinator numbers the connection
-        self.held: list[protocol.Message] = []  # what the coordinator has said since it was killed
+        self.held: list[CoordinatorMessage] = []  # what the coordinator has said since it was killed
         self._events: deque[events.WatcherEvent] = deque()
         self._timers = Timers(world, self.post)
-        self._do_all(self.watcher.taken())
+        self._do_all(self.watcher.take_actions())
 
     def vanish(self) -> None:
-        """Be gone without a word."""
+        """Vanish without closing the connections."""
         self.alive = False
         if self.number == 0:
             self.world.note_coordinator_lost()
             for other in self.world.sentinels[1:]:
                 if other.linked:
-                    self.world.at(LOST_LINK_S, other.post, events.CoordinatorGone(closed=False))
+                    self.world.schedule(LOST_LINK_S, other.post, events.Rank0Lost(closed=False))
         elif self.linked:
-            self.world.at(LOST_LINK_S, self.world.office.post, events.PeerLost(self.link, "timed out"))
+            self.world.schedule(LOST_LINK_S, self.world.server.post, events.PeerLost(self.link, "timed out"))
 
     def die(self) -> None:
         """End; if the rank is gone too, the kernel closes the connections."""
@@ -478,22 +485,22 @@ class Sentinel:
         if not self.rank.alive:
             self.hang_up()
             return
-        self.world.at(self.world.random.uniform(0.001, 0.1), self.rank.miss_sentinel)
+        self.world.schedule(self.world.random.uniform(0.001, 0.1), self.rank.notice_sentinel_death)
         for other in self.world.sentinels[1:] if self.number == 0 else []:
             if other.linked:
-                self._send(other, other.post, events.CoordinatorKilled())
+                self._send(other, other.post, events.CoordinatorLost())
 
     def hang_up(self) -> None:
         """Close the connections, which nobody has any more."""
         if self.number == 0:
             for other in self.world.sentinels[1:]:
                 if other.linked:
-                    self._send(other, other.post, events.CoordinatorGone(closed=True))
+                    self._send(other, other.post, events.Rank0Lost(closed=True))
         elif self.linked:
-            self.send_to_office(events.PeerLost(self.link))
+            self.send_to_coordinator(events.PeerLost(self.link))
 
     def post(self, event: events.WatcherEvent) -> None:
-        """Tell the logic of an event, and do what it wants; an event that comes meanwhile is told afterwards."""
+        """Pass an event to the logic, and do what it wants; an event that comes meanwhile follows afterwards."""
         self._events.append(event)
         if len(self._events) == 1:
             while self._events:
@@ -501,27 +508,27 @@ class Sentinel:
                     self.world.trace(f"sentinel {self.number} <-", self._events[0])
                     self._do_all(self.watcher.handle(self._events[0], self.world.now))
                 elif isinstance(self._events[0], events.FromCoordinator):
-                    self._hear_for_rank(self._events[0].message)
+                    self._receive_for_rank(self._events[0].message)
                 self._events.popleft()
 
-    def _hear_for_rank(self, message: protocol.Message) -> None:
-        """Let the rank have what has come over the connection since this sentinel was killed."""
+    def _receive_for_rank(self, message: CoordinatorMessage) -> None:
+        """Pass the rank what has come over the connection since this sentinel was killed."""
         if not self.rank.unwatched:
             self.held.append(message)
         else:
-            self.rank.hear(message)
+            self.rank.receive(message)
 
     def _send(self, other: Sentinel, act: Callable[..., object], *arguments: Any) -> None:
         delay = self.world.between(self.rank.node, other.rank.node)
         if delay is not None:
             self.world.send(("down", other.number), delay, act, *arguments)
 
-    def send_to_office(self, event: events.CoordinatorEvent) -> None:
-        """Tell the coordinator of an event."""
+    def send_to_coordinator(self, event: events.CoordinatorEvent) -> None:
+        """Pass an event to the coordinator."""
         if self.number == 0:
-            self.world.office.post(event)
+            self.world.server.post(event)
         elif (delay := self.world.between(self.rank.node, 0)) is not None:
-            self.world.send(("up", self.number), delay, self.world.office.post, event)
+            self.world.send(("up", self.number), delay, self.world.server.post, event)
 
     def _do_all(self, actions: list[events.WatcherAction]) -> None:
         for action in actions:
@@ -532,23 +539,23 @@ class Sentinel:
         match action:
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
-            case events.DropTimer(name):
+            case events.CancelTimer(name):
                 self._timers.drop(name)
-            case events.Say(text):
+            case events.PrintLine(text):
                 world.trace(text)
                 world.said.append(text)
-            case events.TellReason(verdict):
+            case events.PrintReason(verdict):
                 world.print_report(rank.names[1], verdict)
             case events.ToRank(message):
-                world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.hear, message)
+                world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.receive, message)
             case events.ToCoordinator(message):
                 if self.linked:
-                    self.send_to_office(events.FromPeer(self.link, message))
-            case events.MeetCoordinator(request):
+                    self.send_to_coordinator(events.FromPeer(self.link, message))
+            case events.CarryOut(protocol.RegisterRank() as request):
                 self._meet(request.member)
-            case events.LookAtRank(protocol.Look()):
-                self._do(events.ToCoordinator(protocol.Condition(rank.stopped)))
-            case events.WatchNeighbour(number):
+            case events.ObserveRank(protocol.QueryStopped()):
+                self._do(events.ToCoordinator(protocol.StoppedStatus(rank.stopped)))
+            case events.WatchProcess(number):
                 self._watch(number)
             case _:
                 self._do_to_rank(action)
@@ -556,52 +563,52 @@ class Sentinel:
     def _do_to_rank(self, action: events.WatcherAction) -> None:
         world, rank = self.world, self.rank
         match action:
-            case events.Alert():
+            case events.WatcherCommand.SIGNAL_END:
                 world.send(("to rank", self.number), 0.0005, rank.alert)
-            case events.AskToEnd():
+            case events.WatcherCommand.REQUEST_TERMINATION:
                 if world.random.random() < 0.3 and not rank.stopped and not rank.busy:
-                    world.at(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
-            case events.Terminate() | events.Kill():
+                    world.schedule(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
+            case events.WatcherCommand.TERMINATE | events.WatcherCommand.KILL:
                 rank.die(signal.SIGKILL, by_sentinel=True)
-            case events.LeaveInOrder():
+            case events.WatcherCommand.LEAVE_JOB:
                 if self.number == 0:
-                    world.office.post(events.OwnRankLeft())
+                    world.server.post(events.OwnRankEnded(in_order=True))
                 else:
-                    self._do(events.ToCoordinator(protocol.Bye()))
+                    self._do(events.ToCoordinator(protocol.Leave()))
                 self._die_when_idle()
-            case events.LetAllEnd():
+            case events.WatcherCommand.END_OTHERS:
                 if self.number == 0:
-                    world.office.post(events.OwnRankGone())
-            case events.CancelStep():
+                    world.server.post(events.OwnRankEnded(in_order=False))
+            case events.WatcherCommand.CANCEL_STEP:
                 world.cancelled = True
                 world.kill_all(0.1)
-            case events.CleanUp():
-                world.at(world.random.uniform(0.01, CLEANING_S), self._die_when_idle)
+            case events.WatcherCommand.CLEAN_UP:
+                world.schedule(world.random.uniform(0.01, CLEANING_S), self._die_when_idle)
 
     def _die_when_idle(self) -> None:
-        if self.number == 0 and self.world.office.coordinator.owes_word:
-            self.world.at(0.05, self._die_when_idle)
+        if self.number == 0 and self.world.server.coordinator.has_unprinted_verdict:
+            self.world.schedule(0.05, self._die_when_idle)
         else:
             self.die()
 
     def _meet(self, member: Member) -> None:
         self.linked = True
         if self.number == 0:
-            self.world.office.post(events.OwnRank(0, member))
+            self.world.server.post(events.OwnRankJoined(0, member))
         else:
             self.link = self.world.link(self)
             hello = protocol.Hello(member.rank, member.host, member.pid, member.namespace)
-            self.send_to_office(events.Greeted(self.link, hello))
+            self.send_to_coordinator(events.PeerGreeted(self.link, hello))
             if not (self.world.ranks[0].alive or self.world.sentinels[0].alive):
-                self.world.at(LOCAL_S[0], self.post, events.CoordinatorGone(closed=True))
+                self.world.schedule(LOCAL_S[0], self.post, events.Rank0Lost(closed=True))
 
     def _watch(self, number: int) -> None:
         self.world.ranks[number].watched_by.append(self)
         if not self.world.ranks[number].alive:
-            self.world.at(0.001, self.post, events.Noticed(protocol.Ended(number)))
+            self.world.schedule(0.001, self.post, events.Observed(protocol.PeerProcessEnded(number)))
 
 
-class Office:
+class Server:
     """The coordinator's process, which is that of rank 0's sentinel."""
 
     def __init__(self, world: World) -> None:
@@ -616,11 +623,11 @@ class Office:
         return not self._process.alive
 
     def post(self, event: events.CoordinatorEvent) -> None:
-        """Tell the logic of an event, and do what it wants."""
+        """Pass an event to the logic, and do what it wants."""
         if not self.is_gone:
             self.world.trace("coordinator <-", event)
             actions = self.coordinator.handle(event, self.world.now)
-            for action in sorted(actions, key=is_for_own):
+            for action in sorted(actions, key=is_for_own_watcher):
                 self._do(action)
 
     def _do(self, action: events.CoordinatorAction) -> None:
@@ -634,22 +641,22 @@ class Office:
                     world.send(("down", other.number), delay, other.post, events.FromCoordinator(message))
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
-            case events.TellReason(verdict):
+            case events.PrintReason(verdict):
                 world.print_report("coordinator", verdict)
-            case events.CancelStep():
+            case events.CoordinatorCommand.CANCEL_STEP:
                 world.cancelled = True
                 world.kill_all(0.1)
-            case events.Say(text):
+            case events.PrintLine(text):
                 world.said.append(text)
-            case events.LookForDeserted():
-                world.at(world.random.uniform(0.2, 2.0), self._tell_deserted)
-            case events.Survey():
-                world.at(world.random.uniform(0.2, 2.0), self.post, events.Found(Seen()))
-            case events.Drop():
+            case events.CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
+                world.schedule(world.random.uniform(0.2, 2.0), self._post_wait_for_finished)
+            case events.CoordinatorCommand.TAKE_SNAPSHOT:
+                world.schedule(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(Seen()))
+            case events.CloseConnection():
                 pass
 
-    def _tell_deserted(self) -> None:
-        """Tell whether all ranks that have not come to their end wait for those that have."""
-        living = [one for one in self.world.ranks if not one.script_over]
-        waits = living and all(one.waits for one in living)
-        self.post(events.Deserted(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))
+    def _post_wait_for_finished(self) -> None:
+        """Post whether all unfinished ranks wait for those that have finished."""
+        living = [rank for rank in self.world.ranks if not rank.script_over]
+        waits = living and all(rank.waits for rank in living)
+        self.post(events.WaitForFinishedRank(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))
