@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from .base.config import DEFAULT_FOLD_WINDOW_S, PREFIX, Desk, LaunchConfig, Script, Shape
 from .base.errors import EXIT_USAGE
-from .base.stderr import answer, say, warn
+from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
 from .options.help import Parser
 from .options.table import FIELDS, FLAGS, OPTIONS, default_of, flag_of, split, unknown
@@ -46,7 +46,7 @@ def main() -> int:
         from .discovery.schedulers import slurm_hosts
         from .planning.dry_run import describe
 
-        return answer(describe(job, slurm_hosts(os.environ)))
+        return print_answer(describe(job, slurm_hosts(os.environ)))
     from .launch import launch
 
     return launch(job)
@@ -62,13 +62,13 @@ def plan_at_desk(job: Desk) -> int:
     try:
         found, warnings = seats(serialization.read(job.facts_file), job.config)
     except (OSError, ValueError) as error:
-        say(f"mpiddp: --facts: {error}")
+        write_line(f"mpiddp: --facts: {error}")
         return EXIT_USAGE
     except LaunchError as error:
-        say(str(error))
+        write_line(str(error))
         return EXIT_CANNOT_START
     warn(warnings)
-    status = answer("\n".join(lines(found)))
+    status = print_answer("\n".join(lines(found)))
     if job.config.map_file:
         from .reporting.start import draw
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from .stderr import say
+from .stderr import write_line
 
 STREAM = re.compile(r"/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/(\d+)")
 STREAMS = ("stdin", "stdout", "stderr")
@@ -330,7 +330,7 @@ def write_json(path: str, content: object) -> None:
 def write(path: str, content: str) -> None:
     """Write a file that was asked for, or say why that cannot be done."""
     if why := written(path, content):
-        say(why)
+        write_line(why)
 
 
 def written(path: str, content: str) -> str:
@@ -351,4 +351,4 @@ def note_suspects(path: str, found: Iterable[tuple[str, str]]) -> None:
         with open(open_for_writing(path, append=True), "a", encoding="utf-8", errors="replace") as file:
             file.write("".join(lines))
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {reason(error, path)}")
+        write_line(f"mpiddp: cannot write {path}: {reason(error, path)}")

@@ -11,11 +11,11 @@ from typing import TextIO
 
 from .errors import EXIT_OUTPUT_LOST
 
-FORWARDING_S = 0.1  # time for a launcher to pass on a rank's last output: MPICH's drops what it has not read by then
+LAUNCHER_FORWARDING_S = 0.1  # a launcher needs it to forward a rank's last output; MPICH's drops what it has not read
 STDERR = 2  # the descriptor: a script may have put something else in the place of sys.stderr
 
 
-def say(text: str, descriptor: int = STDERR) -> None:
+def write_line(text: str, descriptor: int = STDERR) -> None:
     """Flush Python's stderr, then print a line or a block by one write; print nothing if nobody reads it."""
     with contextlib.suppress(Exception):  # a script may have put any object in the place of sys.stderr
         sys.stderr.flush()
@@ -23,13 +23,13 @@ def say(text: str, descriptor: int = STDERR) -> None:
         _write(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))
 
 
-def write_through(write: Callable[[int, bytes], None]) -> None:
-    """Let `write` write what say() prints in this process, and in those that it forks."""
+def set_writer(write: Callable[[int, bytes], None]) -> None:
+    """Let `write` write what write_line() prints in this process, and in those that it forks."""
     global _write
     _write = write
 
 
-def answer(text: str) -> int:
+def print_answer(text: str) -> int:
     """Print what a command was asked for, on stdout by one write; return 0, or the exit status for lost output.
 
     What stdout's encoding lacks becomes "?". Why it cannot be written is said, unless nobody reads on. What is left is
@@ -48,7 +48,7 @@ def answer(text: str) -> int:
             out.write(data.decode(encoding))
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            say(f"mpiddp: cannot write stdout: {error.strerror}")
+            write_line(f"mpiddp: cannot write stdout: {error.strerror}")
         if out is not None:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
@@ -68,7 +68,7 @@ def descriptor_of(file: TextIO) -> int:
 def warn(warnings: Sequence[str]) -> None:
     """Print warnings."""
     for warning in warnings:
-        say(f"mpiddp: warning: {warning}")
+        write_line(f"mpiddp: warning: {warning}")
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .stderr import FORWARDING_S, STDERR
+from .stderr import LAUNCHER_FORWARDING_S, STDERR
 
 FILE = io.IOBase.__bases__[0]  # the type in C of all files: a check against it calls no Python code
 hard_exit = os._exit  # Python's own: os._exit is replaced while a script runs, so that its call is noticed
@@ -91,7 +91,7 @@ def shortly(act: Callable[[], object]) -> None:
     acting = threading.Thread(target=act, daemon=True)
     with contextlib.suppress(RuntimeError):  # no thread can be started
         acting.start()
-        acting.join(FORWARDING_S)
+        acting.join(LAUNCHER_FORWARDING_S)
 
 
 def flush_files() -> list[Any]:
@@ -111,7 +111,7 @@ def let_through() -> None:
     """Flush, and wait until the launcher has probably read the output, but not for a file system that hangs."""
     shortly(flush_files)
     flush()
-    time.sleep(FORWARDING_S)
+    time.sleep(LAUNCHER_FORWARDING_S)
 
 
 def c_exit(status: int) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..base.config import RESTARTS, LaunchConfig
 from ..base.files import Claim, free_claim, open_for_writing, reason
 from ..base.ranks import Place
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..discovery import runtime, schedulers
 from ..failure.rank import LogPlan
 from ..ipc.channel import listen
@@ -163,5 +163,5 @@ def begin(ranks: Sequence[Opened], hosts: Sequence[str]) -> list[bool]:
         return [True] * len(logs)
     except OSError as error:
         path = logs[0].ranks_file
-        say(f"mpiddp: cannot write {path}: {reason(error, path)}; the job goes on without it")
+        write_line(f"mpiddp: cannot write {path}: {reason(error, path)}; the job goes on without it")
         return [False] * len(logs)

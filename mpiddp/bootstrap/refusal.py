@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..base.errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
 from ..base.polling import wait_for
-from ..base.stderr import FORWARDING_S, STDERR, say
+from ..base.stderr import LAUNCHER_FORWARDING_S, STDERR, write_line
 from ..base.termination import abort, let_through
 from ..discovery import launchers
 
@@ -34,9 +34,9 @@ def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
         time.sleep(PATIENCE_S)
         if not on_node or launcher.task > 0 or not launchers.is_first_on_node(os.environ):
             return
-    say(message)
+    write_line(message)
     if launcher is not None:
-        time.sleep(FORWARDING_S)
+        time.sleep(LAUNCHER_FORWARDING_S)
 
 
 @contextlib.contextmanager
@@ -53,8 +53,8 @@ def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
 def refuse(comm: MPI.Comm, error: LaunchError) -> None:
     """Print on rank 0 why the job cannot start; return when the launcher has had time to pass it on. Collective."""
     if comm.rank == 0:
-        say(str(error))
-        time.sleep(FORWARDING_S)
+        write_line(str(error))
+        time.sleep(LAUNCHER_FORWARDING_S)
     said = comm.Ibarrier()
     with contextlib.suppress(TimeoutError):
         wait_for(lambda: said.Test() or None, time.monotonic() + PATIENCE_S, TimeoutError, lambda _: None, PATIENCE_S)
@@ -64,6 +64,6 @@ def refuse_alone(error: LonelyLaunchError, descriptor: int = STDERR) -> NoReturn
     """Print a reason that only this rank knows, and end the job on all ranks."""
     from mpi4py import MPI
 
-    say(str(error), descriptor)
+    write_line(str(error), descriptor)
     let_through()
     abort(MPI, EXIT_CANNOT_START)

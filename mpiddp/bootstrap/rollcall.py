@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..base.errors import EndTimeoutError, LaunchError, LonelyLaunchError
 from ..base.polling import wait_for
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.text import listed
 from ..base.timeline import WAIT, begin
 from ..discovery.runtime import hostname, pid_namespace
@@ -51,7 +51,7 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
 
     def remind(waited_s: float) -> None:
         if comm.rank == 0:
-            say(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others")
+            write_line(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others")
 
     deadline = began_s + timeout_s + min(comm.rank, TURNS)
     wait_for(lambda: barrier.Test() or None, deadline, lambda: late, remind, REMIND_AFTER_S)
@@ -204,7 +204,7 @@ class RollCall:
             return f"{len(some)} of {self.size} ranks: {listed(some)}"
 
         wait_for(look, lambda: self._deadline, lambda: self._late(f"waited for {names()}"),
-                 lambda waited_s: say(f"mpiddp: waiting {waited_s:.0f} s for {names()}"), REMIND_AFTER_S)
+                 lambda waited_s: write_line(f"mpiddp: waiting {waited_s:.0f} s for {names()}"), REMIND_AFTER_S)
 
     def _late(self, found: str) -> LonelyLaunchError:
         return LonelyLaunchError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from ..base.errors import LonelyLaunchError
-from ..base.stderr import STDERR, say, write_all
+from ..base.stderr import STDERR, write_all, write_line
 from ..base.text import listed
 from . import OWN_S, PAUSE_S
 from .bench.network import Ways, together
@@ -33,7 +33,7 @@ class Progress:
             filled = WIDTH * done // max(1, of)
             write_all(STDERR, f"\r\033[K{words} [{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{of}".encode())
         elif words != self._words:
-            say(f"mpiddp.check: measuring {words}")
+            write_line(f"mpiddp.check: measuring {words}")
         self._words = words
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..base.files import note_suspects, reason, write_json
 from ..base.ranks import Environment
-from ..base.stderr import answer, say, warn
+from ..base.stderr import print_answer, warn, write_line
 from ..base.text import folded
 from ..base.version import __version__
 from ..discovery import schedulers, software
@@ -109,7 +109,7 @@ def inspect(ranks: RpcController, env: Environment, asked: CheckOptions, patienc
     notes += all_findings.notes(measured, backend or env.backend)
     if asked.quick:
         notes.insert(0, "--quick is a single pass, which may err: check again without it before a node is given back")
-    lost = answer("\n".join([head(env.backend), *lines(measured, findings, notes, exclusion())]))
+    lost = print_answer("\n".join([head(env.backend), *lines(measured, findings, notes, exclusion())]))
     warn(history.keep(measured) if history else ())
     keep(measured, findings, notes, asked)
     return ODD if findings else lost
@@ -149,10 +149,10 @@ def draw(path: str, measured: Measurements, findings: Sequence[Finding]) -> None
     try:
         drawing.write(path, measured, findings, f"{len(measured.ranks):,} ranks on {nodes_of(measured)}")
     except ImportError as error:
-        say(f"mpiddp.check: cannot draw {path}: {error} (pip install matplotlib)")
+        write_line(f"mpiddp.check: cannot draw {path}: {error} (pip install matplotlib)")
     except Exception as error:  # a library that draws may raise anything
         words = reason(error, path) if isinstance(error, OSError) else error
-        say(f"mpiddp.check: cannot draw {path}: {words}")
+        write_line(f"mpiddp.check: cannot draw {path}: {words}")
 
 
 def nodes_of(measured: Measurements) -> str:

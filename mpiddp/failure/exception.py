@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.termination import HardExit, exit_status
 from ..base.text import words_of
 from ..discovery.script import OURS
@@ -108,7 +108,7 @@ def show(error: BaseException, full: bool = True) -> None:
     except SystemExit:  # of the script's own hook: Python shows no more then
         return
     except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
-        say(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
+        write_line(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
 
 
 def run_own_hook(error: BaseException) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from ..base.stderr import answer, say
+from ..base.stderr import print_answer, write_line
 
 # What other launchers' options are here.
 INSTEAD = {
@@ -28,8 +28,8 @@ class PlainParser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is not None and file is not sys.stdout:
-            say(message)
-        elif status := answer(message):
+            write_line(message)
+        elif status := print_answer(message):
             sys.exit(status)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.files import text, write_json
 from ..base.polling import sleep_until
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.timeline import WAIT, begun
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def write(path: str, comm: MPI.Comm, host: str) -> None:
     found = comm.gather((host, offset, [(name, at + since - offset) for name, at in own]), root=0)
     if found is not None:
         write_json(path, chrome(found))
-        say(f"mpiddp: trace: {slowest(found)}")
+        write_line(f"mpiddp: trace: {slowest(found)}")
 
 
 def age_ns() -> int:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from ..base.config import LaunchConfig
 from ..base.errors import EndTimeoutError
 from ..base.files import stream_of, write
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.termination import (
     abort,
     c_exit,
@@ -348,10 +348,11 @@ class Ending:
         if ruling.verdict is not None:
             stack = exception.callstack(error)
             if stack and not self._shown:
-                say(stack)
+                write_line(stack)
             self._tell(ruling.verdict, stack)
             who = f"rank {self._member.rank} on {self._member.host}"
-            say(f"mpiddp: {who} is cut off in what it does at its end, {self._member.grace_s:g} s after it failed; "
-                "for more time: --abort-grace SECONDS")
+            grace = f"{self._member.grace_s:g} s"
+            write_line(f"mpiddp: {who} is cut off in what it does at its end, {grace} after it failed; for more time: "
+                       "--abort-grace SECONDS")
         let_through()
         self.end_job(ruling.status)

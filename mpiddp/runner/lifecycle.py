@@ -12,7 +12,7 @@ from ..base import timeline
 from ..base.config import RESTARTS, STOPPED, LaunchConfig, Script
 from ..base.errors import EXIT_REQUEUE, EndTimeoutError, LonelyLaunchError
 from ..base.files import write
-from ..base.stderr import STDERR, say, warn
+from ..base.stderr import STDERR, warn, write_line
 from ..base.text import ranges
 from ..bootstrap.refusal import refuse_alone
 from ..discovery.runtime import hostname
@@ -124,7 +124,7 @@ class RunningJob:
             words = f"rank{'s' * (len(self._incomplete) > 1)} {ranges(self._incomplete)}"
             index = self.membership.log.ranks_file
             where = f" (first lost byte of each in {index})" if index else ""
-            say(f"mpiddp: logs are incomplete: {words}{where}")
+            write_line(f"mpiddp: logs are incomplete: {words}{where}")
 
     def give_up(self) -> None:
         """Leave the job without telling the other ranks."""
@@ -155,7 +155,7 @@ class RunningJob:
         """Say whom the job waits for, if this rank has waited longest."""
         member = self.membership
         if member.roll.rank == member.groups.keys.first("reminds", member.roll.rank):
-            say(f"mpiddp: waiting {waited_s:.0f} s for the end of {self._missing()}")
+            write_line(f"mpiddp: waiting {waited_s:.0f} s for the end of {self._missing()}")
 
     def _missing(self) -> str:
         return (self.ending.missing() if self.ending else "") or "ranks whose names nobody knows"
@@ -330,5 +330,5 @@ def give_way(job: RunningJob, config: LaunchConfig, call: str) -> None:
     except BaseException as error:
         ending.fail_leaving(error)
     if job.membership.environment.rank == 0:
-        say(f"mpiddp: {call}() replaces the script: the new program has to call init_process_group(), and mpiddp "
-            "neither watches it nor keeps its output")
+        write_line(f"mpiddp: {call}() replaces the script: the new program has to call init_process_group(), and "
+                   "mpiddp neither watches it nor keeps its output")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..base.config import STANDARD_INPUT
 from ..base.errors import LaunchError
 from ..base.polling import wait_for
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..bootstrap.rollcall import REMIND_AFTER_S, RollCall
 from ..discovery import launchers
 from ..discovery.mpi import library
@@ -63,7 +63,7 @@ def read(timeout_s: float, by_prrte: bool = False) -> bytes:
         return None
 
     def remind(waited_s: float) -> None:
-        say(f"mpiddp: rank 0 has waited {waited_s:.0f} s for the end of the script on standard input")
+        write_line(f"mpiddp: rank 0 has waited {waited_s:.0f} s for the end of the script on standard input")
 
     why = " (Open MPI 5's mpirun does not pass its end on)" if by_prrte else ""
     late = missing(f"standard input had not ended after {timeout_s:.0f} s{why}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..base.polling import wait_for
-from ..base.stderr import say
+from ..base.stderr import write_line
 from . import signals
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Stop:
     def _announce(self) -> None:
         if self._parent is None or self._parent.rank == 0:
             why = "the walltime is near" if self.reason == WALLTIME else f"{signal.Signals(self.reason).name} was sent"
-            say(f"mpiddp: time to stop: {why}")
+            write_line(f"mpiddp: time to stop: {why}")
 
     def _wanted(self) -> int:
         reason = signals.noted or (WALLTIME if time.time() > self._end else 0)
@@ -129,8 +129,9 @@ class Stop:
                 return
 
     def _remind(self, waited_s: float) -> None:
-        say(f"mpiddp: rank {self._parent.rank if self._parent else 0} has waited {waited_s:.0f} s in should_stop(), "
-            "which every rank has to call equally often")
+        rank = self._parent.rank if self._parent else 0
+        write_line(f"mpiddp: rank {rank} has waited {waited_s:.0f} s in should_stop(), which every rank has to call "
+                   "equally often")
 
 
 def reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) -> Callable[[], MPI.Request]:

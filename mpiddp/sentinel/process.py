@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.text import folded, shortened
 from ..discovery.process import Process
 from ..failure.report import record, tell
@@ -55,7 +55,7 @@ def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched, b
         process = Process(pid)
     except ProcessLookupError:  # it is gone already
         if not knows_why(rank_wire):
-            say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
+            write_line(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
             time.sleep(OTHERS_S)
             run_unheard(partial(cancel, watched.step))
         return
@@ -93,7 +93,7 @@ class Sentinel:
         line = f"mpiddp: sentinel of {self._watched.who}: {shortened(words)} ({place_of(error)})"
         if line not in self._excuses:
             self._excuses.add(line)
-            say(line)
+            write_line(line)
         over = self._watcher.gone or self._watcher.state is State.OVER
         if over and not self.loop.is_set("last"):
             self.loop.set_timer("last", ENDING_S, self._end)
@@ -126,7 +126,7 @@ class Sentinel:
             case events.DropTimer(name):
                 self.loop.drop_timers(name)
             case events.Say(text):
-                say(text)
+                write_line(text)
             case events.TellReason(verdict, who, after_s, error_file):
                 self._settle_output()
                 tell(verdict, who, after_s)
@@ -261,7 +261,7 @@ class Sentinel:
             silent = out_of_reach(self._watched.hosts(), timeout_s)
             return line + (f"; no answer from {folded(silent)}" if silent else "")
 
-        self._errands.run(ask, say, late=line, patience_s=timeout_s + PATIENCE_S, needed=False)
+        self._errands.run(ask, write_line, late=line, patience_s=timeout_s + PATIENCE_S, needed=False)
 
     def _send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

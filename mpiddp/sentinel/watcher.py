@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-from ..base.stderr import FORWARDING_S
+from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..base.text import shortened
 from ..failure.postmortem import crash_stack, early_death, may_follow_from_another, report_on
 from ..failure.rank import Member
@@ -302,7 +302,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self._ruling is not None and self._ruling.verdict is not None:
             error_file = self.member.error_file if self.member else ""
             after_s = self._now_s - self.start.began_s
-            self._do(events.ToCoordinator(protocol.Told(done=False)), events.SetTimer("told", FORWARDING_S),
+            self._do(events.ToCoordinator(protocol.Told(done=False)), events.SetTimer("told", LAUNCHER_FORWARDING_S),
                      events.TellReason(self._ruling.verdict, self.member, after_s, error_file))
         else:
             self._finish()

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from ..base.errors import LonelyLaunchError
 from ..base.polling import wait_for
-from ..base.stderr import say
+from ..base.stderr import write_line
 from .manifest import Chunk, File, Folder, Piece, Range, root_of
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def await_node(roll: RollCall, node: int, deadline: float, look: Callable[[], bo
 
     def remind(waited_s: float) -> None:
         if roll.rank == 0:
-            say(f"mpiddp: waiting {waited_s:.0f} s for {roll.name(node)} (staging)")
+            write_line(f"mpiddp: waiting {waited_s:.0f} s for {roll.name(node)} (staging)")
 
     wait_for(poll, deadline, lambda: LonelyLaunchError(
         "startup-timeout",

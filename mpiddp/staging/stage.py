@@ -14,7 +14,7 @@ from ..base.config import LaunchConfig
 from ..base.files import names
 from ..base.polling import wait_for
 from ..base.ranks import Place
-from ..base.stderr import say, warn
+from ..base.stderr import warn, write_line
 from ..base.text import folded, listed
 from ..base.timeline import begin
 from ..bootstrap.rollcall import TURNS, RollCall
@@ -116,7 +116,7 @@ def stage(roll: RollCall, place: Place, config: LaunchConfig) -> None:
         if not known.paths:
             tracer.listen()
             if not config.quiet:
-                say("mpiddp: --stage: this start records what it opens; the next one is staged")
+                write_line("mpiddp: --stage: this start records what it opens; the next one is staged")
     used, outcome = None, None
     with node_leaders(roll, is_leader) as leaders:
         if leaders is not None:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ..base.errors import EXIT_USAGE
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.version import __version__
 from ..options.help import PlainParser
 from ..options.table import default_of
@@ -38,13 +38,13 @@ def main() -> int:
         plan = plan_of(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
     except (CommandError, OSError) as error:
         words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
-        say(f"mpiddp.supervise: {words}")
+        write_line(f"mpiddp.supervise: {words}")
         return EXIT_USAGE
     try:
         return Supervisor(plan).run()
     except OSError as error:
-        say(f"mpiddp.supervise: {given.command[0]} cannot be started: {error.strerror}; a launcher, or python, comes "
-            "first")
+        write_line(f"mpiddp.supervise: {given.command[0]} cannot be started: {error.strerror}; a launcher, or python, "
+                   "comes first")
         return EXIT_USAGE
     finally:
         shutil.rmtree(plan.folder, ignore_errors=True)

@@ -18,7 +18,7 @@ from ..base import files
 from ..base.config import RESTARTS
 from ..base.errors import EXIT_REQUEUE
 from ..base.files import names
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.text import folded
 from ..discovery.schedulers import slurm_restarts
 from .allocation import Allocation, cancel, is_running, left_s, silent
@@ -92,8 +92,8 @@ class Supervisor:
             on = f" on {folded(decision.nodes)}" if decision.nodes else ""
             without = f", without {folded(decision.without)}" if decision.without else ""
             why = f": {decision.why}" if decision.why else ""
-            say(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
-                f"mpiddp.supervise: again (restart {len(self._attempts)} of {plan.restarts}){on}{without}{why}")
+            write_line(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
+                       f"mpiddp.supervise: again (restart {len(self._attempts)} of {plan.restarts}){on}{without}{why}")
             nodes = decision.nodes
 
     def _try(self, number: int, nodes: tuple[str, ...]) -> Attempt:
@@ -143,17 +143,17 @@ class Supervisor:
         last = self._attempts[-1]
         self._counter.end(is_fruitless(self._attempts))
         if last.status and decision.action is not Action.REQUEUE:
-            say(f"mpiddp.supervise: attempt {self._records[-1].number} ended: {last.reason}")
+            write_line(f"mpiddp.supervise: attempt {self._records[-1].number} ended: {last.reason}")
         if len(self._records) > 1:
-            say("\n".join(table(self._records)))
+            write_line("\n".join(table(self._records)))
         if decision.why:
             words = {Action.STOP: "stops", Action.REQUEUE: f"status {EXIT_REQUEUE}"}[decision.action]
-            say(f"mpiddp.supervise: {words}: {decision.why}")
+            write_line(f"mpiddp.supervise: {words}: {decision.why}")
         if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
-            say("mpiddp.supervise: no failure report was written. Does the command run the script through "
-                "`python -m mpiddp`?")
+            write_line("mpiddp.supervise: no failure report was written. Does the command run the script through "
+                       "`python -m mpiddp`?")
         if last.status and self._plan.progress_file and not state_of(self._plan.progress_file):
-            say(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
+            write_line(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
         if decision.action is Action.DONE:
