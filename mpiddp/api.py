@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .base.config import LaunchConfig
-    from .base.ranks import Environment
+    from .base.ranks import JobEnv
     from .runner.lifecycle import RunningJob
     from .runner.stop import Stop
 
@@ -28,7 +28,7 @@ _stop: Stop | None = None  # of should_stop(), before there is a job
 
 def init_process_group(
     comm: MPI.Comm | None = None, backend: str | None = None, timeout: timedelta | None = None
-) -> Environment:
+) -> JobEnv:
     """Make the ranks of an MPI communicator torch's default process group and return this rank's part.
 
     Collective over `comm`. That is COMM_WORLD by default, or any intra-communicator: ranks outside it take
@@ -78,8 +78,8 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
     except LaunchError as error:  # a program has no command line of ours
         from .options.table import in_variables
 
-        found, needed, do = map(in_variables, (error.found, error.needed, error.do))
-        raise type(error)(error.name, found, needed, do) from None
+        actual, needed, do = map(in_variables, (error.actual, error.needed, error.do))
+        raise type(error)(error.name, actual, needed, do) from None
     return _own
 
 
@@ -122,7 +122,7 @@ def destroy_process_group() -> None:
 @contextmanager
 def process_group(
     comm: MPI.Comm | None = None, backend: str | None = None, timeout: timedelta | None = None
-) -> Iterator[Environment]:
+) -> Iterator[JobEnv]:
     """Hold a default process group in a `with` block, as init_process_group() makes it.
 
     If the block raises, the job ends on all ranks, even if the exception is caught outside of the block: the
@@ -165,6 +165,7 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
     """Return the settings of a program with its own main(); raise ValueError where a variable is wrong."""
     import argparse
 
+    from .base.config import Binding
     from .cli import read_settings
     from .options.table import variable
 
@@ -172,7 +173,7 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
         config = read_settings(environ)
     except argparse.ArgumentTypeError as error:
         raise ValueError(str(error)) from None
-    binding = config.binding if variable("bind") in environ else "launcher"
+    binding = config.binding if variable("bind") in environ else Binding.LAUNCHER
     return config._replace(backend=backend or config.backend, binding=binding, python_exit=False)
 
 

@@ -7,7 +7,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from .base.config import DEFAULT_FOLD_WINDOW_S, PREFIX, Desk, LaunchConfig, Script, Shape
+from .base.config import (
+    DEFAULT_FOLD_WINDOW_S,
+    DEFAULT_PREFIX,
+    Binding,
+    CheckMode,
+    DryRunFacts,
+    DryRunShape,
+    LaunchConfig,
+    LogCompression,
+    Script,
+)
 from .base.errors import EXIT_USAGE
 from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
@@ -40,9 +50,9 @@ def main() -> int:
 
         refuse_early(str(error))
         return EXIT_USAGE
-    if isinstance(job, Desk):
+    if isinstance(job, DryRunFacts):
         return plan_at_desk(job)
-    if isinstance(job, Shape):
+    if isinstance(job, DryRunShape):
         from .discovery.schedulers import slurm_hosts
         from .planning.dry_run import describe
 
@@ -52,7 +62,7 @@ def main() -> int:
     return launch(job)
 
 
-def plan_at_desk(job: Desk) -> int:
+def plan_at_desk(job: DryRunFacts) -> int:
     """Print the map of a job on nodes whose facts are in a file, or why it could not start; return the exit status."""
     from .base.errors import EXIT_CANNOT_START, LaunchError
     from .discovery import serialization
@@ -76,7 +86,7 @@ def plan_at_desk(job: Desk) -> int:
     return status
 
 
-def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | Shape | Desk:
+def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | DryRunShape | DryRunFacts:
     """Return the configuration of a job, or what --dry-run asks about: a shape, or a job on known nodes.
 
     Raises argparse.ArgumentTypeError with one line for the user where they are wrong.
@@ -87,11 +97,11 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     if options.dry_run and any(one.startswith("--explain") for one in ours):
         parser.error("--explain starts a job, and --dry-run does not")
     if options.dry_run and options.facts_file and options.nodes is None:
-        return Desk(options.facts_file, configuration(options, Script(""), environ))
+        return DryRunFacts(options.facts_file, configuration(options, Script(""), environ))
     if options.dry_run:
         if options.nodes is None or options.ranks_per_node is None:
             parser.error("--dry-run needs --nodes and --ranks-per-node, or --facts")
-        return Shape(options.nodes, options.ranks_per_node, options.port)
+        return DryRunShape(options.nodes, options.ranks_per_node, options.port)
     way = command[0] if command[:1] in (["-m"], ["-c"]) else ""
     words = command[1:] if way or command[:1] == ["--"] else command
     if not words and (way or options.explain is None):
@@ -121,6 +131,9 @@ def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
 def configuration(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:
     """Return the configuration that options, a script and torchelastic's variable in `environ` make."""
     fields = {name: value for name, value in vars(options).items() if name in LaunchConfig._fields}
+    fields["binding"] = Binding(options.binding)
+    fields["check"] = CheckMode(options.check)
+    fields["log_compress"] = LogCompression(options.log_compress)
     fields["error_file"] = options.error_file or absolute(environ.get("TORCHELASTIC_ERROR_FILE", ""))
     return LaunchConfig(script=script, init=not options.no_init, unknown_variables=tuple(unknown(environ)), **fields)
 
@@ -146,11 +159,11 @@ def conflict(options: argparse.Namespace) -> str:
         return "--check-history needs --check"
     if options.stage_keep and not options.stage:
         return "--stage-keep needs --stage"
-    if not options.shown.folded and (options.fold_window_s != DEFAULT_FOLD_WINDOW_S or options.drops_lines):
+    if not options.output_filter.folded and (options.fold_window_s != DEFAULT_FOLD_WINDOW_S or options.drops_lines):
         return f"--{'overflow' if options.drops_lines else 'fold-window'} needs --show fold"
-    if options.shown.folded and options.port > 65533:
+    if options.output_filter.folded and options.port > 65533:
         return f"--port {options.port}: --show fold needs two more ports after it"
-    if options.shown.folded and options.prefix != PREFIX and not fits_folded(options.prefix):
+    if options.output_filter.folded and options.prefix != DEFAULT_PREFIX and not fits_folded(options.prefix):
         return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have two "
                 "fields alone: rank, a text as in 0-3, and time")
     return ""

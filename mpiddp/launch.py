@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .base import timeline
-from .base.config import RESTARTS, LaunchConfig
-from .base.errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
+from .base.config import RESTART_VARIABLE, LaunchConfig
+from .base.errors import EXIT_CANNOT_START, LaunchError, LocalLaunchError
 from .base.stderr import warn
-from .base.termination import abort, let_through, skip_exit_functions
+from .base.termination import abort, flush_and_wait, skip_exit_functions
 from .bootstrap.mpi_init import initialise_mpi
 from .bootstrap.prepare import bind_cores, import_torch, ready_facts, set_variables
 from .bootstrap.probe import Probe
@@ -86,11 +86,11 @@ def start(config: LaunchConfig) -> RunningJob:
 
     Raises LaunchError, which has been told, where the job cannot start.
     """
-    timeline.begin("sentinel")
+    timeline.begin_stage("sentinel")
     if config.script is not None:
         script.set_path(config.script)
     runtime.disown(os.environ)
-    if RESTARTS in os.environ:  # the supervisor awaits a report on this job, not on those that its script submits
+    if RESTART_VARIABLE in os.environ:  # the supervisor awaits a report on this job, and not on jobs that it submits
         os.environ.pop("MPIDDP_ERROR_FILE", None)
     started_by = launchers.detect(os.environ)
     note_preloaded()
@@ -117,7 +117,7 @@ def start(config: LaunchConfig) -> RunningJob:
     if config.init:
         sentinel.stage("process group")
         create_group(started, config)  # 9
-    timeline.begin("ready")
+    timeline.begin_stage("ready")
     if config.stage:
         from .staging.stage import remember
 
@@ -139,11 +139,11 @@ def meet(
     LaunchError, the same on every rank, or LonelyLaunchError.
     """
     roll = RollCall(comm, config.startup_timeout_s, sentinel.start if sentinel else time.monotonic())
-    timeline.begin("facts")
+    timeline.begin_stage("facts")
     hosting = Hosting(roll, config, sentinel)  # rank 0's part
     found = look_at_host(comm, config, stop.left_s() if stop else None)
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)  # 3
-    timeline.begin("variables and cores")
+    timeline.begin_stage("variables and cores")
     probe = Probe(door, found.interfaces) if door else None
     warn(host.warnings)
     former = set_variables(host, config)
@@ -159,7 +159,7 @@ def meet(
         from .check.preflight import check_nodes
 
         check_nodes(roll, host.place, plan.device, config)
-    timeline.begin("store")
+    timeline.begin_stage("store")
     from .bootstrap.membership import enter
 
     return enter(roll, host.place, plan, config, former, hosting.server)  # 7
@@ -171,7 +171,7 @@ def watch(
     """Let this rank's sentinel meet the others': from now on the ranks end together."""
     from mpi4py import MPI
 
-    timeline.begin("sentinels meet")
+    timeline.begin_stage("sentinels meet")
     sentinel.stage("sentinels meet")
     ending = Ending(MPI, sentinel, membership.describe(config), output, config)
     ending.join(membership.endpoint)
@@ -187,10 +187,10 @@ def create_group(started: RunningJob, config: LaunchConfig) -> None:
     """Create the process group; end the job on all ranks if that fails."""
     assert started.ending
     try:
-        timeline.begin("process group")
+        timeline.begin_stage("process group")
         started.membership.create_group(config.group_timeout, started.refuse_alone)
         if config.trace_file:
-            timeline.begin("first collective")
+            timeline.begin_stage("first collective")
             started.membership.groups.try_out()
     except BaseException as error:
         started.ending.fail_by(error)
@@ -202,7 +202,7 @@ def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
     """Run the start after MPI_Init in this block; if it fails, say why, once, and end the job on all ranks."""
     try:
         yield
-    except LonelyLaunchError as error:
+    except LocalLaunchError as error:
         sentinel.settle()
         refuse_alone(error)
     except LaunchError as error:
@@ -212,11 +212,11 @@ def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         sentinel.settle()
-        abort(MPI, exception.INTERRUPTED, told=False)
+        abort(MPI, exception.INTERRUPTED, reason_printed=False)
     except Exception as error:
         sentinel.settle()
         exception.show(error)
-        let_through()
+        flush_and_wait()
         abort(MPI, exception.status_of(error))
 
 
@@ -239,7 +239,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     try:
         await_all(comm, config.startup_timeout_s, sentinel.start)
         membership = meet(comm, config, sentinel, stop)
-    except LonelyLaunchError as error:
+    except LocalLaunchError as error:
         sentinel.settle()
         refuse_alone(error)
     except BaseException:

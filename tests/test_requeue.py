@@ -172,6 +172,6 @@ def test_a_stop_that_leaves_no_time(left_s: float | None, refused: bool) -> None
     except LaunchError as error:
         assert refused
         assert error.name == "stop-too-early"
-        assert "2 min 0 s" in error.found
+        assert "2 min 0 s" in error.actual
     else:
         assert not refused

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ..base.config import LaunchConfig
-from ..base.errors import LonelyLaunchError
-from ..base.ranks import Environment, Place
+from ..base.errors import LocalLaunchError
+from ..base.ranks import JobEnv, RankPosition
 from ..base.text import memory_advice
 from ..discovery import devices, launchers, runtime, schedulers, software
 from ..failure.rank import LogPlan, Member
@@ -34,7 +34,7 @@ GROUP = "process group"
 
 
 def enter(
-    roll: RollCall, place: Place, plan: DevicePlan, config: LaunchConfig, former: variables.Former,
+    roll: RollCall, place: RankPosition, plan: DevicePlan, config: LaunchConfig, former: variables.Former,
     server: dist.Store | None,
 ) -> Membership:
     """Set this rank's variables and device, connect it to the store, and return what it holds of the job.
@@ -46,10 +46,10 @@ def enter(
     unset = ways(plan.interface, plan.sockets) | for_cpu(plan.device, place.world_size)
     former = former | variables.set_missing(unset) | variables.set_all(
         exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
-    environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
-                              device=devices.use_device(plan.device))
+    environment = JobEnv(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
+                         device=devices.use_device(plan.device))
     log = open_log(roll, place, config, endpoint.run_id) if config.log_dir else LogPlan()
-    part = share(roll, place, endpoint, config) if config.shown.folded else None
+    part = share(roll, place, endpoint, config) if config.output_filter.folded else None
     groups = GroupMaker(environment, rendezvous.KeySpaces(connect(roll, endpoint), endpoint.token))
     return Membership(environment, roll, groups, server, former, endpoint, log, plan.seats, part)
 
@@ -73,7 +73,7 @@ class Membership:
     """
 
     def __init__(
-        self, environment: Environment, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
+        self, environment: JobEnv, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
         former: variables.Former, endpoint: Endpoint, log: LogPlan, seats: Sequence[Seat], share: Share | None = None,
     ) -> None:
         self.environment, self.endpoint, self.seats = environment, endpoint, seats
@@ -99,7 +99,7 @@ class Membership:
                       memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
 
     def create_group(
-        self, timeout: timedelta | None, give_up: Callable[[LonelyLaunchError], object], binds: bool = True
+        self, timeout: timedelta | None, give_up: Callable[[LocalLaunchError], object], binds: bool = True
     ) -> None:
         """Create the job's process group; call `give_up` if that takes longer than the start may take.
 
@@ -112,7 +112,7 @@ class Membership:
             self.groups.create(timeout, binds)
         try:
             self.roll.agree(GROUP, None, lambda ranks: [None] * len(ranks))
-        except LonelyLaunchError as error:
+        except LocalLaunchError as error:
             give_up(error)
 
     def destroy_group(self) -> None:

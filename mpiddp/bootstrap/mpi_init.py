@@ -8,7 +8,7 @@ from typing import Any
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.stderr import warn
-from ..base.timeline import begin
+from ..base.timeline import begin_stage
 from ..discovery import fabric, mpi, runtime, schedulers
 from ..discovery.host import why_no_shm
 from ..discovery.launchers import Runtime
@@ -27,9 +27,9 @@ def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: S
     """
     check_nested(runtime.outer_launcher(os.environ), config.script)
     check_tasks(started_by)
-    begin("import mpi4py")
+    begin_stage("import mpi4py")
     MPI = mpi.load()
-    begin("check launcher")
+    begin_stage("check launcher")
     loaded = library()
     try:
         check_fit(started_by, loaded)
@@ -46,7 +46,7 @@ def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: S
     asked = os.environ.get(GPU_SUPPORT)
     fork_safety = choose_fork_safety(os.environ, fabric.has_verbs())
     variables.set_all({**without_gpus, **fork_safety})  # which stay: NCCL opens verbs, too
-    begin("MPI_Init")
+    begin_stage("MPI_Init")
     mpi.initialise(MPI)
     variables.restore(former)
     sentinel.stage("the start after MPI_Init")

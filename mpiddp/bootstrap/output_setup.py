@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from ..base.config import RESTARTS, LaunchConfig
-from ..base.files import Claim, free_claim, open_for_writing, reason
-from ..base.ranks import Place
+from ..base.config import RESTART_VARIABLE, LaunchConfig
+from ..base.files import FolderClaim, claim_free_folder, format_os_error, open_for_writing
+from ..base.ranks import RankPosition
 from ..base.stderr import write_line
 from ..discovery import runtime, schedulers
 from ..failure.rank import LogPlan
@@ -29,7 +29,7 @@ LOOPBACK = ("127.0.0.1", "::1")
 class Offer(NamedTuple):
     """A rank's place, and where its relay takes the output of others; port 0 for nowhere."""
 
-    place: Place
+    place: RankPosition
     address: str = ""
     port: int = 0
 
@@ -41,7 +41,7 @@ class Share(NamedTuple):
     listener: int
 
 
-def share(roll: RollCall, place: Place, endpoint: Endpoint, config: LaunchConfig) -> Share:
+def share(roll: RollCall, place: RankPosition, endpoint: Endpoint, config: LaunchConfig) -> Share:
     """Let the relays of each node's ranks meet at local rank 0's, and these at rank 0's. Collective.
 
     Raises LaunchError `port-taken`.
@@ -101,7 +101,7 @@ class Opened(NamedTuple):
     lacks_zstd: bool
 
 
-def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) -> LogPlan:
+def open_log(roll: RollCall, place: RankPosition, config: LaunchConfig, run_id: str) -> LogPlan:
     """Make this rank's log in a folder of the job's own and return how it is kept.
 
     That folder has the scheduler's number of the job, with that of the step from the second on, or the job's `run_id`;
@@ -110,7 +110,7 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
     Collective. Raises LaunchError `log-unwritable` or `no-zstd` on every rank.
     """
     name = schedulers.name_logs(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
-    if RESTARTS in os.environ:
+    if RESTART_VARIABLE in os.environ:
         name = f"{schedulers.find_job(os.environ)[0] or run_id}-attempt-{runtime.restart_count(os.environ)}"
     named = name, os.urandom(16).hex()
     name, token = roll.agree("naming logs", None, lambda ranks: [named] * len(ranks))
@@ -123,7 +123,7 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
     return log if has_index else log._replace(ranks_file="")
 
 
-def claim_folder(roll: RollCall, place: Place, wanted: str, run_id: str) -> str:
+def claim_folder(roll: RollCall, place: RankPosition, wanted: str, run_id: str) -> str:
     """Return the folder that is this launch's own on all nodes: the one that rank 0 wants, or that with a number.
 
     Each node claims it, since nodes may have a log folder of their own. When Slurm has queued a job again, it takes
@@ -131,18 +131,18 @@ def claim_folder(roll: RollCall, place: Place, wanted: str, run_id: str) -> str:
     """
     numbers = itertools.count(1)
 
-    def choose(_: object) -> list[Claim]:
-        return [free_claim(wanted, schedulers.slurm_restarts(os.environ), run_id, numbers)] * roll.size
+    def choose(_: object) -> list[FolderClaim]:
+        return [claim_free_folder(wanted, schedulers.slurm_restarts(os.environ), run_id, numbers)] * roll.size
 
     while True:
-        claim: Claim = roll.agree("naming logs", None, choose)
+        claim: FolderClaim = roll.agree("naming logs", None, choose)
         if place.num_nodes == 1:
             return claim.folder
-        is_made = place.local_rank > 0 or claim.make()
+        is_made = place.local_rank > 0 or claim.acquire()
         if roll.agree("naming logs", is_made, lambda made: [all(made)] * len(made)):
             return claim.folder
         if place.local_rank == 0:
-            claim.drop()
+            claim.release()
 
 
 def create(log: str) -> str:
@@ -163,5 +163,5 @@ def begin(ranks: Sequence[Opened], hosts: Sequence[str]) -> list[bool]:
         return [True] * len(logs)
     except OSError as error:
         path = logs[0].ranks_file
-        write_line(f"mpiddp: cannot write {path}: {reason(error, path)}; the job goes on without it")
+        write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}; the job goes on without it")
         return [False] * len(logs)

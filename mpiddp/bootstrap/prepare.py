@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from ..base.config import LaunchConfig
-from ..base.timeline import begin
+from ..base.timeline import begin_stage
 from ..discovery.devices import DeviceFacts, device_facts, torch_error
 from ..discovery.runtime import hostname
 from ..planning.environment import SET_BY_HAND
@@ -40,11 +40,11 @@ def bind(cpus: frozenset[int]) -> None:
 
 def import_torch(config: LaunchConfig, cpus: frozenset[int]) -> DeviceFacts:
     """Import torch on these CPUs and return which devices it finds."""
-    begin("import torch")
+    begin_stage("import torch")
     with quick():
         error = torch_error()
     bind(cpus)  # OpenMP may have moved this thread, if it was told to bind its own (OMP_PROC_BIND)
-    begin("devices")
+    begin_stage("devices")
     return DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")
 
 

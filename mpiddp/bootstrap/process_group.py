@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..base.ranks import Environment
-from ..base.text import at_port
+from ..base.ranks import JobEnv
+from ..base.text import format_address
 from . import variables
 from .store import KeySpaces
 
@@ -26,7 +26,7 @@ class GroupMaker:
     made before it ran.
     """
 
-    def __init__(self, environment: Environment, keys: KeySpaces) -> None:
+    def __init__(self, environment: JobEnv, keys: KeySpaces) -> None:
         self.environment = environment
         self.keys = keys
         self.unclaimed = False
@@ -160,7 +160,7 @@ class GroupMaker:
         if request["init_method"] in (None, "env://"):
             whole = ranks_of(request) == (env.rank, env.world_size)
             return whole or ours == f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        return request["init_method"] in (f"tcp://{ours}", f"tcp://{at_port(env.master_addr, env.master_port)}")
+        return request["init_method"] in (f"tcp://{ours}", f"tcp://{format_address(env.master_addr, env.master_port)}")
 
 
 def serves_cpu(backend: str) -> bool:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from ..base.errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
-from ..base.polling import wait_for
+from ..base.errors import EXIT_CANNOT_START, LaunchError, LocalLaunchError
+from ..base.polling import poll_until
 from ..base.stderr import LAUNCHER_FORWARDING_S, STDERR, write_line
-from ..base.termination import abort, let_through
+from ..base.termination import abort, flush_and_wait
 from ..discovery import launchers
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
         yield
     except LaunchError as error:
         sentinel.settle()
-        refuse_early(str(error), isinstance(error, LonelyLaunchError), error.speaker)
+        refuse_early(str(error), isinstance(error, LocalLaunchError), error.speaker)
         raise
 
 
@@ -57,13 +57,13 @@ def refuse(comm: MPI.Comm, error: LaunchError) -> None:
         time.sleep(LAUNCHER_FORWARDING_S)
     said = comm.Ibarrier()
     with contextlib.suppress(TimeoutError):
-        wait_for(lambda: said.Test() or None, time.monotonic() + PATIENCE_S, TimeoutError, lambda _: None, PATIENCE_S)
+        poll_until(lambda: said.Test() or None, time.monotonic() + PATIENCE_S, TimeoutError, lambda _: None, PATIENCE_S)
 
 
-def refuse_alone(error: LonelyLaunchError, descriptor: int = STDERR) -> NoReturn:
+def refuse_alone(error: LocalLaunchError, descriptor: int = STDERR) -> NoReturn:
     """Print a reason that only this rank knows, and end the job on all ranks."""
     from mpi4py import MPI
 
     write_line(str(error), descriptor)
-    let_through()
+    flush_and_wait()
     abort(MPI, EXIT_CANNOT_START)

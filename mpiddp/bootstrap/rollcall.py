@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..base.errors import EndTimeoutError, LaunchError, LonelyLaunchError
-from ..base.polling import wait_for
+from ..base.errors import EndTimeoutError, LaunchError, LocalLaunchError
+from ..base.polling import poll_until
 from ..base.stderr import write_line
-from ..base.text import listed
-from ..base.timeline import WAIT, begin
+from ..base.text import join_names
+from ..base.timeline import WAIT_PREFIX, begin_stage
 from ..discovery.runtime import hostname, pid_namespace
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
     """
     barrier = comm.Ibarrier()
     rank = f"rank {comm.rank} of {comm.size}"
-    late = LonelyLaunchError(
+    late = LocalLaunchError(
         "startup-timeout",
-        found=f"not all ranks had called init_process_group() {timeout_s:g} s after {rank}",
+        actual=f"not all ranks had called init_process_group() {timeout_s:g} s after {rank}",
         needed="the same call by every rank of the communicator",
         do="look for a rank that failed before, or that takes another way; more time: MPIDDP_STARTUP_TIMEOUT",
     )
@@ -54,7 +54,7 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
             write_line(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others")
 
     deadline = began_s + timeout_s + min(comm.rank, TURNS)
-    wait_for(lambda: barrier.Test() or None, deadline, lambda: late, remind, REMIND_AFTER_S)
+    poll_until(lambda: barrier.Test() or None, deadline, lambda: late, remind, REMIND_AFTER_S)
 
 
 class RollCall:
@@ -91,10 +91,10 @@ class RollCall:
         `stage` says what a rank is doing that has not sent its facts. A LaunchError of `plan` is raised
         on every rank and ends the roll call. At the deadline each rank that still waits raises LonelyLaunchError.
         """
-        begin(f"{WAIT}{stage}")
+        begin_stage(f"{WAIT_PREFIX}{stage}")
         if self.rank == 0:
             found = self._collect(stage, facts)
-            begin(f"plan: {stage}")
+            begin_stage(f"plan: {stage}")
             answer = self._decide(found, plan)
         else:
             sent = self.comm.isend((facts, time.monotonic() - self._began_s), 0, TAG)
@@ -106,7 +106,7 @@ class RollCall:
         return answer
 
     @contextmanager
-    def watch(self, stage: str, give_up: Callable[[LonelyLaunchError], object]) -> Iterator[None]:
+    def watch(self, stage: str, give_up: Callable[[LocalLaunchError], object]) -> Iterator[None]:
         """Run a block in which this rank waits inside a library; call `give_up` at the deadline.
 
         `give_up` gets the error and runs in a thread of its own, while the library still waits.
@@ -139,7 +139,7 @@ class RollCall:
             mine, largest = array.array("i", own), array.array("i", [0] * len(own))  # MPI writes to these
             self._end = self.comm.Iallreduce(mine, largest, MPI.MAX), mine, largest
         reduction, _, largest = self._end
-        wait_for(
+        poll_until(
             lambda: reduction.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,
             lambda: EndTimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
@@ -162,8 +162,8 @@ class RollCall:
 
     def _await_answer(self) -> Any:
         late = self._deadline + min(self.rank, TURNS)
-        return wait_for(lambda: receive(self.comm, TAG, 0), late, lambda: self._late("rank 0 has not answered"),
-                        lambda _: None, math.inf)[1]
+        return poll_until(lambda: receive(self.comm, TAG, 0), late, lambda: self._late("rank 0 has not answered"),
+                          lambda _: None, math.inf)[1]
 
     def _decide(
         self, facts: Sequence[Facts], plan: Callable[[Sequence[Facts]], Sequence[Plan]]
@@ -201,15 +201,15 @@ class RollCall:
 
         def names() -> str:
             some = [f"{self.name(rank)} ({stage})" for rank in sorted(ranks)]
-            return f"{len(some)} of {self.size} ranks: {listed(some)}"
+            return f"{len(some)} of {self.size} ranks: {join_names(some)}"
 
-        wait_for(look, lambda: self._deadline, lambda: self._late(f"waited for {names()}"),
-                 lambda waited_s: write_line(f"mpiddp: waiting {waited_s:.0f} s for {names()}"), REMIND_AFTER_S)
+        poll_until(look, lambda: self._deadline, lambda: self._late(f"waited for {names()}"),
+                   lambda waited_s: write_line(f"mpiddp: waiting {waited_s:.0f} s for {names()}"), REMIND_AFTER_S)
 
-    def _late(self, found: str) -> LonelyLaunchError:
-        return LonelyLaunchError(
+    def _late(self, found: str) -> LocalLaunchError:
+        return LocalLaunchError(
             "startup-timeout",
-            found=f"{found} after {self.timeout_s:g} s",
+            actual=f"{found} after {self.timeout_s:g} s",
             needed="every rank at the start in time",
             do="look at those hosts (a slow file system, a broken node); more time: --startup-timeout SECONDS",
         )

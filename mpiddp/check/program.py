@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 
 from ..base.config import LaunchConfig
-from ..base.errors import LonelyLaunchError
+from ..base.errors import LocalLaunchError
 from ..bootstrap.refusal import refuse_alone
 from ..failure.root_cause import ABSENT, Report
 from ..runner.lifecycle import RunningJob
@@ -42,7 +42,7 @@ def check(asked: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
             ranks.dismiss()
         if not config.python_exit:
             job.ending.finish(job.ending.status)
-    except LonelyLaunchError as error:
+    except LocalLaunchError as error:
         refuse_alone(error)
     except BaseException as error:
         return job.ending.fail_by(error)

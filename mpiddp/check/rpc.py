@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..base.polling import wait_for
+from ..base.polling import poll_until
 from ..bootstrap.rollcall import receive, undelivered
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ class RpcController:
     def _deliver(self) -> None:
         """Return when all ranks have received what was sent to them, or have had time to, as who is lost has."""
         with contextlib.suppress(TimeoutError):
-            wait_for(lambda: self.lost.keys() >= {*undelivered(self._sent)} or None, time.monotonic() + GRACE_S,
-                     TimeoutError, lambda _: None, GRACE_S)
+            poll_until(lambda: self.lost.keys() >= {*undelivered(self._sent)} or None, time.monotonic() + GRACE_S,
+                       TimeoutError, lambda _: None, GRACE_S)
 
     def _collect(self, found: dict[int, Any], asked: AbstractSet[int], deadline: float) -> None:
         """Add the answers that come until all are there, or the deadline is over; meanwhile keep the others waiting."""
@@ -116,7 +116,7 @@ class RpcController:
                     found[rank] = answer
             return len(found) >= len(asked) or time.monotonic() > deadline or None
 
-        wait_for(everyone, float("inf"), TimeoutError, lambda _: None, float("inf"))
+        poll_until(everyone, float("inf"), TimeoutError, lambda _: None, float("inf"))
 
     def _send(self, order: Order, rank: int) -> None:
         undelivered(self._sent)
@@ -129,8 +129,8 @@ def worker_loop(comm: MPI.Comm, works: Mapping[str, Work], patience_s: float) ->
     silent = TimeoutError(f"rank 0 has not said for {silence_s:.0f} s what to measure next")
     sent: list[MPI.Request] = []
     while True:
-        _, order = wait_for(lambda: receive(comm, ORDERS, 0), time.monotonic() + silence_s, lambda: silent,
-                            lambda _: None, float("inf"))
+        _, order = poll_until(lambda: receive(comm, ORDERS, 0), time.monotonic() + silence_s, lambda: silent,
+                              lambda _: None, float("inf"))
         if order.work == KEEPALIVE:
             continue
         if not order.work:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..base.config import (
-    AUTO,
+    AUTO_FOLDER,
+    BLOCKED_EXIT_TIMEOUT_S,
     DEFAULT_ABORT_GRACE_S,
     DEFAULT_FOLD_WINDOW_S,
+    DEFAULT_PREFIX,
     DEFAULT_STARTUP_TIMEOUT_S,
-    DESERTED_TIMEOUT_S,
-    PREFIX,
-    RESTARTS,
+    RESTART_VARIABLE,
     STANDARD_INPUT,
 )
 from .values import (
@@ -83,7 +83,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "exit-timeout": {
         "default": None, "type": seconds, "metavar": "SECONDS",
         "help": "give up when a rank has not ended this long after another did (default: wait for it, but "
-                f"{DESERTED_TIMEOUT_S:g} where all ranks that have not ended wait in a collective for one that has)",
+                f"{BLOCKED_EXIT_TIMEOUT_S:g} where all ranks that have not ended wait in a collective for one that "
+                "has)",
     },
     "stall": {
         "default": None, "type": seconds, "metavar": "SECONDS",
@@ -117,9 +118,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
                 "limit)",
     },
     "prefix": {
-        "default": "", "type": prefix, "nargs": "?", "const": PREFIX, "metavar": "FORMAT",
+        "default": "", "type": prefix, "nargs": "?", "const": DEFAULT_PREFIX, "metavar": "FORMAT",
         "help": "put this before each line of output that is shown, as in '[{rank}.{local_rank} {host} "
-                "{time:%%H:%%M:%%S}] ' (default: '" + PREFIX + "'); one without fields only as --prefix='> '",
+                "{time:%%H:%%M:%%S}] ' (default: '" + DEFAULT_PREFIX + "'); one without fields only as --prefix='> '",
     },
     "show": {
         "default": "all", "type": ranks, "metavar": "RANKS",
@@ -154,7 +155,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "with --check, keep each node's figures in FILE, and compare it with its own of former jobs, too",
     },
     "stage": {
-        "default": "", "type": stage, "nargs": "?", "const": AUTO, "metavar": "DIR",
+        "default": "", "type": stage, "nargs": "?", "const": AUTO_FOLDER, "metavar": "DIR",
         "help": "read what a start opens of Python's environment once for the whole job, from shared file systems, and "
                 "keep it in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or /dev/shm); the first "
                 "run only records which files to stage",
@@ -200,7 +201,7 @@ FLAGS = {
 FIELDS = {
     "startup-timeout": "startup_timeout_s", "exit-timeout": "exit_timeout_s", "abort-grace": "abort_grace_s",
     "stop-before": "stop_before_s", "stall": "stall_s", "fold-window": "fold_window_s", "overflow": "drops_lines",
-    "show": "shown", "traceback": "full_traceback", "exit": "python_exit", "bind": "binding", "map": "map_file",
+    "show": "output_filter", "traceback": "full_traceback", "exit": "python_exit", "bind": "binding", "map": "map_file",
     "trace": "trace_file", "facts": "facts_file", "pass-local-rank": "local_rank_option",
     "allow-idle-gpus": "idle_gpus",
 }
@@ -229,7 +230,7 @@ def is_meant(details: Mapping[str, Any], word: str) -> bool:
     if details["type"] is check:
         return word in CHECKS
     if details["type"] is stage:
-        return word == AUTO or (word.startswith("/") and not word.endswith(".py") and not os.path.isfile(word))
+        return word == AUTO_FOLDER or (word.startswith("/") and not word.endswith(".py") and not os.path.isfile(word))
     return word.isdigit() if details["type"] is whole else details["type"] is prefix and "{" in word
 
 
@@ -282,7 +283,7 @@ def unknown(environ: Mapping[str, str]) -> list[str]:
     """Return in words which ``MPIDDP_…`` variables belong to no option, and which was meant."""
     from difflib import get_close_matches
 
-    known = {RESTARTS, *(variable(name) for name in (*OPTIONS, *FLAGS))}
+    known = {RESTART_VARIABLE, *(variable(name) for name in (*OPTIONS, *FLAGS))}
     found = []
     for name in sorted(name for name in environ if name.startswith("MPIDDP_") and name not in known):
         near = get_close_matches(name, known, 1, 0.85)

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..base.config import AUTO, PREFIX, Shown
-from ..base.text import filled
+from ..base.config import AUTO_FOLDER, DEFAULT_PREFIX, OutputFilter
+from ..base.text import fill_fields
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -64,7 +64,7 @@ def stage(text: str) -> str:
     """Return a folder as an absolute path, AUTO as it is; as for a flag, 1 means that, and 0 none."""
     if text.lower() in FALSE:
         return ""
-    return AUTO if text == AUTO or text.lower() in TRUE else os.path.abspath(text)
+    return AUTO_FOLDER if text == AUTO_FOLDER or text.lower() in TRUE else os.path.abspath(text)
 
 
 def port(text: str) -> int:
@@ -74,16 +74,16 @@ def port(text: str) -> int:
     return int(text)
 
 
-def ranks(text: str) -> Shown:
+def ranks(text: str) -> OutputFilter:
     """Return the ranks that are shown."""
     words = text.split(",")
     if text in ("all", "none", "fold"):
-        return Shown(everyone=text != "none", folded=text == "fold")
+        return OutputFilter(all_ranks=text != "none", folded=text == "fold")
     local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
     found = [word for word in words if not word.startswith("local-")]
     if not all(word.isdecimal() for word in (*local, *found)):
         raise argparse.ArgumentTypeError(f"must be all, none, fold, or ranks as in 0,4,local-0, got {text!r}")
-    return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
+    return OutputFilter(False, frozenset(map(int, found)), frozenset(map(int, local)))
 
 
 def chosen(text: str) -> str | None:
@@ -113,15 +113,16 @@ def absolute(path: str) -> str:
 def prefix(text: str) -> str:
     """Return a prefix with fields; truths, as flags' variables have them, stand for the usual one, or for none."""
     if text.lower() in (*TRUE, *FALSE):
-        return PREFIX if text.lower() in TRUE else ""
+        return DEFAULT_PREFIX if text.lower() in TRUE else ""
     from datetime import datetime  # seldom needed
 
     try:  # as a rank does, and the process that passes its output on
-        filled(text, {"rank": 0, "local_rank": 0, "host": ""}).format(time=datetime.now().astimezone())
+        fill_fields(text, {"rank": 0, "local_rank": 0, "host": ""}).format(time=datetime.now().astimezone())
     except Exception as error:
         why = f"there is no {error}" if isinstance(error, KeyError) else error
         raise argparse.ArgumentTypeError(
-            f"may have the fields rank, local_rank, host and time, as in '{PREFIX}', got {text!r}: {why}") from None
+            f"may have the fields rank, local_rank, host and time, as in '{DEFAULT_PREFIX}', got {text!r}: {why}"
+        ) from None
     return text
 
 

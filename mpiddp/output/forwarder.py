@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..base.stderr import write_line
-from ..base.text import fields
+from ..base.text import field_names
 from ..ipc.channel import Wire
 from ..ipc.event_loop import Loop
 from ..ipc.helper_process import take_title
@@ -278,7 +278,7 @@ class Passing:
 
     def __init__(self, prefix: str, who: str, shown: bool = True) -> None:
         self._shown = shown
-        self._form = prefix if fields(prefix) else ""
+        self._form = prefix if field_names(prefix) else ""
         self._prefix = b"" if self._form else prefix.format().encode(errors="replace")
         self._terminal = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
         self._lines = {stream: Prefixer(self._now) for stream in (1, 2)} if prefix else None

@@ -8,12 +8,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..base.config import PREFIX, LaunchConfig
+from ..base.config import DEFAULT_PREFIX, LaunchConfig
 from ..base.errors import EXIT_OUTPUT_LOST
 from ..base.files import open_for_writing
 from ..base.stderr import STDERR, write_line
 from ..base.termination import flush_python
-from ..base.text import filled
+from ..base.text import fill_fields
 from ..discovery.runtime import hostname
 from ..failure.rank import LogPlan
 from ..ipc.helper_process import file_of
@@ -44,17 +44,17 @@ class Outlet(NamedTuple):
 def outlet_of(membership: Membership, config: LaunchConfig) -> Outlet:
     """Return where the output of this rank goes."""
     place, host, log = membership.environment, hostname(), membership.log
-    who, shown = f"rank {place.rank} on {host}", config.shown.has(place.rank, place.local_rank)
+    who, shown = f"rank {place.rank} on {host}", config.output_filter.has(place.rank, place.local_rank)
     if (share := membership.share) is not None:
-        prefix = FOLDED if config.prefix in ("", PREFIX) else config.prefix
+        prefix = FOLDED if config.prefix in ("", DEFAULT_PREFIX) else config.prefix
         return Outlet(shown, Forward(log, prefix, who, shown, share.folding), share.listener)
     fields = {"rank": place.rank, "local_rank": place.local_rank, "host": host}
-    return Outlet(shown, Forward(log, filled(config.prefix, fields), who, shown))
+    return Outlet(shown, Forward(log, fill_fields(config.prefix, fields), who, shown))
 
 
 def is_relayed(config: LaunchConfig) -> bool:
     """Tell whether output may have to go two ways, to get a prefix, or to be folded."""
-    return bool(config.log_dir) or bool(config.prefix) or config.shown.folded
+    return bool(config.log_dir) or bool(config.prefix) or config.output_filter.folded
 
 
 class Output:

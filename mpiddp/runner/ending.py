@@ -16,20 +16,20 @@ from typing import Any, NoReturn
 
 from ..base.config import LaunchConfig
 from ..base.errors import EndTimeoutError
-from ..base.files import stream_of, write
+from ..base.files import parse_stream_path, write_file
 from ..base.stderr import write_line
 from ..base.termination import (
     abort,
     c_exit,
-    c_int,
     flush,
+    flush_and_wait,
     flush_files,
     flush_streams,
     hard_exit,
-    let_through,
     run_exit_functions,
+    to_c_int,
 )
-from ..base.text import shortened
+from ..base.text import truncate_middle
 from ..failure import exception
 from ..failure.rank import Member
 from ..failure.report import record, tell
@@ -111,7 +111,7 @@ class Ending:
 
         @functools.wraps(hard_exit)
         def _exit(status: int) -> NoReturn:
-            status = c_int(status)
+            status = to_c_int(status)
             if self.is_ours():
                 self._has_script = False
                 if status & 0xFF:
@@ -249,7 +249,7 @@ class Ending:
         self._output.end()
         self._note(self.status or self._ruling.status)
         if self._told:
-            let_through()
+            flush_and_wait()
         else:  # if ranks exit by themselves, Slurm kills the one that is late
             flush()
         if not self._ruling.abort:
@@ -329,10 +329,11 @@ class Ending:
         words = tell(verdict, self._member, after_s, lost, self._output.say)
         self._output.reveal(words)
         index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
-        error_record = record(verdict, self._member, shortened(stack, LONG_TEXT)) if self._member.error_file else ""
-        is_stream = stream_of(self._member.error_file) >= 0  # of this process alone
+        stack = truncate_middle(stack, LONG_TEXT)
+        error_record = record(verdict, self._member, stack) if self._member.error_file else ""
+        is_stream = parse_stream_path(self._member.error_file) >= 0  # of this process alone
         if (not self._sentinel.told("" if is_stream else error_record) or is_stream) and error_record:
-            writing = threading.Thread(target=write, args=(self._member.error_file, error_record), daemon=True)
+            writing = threading.Thread(target=write_file, args=(self._member.error_file, error_record), daemon=True)
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 writing.start()
                 writing.join(WRITING_S)
@@ -354,5 +355,5 @@ class Ending:
             grace = f"{self._member.grace_s:g} s"
             write_line(f"mpiddp: {who} is cut off in what it does at its end, {grace} after it failed; for more time: "
                        "--abort-grace SECONDS")
-        let_through()
+        flush_and_wait()
         self.end_job(ruling.status)

@@ -73,7 +73,7 @@ def refuse_again() -> None:
     if os.environ.get(LEFT) == str(os.getpid()):
         raise LaunchError(
             "started-again",
-            found="os.execv has started mpiddp once more in a process that was a rank of this job",
+            actual="os.execv has started mpiddp once more in a process that was a rank of this job",
             needed="one start of MPI for each process (MPI standard, MPI_Init)",
             do="let os.execv start the script itself, as in [sys.executable, *sys.argv]: it finds its variables",
         )

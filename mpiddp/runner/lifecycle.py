@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base import timeline
-from ..base.config import RESTARTS, STOPPED, LaunchConfig, Script
-from ..base.errors import EXIT_REQUEUE, EndTimeoutError, LonelyLaunchError
-from ..base.files import write
+from ..base.config import RESTART_VARIABLE, STOPPED_SUFFIX, LaunchConfig, Script
+from ..base.errors import EXIT_REQUEUE, EndTimeoutError, LocalLaunchError
+from ..base.files import write_file
 from ..base.stderr import STDERR, warn, write_line
-from ..base.text import ranges
+from ..base.text import format_ranges
 from ..bootstrap.refusal import refuse_alone
 from ..discovery.runtime import hostname
 from ..discovery.script import knows_of_ranks
@@ -60,7 +60,7 @@ class RunningJob:
         if stop is not None:
             self.stop(stop)
 
-    def refuse_alone(self, error: LonelyLaunchError) -> NoReturn:
+    def refuse_alone(self, error: LocalLaunchError) -> NoReturn:
         """Print on the terminal a reason that only this rank knows, and end the job on all ranks."""
         refuse_alone(error, self.ending.terminal if self.ending else STDERR)
 
@@ -83,14 +83,14 @@ class RunningJob:
         An epoch that was trained before the first should_stop() is one, also where the reason came meanwhile.
         """
         if self.tells_steps(report) and self._stop is not None and self._stop.reason:
-            write(report + STOPPED, str(self._stop.steps or int(self.trained_s > TRAINED_S)))
+            write_file(report + STOPPED_SUFFIX, str(self._stop.steps or int(self.trained_s > TRAINED_S)))
 
     def tells_steps(self, report: str) -> bool:
         """Tell whether this is rank 0 and a supervisor wants to know how many steps were made before a stop.
 
         `report` is the path of the report that the supervisor would read of a failure.
         """
-        is_told = self.membership.environment.rank == 0 and bool(report) and RESTARTS in os.environ
+        is_told = self.membership.environment.rank == 0 and bool(report) and RESTART_VARIABLE in os.environ
         return is_told and self._stop is not None
 
     def leave(
@@ -121,7 +121,7 @@ class RunningJob:
     def tell_incomplete(self) -> None:
         """Say on rank 0 which ranks' logs are incomplete, after all else; nothing if none is."""
         if self._incomplete:
-            words = f"rank{'s' * (len(self._incomplete) > 1)} {ranges(self._incomplete)}"
+            words = f"rank{'s' * (len(self._incomplete) > 1)} {format_ranges(self._incomplete)}"
             index = self.membership.log.ranks_file
             where = f" (first lost byte of each in {index})" if index else ""
             write_line(f"mpiddp: logs are incomplete: {words}{where}")
@@ -176,7 +176,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     status, failed = 0, None
     try:
         try:
-            timeline.begin("script")
+            timeline.begin_stage("script")
             script.run(with_local_rank(config.script, config.local_rank_option))
         except SystemExit as error:
             status = exception.status_of(error)
@@ -291,7 +291,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
                 warn_of_independent(job, config)
             job.note_steps(config.error_file)
             ending.left()
-            timeline.begin("exit")
+            timeline.begin_stage("exit")
             job.leave(config.exit_timeout_s, bool if config.python_exit else ending.drop_script)
             MPI.Finalize()
         job.left = True

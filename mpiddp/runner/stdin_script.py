@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..base.config import STANDARD_INPUT
 from ..base.errors import LaunchError
-from ..base.polling import wait_for
+from ..base.polling import poll_until
 from ..base.stderr import write_line
 from ..bootstrap.rollcall import REMIND_AFTER_S, RollCall
 from ..discovery import launchers
@@ -68,7 +68,7 @@ def read(timeout_s: float, by_prrte: bool = False) -> bytes:
     why = " (Open MPI 5's mpirun does not pass its end on)" if by_prrte else ""
     late = missing(f"standard input had not ended after {timeout_s:.0f} s{why}")
     try:
-        source = wait_for(end, time.monotonic() + timeout_s, lambda: late, remind, REMIND_AFTER_S)
+        source = poll_until(end, time.monotonic() + timeout_s, lambda: late, remind, REMIND_AFTER_S)
     except OSError as error:
         raise missing(f"standard input cannot be read: {error.strerror}") from None
     if not source:
@@ -80,7 +80,7 @@ def missing(found: str) -> LaunchError:
     """Return why there is no script."""
     return LaunchError(
         "script-missing",
-        found=f"{found}, from which - reads the script",
+        actual=f"{found}, from which - reads the script",
         needed="the script on rank 0's standard input, up to its end",
         do="redirect the launcher's standard input, as in `mpirun … python -m mpiddp - < train.py`, without options\n"
         "that keep it from rank 0, or name the file",

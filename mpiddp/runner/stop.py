@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..base.polling import wait_for
+from ..base.polling import poll_until
 from ..base.stderr import write_line
 from . import signals
 
@@ -125,7 +125,7 @@ class Stop:
         spun_until = time.perf_counter() + SPINNING_S
         while not request.Test():
             if time.perf_counter() > spun_until:
-                wait_for(lambda: request.Test() or None, float("inf"), TimeoutError, self._remind, REMIND_AFTER_S)
+                poll_until(lambda: request.Test() or None, float("inf"), TimeoutError, self._remind, REMIND_AFTER_S)
                 return
 
     def _remind(self, waited_s: float) -> None:

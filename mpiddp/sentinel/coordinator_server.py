@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..base.config import RESTARTS, RUNNING
+from ..base.config import RESTART_VARIABLE, RUNNING_SUFFIX
 from ..base.errors import EXIT_STALLED
 from ..base.files import open_for_writing
 from ..base.stderr import write_line
@@ -78,8 +78,8 @@ class Office:
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
         self._card = card
-        if RESTARTS in os.environ and member.error_file:
-            self._mark = f"{member.error_file}{RUNNING}"
+        if RESTART_VARIABLE in os.environ and member.error_file:
+            self._mark = f"{member.error_file}{RUNNING_SUFFIX}"
             run_unheard(partial(touch, self._mark))
         self._loop.set_timer("card", events.READY_AFTER_S, partial(self._be_ready, card))
         if self._watched.stall_s:

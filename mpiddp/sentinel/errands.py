@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
-from ..base.files import stream_of, written
+from ..base.files import parse_stream_path, try_write_file
 from ..base.stderr import STDERR, set_writer, write_all, write_line
 from ..ipc.event_loop import Loop
 from ..ipc.helper_process import fork_detached, reap, silence
@@ -37,11 +37,11 @@ class Errands:
 
     def write(self, path: str, content: str) -> None:
         """Write a file that was asked for, or say why that cannot be done; to a standard stream the rank writes."""
-        if (stream := stream_of(path)) >= 0:
+        if (stream := parse_stream_path(path)) >= 0:
             write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it is gone")
             return
         late = f"mpiddp: cannot write {path}: no answer within {PATIENCE_S:g} s"
-        self.run(partial(written, path, content), write_line, late)
+        self.run(partial(try_write_file, path, content), write_line, late)
 
     def run(self, act: Callable[[], str | None], then: Callable[[str], object] = lambda _: None,
             late: str = "", patience_s: float = PATIENCE_S, needed: bool = True) -> None:

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..base.stderr import write_line
-from ..base.text import folded, shortened
+from ..base.text import fold_hosts, truncate_middle
 from ..discovery.process import Process
 from ..failure.report import record, tell
 from ..ipc.channel import Wire
@@ -90,7 +90,7 @@ class Sentinel:
     def excuse(self, error: Exception) -> None:
         """Say, once, what went wrong in the sentinel itself; if the rank is gone, end soon, whatever that broke off."""
         words = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: sentinel of {self._watched.who}: {shortened(words)} ({place_of(error)})"
+        line = f"mpiddp: sentinel of {self._watched.who}: {truncate_middle(words)} ({place_of(error)})"
         if line not in self._excuses:
             self._excuses.add(line)
             write_line(line)
@@ -259,7 +259,7 @@ class Sentinel:
             from ..discovery.reachability import out_of_reach
 
             silent = out_of_reach(self._watched.hosts(), timeout_s)
-            return line + (f"; no answer from {folded(silent)}" if silent else "")
+            return line + (f"; no answer from {fold_hosts(silent)}" if silent else "")
 
         self._errands.run(ask, write_line, late=line, patience_s=timeout_s + PATIENCE_S, needed=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 
 from ..base.stderr import LAUNCHER_FORWARDING_S
-from ..base.text import shortened
+from ..base.text import truncate_middle
 from ..failure.postmortem import crash_stack, early_death, may_follow_from_another, report_on
 from ..failure.rank import Member
 from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
@@ -275,7 +275,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         self.gone = True
         self._do(*(events.DropTimer(name) for name in ("start", "warn", "late", "ask", "kill")))
         stack = crash_stack(self._stacks)
-        self._do(events.LogStack(shortened(stack, LONG_TEXT)))
+        self._do(events.LogStack(truncate_middle(stack, LONG_TEXT)))
         if self.state is State.STARTING:
             self._do(*self.start.tell_death(early_death(event.status, event.out_of_memory)))
         if self.state is State.DESERTED and self._script_ended is None:

@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from ..base.errors import LonelyLaunchError
-from ..base.polling import wait_for
+from ..base.errors import LocalLaunchError
+from ..base.polling import poll_until
 from ..base.stderr import write_line
 from .manifest import Chunk, File, Folder, Piece, Range, root_of
 
@@ -204,9 +204,9 @@ def await_node(roll: RollCall, node: int, deadline: float, look: Callable[[], bo
         if roll.rank == 0:
             write_line(f"mpiddp: waiting {waited_s:.0f} s for {roll.name(node)} (staging)")
 
-    wait_for(poll, deadline, lambda: LonelyLaunchError(
+    poll_until(poll, deadline, lambda: LocalLaunchError(
         "startup-timeout",
-        found=f"{roll.name(node)} has not read its part of the environment in time",
+        actual=f"{roll.name(node)} has not read its part of the environment in time",
         needed="a file system that answers on every node",
         do="look at that host; more time: --startup-timeout SECONDS; or start without --stage",
     ), remind, REMIND_AFTER_S)

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
-from ..base.config import AUTO
-from ..base.files import check_protected, names, number, reason
+from ..base.config import AUTO_FOLDER
+from ..base.files import check_protected, format_os_error, list_names, read_number
 from ..bootstrap.variables import set_all
 from ..discovery.process import boot, cgroups
 from .broadcast import pieces_in
@@ -39,7 +39,7 @@ class Lease(NamedTuple):
 
 def target_dirs(folder: str, environ: Mapping[str, str]) -> list[str]:
     """Return the folders that may be used, best first: the one that the user has named, or for AUTO the usual ones."""
-    if folder != AUTO:
+    if folder != AUTO_FOLDER:
         return [folder]
     named = [environ.get(name, "") for name in ("SLURM_TMPDIR", "TMPDIR")]
     return [*dict.fromkeys(os.path.abspath(name) for name in named if name), SHM]
@@ -89,7 +89,7 @@ def why_not(folder: str, size: int) -> str:
             os.mkdir(own, 0o700)
         check_protected(own)
     except OSError as error:
-        return f"{folder}: {reason(error, folder)}"
+        return f"{folder}: {format_os_error(error, folder)}"
     return "" if is_private(own) else f"{folder}: {os.path.basename(own)} there is not this user's alone"
 
 
@@ -103,8 +103,8 @@ def memory_left() -> int:
     left = [psutil.virtual_memory().available]
     for folder in cgroups("memory"):
         for limit, used in MEMORY_LIMITS:
-            if (most := number(f"{folder}/{limit}")) >= 0:
-                left.append(most - max(0, number(f"{folder}/{used}")))
+            if (most := read_number(f"{folder}/{limit}")) >= 0:
+                left.append(most - max(0, read_number(f"{folder}/{used}")))
     return max(0, min(left))
 
 
@@ -207,7 +207,7 @@ def tidy(own: str, used: str) -> None:
 
     What was to be kept for other environments, and what somebody uses, stays.
     """
-    for name in names(own):
+    for name in list_names(own):
         path, is_same_environment = os.path.join(own, name), name.partition("-")[0] == used.partition("-")[0]
         if name != used and (is_same_environment or not os.path.exists(os.path.join(path, KEPT))):
             remove(path)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ..base.config import LaunchConfig
-from ..base.files import names
-from ..base.polling import wait_for
-from ..base.ranks import Place
+from ..base.files import list_names
+from ..base.polling import poll_until
+from ..base.ranks import RankPosition
 from ..base.stderr import warn, write_line
-from ..base.text import folded, listed
-from ..base.timeline import begin
+from ..base.text import fold_hosts, join_names
+from ..base.timeline import begin_stage
 from ..bootstrap.rollcall import TURNS, RollCall
 from ..discovery.runtime import hostname
 from . import access_trace, mirror
@@ -95,7 +95,7 @@ def remember() -> None:
         staged.remember()
 
 
-def stage(roll: RollCall, place: Place, config: LaunchConfig) -> None:
+def stage(roll: RollCall, place: RankPosition, config: LaunchConfig) -> None:
     """Let this rank find its environment in a mirror on its node until the process ends. Collective.
 
     Raises LonelyLaunchError if a node has not read its share in time.
@@ -108,7 +108,7 @@ def stage(roll: RollCall, place: Place, config: LaunchConfig) -> None:
     roots: tuple[str, ...] = roll.agree(LOOKING, environment_roots() if is_leader else None, common_roots)
     if not roots:
         return
-    begin(STAGING)
+    begin_stage(STAGING)
     tracer, record, known = None, "", AccessTrace()
     if place.rank == 0:
         tracer, record = Tracer(roots), access_trace.record_of(roots, os.environ)
@@ -139,7 +139,7 @@ def common_roots(found: Sequence[dict[str, tuple[int, int]] | None]) -> list[tup
     same = tuple(root for root, mark in nodes[0].items() if all(node.get(root) == mark for node in nodes))
     odd = sorted({root for node in nodes for root in node} - {*same})
     if odd:
-        warn([f"not-staged: not all nodes see the same folder: {listed(odd)}; {WHERE_IT_LIES}"])
+        warn([f"not-staged: not all nodes see the same folder: {join_names(odd)}; {WHERE_IT_LIES}"])
     elif not same:
         warn(["not-staged: Python's environment is on no shared file system: there is nothing to stage"])
     return [same] * len(found)
@@ -150,10 +150,10 @@ def mirrors_of(found: Sequence[tuple[int, Outcome | None]], hosts: Sequence[str]
     outcomes = {node: (host, outcome) for host, (node, outcome) in zip(hosts, found, strict=True) if outcome}
     for reason in sorted({outcome.refused for _, outcome in outcomes.values()} - {""}):
         where = [host for host, outcome in outcomes.values() if outcome.refused == reason]
-        nodes = f" (on {folded(where)})" if len(where) < len(outcomes) else ""
+        nodes = f" (on {fold_hosts(where)})" if len(where) < len(outcomes) else ""
         warn([f"not-staged: {reason}{nodes}; {WHERE_IT_LIES}"])
     if left := sorted({path for _, outcome in outcomes.values() for path in outcome.left}):
-        warn([f"not-staged: changed while it was read, or unreadable: {listed(left)}; {WHERE_IT_LIES}"])
+        warn([f"not-staged: changed while it was read, or unreadable: {join_names(left)}; {WHERE_IT_LIES}"])
     return [outcomes[node][1].path for node, _ in found]
 
 
@@ -212,7 +212,7 @@ class NodeLeader:
         if not paths:
             return paths, {}
         stamps = (mirror.stamped(os.path.join(own, name)) or frozenset() for own in self._own_folders()
-                  for name in names(own, f"{name_of(self._roots)}-"))
+                  for name in list_names(own, f"{name_of(self._roots)}-"))
         former = min(stamps, key=lambda stamp: len(paths - stamp), default=frozenset())
         if len(paths - former) <= FEW_MORE * len(paths):
             paths = former
@@ -299,7 +299,7 @@ class NodeLeader:
             os.close(self._lease.lock)
         until = time.monotonic() + min(OTHER_JOB_TIMEOUT_S, self._roll.remaining_s)
         try:
-            self._lease = wait_for(lambda: mirror.lease_whole(path), until, TimeoutError, lambda _: None, math.inf)
+            self._lease = poll_until(lambda: mirror.lease_whole(path), until, TimeoutError, lambda _: None, math.inf)
         except TimeoutError:
             self._lease, self._refused = None, f"{path}: another job that makes it has not finished"
             return

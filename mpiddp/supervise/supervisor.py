@@ -15,11 +15,11 @@ from threading import Thread
 from typing import NamedTuple
 
 from ..base import files
-from ..base.config import RESTARTS
+from ..base.config import RESTART_VARIABLE
 from ..base.errors import EXIT_REQUEUE
-from ..base.files import names
+from ..base.files import list_names
 from ..base.stderr import write_line
-from ..base.text import folded
+from ..base.text import fold_hosts
 from ..discovery.schedulers import slurm_restarts
 from .allocation import Allocation, cancel, is_running, left_s, silent
 from .attempt import Running
@@ -85,12 +85,12 @@ class Supervisor:
             if plan.history:
                 write(plan.history, self._records)
             if plan.suspects and decision.without:
-                files.note_suspects(plan.suspects, [(one.host, one.evidence) for one in suspects(
+                files.append_suspects(plan.suspects, [(one.host, one.evidence) for one in suspects(
                     self._attempts, plan.given.nodes) if one.host in decision.without])
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
-            on = f" on {folded(decision.nodes)}" if decision.nodes else ""
-            without = f", without {folded(decision.without)}" if decision.without else ""
+            on = f" on {fold_hosts(decision.nodes)}" if decision.nodes else ""
+            without = f", without {fold_hosts(decision.without)}" if decision.without else ""
             why = f": {decision.why}" if decision.why else ""
             write_line(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
                        f"mpiddp.supervise: again (restart {len(self._attempts)} of {plan.restarts}){on}{without}{why}")
@@ -100,7 +100,7 @@ class Supervisor:
         """Run the job once."""
         plan, step = self._plan, f"mpiddp-{secrets.token_hex(4)}"
         report = str(plan.folder / f"attempt-{number}.json")
-        variables = {RESTARTS: str(number), "MPIDDP_ERROR_FILE": report,
+        variables = {RESTART_VARIABLE: str(number), "MPIDDP_ERROR_FILE": report,
                      "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
@@ -112,7 +112,7 @@ class Supervisor:
         attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel(plan.given, step))
         self._running = None
         if attempt.status and plan.error_file and os.path.exists(report):
-            files.write(plan.error_file, Path(report).read_text())
+            files.write_file(plan.error_file, Path(report).read_text())
         after = state_of(plan.progress_file)
         return attempt._replace(has_progressed=after != before if after else None)
 
@@ -201,7 +201,7 @@ def state_of(path: str) -> tuple[tuple[str, int, int], ...]:
 
 def inside(folder: str) -> dict[str, os.stat_result]:
     """Return what looked_at() does of all that is in a folder."""
-    return looked_at(os.path.join(folder, name) for name in names(folder))
+    return looked_at(os.path.join(folder, name) for name in list_names(folder))
 
 
 def looked_at(paths: Iterable[str]) -> dict[str, os.stat_result]:
