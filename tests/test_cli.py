@@ -13,7 +13,7 @@ import pytest
 from mpiddp import __version__
 from mpiddp.base.config import DryRunShape, LaunchConfig, OutputFilter, Script
 from mpiddp.cli import read_config
-from mpiddp.options.table import in_variables
+from mpiddp.options.table import options_to_variables
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, mpiexec, noise
 
 
@@ -182,8 +182,8 @@ def test_explain_of_a_rank_that_is_not_there(quick: Mpi) -> None:
 
 def test_options_by_the_names_of_their_variables() -> None:
     text = "--share-gpus lets ranks share one (--gpus-per-node=4), --device=cpu takes none; leave --backend away"
-    assert in_variables(text) == ("MPIDDP_SHARE_GPUS=1 lets ranks share one (--gpus-per-node=4), "
-                                  "MPIDDP_DEVICE=cpu takes none; leave MPIDDP_BACKEND away")
+    assert options_to_variables(text) == ("MPIDDP_SHARE_GPUS=1 lets ranks share one (--gpus-per-node=4), "
+                                          "MPIDDP_DEVICE=cpu takes none; leave MPIDDP_BACKEND away")
 
 
 CODE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.bootstrap import variables
+from mpiddp.bootstrap.prepare import restore_env, set_env
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
 # Rank 0 waits in its atexit function for rank 1, as long as --abort-grace lets it.
@@ -61,8 +61,8 @@ def test_what_a_hook_prints_besides_a_traceback_is_shown(quick: Mpi, tmp_path: P
 
 def test_variables_that_somebody_else_has_changed_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTS_FIRST", "before")
-    former = variables.set_all({"TESTS_FIRST": "ours", "TESTS_SECOND": "ours", "TESTS_THIRD": "ours"})
+    former = set_env({"TESTS_FIRST": "ours", "TESTS_SECOND": "ours", "TESTS_THIRD": "ours"})
     monkeypatch.setenv("TESTS_SECOND", "the script's")
-    variables.restore(former)
+    restore_env(former)
     assert {name: os.environ.get(name) for name in former} == {
         "TESTS_FIRST": "before", "TESTS_SECOND": "the script's", "TESTS_THIRD": None}

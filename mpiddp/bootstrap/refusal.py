@@ -1,4 +1,4 @@
-"""Say, once per job, why it cannot start."""
+"""Print, once per job, why it cannot start."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
     from ..sentinel.client import SentinelHandle
 
-PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
+SPEAKER_TIMEOUT_S = 2.0  # for rank 0 to print, before a launcher that sees another rank end suppresses its output
 
 
 def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
-    """Print a reason before MPI is there; return when the launcher has had time to pass it on.
+    """Print a reason before MPI is initialised; return when the launcher has had time to forward it.
 
-    A rank knows its own number from the launcher's variables. The rank `speaker` speaks; where each task of a Slurm
-    step or Flux job has started a launcher, only rank 0 of the first task. If the reason is one of this node alone
-    (`on_node`), a rank of another node than rank 0's speaks, too, where no launcher has ended it by then.
+    A rank knows its number from the launcher's variables. Only the rank `speaker` prints; if each task of a Slurm step
+    or Flux job has started a launcher, only rank 0 of the first task. If the reason concerns only this node
+    (`on_node`), the first rank of this node prints it, too, unless the launcher has ended it by then.
     """
     launcher = launchers.detect(os.environ)
     if launcher is not None and (launcher.rank != speaker or launcher.task > 0):
-        time.sleep(PATIENCE_S)
+        time.sleep(SPEAKER_TIMEOUT_S)
         if not on_node or launcher.task > 0 or not launchers.is_first_on_node(os.environ):
             return
     write_line(message)
@@ -41,7 +41,7 @@ def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
 
 @contextlib.contextmanager
 def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
-    """Run the start up to MPI_Init in this block; if it fails, say why."""
+    """Print why the start up to MPI_Init, which runs in this block, fails."""
     try:
         yield
     except LaunchError as error:
@@ -51,13 +51,13 @@ def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
 
 
 def refuse(comm: MPI.Comm, error: LaunchError) -> None:
-    """Print on rank 0 why the job cannot start; return when the launcher has had time to pass it on. Collective."""
+    """Print on rank 0 why the job cannot start; return when the launcher has had time to forward it. Collective."""
     if comm.rank == 0:
         write_line(str(error))
         time.sleep(LAUNCHER_FORWARDING_S)
-    said = comm.Ibarrier()
+    printed = comm.Ibarrier()
     with contextlib.suppress(TimeoutError):
-        poll_until(lambda: said.Test() or None, time.monotonic() + PATIENCE_S, TimeoutError, lambda _: None, PATIENCE_S)
+        poll_until(lambda: printed.Test() or None, time.monotonic() + SPEAKER_TIMEOUT_S)
 
 
 def refuse_alone(error: LocalLaunchError, descriptor: int = STDERR) -> NoReturn:

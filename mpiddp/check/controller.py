@@ -56,7 +56,7 @@ class Controller:
     """Lets ranks measure, and keeps what they have measured."""
 
     def __init__(self, ranks: RpcController, size: int, patience_s: float, progress: Progress | None = None) -> None:
-        """Ask the ranks who they are, which may take `patience_s`; raise LonelyLaunchError if one does not answer."""
+        """Ask the ranks who they are, which may take `patience_s`; raise LocalLaunchError if one does not answer."""
         self._ranks, self._progress = ranks, progress
         answers = ranks.call("who", dict.fromkeys(range(size), ()), patience_s, "to say who it is")
         if len(answers) < size:

@@ -16,7 +16,7 @@ from ..base.errors import LaunchError
 from ..base.ranks import RankPosition
 from ..base.stderr import warn
 from ..base.text import MAX_LISTED, fold_hosts
-from ..bootstrap.rollcall import RollCall
+from ..bootstrap.rollcall import Rendezvous
 from ..discovery.devices import use_device
 from ..discovery.schedulers import find_scheduler
 from . import OWN_S, PASSES, PAUSE_S
@@ -45,15 +45,15 @@ class Answer(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-def check_nodes(roll: RollCall, place: RankPosition, device: str, config: LaunchConfig) -> None:
+def check_nodes(roll: Rendezvous, place: RankPosition, device: str, config: LaunchConfig) -> None:
     """Measure this rank's part of its node, and print on rank 0 what is odd about nodes. Collective.
 
     Raises LaunchError `bad-node` or `slow-node` on every rank, if `config` is strict; at the start's deadline
-    LonelyLaunchError, with the ranks that still measure.
+    LocalLaunchError, with the ranks that still measure.
     """
     timeline.begin_stage(LOOKING)
     where, judge = use_device(device), Judge(config)
-    turn = roll.agree(LOOKING, (describe(place, where), machine()), judge.give_turns)
+    turn = roll.exchange(LOOKING, (describe(place, where), machine()), judge.give_turns)
     answer, own = Answer(again=True), Own({}, [])
     for number in range(PASSES):
         if answer.again:
@@ -62,7 +62,7 @@ def check_nodes(roll: RollCall, place: RankPosition, device: str, config: Launch
                 timeline.begin_stage(MEASURING)
                 mine = at == turn.own and own.computes  # each try of a device that does not compute may take a minute
                 own = measure(where, place.local_rank == 0, OWN_S) if mine else own
-                answer = roll.agree(MEASURING, own if mine else None, judge.take)
+                answer = roll.exchange(MEASURING, own if mine else None, judge.take)
     warn(answer.warnings)
 
 

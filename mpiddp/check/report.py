@@ -94,7 +94,7 @@ DRAWING_S = 120.0  # with the import of matplotlib, from a file system that may 
 def inspect(ranks: RpcController, env: JobEnv, asked: CheckOptions, patience_s: float) -> int:
     """Let all ranks measure, show what was found, and return the exit status: ODD where something is odd.
 
-    Raises LonelyLaunchError where a rank has not begun after `patience_s`.
+    Raises LocalLaunchError where a rank has not begun after `patience_s`.
     """
     notes = []
     backend = serving(env.backend, env.device)

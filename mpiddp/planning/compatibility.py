@@ -63,7 +63,7 @@ def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str
 
 
 def check_shm(library: Library, why_not: str, host: str) -> None:
-    """Raise LonelyLaunchError `no-shm` where a host has no shared memory, for the reason `why_not`, and MPICH has to.
+    """Raise LocalLaunchError `no-shm` where a host has no shared memory, for the reason `why_not`, and MPICH has to.
 
     Open MPI and Intel MPI do without.
     """

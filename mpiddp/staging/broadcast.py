@@ -22,7 +22,7 @@ from .manifest import Chunk, File, Folder, Piece, Range, root_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..bootstrap.rollcall import RollCall
+    from ..bootstrap.rollcall import Rendezvous
 
 PAGE = mmap.PAGESIZE
 THREADS = 32  # look-ups and reads that wait for the server at the same time
@@ -149,12 +149,12 @@ def read_piece(file: File, piece: Piece, into: memoryview, direct: bool) -> int:
 
 
 def broadcast(
-    roll: RollCall, chunks: Sequence[Chunk], deadline: float, read: Callable[[Chunk], memoryview],
+    roll: Rendezvous, chunks: Sequence[Chunk], deadline: float, read: Callable[[Chunk], memoryview],
     begin: Callable[[], None], write: Callable[[Chunk, memoryview], None],
 ) -> None:
     """Let each node read its chunks and broadcast them to the others: each byte enters a node once. Collective.
 
-    A thread calls `begin`, then `write` with each chunk, in their order, and its buffer. Raises LonelyLaunchError at
+    A thread calls `begin`, then `write` with each chunk, in their order, and its buffer. Raises LocalLaunchError at
     the deadline, a time of time.monotonic().
     """
     unread = deque(chunk for chunk in chunks if chunk.reader == roll.rank)
@@ -192,7 +192,7 @@ def broadcast(
             future.result()
 
 
-def await_node(roll: RollCall, node: int, deadline: float, look: Callable[[], bool]) -> None:
+def await_node(roll: Rendezvous, node: int, deadline: float, look: Callable[[], bool]) -> None:
     """Wait for a node until `look` returns True; MPI moves data only while it is called."""
     def poll() -> bool | None:
         until = time.monotonic() + POLL_S

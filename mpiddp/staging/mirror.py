@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from ..base.config import AUTO_FOLDER
 from ..base.files import check_protected, format_os_error, list_names, read_number
-from ..bootstrap.variables import set_all
+from ..bootstrap.prepare import set_env
 from ..discovery.process import boot, cgroups
 from .broadcast import pieces_in
 from .manifest import COMPILED, Chunk, Folder, Manifest, is_installed, mount_of, mounts, root_of
@@ -342,5 +342,5 @@ def use(lease: Lease, roots: Sequence[str]) -> None:
             path[:] = [lease.root + entry if isinstance(entry, str) and root_of(entry, entries) else entry
                        for entry in path]
     start, others = os.path.join(lease.path, START), os.environ.get("PYTHONPATH", "")
-    set_all({"PYTHONPATH": f"{start}{os.pathsep}{others}" if others else start,
+    set_env({"PYTHONPATH": f"{start}{os.pathsep}{others}" if others else start,
              STAGED_BY: f"{os.uname().nodename}:{os.getpid()}"})

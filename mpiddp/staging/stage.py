@@ -17,7 +17,7 @@ from ..base.ranks import RankPosition
 from ..base.stderr import warn, write_line
 from ..base.text import fold_hosts, join_names
 from ..base.timeline import begin_stage
-from ..bootstrap.rollcall import TURNS, RollCall
+from ..bootstrap.rollcall import MAX_STAGGER_S, Rendezvous
 from ..discovery.runtime import hostname
 from . import access_trace, mirror
 from .access_trace import AccessTrace, Tracer
@@ -95,17 +95,17 @@ def remember() -> None:
         staged.remember()
 
 
-def stage(roll: RollCall, place: RankPosition, config: LaunchConfig) -> None:
+def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
     """Let this rank find its environment in a mirror on its node until the process ends. Collective.
 
-    Raises LonelyLaunchError if a node has not read its share in time.
+    Raises LocalLaunchError if a node has not read its share in time.
     """
     global staged
     if config.script is None:
         warn([ALREADY] if place.rank == 0 else [])
         return
     is_leader = place.local_rank == 0
-    roots: tuple[str, ...] = roll.agree(LOOKING, environment_roots() if is_leader else None, common_roots)
+    roots: tuple[str, ...] = roll.exchange(LOOKING, environment_roots() if is_leader else None, common_roots)
     if not roots:
         return
     begin_stage(STAGING)
@@ -122,7 +122,7 @@ def stage(roll: RollCall, place: RankPosition, config: LaunchConfig) -> None:
         if leaders is not None:
             loaded = tracer.loaded() if tracer and not config.stage_keep else frozenset()
             used, outcome = NodeLeader(leaders, roots, config).run(known, loaded)
-    path = roll.agree(STAGING, (place.node_rank, outcome), lambda outcomes: mirrors_of(outcomes, roll.hosts))
+    path = roll.exchange(STAGING, (place.node_rank, outcome), lambda outcomes: mirrors_of(outcomes, roll.hosts))
     if used is None and path:
         used = mirror.lease_whole(path)
     if used is not None:
@@ -158,7 +158,7 @@ def mirrors_of(found: Sequence[tuple[int, Outcome | None]], hosts: Sequence[str]
 
 
 @contextlib.contextmanager
-def node_leaders(roll: RollCall, is_leader: bool) -> Iterator[RollCall | None]:
+def node_leaders(roll: Rendezvous, is_leader: bool) -> Iterator[Rendezvous | None]:
     """Return a roll call of each node's local rank 0 for this block; None on other ranks. Collective."""
     from mpi4py import MPI
 
@@ -166,9 +166,9 @@ def node_leaders(roll: RollCall, is_leader: bool) -> Iterator[RollCall | None]:
     if not is_leader:
         yield None
         return
-    leaders = RollCall(comm, roll.remaining_s, time.monotonic())
+    leaders = Rendezvous(comm, roll.remaining_s, time.monotonic())
     comm.Free()
-    leaders.numbers, leaders.hosts = zip(*leaders.comm.allgather((roll.rank, hostname())), strict=True)
+    leaders.job_ranks, leaders.hosts = zip(*leaders.comm.allgather((roll.rank, hostname())), strict=True)
     yield leaders
     leaders.close()
 
@@ -176,10 +176,10 @@ def node_leaders(roll: RollCall, is_leader: bool) -> Iterator[RollCall | None]:
 class NodeLeader:
     """Gets a mirror of the environment's roots onto its node, together with the leaders of the other nodes."""
 
-    def __init__(self, roll: RollCall, roots: tuple[str, ...], config: LaunchConfig) -> None:
+    def __init__(self, roll: Rendezvous, roots: tuple[str, ...], config: LaunchConfig) -> None:
         self._roll, self._roots, self._keep = roll, roots, config.stage_keep
         self._targets = mirror.target_dirs(config.stage, os.environ)
-        self._deadline = time.monotonic() + roll.remaining_s + min(roll.rank, TURNS)
+        self._deadline = time.monotonic() + roll.remaining_s + min(roll.rank, MAX_STAGGER_S)
         self._refused = ""  # why this node gets no mirror
         self._writer: Writer | None = None
         self._lease: Lease | None = None  # of the mirror that is used or written
@@ -223,13 +223,13 @@ class NodeLeader:
 
     def _shared(self, value: Value | None) -> Value:
         """Return rank 0's value when all have come to ask for it."""
-        self._roll.agree(STAGING, None, lambda facts: [None] * len(facts))
+        self._roll.exchange(STAGING, None, lambda facts: [None] * len(facts))
         found: Value = self._roll.comm.bcast(value)
         return found
 
     def _any(self, own: bool) -> bool:
         """Tell whether that is so on any node."""
-        return self._roll.agree(STAGING, own, lambda facts: [any(facts)] * len(facts))
+        return self._roll.exchange(STAGING, own, lambda facts: [any(facts)] * len(facts))
 
     def _manifest(self, readers: dict[str, int]) -> Manifest:
         """Return what is to be staged as it is now: each node looks at a part of it."""
@@ -243,7 +243,7 @@ class NodeLeader:
             manifest = manifest_of(self._roots, [one for part in parts for one in part])
             return [None] * nodes
 
-        self._roll.agree("looking at files", list_all(files, folders, self._roots), merge)
+        self._roll.exchange("looking at files", list_all(files, folders, self._roots), merge)
         found: Manifest = self._roll.comm.bcast(manifest)
         return found
 
