@@ -145,7 +145,7 @@ def process_group(
 
 
 def _is_agreed_stop(error: SystemExit) -> bool:
-    """Tell whether a program ends by stop_for_requeue() because all ranks have agreed to."""
+    """Return whether a program ends by stop_for_requeue() because all ranks have agreed to."""
     return error.code == EXIT_REQUEUE and _own_job is not None and _own_job.is_stopping()
 
 
@@ -221,6 +221,6 @@ def _adopt(
 
 
 def _is_initialized() -> bool:
-    """Tell whether there is a default process group, without importing torch for it."""
+    """Return whether there is a default process group, without importing torch for it."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and bool(dist.is_available() and dist.is_initialized())

@@ -165,7 +165,7 @@ def find_conflict(options: argparse.Namespace) -> str:
 
 
 def can_prefix_folded(prefix: str) -> bool:
-    """Tell whether a prefix can stand before lines of several ranks."""
+    """Return whether a prefix can stand before lines of several ranks."""
     from datetime import datetime  # seldom needed
 
     try:

@@ -96,7 +96,7 @@ class OutputFilter(NamedTuple):
     folded: bool = False
 
     def has(self, rank: int, local_rank: int) -> bool:
-        """Tell whether a rank's output is shown."""
+        """Return whether a rank's output is shown."""
         return self.all_ranks or rank in self.ranks or local_rank in self.local_ranks
 
 

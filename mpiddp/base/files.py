@@ -180,7 +180,7 @@ def walk_path(path: str, check: PathCheck, folder_mode: int = 0) -> Iterator[Ope
 
 
 def is_given_to(owner: int, folder: int) -> bool:
-    """Tell whether a file that this user makes in a folder belongs to `owner`, as NFS and FUSE may have it.
+    """Return whether a file that this user makes in a folder belongs to `owner`, as NFS and FUSE may have it.
 
     A file of root's does if the server squashes root (man 5 exports), as for many containers.
     """

@@ -136,7 +136,7 @@ class Membership:
         return f"runs on {where} with {software.stack(script)}\n{explain(os.environ, self._saved)}"
 
     def has_same_ranks(self, comm: MPI.Comm) -> bool:
-        """Tell whether a communicator has the ranks of the job in the same order."""
+        """Return whether a communicator has the ranks of the job in the same order."""
         from mpi4py import MPI
 
         return MPI.Comm.Compare(self.comm, comm) in (MPI.IDENT, MPI.CONGRUENT)

@@ -131,7 +131,7 @@ class AddressProber:
 
 
 def is_connected(connection: socket.socket) -> bool:
-    """Tell whether the peer's kernel has accepted a connection; the process there may still be too busy for it."""
+    """Return whether the peer's kernel has accepted a connection; the process there may still be too busy for it."""
     try:
         connection.getpeername()
     except OSError:

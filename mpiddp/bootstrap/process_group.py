@@ -71,7 +71,7 @@ class GroupMaker:
                 module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
     def is_idle(self) -> bool:
-        """Tell whether nobody has used the group that was created before the script, if its backend counts collectives.
+        """Return whether the group created before the script is unused, as far as its backend counts collectives.
 
         The count is that of torch's own checks of collectives (ProcessGroup::getSequenceNumberForGroup).
         """
@@ -84,7 +84,7 @@ class GroupMaker:
             return False
 
     def claim(self, *arguments: Any, **keywords: Any) -> bool:
-        """Tell whether the unclaimed group is what the caller requests; destroy it if not.
+        """Return whether the unclaimed group is what the caller requests; destroy it if not.
 
         The arguments are those of torch.distributed.init_process_group().
         """
@@ -133,7 +133,7 @@ class GroupMaker:
             restore_env(saved)
 
     def _matches(self, request: dict[str, Any]) -> bool:
-        """Tell whether our group is what a script requests."""
+        """Return whether our group is what a script requests."""
         env = self.environment
         special = {"backend", "init_method", "store", "rank", "world_size", "timeout", "device_id", "group_name"}
         parameters = self._signature.parameters
@@ -147,7 +147,7 @@ class GroupMaker:
         )
 
     def _uses_our_store(self, request: dict[str, Any]) -> bool:
-        """Tell whether a script's request means the job's own store.
+        """Return whether a script's request means the job's own store.
 
         It does for env:// with our address, and for env:// with any other address if it wants all our ranks: an address
         that a script sets instead of ours (localhost, for instance) is no better.
@@ -163,13 +163,13 @@ class GroupMaker:
 
 
 def can_serve_cpu(backend: str) -> bool:
-    """Tell whether a backend serves the CPU."""
+    """Return whether a backend serves the CPU."""
     return all("cpu" in dist.Backend.backend_capability.get(part.rpartition(":")[2], ["cpu"])
                for part in backend.split(","))
 
 
 def has_all_backends(ours: str, requested: str | None, device: torch.device) -> bool:
-    """Tell whether our backend serves every device type of the requested one, by the same backend."""
+    """Return whether our backend serves every device type of the requested one, by the same backend."""
     if requested is None and device.type == "cpu":
         return True
     have, want = (backends_by_device(name) for name in (ours, requested))

@@ -13,7 +13,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def is_run_by_python(frame: FrameType) -> bool:
-    """Tell whether Python itself runs our `__main__`, or another module that has called us."""
+    """Return whether Python itself runs our `__main__`, or another module that has called us."""
     return all(caller.f_globals.get("__name__") == "runpy" for caller in find_callers(frame)[1:])
 
 

@@ -40,7 +40,7 @@ def hook_exec(leave: Callable[[str], object]) -> None:
 
 
 def is_program(path: Any) -> bool:
-    """Tell whether a path, or a descriptor, is a program."""
+    """Return whether a path, or a descriptor, is a program."""
     return isinstance(path, int) or (os.path.isfile(path) and os.access(path, os.X_OK))
 
 

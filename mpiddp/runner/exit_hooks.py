@@ -109,7 +109,7 @@ class ExitGuard:
         return None
 
     def _ends_program(self, traceback: TracebackType | None) -> bool:
-        """Tell whether an exception left the program, and was not just shown by it."""
+        """Return whether an exception left the program, and was not just shown by it."""
         return traceback is not None and traceback.tb_frame is self._program
 
 
@@ -121,7 +121,7 @@ def find_outermost(frame: FrameType) -> FrameType:
 
 
 def has_raised(frame: FrameType) -> bool:
-    """Tell whether a frame that has ended did so by an exception: its last instruction is no return."""
+    """Return whether a frame that has ended did so by an exception: its last instruction is no return."""
     import opcode
 
     return not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

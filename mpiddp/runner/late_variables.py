@@ -55,7 +55,7 @@ def find_late_variables(script: Script, environ: Mapping[str, str], device: str,
 
 
 def is_late(setting: Setting, environ: Mapping[str, str], device: str, backend: str) -> bool:
-    """Tell whether a variable has been read before the script sets it, and with another value."""
+    """Return whether a variable has been read before the script sets it, and with another value."""
     if setting.name in environ and (setting.is_default or environ[setting.name] == setting.value):
         return False
     if setting.name.startswith(IMPORT_PREFIXES):
@@ -108,5 +108,5 @@ def find_assignments(
 
 
 def is_environ(owner: ast.expr) -> bool:
-    """Tell whether an expression is os.environ."""
+    """Return whether an expression is os.environ."""
     return getattr(owner, "attr", getattr(owner, "id", "")) == "environ"

@@ -76,7 +76,7 @@ class RunningJob:
         return self._stop
 
     def is_stopping(self) -> bool:
-        """Tell whether all ranks have agreed to stop."""
+        """Return whether all ranks have agreed to stop."""
         return self._stop is not None and self._stop.reason != 0
 
     def write_steps(self, report: str) -> None:
@@ -89,7 +89,7 @@ class RunningJob:
             write_file(report + STOPPED_SUFFIX, str(self._stop.steps or int(self.trained_s > TRAINING_S)))
 
     def must_write_steps(self, report: str) -> bool:
-        """Tell whether this is rank 0, and a supervisor reads how many steps were made before a stop."""
+        """Return whether this is rank 0, and a supervisor reads how many steps were made before a stop."""
         is_rank0 = self.membership.environment.rank == 0
         return is_rank0 and bool(report) and RESTART_VARIABLE in os.environ and self._stop is not None
 
@@ -225,7 +225,7 @@ def watch_training(job: RunningJob, config: LaunchConfig) -> None:
 
 
 def can_be_independent(member: Membership, config: LaunchConfig) -> bool:
-    """Tell whether this is rank 0 of several, and its script does not get its local rank as an option."""
+    """Return whether this is rank 0 of several, and its script does not get its local rank as an option."""
     env = member.environment
     return config.script is not None and env.world_size > 1 and env.rank == 0 and not config.local_rank_option
 

@@ -77,7 +77,7 @@ def ignore(*_: object) -> None:
 
 
 def is_ours(handler: object) -> bool:
-    """Tell whether a signal's handler is a function of this package."""
+    """Return whether a signal's handler is a function of this package."""
     return str(getattr(handler, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
@@ -90,7 +90,7 @@ def note_signal(number: int, _: FrameType | None) -> None:
 
 
 def is_unhandled(number: int) -> bool:
-    """Tell whether neither the script nor a preloaded tool handles a signal."""
+    """Return whether neither the script nor a preloaded tool handles a signal."""
     return signal.getsignal(number) in (signal.SIG_DFL, note_signal) and number not in preloaded_handlers
 
 

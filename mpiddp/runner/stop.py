@@ -61,7 +61,7 @@ class Stop:
         self._parent = comm if comm.size > 1 else None
 
     def is_due(self) -> bool:
-        """Tell whether it is time to stop: the same on all ranks that have called this the same number of times."""
+        """Return whether it is time to stop: the same on all ranks that have called this the same number of times."""
         if not self._is_ready:
             signals.catch_signals()
             self._is_ready = True

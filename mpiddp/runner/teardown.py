@@ -40,7 +40,7 @@ def freeze_loaded() -> frozenset[str]:
 
 
 def is_handling_signals() -> bool:
-    """Tell whether a signal from outside may still run Python code of the script's: that needs its modules."""
+    """Return whether a signal from outside may still run Python code of the script's: that needs its modules."""
     handlers = map(signal.getsignal, OUTSIDE_SIGNALS)
     return any(callable(handler) and handler is not signal.default_int_handler and not signals.is_ours(handler)
                for handler in handlers)

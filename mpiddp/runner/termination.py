@@ -74,7 +74,7 @@ class Termination:
         self._grace_timer: threading.Thread | None = None
 
     def is_own_process(self) -> bool:
-        """Tell whether this is the rank's process, and not a child of it."""
+        """Return whether this is the rank's process, and not a child of it."""
         return os.getpid() == self._pid
 
     def join_sentinels(self, endpoint: Endpoint) -> None:
@@ -185,7 +185,7 @@ class Termination:
         return self._sentinel.missing()
 
     def has_lost_log(self) -> bool:
-        """Tell whether the log has lost some of what was written so far, as far as is known."""
+        """Return whether the log has lost some of what was written so far, as far as is known."""
         flush()
         return self._output.log_lost(LOSS_QUERY_TIMEOUT_S) >= 0
 
