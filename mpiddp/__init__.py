@@ -19,7 +19,7 @@ from .base.errors import LaunchError
 from .base.version import __version__
 from .discovery.runtime import restart_count as _restart_count
 
-restart_count = _restart_count(os.environ)  # how often the supervisor has restarted this job
+restart_count = _restart_count(os.environ)  # how often this job was restarted
 
 __all__ = ["REQUEUE", "LaunchError", "__version__", "destroy_process_group", "init_process_group", "process_group",
            "restart_count", "should_stop", "stop_for_requeue"]
