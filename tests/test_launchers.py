@@ -107,7 +107,7 @@ def test_a_split_world_is_named_by_one_rank(kind: str, library: Library) -> None
             check_whole(started_by, 1, library)
         except LaunchError as error:
             assert error.name == "split-world"
-            assert started_by.launcher.name in error.found
+            assert started_by.launcher.name in error.actual
             speakers += [rank] if error.speaker == rank else []
     assert speakers == [1 if kind in SIZELESS else 0]
     check_whole(detect(SET[kind]), 4, library)
@@ -252,7 +252,7 @@ def test_a_launcher_in_a_task_of_flux(outer: dict[str, str], inner: dict[str, st
     check_whole(found, 4, MPICH)
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
         check_tasks(detect({**outer, **inner}))
-    assert "in each of 4 tasks that flux run has started" in caught.value.found
+    assert "in each of 4 tasks that flux run has started" in caught.value.actual
 
 
 @pytest.mark.parametrize("kind", ["srun cray_shasta 22", "flux pmix", "PALS cray"])

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.base.text import ranges
+from mpiddp.base.text import format_ranges
 from mpiddp.discovery.gpus import Gpu
 from mpiddp.planning.placement import Seat
 from mpiddp.reporting.map import devices, lines, model, records, svg
@@ -79,8 +79,8 @@ def test_a_model_is_a_word() -> None:
 
 
 def test_ranges_and_devices() -> None:
-    assert ranges([8, 0, 1, 2, 3, 2]) == "0-3,8"
-    assert ranges([]) == ""
+    assert format_ranges([8, 0, 1, 2, 3, 2]) == "0-3,8"
+    assert format_ranges([]) == ""
     assert devices(["cpu", "cpu"]) == "cpu"
     assert devices(["cuda:0", "cuda:1", "cuda:3"]) == "cuda:0-1,3"
 

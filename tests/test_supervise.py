@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpiddp.base.files import note_suspects
+from mpiddp.base.files import append_suspects
 from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, ENDED, OUT_OF_MEMORY, OWN
 from mpiddp.supervise.allocation import allocation, without
 from mpiddp.supervise.attempt import Running, attempt_of
@@ -289,7 +289,7 @@ def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
 
 def test_nodes_that_are_excluded(tmp_path: Path) -> None:
     nodes, file = ("n016", "n017", "n018.site.org"), tmp_path / "bad.txt"
-    note_suspects(str(file), [("n018", "sends at 0.48 of the median"), ("n099", "silent")])
+    append_suspects(str(file), [("n018", "sends at 0.48 of the median"), ("n099", "silent")])
     assert without(nodes, str(file)) == ("n016", "n017")
     file.write_text("n016\n")
     assert without(nodes, str(file)) == ("n017", "n018.site.org")

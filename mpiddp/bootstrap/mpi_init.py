@@ -1,14 +1,19 @@
-"""MPI_Init, after a check that launcher, library and number of tasks belong together."""
+"""MPI_Init in a rank, and none in its workers.
+
+Before it, the launcher, the MPI library and the number of tasks are checked for compatibility.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.stderr import warn
-from ..base.timeline import begin
+from ..base.timeline import begin_stage
 from ..discovery import fabric, mpi, runtime, schedulers
 from ..discovery.host import why_no_shm
 from ..discovery.launchers import Runtime
@@ -16,20 +21,29 @@ from ..discovery.mpi import Library, library
 from ..planning.compatibility import check_fit, check_nested, check_shm, check_tasks, check_whole, hidden, unlaunched
 from ..planning.environment import GPU_SUPPORT, TRAPS, choose_fork_safety, left_out, switch_gpu_support_off
 from ..sentinel.client import SentinelClient
-from . import variables
+from .prepare import hide_env, restore_env, set_env
+
+WORKER_COMMANDS = ("from multiprocessing.spawn ", "from multiprocessing.forkserver ")
+SKIP_MPI_CODE = """\
+try:
+    import mpi4py
+    mpi4py.rc.initialize = False
+except ImportError:
+    pass
+"""
 
 
 def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: SentinelClient) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
-    If launcher and library don't fit, MPI_Init ends the process, or makes each process a world of its own.
-    So their fit is checked before, and the number of ranks after.
+    If launcher and library are incompatible, MPI_Init ends the process, or makes each process a world of its own. So
+    compatibility is checked before, and the number of ranks after.
     """
     check_nested(runtime.outer_launcher(os.environ), config.script)
     check_tasks(started_by)
-    begin("import mpi4py")
+    begin_stage("import mpi4py")
     MPI = mpi.load()
-    begin("check launcher")
+    begin_stage("check launcher")
     loaded = library()
     try:
         check_fit(started_by, loaded)
@@ -40,15 +54,14 @@ def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: S
     sentinel.report_stage("MPI_Init")
     if started_by is None:
         warn(unlaunched(loaded, *schedulers.find_allotment(os.environ)))
-    former = variables.set_all(transports(loaded)) | variables.hide(hidden(started_by, loaded))
-    cray = not config.gpu_aware_mpi and loaded.is_cray
-    without_gpus = switch_gpu_support_off(os.environ) if cray else {}
-    asked = os.environ.get(GPU_SUPPORT)
+    saved = set_env(exclude_transports(loaded)) | hide_env(hidden(started_by, loaded))
+    gpu_support = os.environ.get(GPU_SUPPORT)
+    without_gpus = switch_gpu_support_off(os.environ) if loaded.is_cray and not config.gpu_aware_mpi else {}
     fork_safety = choose_fork_safety(os.environ, fabric.has_verbs())
-    variables.set_all({**without_gpus, **fork_safety})  # which stay: NCCL opens verbs, too
-    begin("MPI_Init")
+    set_env({**without_gpus, **fork_safety})  # which stay: NCCL opens verbs, too
+    begin_stage("MPI_Init")
     mpi.initialise(MPI)
-    variables.restore(former)
+    restore_env(saved)
     sentinel.report_stage("the start after MPI_Init")
     try:
         check_whole(started_by, MPI.COMM_WORLD.size, loaded)
@@ -56,13 +69,38 @@ def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: S
         MPI.Finalize()
         raise
     if without_gpus and MPI.COMM_WORLD.rank == 0:
-        warn([f"gpu-aware-mpi: {GPU_SUPPORT}={asked} was set to 0: {TRAPS}; --gpu-aware-mpi keeps it"])
+        warn([f"gpu-aware-mpi: {GPU_SUPPORT}={gpu_support} was set to 0: {TRAPS}; --gpu-aware-mpi keeps it"])
     return MPI
 
 
-def transports(loaded: Library) -> dict[str, str]:
+def exclude_transports(loaded: Library) -> dict[str, str]:
     """Return variables that keep Open MPI from searching for fast networks, if this node has none."""
     if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or fabric.has_fabric():
         return {}
     chosen = fabric.chosen_components(os.environ, loaded.path)
     return {fabric.PREFIX + name: value for name, value in left_out(chosen).items()}
+
+
+def keep_workers_from_mpi() -> Callable[[], None]:
+    """Make workers of multiprocessing's spawn and forkserver import mpi4py without MPI_Init; return what undoes that.
+
+    A second MPI_Init with a rank's variables aborts the worker. The variable MPI4PY_RC_INITIALIZE would also keep
+    programs from MPI that a rank starts by a launcher of its own. A forked worker has the rank's mpi4py.
+    """
+    from multiprocessing import util as util_module
+
+    util: Any = util_module
+    spawn = util.spawnv_passfds
+
+    @functools.wraps(spawn)
+    def spawn_without_mpi(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
+        words = [f"{SKIP_MPI_CODE}{word}" if str(word).startswith(WORKER_COMMANDS) else word for word in args]
+        pid: int = spawn(path, words, passfds)
+        return pid
+
+    def undo() -> None:
+        if util.spawnv_passfds is spawn_without_mpi:
+            util.spawnv_passfds = spawn
+
+    util.spawnv_passfds = spawn_without_mpi
+    return undo

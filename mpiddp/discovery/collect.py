@@ -22,4 +22,4 @@ def look_at_host(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | None =
     found = script_facts(config.script) if config.script else None
     fresh = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
     facts = host_facts(os.environ, comm.rank, node, whole, found, library().title, look_at_gpus=fresh)
-    return facts._replace(options=config.common(), stop_in_s=stop_in_s)
+    return facts._replace(options=config.job_wide_options(), stop_in_s=stop_in_s)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ..base.files import names, number, text
+from ..base.files import list_names, read_number, read_text
 from .schedulers import PE_HOSTFILE, find_job, find_scheduler
 
 CPUS, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
@@ -68,7 +68,7 @@ def count(value: str, host: str) -> int:
 
 def count_in_hostfile(path: str, host: str) -> int:
     """Return a host's slots from SGE's file: a line has a host, its slots, a queue and processors (man sge_pe)."""
-    fields = [line.split() for line in text(path).splitlines()]
+    fields = [line.split() for line in read_text(path).splitlines()]
     return sum(int(line[1]) for line in fields if len(line) > 1 and line[1].isdecimal()
                and line[0].partition(".")[0] == host.partition(".")[0])
 
@@ -120,16 +120,16 @@ def sockets_of_nodes(numa: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 def socket(cpu: int) -> int:
     """Return the number of a CPU's socket, -1 if the kernel knows none."""
-    return number(f"{CPUS}/cpu{cpu}/topology/physical_package_id")
+    return read_number(f"{CPUS}/cpu{cpu}/topology/physical_package_id")
 
 
 def numa_nodes() -> dict[int, int]:
     """Return each CPU's NUMA node."""
-    nodes = [int(name[4:]) for name in names(NODES, "node") if name[4:].isdigit()]
+    nodes = [int(name[4:]) for name in list_names(NODES, "node") if name[4:].isdigit()]
     return {cpu: node for node in nodes for cpu in read_list(f"{NODES}/node{node}/cpulist")}
 
 
 def read_list(path: str) -> Iterable[int]:
     """Return the numbers that a file of the kernel lists as in "0-3,8"; none if there is no such file."""
-    parts = [part.split("-") for part in text(path).split(",") if part]
+    parts = [part.split("-") for part in read_text(path).split(",") if part]
     return [number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)]

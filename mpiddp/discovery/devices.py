@@ -8,7 +8,7 @@ import resource
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..base.files import text
+from ..base.files import read_text
 from . import schedulers
 from .gpus import DRIVER, HIP, ROCR, VISIBLE, Gpu, address, describe_openable, names_gpu, numa_node
 
@@ -125,8 +125,8 @@ def ask_reason(module: Any) -> str:
 
 def read_driver() -> str:
     """Return the name and version of the driver of NVIDIA's or AMD's GPUs, empty without one."""
-    nvidia = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text(DRIVER))
-    amd = text("/sys/module/amdgpu/version")
+    nvidia = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", read_text(DRIVER))
+    amd = read_text("/sys/module/amdgpu/version")
     return f"NVIDIA {nvidia[1]}" if nvidia else f"amdgpu {amd}" if amd else ""
 
 

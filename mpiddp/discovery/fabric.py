@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ..base.files import names
+from ..base.files import list_names
 
 # Where the kernel lists devices of InfiniBand, RoCE, Omni-Path and EFA; of Slingshot; of Aries.
 VERBS = "/sys/class/infiniband"
@@ -15,12 +15,12 @@ PREFIX = "OMPI_MCA_"
 
 def has_fabric() -> bool:
     """Tell whether this node has a network device that programs drive without the kernel."""
-    return any(map(names, PLACES))
+    return any(map(list_names, PLACES))
 
 
 def has_verbs() -> bool:
     """Tell whether this node has a network device that libibverbs drives: InfiniBand, RoCE, EFA."""
-    return bool(names(VERBS))
+    return bool(list_names(VERBS))
 
 
 def chosen_components(environ: Mapping[str, str], library: str) -> dict[str, str]:
@@ -30,7 +30,8 @@ def chosen_components(environ: Mapping[str, str], library: str) -> dict[str, str
     site's (Open MPI, "Setting MCA parameter values"). Builds keep the site's file in different folders.
     """
     root = os.path.dirname(os.path.dirname(library))
-    site = [f"{environ.get('OPAL_PREFIX') or root}/etc", *(f"/etc/{name}" for name in sorted(names("/etc", "openmpi")))]
+    site = [f"{environ.get('OPAL_PREFIX') or root}/etc",
+            *(f"/etc/{name}" for name in sorted(list_names("/etc", "openmpi")))]
     named = environ.get(f"{PREFIX}mca_base_param_files") or environ.get(f"{PREFIX}mca_param_files")
     files = [f"{environ.get('HOME', '')}/.openmpi/mca-params.conf", *(f"{one}/openmpi-mca-params.conf" for one in site)]
     found: dict[str, str] = {}

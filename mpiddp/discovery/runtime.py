@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping, MutableMapping
 
-from ..base.config import RESTARTS
+from ..base.config import RESTART_VARIABLE
 from .launchers import Runtime
 from .schedulers import slurm_restarts
 
@@ -101,7 +101,7 @@ def step_daemon(pid: int) -> int:
 
 def restart_count(environ: Mapping[str, str]) -> int:
     """Return how often the job was started again: by `mpiddp.supervise`, or by Slurm (sbatch, SLURM_RESTART_COUNT)."""
-    found = environ.get(RESTARTS, "")
+    found = environ.get(RESTART_VARIABLE, "")
     return int(found) if found.isdigit() else slurm_restarts(environ)
 
 

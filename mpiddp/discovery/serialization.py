@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..base.files import open_for_reading, open_for_writing, reason
-from ..base.stderr import say
+from ..base.files import format_os_error, open_for_reading, open_for_writing
+from ..base.stderr import write_line
 from ..base.version import __version__
 from .cpus import Grant, Topology
 from .gpus import Gpu
@@ -20,7 +20,7 @@ def write(path: str, facts: Sequence[HostFacts]) -> None:
         with open(open_for_writing(path), "w") as file:
             json.dump({"mpiddp": __version__, "ranks": [record(one) for one in facts]}, file)
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {reason(error, path)}")
+        write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}")
 
 
 def read(path: str) -> list[HostFacts]:

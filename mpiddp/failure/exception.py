@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.termination import HardExit, exit_status
-from ..base.text import words_of
+from ..base.text import format_safely
 from ..discovery.script import OURS
 from .root_cause import CONSEQUENCE, OWN, Report
 
@@ -26,7 +26,7 @@ def status_of(error: BaseException) -> int:
 
 def describe(error: BaseException, rank: int, host: str) -> Report:
     """Return the report on a script that raised."""
-    cause, kind, signal, first = f"{type(error).__name__}: {words_of(error)}".split("\n")[0], OWN, "", None
+    cause, kind, signal, first = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0], OWN, "", None
     with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
         from .traceback import comes_of_loss, in_a_line, is_interrupt, origin  # not while the job starts
 
@@ -108,7 +108,7 @@ def show(error: BaseException, full: bool = True) -> None:
     except SystemExit:  # of the script's own hook: Python shows no more then
         return
     except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
-        say(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
+        write_line(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
 
 
 def run_own_hook(error: BaseException) -> None:
@@ -173,10 +173,10 @@ def callstack(error: BaseException) -> str:
     import traceback
 
     if isinstance(error, SystemExit):
-        return "" if isinstance(error.code, int) else f"{words_of(error.code)}\n"
+        return "" if isinstance(error.code, int) else f"{format_safely(error.code)}\n"
 
     strip(error)
     try:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:  # an error that is odd itself
-        return f"{type(error).__name__}: {words_of(error)}\n"
+        return f"{type(error).__name__}: {format_safely(error)}\n"

@@ -6,14 +6,14 @@ import json
 import time
 from collections.abc import Callable
 
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.text import memory_advice
 from .rank import Member
 from .root_cause import NOBODY, OWN, Verdict
 
 
 def tell(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1,
-         speak: Callable[[str], None] = say) -> str:
+         speak: Callable[[str], None] = write_line) -> str:
     """Print why the job failed, in one piece, and return the text.
 
     `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `log_lost` is the first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..base.text import LISTED, listed, ranges, shortened
+from ..base.text import MAX_LISTED, format_ranges, join_names, truncate_middle
 
 LONG_TEXT = 50_000  # characters of stacks; whole, they might not fit into a message
 ALONE_S = 0.03  # in which a second rank reports the same error; if one does, SETTLING_S for all that have it
@@ -67,8 +67,8 @@ class Report(NamedTuple):
 
 def brief(report: Report) -> Report:
     """Return a report that fits into a message, with a cause short enough to read."""
-    return report._replace(cause=shortened(report.cause), where=shortened(report.where),
-                           text=shortened(report.text, LONG_TEXT))
+    return report._replace(cause=truncate_middle(report.cause), where=truncate_middle(report.where),
+                           text=truncate_middle(report.text, LONG_TEXT))
 
 
 class Verdict(NamedTuple):
@@ -216,7 +216,7 @@ def failed_too(own: Sequence[Report]) -> str:
     if not own:
         return ""
     more = f", and {len(own) - 1:,} more" if len(own) > 1 else ""
-    return f"rank {own[0].rank} on {own[0].host} failed, too: {shortened(own[0].cause, 200)}{more}"
+    return f"rank {own[0].rank} on {own[0].host} failed, too: {truncate_middle(own[0].cause, 200)}{more}"
 
 
 def unlike(lost: Report, calls: Mapping[int, str]) -> Report:
@@ -224,7 +224,8 @@ def unlike(lost: Report, calls: Mapping[int, str]) -> Report:
     ranks_at: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
         ranks_at.setdefault(call, []).append(rank)
-    words = listed([f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)} at {call}" for call, ranks in ranks_at.items()])
+    words = join_names([f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)} at {call}"
+                        for call, ranks in ranks_at.items()])
     return Report(NOBODY, "", ABSENT, f"ranks have waited for each other in unlike calls, {words}: {lost.cause}",
                   lost.status)
 
@@ -278,7 +279,7 @@ def judge_gone(
 
 def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:
     """Yield in words what the ranks do that have not reported."""
-    for rank in sorted(set(unheard) & set(scene.seen.free))[:LISTED]:
+    for rank in sorted(set(unheard) & set(scene.seen.free))[:MAX_LISTED]:
         yield f"rank {rank} on {scene.hosts[rank]} was at {scene.seen.places[rank]}"
     if silent := set(unheard) & set(scene.silent):
         yield f"nothing is heard of {named(silent, scene.hosts)}"
@@ -318,7 +319,7 @@ def extent(same: Sequence[Report], scene: Scene) -> str:
     if len(same) == scene.world_size:
         return f"the same on all {len(same):,} ranks"
     if len(same) == sum(host in hosts for host in scene.hosts.values()):
-        return f"the same on the {len(same):,} ranks of {listed(sorted(hosts))}"
+        return f"the same on the {len(same):,} ranks of {join_names(sorted(hosts))}"
     return f"the same on {len(same):,} of {scene.world_size:,} ranks"
 
 
@@ -333,5 +334,6 @@ def told(lost: Sequence[Report]) -> str:
 def named(ranks: Collection[int], hosts: Mapping[int, str], places: Mapping[int, str] = {}) -> str:
     """Return ranks and their hosts in words, and where they are, as far as that is known."""
     order = sorted(ranks)
-    words = [f"rank {rank} on {hosts[rank]}{f' ({places[rank]})' if rank in places else ''}" for rank in order[:LISTED]]
-    return listed(words + [""] * len(order[LISTED:]))
+    words = [f"rank {rank} on {hosts[rank]}{f' ({places[rank]})' if rank in places else ''}"
+             for rank in order[:MAX_LISTED]]
+    return join_names(words + [""] * len(order[MAX_LISTED:]))

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ..base.termination import HardExit
-from ..base.text import shortened, words_of
+from ..base.text import format_safely, truncate_middle
 from .root_cause import is_consequence
 from .stack import PYTHON, Kind, kind_of
 
@@ -85,7 +85,7 @@ def origin(error: BaseException) -> Origin | None:
 
 def then(error: BaseException) -> str:
     """Return in words what came after an error."""
-    return f"then {shortened(in_a_line(error), LONGEST)}"
+    return f"then {truncate_middle(in_a_line(error), LONGEST)}"
 
 
 def comes_of_loss(error: BaseException, deepest: int = DEEPEST) -> bool:
@@ -105,7 +105,7 @@ def is_raised_by_loss(error: BaseException) -> bool:
     """Tell whether an error itself says that another rank is gone, and comes from a library that can know it."""
     files = [place.file for place in places_of(error.__traceback__) if not place.file.startswith(PYTHON)]
     kind = type(error)
-    return is_consequence(f"{kind.__module__}.{kind.__qualname__}: {words_of(error)}", files[-1] if files else "")
+    return is_consequence(f"{kind.__module__}.{kind.__qualname__}: {format_safely(error)}", files[-1] if files else "")
 
 
 def is_interrupt(error: BaseException, deepest: int = DEEPEST) -> bool:
@@ -151,8 +151,8 @@ def is_library(file: str) -> bool:
 def in_a_line(error: BaseException) -> str:
     """Return an error as the last line of its traceback."""
     if isinstance(error, SystemExit):
-        return f"{'os._exit' if isinstance(error, HardExit) else 'sys.exit'}({words_of(error.code, repr)})"
-    return telling(f"{type(error).__name__}: {words_of(error)}").rstrip(": ")
+        return f"{'os._exit' if isinstance(error, HardExit) else 'sys.exit'}({format_safely(error.code, repr)})"
+    return telling(f"{type(error).__name__}: {format_safely(error)}").rstrip(": ")
 
 
 def telling(text: str) -> str:

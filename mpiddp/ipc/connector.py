@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from ..base.text import at_port
+from ..base.text import format_address
 from .event_loop import EventLoop
 from .listener import RETRY_INTERVAL_S, ClientHandshake
 
@@ -83,4 +83,5 @@ class Connector:
         if self._left_s > 0 and not is_final:
             self._loop.set_timer("connect", RETRY_INTERVAL_S, self.connect)
         else:
-            self._on_result(None, f"no connection to {self._server} at {at_port(self._address, self._port)}: {error}")
+            endpoint = format_address(self._address, self._port)
+            self._on_result(None, f"no connection to {self._server} at {endpoint}: {error}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from posix import fork  # os.fork may be a debugger's own, which holds up the process that it makes
 from typing import Any, Generic
 
-from ..base.stderr import say
+from ..base.stderr import write_line
 from .channel import Channel, Received, Sent
 from .codec import Codec
 
@@ -33,7 +33,7 @@ def fork_daemon(main: Callable[[], None], kept: Collection[int], name: str) -> i
     try:
         child = fork()
     except OSError as error:
-        say(f"mpiddp: {name} cannot be started: {error}")
+        write_line(f"mpiddp: {name} cannot be started: {error}")
         return 0
     if child:
         return child
@@ -49,7 +49,7 @@ def fork_daemon(main: Callable[[], None], kept: Collection[int], name: str) -> i
             main()
         status = 0
     except Exception as error:
-        say(f"mpiddp: {name} has failed: {type(error).__name__}: {error}")
+        write_line(f"mpiddp: {name} has failed: {type(error).__name__}: {error}")
     finally:
         os._exit(status)
 
@@ -176,7 +176,7 @@ class HelperProcess(Generic[Sent, Received]):
         try:
             act()
         except OSError as error:  # the script has closed a descriptor of ours; it goes on
-            say(f"mpiddp: {self.name} exited unexpectedly: {error}")
+            write_line(f"mpiddp: {self.name} exited unexpectedly: {error}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return True

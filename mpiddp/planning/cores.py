@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
-from ..base.text import folded
+from ..base.text import fold_hosts
 from ..discovery.cpus import Topology
 from ..discovery.host import HostFacts
 from .advice import advice_for
@@ -211,7 +211,7 @@ def far_devices(facts: Sequence[HostFacts], shares: Sequence[Share], near: Seque
     found = +found
     if not found:
         return []
-    number, hosts = sum(found.values()), folded(facts[node].hostname for node in found)
+    number, hosts = sum(found.values()), fold_hosts(facts[node].hostname for node in found)
     cure = f"let mpiddp bind them near their GPUs, and the launcher bind none{advice_for(facts[0]).words('unbound')}"
     return [f"far-gpus: {number} rank{'s' * (number != 1)} on {hosts} run on another socket than their GPU; {cure}"]
 
@@ -237,4 +237,4 @@ def warnings(facts: Sequence[HostFacts], policy: str) -> list[str]:
             found.setdefault(f"shared-cores: {len(node)} ranks were given {len(used)} of "
                              f"{len(node[0].allowed)} CPUs on @; let the launcher bind them to more, or leave it to "
                              "--bind=auto", []).append(node[0])
-    return [line.replace("@", folded(one.hostname for one in some)) for line, some in found.items()]
+    return [line.replace("@", fold_hosts(one.hostname for one in some)) for line, some in found.items()]

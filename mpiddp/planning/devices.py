@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base.errors import LaunchError
-from ..base.text import folded, minority
+from ..base.text import find_minority, fold_hosts
 from ..discovery.devices import DeviceFacts
 from .advice import NO_ADVICE, Advice
 from .gpus import Choice
@@ -22,7 +22,7 @@ def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
     if failed:
         raise LaunchError(
             "torch-unusable",
-            found=f"{facts[failed[0]].error} (on {folded(hosts[rank] for rank in failed)})",
+            actual=f"{facts[failed[0]].error} (on {fold_hosts(hosts[rank] for rank in failed)})",
             needed="a torch that every rank can import",
             do="run `python -c 'import torch.distributed'` there, in the same environment",
         )
@@ -42,18 +42,18 @@ def check_kinds(
     if lacking:
         raise LaunchError(
             "device-unavailable",
-            found=f"--device={asked}, but on {folded(hosts[rank] for rank in lacking)} torch "
+            actual=f"--device={asked}, but on {fold_hosts(hosts[rank] for rank in lacking)} torch "
             f"{facts[lacking[0]].torch_version} sees {seen(facts[lacking[0]])}",
             needed=f"a {asked} device for every rank",
             do=f"ask for GPUs{advice.words('gpus')}, install a torch for them, or leave --device away",
         )
-    common, others = minority([one.kind for one in facts])
+    common, others = find_minority([one.kind for one in facts])
     if others:
         ranks = next(iter(others.values()))
         raise LaunchError(
             "mixed-devices",
-            found=f"most ranks see {seen(facts[[one.kind for one in facts].index(common)])}, but "
-            f"{folded(hosts[rank] for rank in ranks)} has {seen(facts[ranks[0]])}",
+            actual=f"most ranks see {seen(facts[[one.kind for one in facts].index(common)])}, but "
+            f"{fold_hosts(hosts[rank] for rank in ranks)} has {seen(facts[ranks[0]])}",
             needed="the same kind of device for every rank",
             do=f"ask for GPUs on every node{advice.words('gpus')}, or take none: --device=cpu",
         )
@@ -67,11 +67,11 @@ def check_unseen(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
     first = facts[blind[0]]
     assert first.unseen
     given, built_for, says, driver = first.unseen
-    hostnames = folded(hosts[rank] for rank in blind)
+    hostnames = fold_hosts(hosts[rank] for rank in blind)
     build = f"torch {first.torch_version}, built for {built_for or 'CPUs only'},"
     raise LaunchError(
         "no-gpu-seen",
-        found=f"{given} on {hostnames}, but {build} sees no GPU"
+        actual=f"{given} on {hostnames}, but {build} sees no GPU"
         + f"\ntorch says: {says}" * bool(says) + f"\ndriver: {driver}" * bool(driver),
         needed="a torch that sees these GPUs",
         do=f"{UPDATE if built_for else INSTALL};\n--device=cpu trains on the CPU",
@@ -88,7 +88,7 @@ def warn_of_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> list[st
              if rank_facts.unlimited_stack and needs_larger_stack(rank_facts)]
     if not ranks:
         return []
-    hostnames, version = folded(hosts[rank] for rank in ranks), facts[ranks[0]].nccl_version
+    hostnames, version = fold_hosts(hosts[rank] for rank in ranks), facts[ranks[0]].nccl_version
     crash = f"NCCL {version} may crash then on large NVLink systems such as GB200"
     return [f"unlimited-stack: ulimit -s is unlimited on {hostnames}; {crash}; set ulimit -s 8192"]
 
@@ -110,7 +110,7 @@ def check_index(
     if at is None or (early and at.uuid and bare(at.uuid) not in (bare(choice.gpu.uuid), bare(choice.gpu.board))):
         raise LaunchError(
             "device-unavailable",
-            found=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
+            actual=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
             f"{at.uuid if at else 'nothing'} at {facts.kind}:{choice.ordinal}",
             needed="a torch that sees the GPUs which CUDA_VISIBLE_DEVICES names",
             do="look for what sets CUDA_VISIBLE_DEVICES, or starts CUDA, before mpiddp does",
@@ -118,7 +118,7 @@ def check_index(
     if virtual and choice.ordinal:
         raise LaunchError(
             "device-unavailable",
-            found=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
+            actual=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
             needed="NVML, which tells a GPU's UUID before CUDA starts, or one GPU in each rank's sight",
             do=f"pip install nvidia-ml-py, or show each rank its own GPU alone{advice.words('own_gpu')}",
         )
@@ -142,7 +142,7 @@ def backend(
     if shared and "nccl" in (asked or "").lower():
         raise LaunchError(
             "backend-unavailable",
-            found=f"--backend={asked} with --share-gpus, and ranks that share a GPU",
+            actual=f"--backend={asked} with --share-gpus, and ranks that share a GPU",
             needed="gloo, or a GPU for each rank: NCCL takes one rank a GPU",
             do="leave --backend away, or start fewer ranks",
         )
@@ -156,7 +156,7 @@ def backend(
             if not set(one.backends.get(name, ())) & {one.kind, "cpu"}:
                 raise LaunchError(
                     "backend-unavailable",
-                    found=f"backend {asked}, but rank {rank} on {hosts[rank]} has {usable(one)}",
+                    actual=f"backend {asked}, but rank {rank} on {hosts[rank]} has {usable(one)}",
                     needed="a backend that this torch has, for a device that every rank sees",
                     do=f"leave --backend away to get the devices' own, or ask for GPUs{advice.words('gpus')}"
                     if name in one.backends else "leave --backend away to get the devices' own, "

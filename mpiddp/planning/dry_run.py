@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..base.config import LaunchConfig, Shape
+from ..base.config import DryRunShape, LaunchConfig
 from ..discovery.host import HostFacts
 from . import environment, network, placement
 from .job import plan_hosts
@@ -13,7 +13,7 @@ from .placement import Seat
 UNKNOWN_PORT = 0  # the kernel gives it when the job starts
 
 
-def describe(shape: Shape, hosts: Sequence[str]) -> str:
+def describe(shape: DryRunShape, hosts: Sequence[str]) -> str:
     """Return in words the ranks, hosts, address and variables of a job; `hosts` are the known names of its nodes."""
     names = [hosts[i] if i < len(hosts) else f"node {i}" for i in range(shape.nodes)]
     places = placement.places([node for node in range(shape.nodes) for _ in range(shape.ranks_per_node)])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..base.errors import LaunchError
-from ..base.text import folded
+from ..base.text import fold_hosts
 from ..discovery.gpus import Gpu
 from .advice import NO_ADVICE, Advice
 
@@ -169,7 +169,7 @@ def refusal(node: Sequence[Sight], host: str, advice: Advice) -> LaunchError:
     union = {gpu for sight in node for gpu in sight.seen}
     return LaunchError(
         "too-few-gpus",
-        found=f"{len(node)} ranks on {host}, which see {len(union)} GPU{'s' * (len(union) != 1)}",
+        actual=f"{len(node)} ranks on {host}, which see {len(union)} GPU{'s' * (len(union) != 1)}",
         needed="one GPU for each rank of a node",
         do=f"start as many ranks a node as it has GPUs{advice.words('ranks_per_node', max(1, len(union)))}, "
         f"or ask for more{advice.words('gpus', len(node))};\n"
@@ -181,7 +181,7 @@ def duplicate(rank: int, other: int, gpu: Gpu, host: str, advice: Advice) -> Lau
     """Return the error for two ranks that see the same GPU and no other."""
     return LaunchError(
         "duplicate-gpu",
-        found=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
+        actual=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
         needed="a GPU of its own for each rank",
         do=f"show every rank all GPUs of its node{advice.words('all_gpus')}, "
         f"or each its own{advice.words('own_gpu')};\n"
@@ -204,7 +204,7 @@ def warnings(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_ADVICE) -> l
     line = ("isolated-gpus: on @ ranks are shown only some GPUs each, so that a rank's device is not cuda:LOCAL_RANK "
             f"and peer access may be lost; let the launcher show all GPUs of a node to all{advice.words('all_gpus')}, "
             "or take --virtual-local-rank, which sets LOCAL_RANK=0, for scripts that go by it")
-    return [line.replace("@", folded(away))] if away else []
+    return [line.replace("@", fold_hosts(away))] if away else []
 
 
 def told_apart(node: Sequence[Sequence[Gpu]], host: str, first: int) -> list[tuple[Gpu, ...]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
-from ..base.ranks import Place
+from ..base.ranks import RankPosition
 from ..discovery.devices import DeviceFacts
 from ..discovery.gpus import VISIBLE
 from ..discovery.host import HostFacts
@@ -26,7 +26,7 @@ class HostPlan(NamedTuple):
     addresses can be reached. `warnings` are for rank 0 to print; the other ranks have none.
     """
 
-    place: Place
+    place: RankPosition
     defaults: dict[str, str]
     settings: Mapping[str, str] = {}
     cpus: frozenset[int] | None = None
@@ -44,7 +44,7 @@ class ReadyFacts(NamedTuple):
     plan before torch. `trials` are the results of trying rank 0's addresses.
     """
 
-    place: Place
+    place: RankPosition
     devices: DeviceFacts
     former: dict[str, str]
     seat: Seat
@@ -104,7 +104,7 @@ def plan_hosts(facts: Sequence[HostFacts], config: LaunchConfig, final: bool = F
 
 
 def choose_early(
-    facts: Sequence[HostFacts], places: Sequence[Place], config: LaunchConfig, final: bool = False
+    facts: Sequence[HostFacts], places: Sequence[RankPosition], config: LaunchConfig, final: bool = False
 ) -> list[Choice | None]:
     """Return each rank's GPU, None if only torch can tell.
 
@@ -132,7 +132,7 @@ def choose_early(
     return found
 
 
-def by_node(places: Sequence[Place]) -> list[list[int]]:
+def by_node(places: Sequence[RankPosition]) -> list[list[int]]:
     """Return the ranks of each node, in the order of local ranks."""
     nodes: list[list[int]] = [[] for _ in range(places[0].num_nodes)]
     for place in places:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..base.errors import LaunchError
-from ..base.text import folded
+from ..base.text import fold_hosts
 from ..discovery.host import HostFacts, Interface
 from .environment import Endpoint
 
@@ -57,7 +57,7 @@ def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface
     if not found:
         raise LaunchError(
             "no-network",
-            found=f"rank 0's node {master.hostname} has no network address besides loopback",
+            actual=f"rank 0's node {master.hostname} has no network address besides loopback",
             needed="an interface that is up, with an address that the other nodes can reach",
             do="look at `ip address` on that node",
         )
@@ -132,10 +132,11 @@ def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> l
         has = ", ".join(f"{one.name} {one.address}" for one in usable(master.interfaces)) or "none"
         words = [f"--{option}={value}" for option, value in
                  (("interface", asked.interface), ("master-addr", asked.address)) if value]
-        where = f"{folded(lacking)} has no such interface" if found else f"rank 0's node {master.hostname} has {has}"
+        where = (f"{fold_hosts(lacking)} has no such interface" if found
+                 else f"rank 0's node {master.hostname} has {has}")
         raise LaunchError(
             "no-network",
-            found=f"{' '.join(words)}, but {where}",
+            actual=f"{' '.join(words)}, but {where}",
             needed="an interface that every node has, and an address of rank 0's node",
             do="leave the option away to let mpiddp choose, or look at `ip address` on the nodes",
         )
@@ -196,10 +197,10 @@ def agreed(
     for at, one in enumerate(offered):
         failed = [node for node, tried in trials.items() if tried[at].error]
         reasons = ", ".join(dict.fromkeys(trials[node][at].error for node in failed))
-        lines.append(f"{one.address} ({one.name}) from {folded(hosts[node] for node in failed)}: {reasons}")
+        lines.append(f"{one.address} ({one.name}) from {fold_hosts(hosts[node] for node in failed)}: {reasons}")
     raise LaunchError(
         "address-unreachable",
-        found=f"no address of rank 0's node {hosts[0]} is reached by all nodes; tried\n" + "\n".join(lines),
+        actual=f"no address of rank 0's node {hosts[0]} is reached by all nodes; tried\n" + "\n".join(lines),
         needed="a network on which every node reaches rank 0's",
         do="look at firewalls and at `ip address` on these nodes; --interface names the network to use",
     )
@@ -214,7 +215,7 @@ def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: 
     if failed:
         raise LaunchError(
             "address-unreachable",
-            found=f"no connection from {folded(hosts[rank] for rank in failed)} "
+            actual=f"no connection from {fold_hosts(hosts[rank] for rank in failed)} "
             f"to rank 0 on {hosts[0]} at {endpoint.address} port {endpoint.port}: {errors[failed[0]]}",
             needed="a network on which every node reaches rank 0's",
             do="look at firewalls and at `ip address` on both nodes",
@@ -226,7 +227,7 @@ def port_taken(port: int, host: str, error: str) -> LaunchError:
     """Return the LaunchError `port-taken`."""
     return LaunchError(
         "port-taken",
-        found=f"port {port} of rank 0's node {host} cannot be listened on: {error}",
+        actual=f"port {port} of rank 0's node {host} cannot be listened on: {error}",
         needed="two free ports, that of --port and the next one",
         do=f"name another one, or leave --port away; `ss -ltnp` on {host} shows who has it",
     )

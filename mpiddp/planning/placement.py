@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ..base.ranks import Place
+from ..base.ranks import RankPosition
 from ..discovery.gpus import Gpu
 
 
@@ -29,7 +29,7 @@ class Seat(NamedTuple):
     pid: int = 0
 
 
-def places(nodes: Sequence[Hashable]) -> list[Place]:
+def places(nodes: Sequence[Hashable]) -> list[RankPosition]:
     """Return each rank's place from the key of the node it is on, in rank order.
 
     Local ranks count the ranks of a node in rank order. Node ranks count the nodes in the order of their
@@ -43,5 +43,5 @@ def places(nodes: Sequence[Hashable]) -> list[Place]:
     for rank, node in enumerate(nodes):
         local_rank = seen[node]
         seen[node] = local_rank + 1
-        found.append(Place(rank, world_size, local_rank, local_world_sizes[node], node_ranks[node], num_nodes))
+        found.append(RankPosition(rank, world_size, local_rank, local_world_sizes[node], node_ranks[node], num_nodes))
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
-from ..base.text import duration, folded, listed, minority
+from ..base.text import find_minority, fold_hosts, format_duration, join_names
 from ..discovery.host import HostFacts
 from .advice import advice_for
 
@@ -22,18 +22,18 @@ def check_script(facts: Sequence[HostFacts]) -> None:
     if missing:
         raise LaunchError(
             "script-missing",
-            found=f"{error_of(missing[0])} ({where(missing, facts)})",
+            actual=f"{error_of(missing[0])} ({where(missing, facts)})",
             needed="a script, a folder or zip file with a __main__.py, or -m with a module, that every node can see",
             do="check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
     targets = dict.fromkeys(one.script.target for one in facts if one.script)  # mpirun -n 1 a.py : -n 3 b.py
     for target in targets.keys() - {CODE}:
         same = [one for one in facts if one.script and one.script.target == target]
-        common, others = minority([one.script.digest for one in same if one.script])
+        common, others = find_minority([one.script.digest for one in same if one.script])
         if others:
             raise LaunchError(
                 "script-differs",
-                found=f"{target} has the hash {common} on most nodes, but {among(others, hostnames(same))}",
+                actual=f"{target} has the hash {common} on most nodes, but {among(others, hostnames(same))}",
                 needed="the same script on every node",
                 do="keep scripts on a file system that all nodes share, or copy them to all nodes again",
             )
@@ -41,7 +41,7 @@ def check_script(facts: Sequence[HostFacts]) -> None:
     if broken:
         raise LaunchError(
             "script-error",
-            found=error_of(broken[0]),
+            actual=error_of(broken[0]),
             needed=f"a script that this Python can compile ({where(broken, facts)} cannot)",
             do="mend the line; `python -m py_compile FILE` shows the same. Bytecode runs with the Python that made it",
         )
@@ -68,7 +68,7 @@ def check_options(facts: Sequence[HostFacts]) -> None:
             has, lacks = (facts[0].options.get(name), one.options.get(name))
             raise LaunchError(
                 "options-differ",
-                found=f"{name} is {has or 'not set'} on rank 0, but {lacks or 'not set'} on rank {rank} "
+                actual=f"{name} is {has or 'not set'} on rank 0, but {lacks or 'not set'} on rank {rank} "
                 f"on {one.hostname}",
                 needed="the same options for all ranks, in each part of the command line and in MPIDDP_ variables",
                 do="give all parts of a command line with colons the same options before their scripts, or export the\n"
@@ -83,8 +83,8 @@ def check_time(first: HostFacts, config: LaunchConfig) -> None:
     left, before = max(0.0, config.stop_before_s + first.stop_in_s), config.stop_before_s
     raise LaunchError(
         "stop-too-early",
-        found=f"{duration(left)} are left until the walltime, and --stop-before {before:g} stops the job "
-        f"{duration(before)} before it",
+        actual=f"{format_duration(left)} are left until the walltime, and --stop-before {before:g} stops the job "
+        f"{format_duration(before)} before it",
         needed="time to train between the start and the stop: a job that stops at once gets no further,\n"
         "however often it is queued again",
         do="ask the batch system for a longer walltime, or give --stop-before fewer seconds",
@@ -99,11 +99,11 @@ def check_software(facts: Sequence[HostFacts]) -> None:
 
 def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> None:
     """Raise LaunchError `version-skew` where ranks have different versions of a piece of software."""
-    common, others = minority(versions)
+    common, others = find_minority(versions)
     if others:
         raise LaunchError(
             "version-skew",
-            found=f"{name} is {common or 'missing'} on most nodes, but {among(others, hosts)}",
+            actual=f"{name} is {common or 'missing'} on most nodes, but {among(others, hosts)}",
             needed=f"the same {name} on every node",
             do="use one environment on a shared file system, or bring all nodes' copies to the same state",
         )
@@ -117,7 +117,7 @@ def check_idle(facts: Sequence[HostFacts]) -> None:
         given = gpus_given(idle[0])
         raise LaunchError(
             "idle-gpus",
-            found=f"1 rank, but {given} GPUs on {hosts_of(idle)}",
+            actual=f"1 rank, but {given} GPUs on {hosts_of(idle)}",
             needed="one rank for each GPU",
             do=f"start {given} ranks a node{advice_for(idle[0]).words('ranks_per_node', given)}, or ask for one GPU\n"
             "(--allow-idle-gpus for a script that uses several itself)",
@@ -137,7 +137,7 @@ def check_given(facts: Sequence[HostFacts]) -> None:
         given, wanted, advice = short[0].given_gpus, ranks[short[0].node], advice_for(short[0])
         raise LaunchError(
             "too-few-gpus",
-            found=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {hosts_of(short)}, as Slurm says",
+            actual=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {hosts_of(short)}, as Slurm says",
             needed="one GPU for each rank of a node",
             do=f"start {given} rank{'s' * (given != 1)} a node{advice.words('ranks_per_node', given)}, "
             f"or ask for more GPUs{advice.words('gpus', wanted)};\n"
@@ -151,7 +151,7 @@ def check_hidden(facts: Sequence[HostFacts]) -> None:
     if hidden:
         raise LaunchError(
             "hidden-gpus",
-            found=f"{hidden[0].hidden} (on {hosts_of(hidden)})",
+            actual=f"{hidden[0].hidden} (on {hosts_of(hidden)})",
             needed="one of the two lists alone, or a second one that counts from 0 among what the first one leaves",
             do="unset HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES before mpiddp, in each task if Slurm sets them\n"
             "(Flags=amd_gpu_env in gres.conf makes Slurm set only ROCR_VISIBLE_DEVICES); --device=cpu takes no GPU",
@@ -166,7 +166,7 @@ def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[s
     if without := [rank for rank, lacks in enumerate(lacking) if lacks]:
         raise LaunchError(
             "no-zstd",
-            found=f"Python has no zstd (on {folded(hosts[rank] for rank in without)})",
+            actual=f"Python has no zstd (on {fold_hosts(hosts[rank] for rank in without)})",
             needed="Python 3.14, or the package zstandard, for --log-compress=zstd",
             do="pip install zstandard, or take --log-compress=gzip",
         )
@@ -174,7 +174,7 @@ def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[s
     if broken:
         raise LaunchError(
             "log-unwritable",
-            found=f"{errors[broken[0]]} (on {folded(hosts[rank] for rank in broken)})",
+            actual=f"{errors[broken[0]]} (on {fold_hosts(hosts[rank] for rank in broken)})",
             needed="a --log-dir in which every node can make files",
             do="name a folder on a file system that all nodes share, or one that is there on each",
         )
@@ -184,9 +184,9 @@ def of_options(config: LaunchConfig, ranks: int) -> list[str]:
     """Return the warnings `unknown-variable` and `no-rank` for what the user has asked and nobody has."""
     found = []
     if config.unknown_variables:
-        found.append(f"unknown-variable: no option has the variable {listed(config.unknown_variables)}")
-    if beyond := sorted(rank for rank in config.shown.ranks if rank >= ranks):
-        found.append(f"no-rank: --show names rank {listed(list(map(str, beyond)))}, "
+        found.append(f"unknown-variable: no option has the variable {join_names(config.unknown_variables)}")
+    if beyond := sorted(rank for rank in config.output_filter.ranks if rank >= ranks):
+        found.append(f"no-rank: --show names rank {join_names(list(map(str, beyond)))}, "
                      f"but the job has ranks 0 to {ranks - 1}")
     return found
 
@@ -203,7 +203,7 @@ def warnings(facts: Sequence[HostFacts]) -> list[str]:
     if few:
         found.append(f"low-nofile: {min(one.open_files for one in few)} open files allowed on {hosts_of(few)}; "
                      "raise it with ulimit -n")
-    common, others = minority([one.prefix for one in facts])
+    common, others = find_minority([one.prefix for one in facts])
     if others:
         found.append(f"python-differs: Python's environment is {common} on most nodes, but "
                      f"{among(others, hostnames(facts))}; the versions are the same")
@@ -212,7 +212,8 @@ def warnings(facts: Sequence[HostFacts]) -> list[str]:
         nodes_of.setdefault(one.hostname, set()).add(one.node)
     shared = [(host, len(nodes)) for host, nodes in nodes_of.items() if len(nodes) > 1]
     if shared:
-        found.append("same-hostname: " + listed([f"{count} nodes call themselves {host}" for host, count in shared]))
+        names = join_names([f"{count} nodes call themselves {host}" for host, count in shared])
+        found.append(f"same-hostname: {names}")
     return found
 
 
@@ -231,8 +232,8 @@ def stale_variables(ranks: Iterable[tuple[int, dict[str, str], dict[str, str]]])
 
 def among(others: dict[str, list[int]], hosts: Sequence[str]) -> str:
     """Return in words which hosts have which of the rarer values."""
-    return listed([f"{value or 'missing'} on {folded(hosts[rank] for rank in ranks)}"
-                   for value, ranks in others.items()])
+    return join_names([f"{value or 'missing'} on {fold_hosts(hosts[rank] for rank in ranks)}"
+                       for value, ranks in others.items()])
 
 
 def error_of(one: HostFacts) -> str:
@@ -249,7 +250,7 @@ def where(some: Sequence[HostFacts], facts: Sequence[HostFacts]) -> str:
 
 def hosts_of(facts: Iterable[HostFacts]) -> str:
     """Return the hosts of some ranks, folded."""
-    return folded(one.hostname for one in facts)
+    return fold_hosts(one.hostname for one in facts)
 
 
 def hostnames(facts: Iterable[HostFacts]) -> list[str]:

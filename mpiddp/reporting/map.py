@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from ..base.text import columns, folded, ranges
+from ..base.text import fold_hosts, format_columns, format_ranges
 from ..discovery.gpus import Gpu
 from ..planning.placement import Seat
 
@@ -28,7 +28,7 @@ def lines(seats: Sequence[Seat]) -> list[str]:
         rows = [row(group) for group in groups[:ROWS]]
         if rest := groups[ROWS:]:
             rows.append((f"and {sum(map(len, rest)):,} more", "", "", "", "", "", ""))
-    return columns([HEAD, *rows], WIDTHS)
+    return format_columns([HEAD, *rows], WIDTHS)
 
 
 def by_node(seats: Iterable[Seat]) -> dict[int, list[Seat]]:
@@ -50,20 +50,20 @@ def kinds(nodes: Iterable[list[Seat]]) -> list[list[list[Seat]]]:
 
 def hosts(nodes: Sequence[Sequence[Seat]]) -> str:
     """Return the names of nodes, folded if there are several."""
-    return folded(node[0].host for node in nodes) if len(nodes) > 1 else nodes[0][0].host
+    return fold_hosts(node[0].host for node in nodes) if len(nodes) > 1 else nodes[0][0].host
 
 
 def row(nodes: Sequence[Sequence[Seat]]) -> tuple[str, ...]:
     """Return the cells for nodes that look alike."""
     first = nodes[0]
-    ranks = ranges(seat.rank for node in nodes for seat in node)
+    ranks = format_ranges(seat.rank for node in nodes for seat in node)
     sizes = sorted({len(seat.cpus) for seat in first})
     cores = numbered(first[0].cpus) if len(first) == 1 else f"{'-'.join(map(str, ends(sizes)))} each"
     threads = "-".join(map(str, ends({seat.threads for seat in first})))
     return (
         hosts(nodes), ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each",
         described(first, by_uuid=len(nodes) == 1), cores,
-        ranges(number for seat in first for number in seat.numa), threads,
+        format_ranges(number for seat in first for number in seat.numa), threads,
         ",".join(dict.fromkeys(seat.interface or "-" for seat in first)),
     )
 
@@ -88,14 +88,14 @@ def devices(names: Sequence[str]) -> str:
     """Return devices such as cuda:0, cuda:1 as cuda:0-1."""
     kinds = dict.fromkeys(name.partition(":")[0] for name in names)
     return ",".join(
-        f"{kind}:{ranges(int(index) for index in found)}" if (found := [
+        f"{kind}:{format_ranges(int(index) for index in found)}" if (found := [
             name.partition(":")[2] for name in names if name.startswith(f"{kind}:")]) else kind
         for kind in kinds)
 
 
 def numbered(cpus: Collection[int]) -> str:
     """Return the CPUs of a rank as ranges; a single one is called by its name, since 0 alone would look like none."""
-    return f"core {ranges(cpus)}" if len(cpus) == 1 else ranges(cpus)
+    return f"core {format_ranges(cpus)}" if len(cpus) == 1 else format_ranges(cpus)
 
 
 def ends(numbers: Collection[int]) -> list[int]:
@@ -153,12 +153,12 @@ def words(name: str, seat: Seat, peer: Seat | None) -> list[tuple[str, bool]]:
     `peer` sits in the same place on a node of the commonest kind. It is None if that node has fewer ranks:
     then no line is the same.
     """
-    numa = f"NUMA {ranges(seat.numa)}, {seat.threads} thread{'s' * (seat.threads != 1)}"
+    numa = f"NUMA {format_ranges(seat.numa)}, {seat.threads} thread{'s' * (seat.threads != 1)}"
     device = f"{seat.device} {model(seat.gpu)}".strip()
     return [
         (name, peer is not None),
         (f"{device}, {seat.interface or 'any interface'}", peer is not None and
          (seat.device, model(seat.gpu), seat.interface) == (peer.device, model(peer.gpu), peer.interface)),
-        (f"CPUs {ranges(seat.cpus)}", peer is not None and seat.cpus == peer.cpus),
+        (f"CPUs {format_ranges(seat.cpus)}", peer is not None and seat.cpus == peer.cpus),
         (numa, peer is not None and (seat.numa, seat.threads) == (peer.numa, peer.threads)),
     ]

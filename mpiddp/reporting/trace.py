@@ -8,10 +8,10 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..base.files import text, write_json
+from ..base.files import read_text, write_json
 from ..base.polling import sleep_until
-from ..base.stderr import say
-from ..base.timeline import WAIT, begun
+from ..base.stderr import write_line
+from ..base.timeline import WAIT_PREFIX, begun_stages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 Stages = list[tuple[str, int]]  # each stage's name, and when it began, in nanoseconds
 # Stages whose time is not mpiddp's own: those of Python, MPI and torch, the script and what follows, and waiting.
 OTHERS = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective", "script",
-          "exit", WAIT)
+          "exit", WAIT_PREFIX)
 ROUND_TRIPS = 20
 
 
 def write(path: str, comm: MPI.Comm, host: str) -> None:
     """Write all ranks' stages to a file on rank 0, and print which stage took longest. Collective."""
     now = time.monotonic_ns()
-    own = [("interpreter", now - age_ns()), *begun, ("", now)]
+    own = [("interpreter", now - age_ns()), *begun_stages, ("", now)]
     since = time.time_ns() - now
     offset = clock_offset_ns(comm)
     found = comm.gather((host, offset, [(name, at + since - offset) for name, at in own]), root=0)
     if found is not None:
         write_json(path, chrome(found))
-        say(f"mpiddp: trace: {slowest(found)}")
+        write_line(f"mpiddp: trace: {slowest(found)}")
 
 
 def age_ns() -> int:
     """Return how long ago this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
-    ticks = int(text("/proc/self/stat").rpartition(")")[2].split()[19])
+    ticks = int(read_text("/proc/self/stat").rpartition(")")[2].split()[19])
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 
 
@@ -96,7 +96,7 @@ def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
     own_ns = [0] * len(ranks)
     for rank, (_, _, stages) in enumerate(ranks):
         for (name, at), (_, end) in itertools.pairwise(stages):
-            if not name.startswith(("script", "exit", WAIT)):
+            if not name.startswith(("script", "exit", WAIT_PREFIX)):
                 took.setdefault(name, []).append((end - at, rank))
             if not name.startswith(OTHERS):
                 own_ns[rank] += end - at

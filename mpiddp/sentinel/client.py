@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..base.config import DESERTED_TIMEOUT_S, LaunchConfig
+from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
 from ..base.stderr import write_all
 from ..discovery import launchers, runtime, schedulers
 from ..failure.rank import Member
@@ -70,7 +70,7 @@ def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) ->
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
         stall_abort=config.stall_abort,
-        exit_timeout_s=config.exit_timeout_s or DESERTED_TIMEOUT_S,
+        exit_timeout_s=config.exit_timeout_s or BLOCKED_EXIT_TIMEOUT_S,
     ))
 
 

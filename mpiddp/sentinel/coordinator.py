@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from ..base.errors import assert_never
-from ..base.stderr import FORWARDING_S
+from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..failure import root_cause
 from ..failure.rank import Member
 from ..failure.root_cause import (
@@ -439,7 +439,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             report.rank for report in self.evidence.reports if report.rank != outcome.first.rank]
         if first is None or outcome.first.kind == ABSENT or outcome.first in self.evidence.exits:
             self._print_if_unprinted()
-            self._do(events.SetTimer("printed", FORWARDING_S))
+            self._do(events.SetTimer("printed", LAUNCHER_FORWARDING_S))
         else:
             self._send(first, protocol.Decision(verdict, outcome.first.status, abort=True))
             self._do(events.SetTimer("printed", PRINT_TIMEOUT_S))

@@ -13,10 +13,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..base.config import RESTARTS, RUNNING
+from ..base.config import RESTART_VARIABLE, RUNNING_SUFFIX
 from ..base.errors import EXIT_STALLED
 from ..base.files import open_for_writing
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.version import __version__
 from ..failure.rank import Member
 from ..failure.report import record, tell
@@ -90,8 +90,8 @@ class CoordinatorServer:
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
         self._card = card
-        if RESTARTS in os.environ and member.error_file:
-            self._running_mark = f"{member.error_file}{RUNNING}"
+        if RESTART_VARIABLE in os.environ and member.error_file:
+            self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"
             run_detached(lambda: os.close(open_for_writing(self._running_mark, keep=True)))
         self._loop.set_timer("card", events.WARMUP_DELAY_S, partial(self._warm_up, card))
         if self._watched.stall_s:
@@ -164,7 +164,7 @@ class CoordinatorServer:
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
             case events.PrintLine(text):
-                say(text)
+                write_line(text)
             case events.PrintReason(verdict, member, after_s, error_file):
                 tell(verdict, member, after_s)
                 if error_file:
@@ -189,7 +189,7 @@ class CoordinatorServer:
                 case Requester.STALL_CHECK:
                     self._report_stall()
                 case Requester.SIGQUIT:
-                    say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
+                    write_line(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
                 case Requester.DECISION:
                     self._report_snapshot()
                 case Requester.FINISHED_CHECK:
@@ -222,7 +222,8 @@ class CoordinatorServer:
         is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
         if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
             self._loop.set_timer("sigquit", SIGQUIT_SPREAD_S, lambda: None)
-            say(f"mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n{snapshot.table}")
+            write_line("mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n"
+                       f"{snapshot.table}")
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
@@ -233,7 +234,7 @@ class CoordinatorServer:
         standstill = self._inquiry().standstill(time.monotonic())
         if standstill is None:
             return
-        say(f"mpiddp: {standstill.text}")
+        write_line(f"mpiddp: {standstill.text}")
         if standstill.cause and self._watched.stall_abort:
             self._loop.cancel_timers("stall")
             host = self._coordinator.peers.hosts.get(standstill.rank, "")

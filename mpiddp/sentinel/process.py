@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..base.errors import assert_never
-from ..base.stderr import say
-from ..base.text import folded, shortened
+from ..base.stderr import write_line
+from ..base.text import fold_hosts, truncate_middle
 from ..discovery.process import Process
 from ..failure.report import record, tell
 from ..ipc.channel import Channel
@@ -71,7 +71,7 @@ def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protoc
         process = Process(pid)
     except ProcessLookupError:  # it is gone already
         if not is_handled_by(rank):
-            say(f"mpiddp: {watched.name} died as soon as it had started; its launcher may know how")
+            write_line(f"mpiddp: {watched.name} died as soon as it had started; its launcher may know how")
             time.sleep(REPORTS_SPREAD_S)
             run_detached(partial(cancel_step, watched.step))
         return
@@ -106,10 +106,10 @@ class Sentinel:
     def report_error(self, error: Exception) -> None:
         """Print an error in the sentinel itself, once; if the rank is gone, end soon, whatever the error broke off."""
         text = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: sentinel of {self._watched.name}: {shortened(text)} ({location_of(error)})"
+        line = f"mpiddp: sentinel of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
         if line not in self._reported_errors:
             self._reported_errors.add(line)
-            say(line)
+            write_line(line)
         is_over = self._watcher.gone or self._watcher.state is State.OVER
         if is_over and not self.loop.has_timer("exit"):
             self.loop.set_timer("exit", ERROR_EXIT_DELAY_S, self.loop.stop)
@@ -142,7 +142,7 @@ class Sentinel:
             case events.CancelTimer(name):
                 self.loop.cancel_timers(name)
             case events.PrintLine(text):
-                say(text)
+                write_line(text)
             case events.PrintReason(verdict, member, after_s, error_file):
                 self._flush_relay()
                 tell(verdict, member, after_s)
@@ -291,9 +291,9 @@ class Sentinel:
             from ..discovery.reachability import out_of_reach
 
             silent = out_of_reach(self._watched.hosts(), timeout_s)
-            return line + (f"; no answer from {folded(silent)}" if silent else "")
+            return line + (f"; no answer from {fold_hosts(silent)}" if silent else "")
 
-        self._tasks.run(probe, say, late=line, timeout_s=timeout_s + TASK_TIMEOUT_S, is_required=False)
+        self._tasks.run(probe, write_line, late=line, timeout_s=timeout_s + TASK_TIMEOUT_S, is_required=False)
 
     def _send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..base.config import DESERTED_TIMEOUT_S
+from ..base.config import BLOCKED_EXIT_TIMEOUT_S
 from ..failure.rank import Member
 from ..failure.root_cause import Report, Verdict
 from ..output.protocol import RelaySocket
@@ -48,7 +48,7 @@ class WatchedRank(NamedTuple):
     step_daemon: int = 0
     stall_s: float = 0.0
     stall_abort: bool = False
-    exit_timeout_s: float = DESERTED_TIMEOUT_S
+    exit_timeout_s: float = BLOCKED_EXIT_TIMEOUT_S
 
 
 # A rank to its sentinel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..base.text import listed, ranges
+from ..base.text import format_ranges, join_names
 from . import events
 from .events import WatcherCommand
 from .protocol import Stage, WatchedRank
@@ -135,5 +135,5 @@ class LateRanks:
 def format_ranks(ranks: list[int], hosts: Mapping[int, str]) -> str:
     """Return ranks in words, a few with their hosts."""
     if len(ranks) > MAX_RANKS_WITH_HOST:
-        return f"ranks {ranges(ranks)}"
-    return listed([f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in ranks])
+        return f"ranks {format_ranges(ranks)}"
+    return join_names([f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in ranks])

@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 
 from ..base.errors import assert_never
-from ..base.stderr import FORWARDING_S
-from ..base.text import shortened
+from ..base.stderr import LAUNCHER_FORWARDING_S
+from ..base.text import truncate_middle
 from ..failure.postmortem import crash_stack, early_death, may_follow_from_another, report_on
 from ..failure.rank import Member
 from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
@@ -298,7 +298,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         self.gone = True
         self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "terminate", "kill")))
         stack = crash_stack(self._stack_lines)
-        self._do(events.SendCrashStack(shortened(stack, LONG_TEXT)))
+        self._do(events.SendCrashStack(truncate_middle(stack, LONG_TEXT)))
         if self.state is S.STARTING:
             self._do(*self.startup.report_death(early_death(event.status, event.out_of_memory)))
         if self.state is S.RANK_0_LOST and not self._script_ended:
@@ -325,7 +325,8 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         if self._decision is not None and self._decision.verdict is not None:
             error_file = self.member.error_file if self.member else ""
             after_s = self._now_s - self.startup.began_s
-            self._do(events.ToCoordinator(protocol.ReasonPrinted(done=False)), events.SetTimer("printed", FORWARDING_S),
+            self._do(events.ToCoordinator(protocol.ReasonPrinted(done=False)),
+                     events.SetTimer("printed", LAUNCHER_FORWARDING_S),
                      events.PrintReason(self._decision.verdict, self.member, after_s, error_file))
         else:
             self._finish()

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from ..base.config import RUNNING, STOPPED
+from ..base.config import RUNNING_SUFFIX, STOPPED_SUFFIX
 from ..base.errors import EXIT_REQUEUE
 from ..failure.root_cause import OWN
 from .command import NONE, LauncherCommand
@@ -140,7 +140,7 @@ class Running:
         """Return how many steps a job made before all ranks agreed to stop, None if it does not say."""
         refresh(os.path.dirname(self._report))
         try:
-            with open(self._report + STOPPED) as file:
+            with open(self._report + STOPPED_SUFFIX) as file:
                 return int(file.read())
         except (OSError, ValueError):
             return None
@@ -150,7 +150,7 @@ class Running:
         if self._process.returncode != 0 or not self._launcher.hides_losses:
             return self._process.returncode != 0
         try:
-            os.close(os.open(self._report + RUNNING, os.O_RDONLY))  # NFS asks its server when a file is opened
+            os.close(os.open(self._report + RUNNING_SUFFIX, os.O_RDONLY))  # NFS asks its server when a file is opened
         except OSError:
             return False
         return True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ..base.errors import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_REQUEUE, EXIT_USAGE
-from ..base.text import duration, shortened
+from ..base.text import format_duration, truncate_middle
 from ..failure.root_cause import ABSENT, ENDED, OUT_OF_MEMORY
 
 STARTING_S = 30.0  # for a start and a few steps: an attempt that has less is not begun
@@ -73,7 +73,7 @@ class Attempt(NamedTuple):
         if self.has_stopped:
             return "all ranks agreed to stop" if self.steps != 0 else "it was to stop before its first step"
         who = f"rank {self.rank} on {self.host}: " if self.rank is not None else ""
-        return who + (shortened(self.cause, 200) or f"status {self.status}, without a report")
+        return who + (truncate_middle(self.cause, 200) or f"status {self.status}, without a report")
 
 
 class Limits(NamedTuple):
@@ -134,7 +134,7 @@ def decide(attempts: Sequence[Attempt], pool: Sequence[str], limits: Limits) -> 
     if len(attempts) > limits.restarts:
         return Decision(Action.STOP, f"--max-restarts {limits.restarts} is reached", without=new)
     if limits.left_s < STARTING_S:
-        why = f"{duration(max(0.0, limits.left_s))} of the walltime are left, too few for an attempt"
+        why = f"{format_duration(max(0.0, limits.left_s))} of the walltime are left, too few for an attempt"
         return queued_again(why, new, attempts, limits)
     nodes = choose(last.nodes, pool, {one.host for one in out}, limits)
     evidence = "; ".join(one.evidence for one in out if one.host in new)
@@ -247,7 +247,7 @@ def suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Suspect]:
             if one.device and is_elsewhere(attempts[number - 1:number], one) and is_bug:
                 found.pop(node_of(attempts[number - 1].host), None)
             elif one.device:
-                told.setdefault(one.host, f"a device of {one.host} is at fault: {shortened(one.device, 200)}")
+                told.setdefault(one.host, f"a device of {one.host} is at fault: {truncate_middle(one.device, 200)}")
             elif one.kind in NOT_BY_ITSELF and OUT_OF_MEMORY not in one.cause and not one.silent:
                 faults.setdefault(one.host, []).append(one.rank)
                 here, in_all = faults[one.host], sum(map(len, faults.values()))

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
-from ..base.text import shortened
+from ..base.text import truncate_middle
 from ..failure import stack
 from ..failure.root_cause import LONG_TEXT
 from ..ipc.event_loop import EventLoop
@@ -98,7 +98,7 @@ class Looking:
 def inspect_threads(loop: EventLoop, pid: int, request: ThreadsRequest, tell: Callable[[ThreadsReply], None]) -> None:
     """Tell all threads of a rank as soon as a program for that has printed them, or why it has not."""
     def answer(text: str) -> None:
-        tell(ThreadsReply(request.rank, shortened(text, LONG_TEXT), request.asker))
+        tell(ThreadsReply(request.rank, truncate_middle(text, LONG_TEXT), request.asker))
 
     try:
         inspect(loop, pid, [NATIVE if request.native else NONBLOCKING], INSPECTING_S, answer)
