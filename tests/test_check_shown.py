@@ -15,11 +15,11 @@ import pytest
 
 from mpiddp.check import drawing, options, report
 from mpiddp.check.stats.schema import Finding, RankInfo, Subject, no_measurements
-from mpiddp.check.table import MAX_LINES, MAX_WIDTH, render, three_digits
+from mpiddp.check.stats.text import three_digits
+from mpiddp.check.table import MAX_LINES, MAX_WIDTH, render
 from mpiddp.discovery import schedulers
 from tests import processes
 from tests.fabrics import Faults, fabric, found, many, three
-from tests.processes import run_on_terminal
 from tests.support import PROGRAMS, ROOT, check, need
 
 MATPLOTLIB = [] if importlib.util.find_spec("matplotlib") else ["the package matplotlib"]
@@ -207,13 +207,3 @@ def test_the_file_has_units_in_its_names() -> None:
     assert written["findings"][0].keys() == {"subject", "words", "hosts", "nodes", "ways", "quantity", "ratio"}
     assert json.loads(json.dumps(written))["ranks"][0]["host"] == "n000"
     assert written["versions"].keys() >= {"mpiddp", "python", "torch"}
-
-
-def test_a_bar_is_drawn_on_a_terminal_and_taken_away() -> None:
-    program = ("from mpiddp.check.controller import Progress; one = Progress(); "
-               "[one.show('pairs of nodes', done, 4) for done in range(4)]; one.end()")
-    said = run_on_terminal([sys.executable, "-c", program], dict(os.environ)).decode()
-    assert "\r\x1b[Kpairs of nodes [" + "#" * 22 + "." * 8 + "] 3/4" in said
-    assert said.endswith("\r\x1b[K")
-    piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
-    assert piped == "mpiddp.check: measuring pairs of nodes\n"

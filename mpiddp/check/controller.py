@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from ..base.errors import LonelyLaunchError
-from ..base.stderr import STDERR, say, write_all
+from ..base.stderr import say
 from ..base.text import listed
 from . import PASS_PAUSE_S, RANK_BUDGET_S
 from .bench.network import LinkResult, total_bandwidth
@@ -28,39 +27,14 @@ ALLREDUCE_BUDGET_S = 0.7  # in a pass
 SIZE_STEP = 4  # from a size of an all-reduce to the next, which takes at most so many times as long
 ALLREDUCE_SIZES = tuple(2**10 * SIZE_STEP**step for step in range(10))  # 1 KiB to 256 MiB
 FIRST_REPEATS, MAX_REPEATS = 3, 20  # of an all-reduce of the first size, and of any
-BAR_WIDTH = 30  # characters
-
-
-class Progress:
-    """Shows what is being measured: a bar on a terminal, otherwise, as under mpirun, a line for each part of a pass."""
-
-    def __init__(self) -> None:
-        self._is_terminal, self._text = os.isatty(STDERR), ""
-
-    def show(self, text: str, done: int, count: int) -> None:
-        """Show that `done` of `count` steps of a part are done."""
-        if self._is_terminal:
-            filled = BAR_WIDTH * done // max(1, count)
-            bar = "#" * filled + "." * (BAR_WIDTH - filled)
-            write_all(STDERR, f"\r\033[K{text} [{bar}] {done}/{count}".encode())
-        elif text != self._text:
-            say(f"mpiddp.check: measuring {text}")
-        self._text = text
-
-    def end(self) -> None:
-        """Remove the bar."""
-        if self._is_terminal and self._text:
-            write_all(STDERR, b"\r\033[K")
 
 
 class Controller:
     """Calls the ranks, and collects what they measure."""
 
-    def __init__(
-        self, ranks: RpcController, size: int, startup_timeout_s: float, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, ranks: RpcController, size: int, startup_timeout_s: float) -> None:
         """Ask the ranks what they are; raise LonelyLaunchError if one does not answer within `startup_timeout_s`."""
-        self._ranks, self._progress = ranks, progress
+        self._ranks = ranks
         identities = ranks.call("identify", dict.fromkeys(range(size), ()), startup_timeout_s, "to say who it is")
         if len(identities) < size:
             raise startup_error(ranks, [rank for rank in range(size) if rank not in identities], startup_timeout_s)
@@ -86,8 +60,6 @@ class Controller:
             self._measure_ranks(number)
             if links:
                 self._measure_links(number)
-        if self._progress:
-            self._progress.end()
         for rank, lines in self._ranks.errors.items():
             self.measured.add(rank, {}, lines)
         inside = frozenset(pair for meetings in self._meetings_inside.values() for pair in meetings.unreachable)
@@ -100,17 +72,13 @@ class Controller:
         offsets = self._ranks.call("clock", arguments, RANK_TIMEOUT_S, "a comparison of clocks with rank 0")
         self.measured.by_rank[CLOCK] = {0: [0.0], **{rank: [offset] for rank, offset in offsets.get(0, {}).items()}}
 
-    def _show(self, text: str, pass_number: int, done: int, count: int) -> None:
-        if self._progress:
-            self._progress.show(f"{text}, pass {pass_number + 1}", done, count)
-
     def _measure_ranks(self, pass_number: int) -> None:
         """Let ranks measure themselves, except those whose device does not compute: each try may take a minute."""
         limit_s = RANK_BUDGET_S + RANK_TIMEOUT_S
         limit_s += 0.0 if self._on_cpus else DEVICE_START_TIMEOUT_S + DEVICE_TIMEOUT_S
         turns = self._turns(rank for rank in self._machines if self._ranks.can_meet([rank]))
-        for number, turn in enumerate(turns):
-            self._show("nodes", pass_number, number, len(turns))
+        say(f"mpiddp.check: measuring nodes, pass {pass_number + 1}")
+        for turn in turns:
             results = self._ranks.call("measure", dict.fromkeys(turn, (RANK_BUDGET_S,)), limit_s,
                                        "what it measures itself")
             for rank, result in results.items():
@@ -122,20 +90,23 @@ class Controller:
         """Let ranks meet: inside nodes, then all nodes in pairs, then all ranks together."""
         if len(self._nodes) == 1 or not self._on_cpus:  # on CPUs, the links inside a node are the host memory
             tournaments = [(ranks, shuffled_tournament(len(ranks), pass_number)) for ranks in self._nodes.values()]
+            say(f"mpiddp.check: measuring pairs within nodes, pass {pass_number + 1}")
             count = max(len(rounds) for _, rounds in tournaments)
             for number in range(count):
-                self._show("pairs within nodes", pass_number, number, count)
                 self._meet_inside([(ranks[first], ranks[second]) for ranks, rounds in tournaments
                                    for pairs in rounds[number:number + 1] for first, second in pairs], part_s(count))
         rounds = shuffled_tournament(len(self._nodes), pass_number)
-        for number, pairs in enumerate(rounds):
-            self._show("pairs of nodes", pass_number, number, len(rounds))
+        if rounds:
+            say(f"mpiddp.check: measuring pairs of nodes, pass {pass_number + 1}")
+        for pairs in rounds:
             able = [pair for pair in pairs
                     if self._meetings.can_meet(pair) and self._ranks.can_meet(self._first_ranks(pair, 1))]
             for turn in self._turns_of_pairs(able):
                 self._meet_between(turn, part_s(len(rounds)))
-        if len(self.measured.ranks) > 1:
-            self._measure_allreduce(pass_number)
+        everyone = range(len(self.measured.ranks))
+        if len(everyone) > 1 and not self.measured.incomplete_allreduce and self._ranks.can_meet(everyone):
+            say(f"mpiddp.check: measuring all-reduce, pass {pass_number + 1}")
+            self._measure_allreduce()
 
     def _meet_inside(self, pairs: Iterable[Link], seconds: float) -> None:
         """Let pairs of ranks of a node meet, each rank one other."""
@@ -208,15 +179,14 @@ class Controller:
     def _first_ranks(self, pair: Link, count: int) -> list[int]:
         return [rank for node in pair for rank in self._nodes[node][:count]]
 
-    def _measure_allreduce(self, pass_number: int) -> None:
+    def _measure_allreduce(self) -> None:
         """Time an all-reduce over all ranks, by increasing size until the budget is used."""
         left_s, last_s = ALLREDUCE_BUDGET_S, 0.0
         everyone = range(len(self.measured.ranks))
-        for number, size in enumerate(ALLREDUCE_SIZES):
+        for size in ALLREDUCE_SIZES:
             next_s = SIZE_STEP * last_s
-            if self.measured.incomplete_allreduce or not self._ranks.can_meet(everyone) or 2 * next_s > left_s:
+            if 2 * next_s > left_s:
                 return  # a warm-up and one measurement would take too long
-            self._show("all-reduce", pass_number, number, len(ALLREDUCE_SIZES))
             repeats = (max(1, min(MAX_REPEATS, int(left_s / len(ALLREDUCE_SIZES) / next_s))) if next_s
                        else FIRST_REPEATS)
             times = self._ranks.call("reduce", dict.fromkeys(everyone, (size, repeats)), ALLREDUCE_TIMEOUT_S,

@@ -10,8 +10,9 @@ from ..base.files import open_for_writing
 from .stats.findings import allreduce_results
 from .stats.link_findings import Role, expected_bandwidth
 from .stats.outliers import median
-from .stats.schema import BANDWIDTH, LATENCY, LINK_METRICS, Finding, Measurements, Nodes, count_text, format_size
-from .table import bests_by_node, cut, limit_lines, scale, three_digits
+from .stats.schema import BANDWIDTH, LATENCY, LINK_METRICS, Finding, Measurements, Nodes
+from .stats.text import count_text, format_size, three_digits
+from .table import bests_by_node, cut, limit_lines, scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from ..discovery import schedulers, software
 from . import EXIT_OUTLIERS, PASSES, drawing
 from .bench.network import pairwise_backend
 from .bench.timeouts import run_with_timeout
-from .controller import Controller, Progress
+from .controller import Controller
 from .history import History
 from .options import CheckOptions
 from .rpc import RpcController
@@ -42,7 +42,7 @@ def run_check(ranks: RpcController, env: Environment, options: CheckOptions, sta
         options = options._replace(nodes_only=True)
         notes.append(f"links between ranks are measured over gloo and NCCL, not over {env.backend}")
     history = History(options.history) if options.history else None
-    controller = Controller(ranks, env.world_size, startup_timeout_s, Progress())
+    controller = Controller(ranks, env.world_size, startup_timeout_s)
     controller.compare_clocks()
     measured = controller.run_passes(1 if options.quick else PASSES, not options.nodes_only)
     findings = [*all_findings.find_all(measured), *(history.compare(measured) if history else ())]

@@ -21,10 +21,8 @@ from .stats.schema import (
     Nodes,
     Passes,
     Subject,
-    count_text,
-    format_size,
-    units_of,
 )
+from .stats.text import count_text, format_size, multiples, three_digits
 
 MAX_LINES, MAX_WIDTH = 39, 120  # a line of versions comes before: together they fill a terminal of 40 lines
 MAX_OUTLIER_ROWS, MAX_KIND_ROWS, MAX_NOTES, MAX_NOTE_LINES, MAX_SIZES = 10, 4, 4, 7, 8
@@ -248,18 +246,9 @@ def scale(values: Sequence[float], unit: str) -> tuple[float, str]:
     middle = abs(median(values)) if values else 0.0
     if unit == "s":
         return next((unit for unit in TIME_UNITS if middle < 999.5 * unit[0]), TIME_UNITS[-1])
-    step, names = units_of(unit)
+    step, names = multiples(unit)
     power = next((power for power in range(len(names)) if middle < 999.5 * step**power), len(names) - 1)
     return step**power, names[power]
-
-
-def three_digits(value: float) -> str:
-    """Return a number with three significant digits: 0.0123, 1.20, 13.2, 312, 1,840."""
-    rounded = float(f"{value:.3g}")
-    size = abs(rounded)
-    if size >= 1:
-        return f"{rounded:,.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
-    return f"{rounded:.3f}" if size >= 0.01 or not size else f"{rounded:.2g}"
 
 
 def allreduce_table(measured: Measurements) -> list[str]:

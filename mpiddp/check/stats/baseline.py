@@ -6,20 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from .link_findings import NODE_QUANTILE, Role, by_node
 from .outliers import PeerSample, best, median_passes
-from .schema import (
-    CLOCK,
-    LATENCY,
-    LINK_METRICS,
-    RANK_METRICS,
-    Finding,
-    Measurements,
-    Metric,
-    Nodes,
-    Passes,
-    Subject,
-    format_ratio,
-    format_value,
-)
+from .schema import CLOCK, LATENCY, LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric, Nodes, Passes, Subject
+from .text import format_ratio
 
 MIN_CHECKS = 3  # that a host needs to be compared: with two, one wrong check is half of them
 MAX_CHECKS = 20  # the newest, so that a node that was repaired or upgraded gets a new baseline
@@ -70,8 +58,7 @@ def regressions(measured: Measurements, baseline: Baseline) -> list[Finding]:
             if score.is_outlier:
                 label = metric.label if " " not in name else f"{name.split()[1]}, {metric.label},"
                 text = f"{label} at {format_ratio(score.ratio)} of its own median" if metric.is_rate else (
-                    f"{label} {format_value(score.value, metric.unit)}, "
-                    f"{format_value(score.peer_median, metric.unit)} is its own median")
+                    f"{label} {metric.format(score.value)}, {metric.format(score.peer_median)} is its own median")
                 findings.append(Finding(Subject.NODE, f"{host}: {text} of {len(former)} checks", (host,),
                                         (node_of[host],), (), name.split()[0], score.ratio))
     return sorted(findings, key=lambda finding: finding.ratio)

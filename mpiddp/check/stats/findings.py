@@ -10,21 +10,8 @@ from ...base.text import folded, listed, ranges
 from .link_findings import expected_bandwidth, find_link_findings
 from .outliers import MIN_LOSS, best, median
 from .rank_findings import find_rank_findings
-from .schema import (
-    BANDWIDTH,
-    LATENCY,
-    LINK_METRICS,
-    RANK_METRICS,
-    Finding,
-    Measurements,
-    Metric,
-    Nodes,
-    Subject,
-    count_text,
-    format_ratio,
-    format_size,
-    format_value,
-)
+from .schema import BANDWIDTH, LATENCY, LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric, Nodes, Subject
+from .text import count_text, format_ratio, format_size, format_value
 
 USE_HISTORY = "--check-history compares it with its own former checks"
 SLOW_BACKEND = 0.5  # of MPI's bandwidth: less shows that the backend uses another network
@@ -67,8 +54,7 @@ def note_claims(measured: Measurements) -> list[str]:
             share, claim, value = min((median(values) / claim, claim, median(values))
                                       for claim, values in by_claim.items())
             label = "links" if name == BANDWIDTH else metric.label + " of a node" * (name == "memory")
-            parts.append(f"{label} {format_value(value, metric.unit)} of {format_value(claim, metric.unit)} "
-                         f"({format_ratio(share)})")
+            parts.append(f"{label} {metric.format(value)} of {metric.format(claim)} ({format_ratio(share)})")
     return [f"next to what the hardware claims: {', '.join(parts)}"] if parts else [
         ("no data sheet of this hardware is known here: whether the figures are good cannot be said, only whether they "
          "are alike")]

@@ -21,10 +21,8 @@ from .schema import (
     Nodes,
     Passes,
     Subject,
-    count_text,
-    format_ratio,
-    format_value,
 )
+from .text import count_text, format_ratio
 from .tournament import cut_off_members, main_component, partners_of
 
 SUSPECT_QUANTILE, NODE_QUANTILE = 0.25, 0.5  # of a node's links, best first; find_outliers() says why
@@ -180,11 +178,12 @@ def node_finding(
     roles = sorted({role for role, _ in scores})
     pairs = count_text(sum(score.links for role, score in scores if role == scores[0][0]), "pair")
     value, peer_median, ratio = typical([node_score.score for _, node_score in scores])
+    metric = LINK_METRICS[name]
     if name == LATENCY:
-        text = f"latency {format_value(value, 's')}, {format_value(peer_median, 's')} between the others ({pairs})"
+        text = f"latency {metric.format(value)}, {metric.format(peer_median)} between the others ({pairs})"
     elif name == RETRANSMITS:
         verbs = " and ".join({Role.SENDS: "sends", Role.RECEIVES: "is sent"}[role] for role in roles)
-        text = f"{format_value(value, '')} of the TCP segments that it {verbs} are lost"
+        text = f"{metric.format(value)} of the TCP segments that it {verbs} are lost"
     else:
         verbs = " and ".join(role.name.lower() for role in roles)
         other = f", {Role(1 - roles[0]).name.lower()} normally" if len(roles) == 1 else ""
@@ -197,9 +196,10 @@ def node_finding(
 def link_finding(name: str, link: Link, score: Score, nodes: Nodes) -> Finding:
     """Return the finding about a single link, whose nodes have no finding."""
     first, second = (nodes.name(node) for node in link)
-    value, peer_median = (format_value(figure, LINK_METRICS[name].unit) for figure in (score.value, score.peer_median))
+    metric = LINK_METRICS[name]
+    value, peer_median = metric.format(score.value), metric.format(score.peer_median)
     if len(nodes.ranks) == 2:
-        text = (f"{first} to {second}: {LINK_METRICS[name].label}: {value}, {peer_median} the other way; "
+        text = (f"{first} to {second}: {metric.label}: {value}, {peer_median} the other way; "
                 "of two nodes it cannot be told which is at fault")
     elif name == LATENCY:
         text = f"{first} and {second}: latency {value}, {peer_median} elsewhere"

@@ -19,10 +19,8 @@ from .schema import (
     Nodes,
     Passes,
     Subject,
-    count_text,
-    format_ratio,
-    format_value,
 )
+from .text import count_text, format_ratio
 
 NO_ANSWER = "did not answer: "
 MIN_SAME_LINKS = 3  # on nodes of a kind, to compare a link inside a node with the same link of other nodes
@@ -75,14 +73,12 @@ def find_slow_ranks(measured: Measurements, nodes: Nodes) -> list[Finding]:
                 continue
             if name == "shm-size":
                 has_small_shm.add(node)
-            if len(outliers) == len(scored):
-                text, ratio = describe_ranks(metric, [scores[rank] for rank in outliers])
-                findings.append(node_finding(nodes, node, text, name, ratio))
-                continue
-            for rank in outliers:
-                text, ratio = describe_ranks(metric, [scores[rank]])
-                findings.append(node_finding(nodes, node, text, name, ratio, Subject.RANK,
-                                             f": {rank_label(rank, measured)}"))
+            are_all = len(outliers) == len(scored)
+            for group in [outliers] if are_all else [[rank] for rank in outliers]:
+                text, ratio = describe_ranks(metric, [scores[rank] for rank in group])
+                label = "" if are_all else f": {rank_label(group[0], measured)}"
+                findings.append(node_finding(nodes, node, text, name, ratio, Subject.NODE if are_all else Subject.RANK,
+                                             label))
     return findings
 
 
@@ -102,8 +98,7 @@ def describe_ranks(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]
         reference = f"the median of {count_text(count, 'rank')}" if count > 1 else "the other's"
         return f"{metric.label} at {format_ratio(ratio)} of {reference}", ratio
     others = "the others" if count > 1 else "the other"
-    return (f"{metric.label} is {format_value(value, metric.unit)}, {format_value(peer_median, metric.unit)} on "
-            f"{others}"), ratio
+    return f"{metric.label} is {metric.format(value)}, {metric.format(peer_median)} on {others}", ratio
 
 
 def find_wrong_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
@@ -118,7 +113,7 @@ def find_wrong_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
         if abs(value - reference) > RANK_METRICS[CLOCK].min_difference:
             side = "ahead of" if value > reference else "behind"
             others = "the others" if is_known else "the other's"
-            text = f"clock is {format_value(abs(value - reference), 's')} {side} {others}"
+            text = f"clock is {RANK_METRICS[CLOCK].format(abs(value - reference))} {side} {others}"
             finding = node_finding(nodes, node, text, CLOCK)
             findings.append(finding if is_known else finding._replace(hosts=()))
     return findings
@@ -132,14 +127,13 @@ def find_slow_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
         for node in nodes.ranks:
             scored = [link for link in scores if measured.ranks[link[0]].node == node]
             outliers = [link for link in scored if scores[link].is_outlier]
-            if len(outliers) > 1 and 2 * len(outliers) > len(scored):
-                text, ratio = describe_inside(LINK_METRICS[name], [scores[link] for link in outliers])
-                findings.append(node_finding(nodes, node, text, name, ratio, label=": between its ranks"))
-                continue
-            for link in outliers:
-                text, ratio = describe_inside(LINK_METRICS[name], [scores[link]])
-                label = f": from {rank_label(link[0], measured)} to {rank_label(link[1], measured)}"
-                findings.append(node_finding(nodes, node, text, name, ratio, Subject.LINK, label))
+            are_most = len(outliers) > 1 and 2 * len(outliers) > len(scored)
+            for group in [outliers] if are_most else [[link] for link in outliers]:
+                text, ratio = describe_inside(LINK_METRICS[name], [scores[link] for link in group])
+                ends = [rank_label(rank, measured) for rank in group[0]]
+                label = ": between its ranks" if are_most else f": from {ends[0]} to {ends[1]}"
+                findings.append(node_finding(nodes, node, text, name, ratio, Subject.NODE if are_most else Subject.LINK,
+                                             label))
     return findings
 
 
@@ -169,7 +163,7 @@ def describe_inside(metric: Metric, scores: Sequence[Score]) -> tuple[str, float
     """Return how links inside a node compare with others, as text, and their ratio."""
     value, peer_median, ratio = typical(scores)
     text = f"at {format_ratio(ratio)} of the median of {count_text(scores[0].peers, 'link')}" if metric.is_rate else (
-        f"{format_value(value, metric.unit)}, {format_value(peer_median, metric.unit)} elsewhere")
+        f"{metric.format(value)}, {metric.format(peer_median)} elsewhere")
     return f"{metric.label} {text}", ratio
 
 
@@ -181,11 +175,10 @@ def find_unreachable_inside(measured: Measurements, nodes: Nodes) -> list[Findin
     findings = []
     for node, pairs in pairs_of.items():
         (rank, count), = Counter(rank for pair in pairs for rank in pair).most_common(1)
-        if len(pairs) == 1:
-            between = f"{rank_label(pairs[0][0], measured)} and {rank_label(pairs[0][1], measured)}"
-        else:
-            between = (f"{rank_label(rank, measured)} and {count} others" if count == len(pairs)
-                       else f"{len(pairs)} pairs of its ranks")
+        between = f"{len(pairs)} pairs of its ranks"
+        if count == len(pairs):
+            others = rank_label(pairs[0][1], measured) if count == 1 else f"{count} others"
+            between = f"{rank_label(rank, measured)} and {others}"
         findings.append(node_finding(nodes, node, f"nothing comes through between {between}"))
     return findings
 

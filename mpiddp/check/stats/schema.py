@@ -1,4 +1,4 @@
-"""What a check measures: metrics, ranks and nodes, measurements, findings; and values as text."""
+"""What a check measures: metrics, ranks and nodes, measurements, findings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from enum import Enum
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
+
+from .text import format_value
 
 Link = tuple[int, int]  # from a node to another, or from a rank to another
 Passes = list[float]  # one value for each pass
@@ -30,6 +32,10 @@ class Metric(NamedTuple):
     def is_rate(self) -> bool:
         """Whether findings give it as a share of the peers' median."""
         return self.unit.endswith("/s")
+
+    def format(self, value: float) -> str:
+        """Return a value with its unit."""
+        return format_value(value, self.unit)
 
 
 # What each rank measures by itself; metrics of the node only local rank 0.
@@ -175,47 +181,3 @@ class Nodes:
             members.setdefault(switch, []).append(node)
         is_known = len(members) > 1 and "" not in members
         return {switch: nodes for switch, nodes in members.items() if len(nodes) > 1} if is_known else {}
-
-
-BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-SI_PREFIXES = ("", "k", "M", "G", "T", "P")
-
-
-def units_of(unit: str) -> tuple[float, tuple[str, ...]]:
-    """Return the step between the multiples of a unit, and their names."""
-    return (1024.0, BYTE_UNITS) if unit == "B" else (1000.0, tuple(prefix + unit for prefix in SI_PREFIXES))
-
-
-def format_value(value: float, unit: str) -> str:
-    """Return a value with two digits and its unit: 16 MiB, 3.8 GiB, 12 GB/s, 0.2 ms, 2.1 %."""
-    if unit == "s":
-        return f"{two_digits(value)} s" if abs(value) >= 1 else f"{two_digits(value * 1e3)} ms"
-    if not unit:
-        return f"{two_digits(value * 100)} %"
-    step, names = units_of(unit)
-    index = 0
-    while abs(value) >= step and index < len(names) - 1:
-        value, index = value / step, index + 1
-    return f"{two_digits(value)} {names[index]}"
-
-
-def two_digits(value: float) -> str:
-    """Return a number with two digits, or all before the point."""
-    if not value or abs(value) >= 9.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
-
-
-def format_ratio(ratio: float) -> str:
-    """Return a share of the median with two digits."""
-    return f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.2g}"
-
-
-def format_size(size: int) -> str:
-    """Return a power of two of bytes: 1 KiB, 256 MiB."""
-    return format_value(size, "B").replace(".0 ", " ")
-
-
-def count_text(number: int, noun: str) -> str:
-    """Return a number of things: 1 pair, 12 pairs."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
