@@ -90,8 +90,9 @@ class Controller:
         """Let ranks meet: inside nodes, then all nodes in pairs, then all ranks together."""
         if len(self._nodes) == 1 or not self._on_cpus:  # on CPUs, the links inside a node are the host memory
             tournaments = [(ranks, shuffled_tournament(len(ranks), pass_number)) for ranks in self._nodes.values()]
-            say(f"mpiddp.check: measuring pairs within nodes, pass {pass_number + 1}")
             count = max(len(rounds) for _, rounds in tournaments)
+            if count:
+                say(f"mpiddp.check: measuring pairs within nodes, pass {pass_number + 1}")
             for number in range(count):
                 self._meet_inside([(ranks[first], ranks[second]) for ranks, rounds in tournaments
                                    for pairs in rounds[number:number + 1] for first, second in pairs], part_s(count))
@@ -119,7 +120,7 @@ class Controller:
                 if results.keys() >= {*pair}:
                     self._log_of(pair).record([pair], [])
                     for link in (pair, pair[::-1]):
-                        result = results[link[0]]._replace(retransmits=None)  # nothing of it is sent over TCP
+                        result = results[link[0]]._replace(retransmits=None)  # it is of other links
                         add_pass(self.measured.inside_links, link, [result], result.latency_s)
                 elif self._ranks.can_meet(pair):
                     self._log_of(pair).record([], [pair])

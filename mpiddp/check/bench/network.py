@@ -238,7 +238,7 @@ class LinkResult(NamedTuple):
     """What one of two ranks has measured.
 
     `latency_s` is half of the median round trip, 0 if not measured. `transfers` are messages that this rank has sent.
-    `retransmits` is the share of the node's TCP segments that were sent again meanwhile, None if there were too few.
+    `retransmits` is the share of the node's TCP segments that were sent again meanwhile, None of too few.
     """
 
     latency_s: float
@@ -252,17 +252,20 @@ def benchmark_link(channel: Channel, speaks_first: bool, seconds: float, benchma
     The latency may take `seconds`, and so may the transfers in each direction.
     """
     exchange_greeting(channel, speaks_first)
-    result = LinkResult(0.0, (), None)
+    latency_s, retransmits = 0.0, None
+    transfers: tuple[Transfer, ...] = ()
     if benchmark != Benchmark.STREAM:
-        result = result._replace(latency_s=measure_latency(channel, speaks_first, seconds))
+        latency_s = measure_latency(channel, speaks_first, seconds)
     for sends in (speaks_first, not speaks_first) if benchmark != Benchmark.LATENCY else ():
         if sends:
-            before = read_tcp_segments()
+            sent_before, again_before = tcp_segments()
             transfers = send_transfers(channel, seconds, benchmark == Benchmark.STREAM)
-            result = result._replace(transfers=transfers, retransmits=retransmit_share(before, read_tcp_segments()))
+            sent, again = tcp_segments()
+            if sent - sent_before >= MIN_SEGMENTS:
+                retransmits = (again - again_before) / (sent - sent_before)
         else:
             receive_transfers(channel)
-    return result
+    return LinkResult(latency_s, transfers, retransmits)
 
 
 def exchange_greeting(channel: Channel, speaks_first: bool) -> None:
@@ -346,27 +349,14 @@ def measure_latency(channel: Channel, speaks_first: bool, limit_s: float) -> flo
     return statistics.median(trips) / 2
 
 
-class TcpSegments(NamedTuple):
-    """The TCP segments that this network namespace has sent, and sent again.
+def tcp_segments() -> tuple[int, int]:
+    """Return how many TCP segments this network namespace has sent, and sent again; 0 if the kernel does not say.
 
     The kernel counts the segments that a network card makes of larger ones (RFC 4022, tcpOutSegs, tcpRetransSegs).
     """
-
-    sent: int
-    sent_again: int
-
-
-def read_tcp_segments() -> TcpSegments:
-    """Return the numbers by now, 0 if the kernel does not say."""
     names, values = ([line.split() for line in text(SNMP).splitlines() if line.startswith("Tcp:")] or [[], []])[:2]
     counters = dict(zip(names, values, strict=False))
-    return TcpSegments(int(counters.get("OutSegs", 0)), int(counters.get("RetransSegs", 0)))
-
-
-def retransmit_share(before: TcpSegments, after: TcpSegments) -> float | None:
-    """Return the share of the segments that were sent again, None of less than MIN_SEGMENTS."""
-    sent = after.sent - before.sent
-    return (after.sent_again - before.sent_again) / sent if sent >= MIN_SEGMENTS else None
+    return int(counters.get("OutSegs", 0)), int(counters.get("RetransSegs", 0))
 
 
 def total_bandwidth(by_rank: Sequence[Sequence[Transfer]]) -> float:
