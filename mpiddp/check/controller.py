@@ -48,15 +48,10 @@ class Controller:
         self._meetings = MeetingLog(len(self._nodes))
         self._meetings_inside = {node: MeetingLog(len(ranks)) for node, ranks in self._nodes.items()}
 
-    def run_passes(
-        self, passes: int, links: bool, goes_on: Callable[[Measurements], bool] = lambda _: True
-    ) -> Measurements:
-        """Measure in passes, with or without the links between ranks; after each pass, stop unless it `goes_on`."""
+    def run_passes(self, passes: int, links: bool) -> Measurements:
+        """Measure in passes, with or without the links between ranks."""
         for number in range(passes):
-            if number:
-                if not goes_on(self.measured):
-                    break
-                time.sleep(PASS_PAUSE_S)
+            time.sleep(PASS_PAUSE_S if number else 0.0)
             self._measure_ranks(number)
             if links:
                 self._measure_links(number)

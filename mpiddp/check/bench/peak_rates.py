@@ -34,7 +34,8 @@ PROCESSORS = (
 
 def claimed_rates(device: torch.device, backend: str, environ: Mapping[str, str]) -> dict[str, float]:
     """Return the peak rates that are known, by metric; `large` is of the node's links, `memory` of the whole node."""
-    rates = {"large": link_rate(backend, environ), "memory": memory_rate(processor_model(), count_sockets())}
+    sockets = {text(f"{CPUS}/{cpu}/topology/physical_package_id") for cpu in names(CPUS, "cpu")} - {""}
+    rates = {"large": link_rate(backend, environ), "memory": memory_rate(processor_model(), len(sockets))}
     if device.type == "cuda":
         gpu = described(torch.cuda, torch.cuda.current_device() if device.index is None else device.index)
         rates["matrix"], rates["device-memory"] = gpu_rates(gpu.name)
@@ -50,11 +51,6 @@ def gpu_rates(name: str) -> tuple[float, float]:
 def memory_rate(model: str, sockets: int) -> float:
     """Return the B/s of the memory of sockets with a processor, 0 if unknown."""
     return sockets * next((rate for pattern, rate in PROCESSORS if re.search(pattern, model)), 0.0)
-
-
-def count_sockets() -> int:
-    """Return how many sockets this machine has."""
-    return len({text(f"{CPUS}/{cpu}/topology/physical_package_id") for cpu in names(CPUS, "cpu")} - {""})
 
 
 def pci_rate(address: str) -> float:

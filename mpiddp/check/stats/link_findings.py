@@ -91,8 +91,8 @@ def find_outliers(name: str, links: Mapping[Link, Passes], nodes: Nodes) -> Outl
     metric, is_symmetric = LINK_METRICS[name], name == LATENCY
     links = scale_to_one_kind(links, nodes)
     roles = (Role.SENDS,) if is_symmetric else tuple(Role)
-    suspects = {role: outliers_among(score_all(metric, by_node(metric, links, role, SUSPECT_QUANTILE)))
-                for role in roles}
+    suspects = {role: {node for node, score in score_all(metric, by_node(metric, links, role, SUSPECT_QUANTILE)).items()
+                       if score.is_outlier} for role in roles}
     bad: dict[int, dict[Role, NodeScore]] = {}
     for role in roles if len(nodes.ranks) > 2 else ():
         judged_by = links_to_good_nodes(links, role, suspects[roles[-1 - role]])
@@ -107,11 +107,6 @@ def find_outliers(name: str, links: Mapping[Link, Passes], nodes: Nodes) -> Outl
     scores = score_all(metric, others)
     return Outliers(bad, {link: scores[link] for link in scores
                           if scores[link].is_outlier and scores[link].peers >= min_peers})
-
-
-def outliers_among(scores: Mapping[int, Score]) -> set[int]:
-    """Return the nodes that are outliers."""
-    return {node for node, score in scores.items() if score.is_outlier}
 
 
 def scale_to_one_kind(links: Mapping[Link, Passes], nodes: Nodes) -> Mapping[Link, Passes]:
