@@ -21,6 +21,7 @@ from .stats.schema import (
     Nodes,
     Passes,
     Subject,
+    group_pairs,
 )
 from .stats.text import count_text, format_size, multiples, three_digits
 
@@ -116,19 +117,15 @@ def make_rows(findings: Sequence[Finding], nodes: Nodes) -> tuple[list[Row], lis
     Nodes whose only findings are those of a switch share a row, and so do nodes without findings that have as many
     ranks of the same kinds.
     """
-    findings_of: dict[int, list[int]] = {}
-    for number, finding in enumerate(findings):
-        for node in finding.nodes:
-            findings_of.setdefault(node, []).append(number)
-    outliers: dict[tuple[int, ...], list[int]] = {}
-    for node, numbers in findings_of.items():
-        has_own = any(findings[number].subject != Subject.SWITCH for number in numbers)
-        outliers.setdefault((-1, node) if has_own else tuple(numbers), []).append(node)
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for node, kinds in nodes.kinds.items():
-        if node not in findings_of:
-            alike.setdefault(kinds, []).append(node)
-    first, others = [*outliers.values()], sorted(alike.values(), key=len, reverse=True)
+    findings_of = group_pairs((node, number) for number, finding in enumerate(findings) for node in finding.nodes)
+
+    def shared_key(node: int) -> tuple[int, ...]:
+        has_own = any(findings[number].subject != Subject.SWITCH for number in findings_of[node])
+        return (-1, node) if has_own else tuple(findings_of[node])
+
+    first = [*group_pairs((shared_key(node), node) for node in findings_of).values()]
+    alike = group_pairs((kinds, node) for node, kinds in nodes.kinds.items() if node not in findings_of)
+    others = sorted(alike.values(), key=len, reverse=True)
     hidden = []
     if count := sum(map(len, first[MAX_OUTLIER_ROWS:])):
         hidden.append(f"and {count_text(count, 'odd node')} more")
@@ -141,12 +138,10 @@ def make_rows(findings: Sequence[Finding], nodes: Nodes) -> tuple[list[Row], lis
 def rank_columns(measured: Measurements, findings: Sequence[Finding]) -> Iterator[Column]:
     """Yield the columns of what ranks measure by themselves."""
     for group, head, metrics, others in RANK_COLUMNS:
-        values: dict[int, list[float]] = {}
-        for rank, info in enumerate(measured.ranks):
-            bests = [best(RANK_METRICS[name], measured.by_rank[name][rank]) for name in metrics
-                     if measured.by_rank.get(name, {}).get(rank)]
-            if bests:
-                values.setdefault(info.node, []).append(min(bests))
+        lowest = ((info.node, min((best(RANK_METRICS[name], measured.by_rank[name][rank]) for name in metrics
+                                   if measured.by_rank.get(name, {}).get(rank)), default=None))
+                  for rank, info in enumerate(measured.ranks))
+        values = group_pairs((node, value) for node, value in lowest if value is not None)
         marked = marked_nodes((finding, finding.nodes) for finding in findings if finding.metric in (*metrics, *others))
         yield Column(group, head, RANK_METRICS[metrics[0]].unit, True, values, marked)
 
@@ -162,9 +157,8 @@ def link_columns(measured: Measurements, findings: Sequence[Finding]) -> Iterato
     marked = marked_nodes((finding, finding.nodes) for finding in between if finding.metric == LATENCY)
     yield Column("", "latency", "s", False, bests_by_node(LATENCY, measured.links.get(LATENCY, {}), Role.SENDS), marked)
     if not links:
-        inside: dict[int, list[float]] = {}
-        for (rank, _), passes in measured.inside_links.get(BANDWIDTH, {}).items():
-            inside.setdefault(measured.ranks[rank].node, []).append(max(passes))
+        inside = group_pairs((measured.ranks[rank].node, max(passes))
+                       for (rank, _), passes in measured.inside_links.get(BANDWIDTH, {}).items())
         marked = marked_nodes((finding, finding.nodes) for finding in findings
                               if finding.metric in LINK_METRICS and not finding.links)
         yield Column("inside", label, "B/s", True, inside, marked)
@@ -172,10 +166,7 @@ def link_columns(measured: Measurements, findings: Sequence[Finding]) -> Iterato
 
 def bests_by_node(name: str, links: Mapping[Link, Passes], role: Role) -> dict[int, list[float]]:
     """Return the best passes of the links of each node in a role."""
-    bests: dict[int, list[float]] = {}
-    for link, passes in links.items():
-        bests.setdefault(link[role], []).append(best(LINK_METRICS[name], passes))
-    return bests
+    return group_pairs((link[role], best(LINK_METRICS[name], passes)) for link, passes in links.items())
 
 
 def marked_nodes(affected: Iterable[tuple[Finding, Iterable[int]]]) -> dict[int, bool]:

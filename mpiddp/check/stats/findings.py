@@ -10,7 +10,18 @@ from ...base.text import folded, listed, ranges
 from .link_findings import expected_bandwidth, find_link_findings
 from .outliers import MIN_LOSS, best, median
 from .rank_findings import find_rank_findings
-from .schema import BANDWIDTH, LATENCY, LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric, Nodes, Subject
+from .schema import (
+    BANDWIDTH,
+    LATENCY,
+    LINK_METRICS,
+    RANK_METRICS,
+    Finding,
+    Measurements,
+    Metric,
+    Nodes,
+    Subject,
+    group_pairs,
+)
 from .text import count_text, format_ratio, format_size, format_value
 
 USE_HISTORY = "--check-history compares it with its own former checks"
@@ -47,10 +58,7 @@ def note_claims(measured: Measurements) -> list[str]:
     """
     parts = []
     for name, metric in ((BANDWIDTH, LINK_METRICS[BANDWIDTH]), *RANK_METRICS.items()):
-        by_claim: dict[float, list[float]] = {}
-        for claim, value in claimed_values(name, metric, measured):
-            by_claim.setdefault(claim, []).append(value)
-        if by_claim:
+        if by_claim := group_pairs(claimed_values(name, metric, measured)):
             share, claim, value = min((median(values) / claim, claim, median(values))
                                       for claim, values in by_claim.items())
             label = "links" if name == BANDWIDTH else metric.label + " of a node" * (name == "memory")

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ...base.text import folded
-from .outliers import Score, best, median, median_passes, score_all
+from .outliers import Score, best, by_pass, median, median_passes, score_all
 from .schema import (
     BANDWIDTH,
     LATENCY,
@@ -21,6 +21,7 @@ from .schema import (
     Nodes,
     Passes,
     Subject,
+    group_pairs,
 )
 from .text import count_text, format_ratio
 from .tournament import cut_off_members, main_component, partners_of
@@ -111,16 +112,14 @@ def find_outliers(name: str, links: Mapping[Link, Passes], nodes: Nodes) -> Outl
 
 def scale_to_one_kind(links: Mapping[Link, Passes], nodes: Nodes) -> Mapping[Link, Passes]:
     """Return the links as if all nodes were of one kind: scaled so that each pair of kinds has the median of all."""
-    groups: dict[object, list[Link]] = {}
-    for link in links:
-        groups.setdefault((nodes.kinds[link[0]], nodes.kinds[link[1]]), []).append(link)
+    groups = group_pairs(((nodes.kinds[link[0]], nodes.kinds[link[1]]), link) for link in links)
     if len(groups) == 1:
         return links
     of_all = median_passes(links.values())
     scaled: dict[Link, Passes] = {}
-    for group in groups.values():
-        of_group = median_passes([links[link] for link in group])
-        for link in group:
+    for members in groups.values():
+        of_group = median_passes([links[link] for link in members])
+        for link in members:
             scaled[link] = [value * of_all[number] / of_group[number] if of_group[number] else value
                             for number, value in enumerate(links[link])]
     return scaled
@@ -135,15 +134,9 @@ def links_to_good_nodes(links: Mapping[Link, Passes], role: Role, suspects: Coll
 
 def by_node(metric: Metric, links: Mapping[Link, Passes], role: Role, quantile: float) -> dict[int, Passes]:
     """Return for each node in a role, in each pass, a quantile of its links: 0 is the best, 0.5 the (better) median."""
-    passes_of: dict[int, list[Passes]] = {}
-    for link, passes in links.items():
-        passes_of.setdefault(link[role], []).append(passes)
-    quantiles = {}
-    for node, of_links in passes_of.items():
-        columns = [sorted((passes[number] for passes in of_links if number < len(passes)),
-                          reverse=metric.higher_is_better) for number in range(max(map(len, of_links)))]
-        quantiles[node] = [column[int((len(column) - 1) * quantile)] for column in columns]
-    return quantiles
+    passes_of = group_pairs((link[role], passes) for link, passes in links.items())
+    return {node: [sorted(values, reverse=metric.higher_is_better)[int((len(values) - 1) * quantile)]
+                   for values in by_pass(of_links)] for node, of_links in passes_of.items()}
 
 
 def describe_outliers(name: str, outliers: Outliers, links: Mapping[Link, Passes], nodes: Nodes) -> list[Finding]:
@@ -157,14 +150,15 @@ def describe_outliers(name: str, outliers: Outliers, links: Mapping[Link, Passes
         scores = {node: remaining.pop(node) for node in members if node in remaining}
         hosts = nodes.hosts_to_exclude(scores)
         label = folded(hosts) if len(hosts) == len(scores) else count_text(len(scores), "node")
-        findings.append(node_finding(Subject.SWITCH, f"switch {switch}, {label}", name, scores,
-                                     hosts if len(blamed) < len(switches) else (), links))
-    findings += [node_finding(Subject.NODE, nodes.name(node), name, {node: scores}, nodes.hosts_to_exclude([node]),
-                              links) for node, scores in remaining.items()]
+        findings.append(send_receive_finding(Subject.SWITCH, f"switch {switch}, {label}", name, scores,
+                                             hosts if len(blamed) < len(switches) else (), links))
+    for node, roles in remaining.items():
+        findings.append(send_receive_finding(Subject.NODE, nodes.name(node), name, {node: roles},
+                                             nodes.hosts_to_exclude([node]), links))
     return findings + [link_finding(name, link, score, nodes) for link, score in outliers.links.items()]
 
 
-def node_finding(
+def send_receive_finding(
     subject: Subject, label: str, name: str, members: Mapping[int, Mapping[Role, NodeScore]], hosts: tuple[str, ...],
     links: Mapping[Link, Passes],
 ) -> Finding:
@@ -220,8 +214,6 @@ def expected_bandwidth(measured: Measurements) -> float | None:
     metric = LINK_METRICS[BANDWIDTH]
     links = {link: [best(metric, passes)] for link, passes in measured.links.get(BANDWIDTH, {}).items() if passes}
     medians = [passes[0] for role in Role for passes in by_node(metric, links, role, NODE_QUANTILE).values()]
-    inside: dict[int, list[float]] = {}
-    for link, passes in measured.inside_links.get(BANDWIDTH, {}).items():
-        if passes:
-            inside.setdefault(measured.ranks[link[0]].node, []).append(best(metric, passes))
+    inside = group_pairs((measured.ranks[link[0]].node, best(metric, passes))
+                   for link, passes in measured.inside_links.get(BANDWIDTH, {}).items() if passes)
     return min([*medians, *map(median, inside.values())], default=None)

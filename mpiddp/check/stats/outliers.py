@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
-from .schema import Metric, Passes
+from .schema import Key, Metric, Passes
 
 MIN_LOSS = 0.1  # share of the peers' median: what a training feels, as all ranks wait for the slowest in each step
 FALSE_ALARM_RATE = 1e-3  # that any of n alike values is called an outlier
@@ -19,7 +19,6 @@ LEAVE_ONE_OUT_MAX = 64  # of more values all are compared with the same sample, 
 TINY = 1e-12  # stands for a rate of 0, which has no logarithm
 
 median = statistics.median
-Key = TypeVar("Key", bound=Hashable)
 
 
 class Score(NamedTuple):
@@ -73,10 +72,14 @@ class PeerSample:
                      ratio(self._metric, value, self.best_median), self.count)
 
 
+def by_pass(values: Collection[Passes]) -> list[list[float]]:
+    """Return the values of each pass."""
+    return [[passes[number] for passes in values if number < len(passes)] for number in range(max(map(len, values)))]
+
+
 def median_passes(values: Collection[Passes]) -> Passes:
-    """Return the median of some values in each pass."""
-    return [median([passes[number] for passes in values if number < len(passes)])
-            for number in range(max(map(len, values)))]
+    """Return the median of the values in each pass."""
+    return [*map(median, by_pass(values))]
 
 
 def loss(metric: Metric, value: float, reference: float) -> float:

@@ -19,6 +19,7 @@ from .schema import (
     Nodes,
     Passes,
     Subject,
+    group_pairs,
 )
 from .text import count_text, format_ratio
 
@@ -44,13 +45,11 @@ def find_reports(measured: Measurements, nodes: Nodes) -> list[Finding]:
 
     A report of most nodes, as about a folder that they share, is no reason to exclude one of them.
     """
-    nodes_of: dict[str, dict[int, None]] = {}
     lost = [(rank, [f"{NO_ANSWER}{doing}"]) for rank, doing in measured.lost.items()]
-    for rank, lines in sorted([*lost, *measured.reports.items()]):
-        for line in lines:
-            nodes_of.setdefault(line, {})[measured.ranks[rank].node] = None
+    reports = dict.fromkeys((line, measured.ranks[rank].node) for rank, lines in
+                            sorted([*lost, *measured.reports.items()]) for line in lines)
     findings = []
-    for line, reporting in nodes_of.items():
+    for line, reporting in group_pairs(reports).items():
         if len(reporting) > max(1, len(nodes.ranks) // 2) and not line.startswith(NO_ANSWER):
             text = f"{count_text(len(reporting), 'node')}: {line}"
             findings.append(Finding(Subject.NODE, text, (), tuple(reporting)))
@@ -74,9 +73,9 @@ def find_slow_ranks(measured: Measurements, nodes: Nodes) -> list[Finding]:
             if name == "shm-size":
                 has_small_shm.add(node)
             are_all = len(outliers) == len(scored)
-            for group in [outliers] if are_all else [[rank] for rank in outliers]:
-                text, ratio = describe_ranks(metric, [scores[rank] for rank in group])
-                label = "" if are_all else f": {rank_label(group[0], measured)}"
+            for members in [outliers] if are_all else [[rank] for rank in outliers]:
+                text, ratio = describe_ranks(metric, [scores[rank] for rank in members])
+                label = "" if are_all else f": {rank_label(members[0], measured)}"
                 findings.append(node_finding(nodes, node, text, name, ratio, Subject.NODE if are_all else Subject.RANK,
                                              label))
     return findings
@@ -84,10 +83,8 @@ def find_slow_ranks(measured: Measurements, nodes: Nodes) -> list[Finding]:
 
 def score_by_kind(metric: Metric, values: Mapping[int, Passes], measured: Measurements) -> dict[int, Score]:
     """Return how each rank compares with those of its kind."""
-    kinds: dict[str, dict[int, Passes]] = {}
-    for rank, passes in values.items():
-        kinds.setdefault(measured.ranks[rank].kind, {})[rank] = passes
-    return {rank: score for same_kind in kinds.values() for rank, score in score_all(metric, same_kind).items()}
+    kinds = group_pairs((measured.ranks[rank].kind, (rank, passes)) for rank, passes in values.items())
+    return {rank: score for same_kind in kinds.values() for rank, score in score_all(metric, dict(same_kind)).items()}
 
 
 def describe_ranks(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
@@ -128,9 +125,9 @@ def find_slow_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
             scored = [link for link in scores if measured.ranks[link[0]].node == node]
             outliers = [link for link in scored if scores[link].is_outlier]
             are_most = len(outliers) > 1 and 2 * len(outliers) > len(scored)
-            for group in [outliers] if are_most else [[link] for link in outliers]:
-                text, ratio = describe_inside(LINK_METRICS[name], [scores[link] for link in group])
-                ends = [rank_label(rank, measured) for rank in group[0]]
+            for members in [outliers] if are_most else [[link] for link in outliers]:
+                text, ratio = describe_inside(LINK_METRICS[name], [scores[link] for link in members])
+                ends = [rank_label(rank, measured) for rank in members[0]]
                 label = ": between its ranks" if are_most else f": from {ends[0]} to {ends[1]}"
                 findings.append(node_finding(nodes, node, text, name, ratio, Subject.NODE if are_most else Subject.LINK,
                                              label))
@@ -145,18 +142,17 @@ def score_inside(
     If fewer than MIN_SAME_LINKS nodes have it, it is compared with the other links of its node. Links between ranks on
     CPUs are left out: they are the host memory, which has a metric.
     """
-    same_links: dict[object, dict[Link, Passes]] = {}
-    for link, passes in links.items():
-        ends = [measured.ranks[rank] for rank in link]
-        if (name != LATENCY or link[0] < link[1]) and ends[0].device != "cpu":
-            place = (nodes.kinds[ends[0].node], ends[0].local_rank, ends[1].local_rank)
-            same_links.setdefault(place, {})[link] = passes
-    by_node: dict[int, dict[Link, Passes]] = {}
-    for group in same_links.values():
-        for link, passes in group.items() if len(group) < MIN_SAME_LINKS else ():
-            by_node.setdefault(measured.ranks[link[0]].node, {})[link] = passes
-    groups = [*(group for group in same_links.values() if len(group) >= MIN_SAME_LINKS), *by_node.values()]
-    return {link: score for group in groups for link, score in score_all(LINK_METRICS[name], group).items()}
+    def place(link: Link) -> tuple[tuple[str, ...], int, int]:
+        first, second = (measured.ranks[rank] for rank in link)
+        return nodes.kinds[first.node], first.local_rank, second.local_rank
+
+    same_links = group_pairs((place(link), link) for link in links if (name != LATENCY or link[0] < link[1])
+                             and measured.ranks[link[0]].device != "cpu")
+    common = [members for members in same_links.values() if len(members) >= MIN_SAME_LINKS]
+    others = group_pairs((measured.ranks[link[0]].node, link) for members in same_links.values()
+                         if len(members) < MIN_SAME_LINKS for link in members)
+    return {link: score for members in (*common, *others.values()) for link, score in
+            score_all(LINK_METRICS[name], {link: links[link] for link in members}).items()}
 
 
 def describe_inside(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
@@ -169,11 +165,9 @@ def describe_inside(metric: Metric, scores: Sequence[Score]) -> tuple[str, float
 
 def find_unreachable_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
     """Return the nodes with unreachable pairs of ranks: a single pair, those of one rank, or several."""
-    pairs_of: dict[int, list[Link]] = {}
-    for pair in sorted(measured.unreachable_inside):
-        pairs_of.setdefault(measured.ranks[pair[0]].node, []).append(pair)
     findings = []
-    for node, pairs in pairs_of.items():
+    by_node = group_pairs((measured.ranks[pair[0]].node, pair) for pair in sorted(measured.unreachable_inside))
+    for node, pairs in by_node.items():
         (rank, count), = Counter(rank for pair in pairs for rank in pair).most_common(1)
         between = f"{len(pairs)} pairs of its ranks"
         if count == len(pairs):

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import groupby
-from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from .text import format_value
 
 Link = tuple[int, int]  # from a node to another, or from a rank to another
 Passes = list[float]  # one value for each pass
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+def group_pairs(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 class Metric(NamedTuple):
@@ -157,8 +165,7 @@ class Nodes:
     """The job's nodes by number: their ranks, hosts, switches, and the kinds of their ranks."""
 
     def __init__(self, ranks: Sequence[RankInfo]) -> None:
-        by_node = sorted((info.node, rank) for rank, info in enumerate(ranks))
-        self.ranks = {node: [rank for _, rank in pairs] for node, pairs in groupby(by_node, key=itemgetter(0))}
+        self.ranks = group_pairs(sorted((info.node, rank) for rank, info in enumerate(ranks)))
         first = {node: ranks[members[0]] for node, members in self.ranks.items()}
         hosts = Counter(info.host for info in first.values())
         self.host = {node: info.host for node, info in first.items()}
@@ -176,8 +183,6 @@ class Nodes:
 
     def by_switch(self) -> dict[str, list[int]]:
         """Return the nodes of each switch with two or more; nothing unless there are two switches and all are known."""
-        members: dict[str, list[int]] = {}
-        for node, switch in self.switch.items():
-            members.setdefault(switch, []).append(node)
+        members = group_pairs((switch, node) for node, switch in self.switch.items())
         is_known = len(members) > 1 and "" not in members
         return {switch: nodes for switch, nodes in members.items() if len(nodes) > 1} if is_known else {}
