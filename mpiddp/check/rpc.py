@@ -83,7 +83,8 @@ class RpcController:
                 self.excluded.add(rank)
                 known = self.errors.setdefault(rank, [])
                 known += [reply.text] if reply.text not in known else []
-        return {rank: reply for rank, reply in replies.items() if not isinstance(reply, RemoteError | None)}
+        return {rank: reply for rank, reply in replies.items()
+                if reply is not None and not isinstance(reply, RemoteError)}
 
     def dismiss(self) -> None:
         """Let all ranks return from worker_loop()."""

@@ -158,7 +158,7 @@ def link_columns(measured: Measurements, findings: Sequence[Finding]) -> Iterato
     yield Column("", "latency", "s", False, bests_by_node(LATENCY, measured.links.get(LATENCY, {}), Role.SENDS), marked)
     if not links:
         inside = group_pairs((measured.ranks[rank].node, max(passes))
-                       for (rank, _), passes in measured.inside_links.get(BANDWIDTH, {}).items())
+                             for (rank, _), passes in measured.inside_links.get(BANDWIDTH, {}).items())
         marked = marked_nodes((finding, finding.nodes) for finding in findings
                               if finding.metric in LINK_METRICS and not finding.links)
         yield Column("inside", label, "B/s", True, inside, marked)
@@ -236,7 +236,7 @@ def scale(values: Sequence[float], unit: str) -> tuple[float, str]:
     """Return a factor to divide values by, and the unit then: the median has at most three digits before the point."""
     middle = abs(median(values)) if values else 0.0
     if unit == "s":
-        return next((unit for unit in TIME_UNITS if middle < 999.5 * unit[0]), TIME_UNITS[-1])
+        return next((scaled for scaled in TIME_UNITS if middle < 999.5 * scaled[0]), TIME_UNITS[-1])
     step, names = multiples(unit)
     power = next((power for power in range(len(names)) if middle < 999.5 * step**power), len(names) - 1)
     return step**power, names[power]

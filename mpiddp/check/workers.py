@@ -54,8 +54,8 @@ class WorkerMethods:
 
     def by_name(self) -> Mapping[str, Method]:
         """Return the methods by name."""
-        return {method.__name__: method for method in (
-            self.identify, self.measure, self.clock, self.meet, self.connect, self.stream, self.reduce)}
+        return {"identify": self.identify, "measure": self.measure, "clock": self.clock, "meet": self.meet,
+                "connect": self.connect, "stream": self.stream, "reduce": self.reduce}
 
     def identify(self, _: float) -> Identity:
         """Return what this rank is."""

@@ -215,5 +215,5 @@ def expected_bandwidth(measured: Measurements) -> float | None:
     links = {link: [best(metric, passes)] for link, passes in measured.links.get(BANDWIDTH, {}).items() if passes}
     medians = [passes[0] for role in Role for passes in by_node(metric, links, role, NODE_QUANTILE).values()]
     inside = group_pairs((measured.ranks[link[0]].node, best(metric, passes))
-                   for link, passes in measured.inside_links.get(BANDWIDTH, {}).items() if passes)
+                         for link, passes in measured.inside_links.get(BANDWIDTH, {}).items() if passes)
     return min([*medians, *map(median, inside.values())], default=None)
