@@ -176,7 +176,7 @@ def test_the_deadline_passes_answers_and_errors_on() -> None:
 
 
 class Line:
-    """A channel with a clock of its own: messages that go together wait once, and take what their size does."""
+    """A channel with a clock of its own: a message waits, and takes what its size does."""
 
     def __init__(self, wait_s: float, rate: float, busy: Sequence[int] = (), moment_s: float = 0.0) -> None:
         """Messages with the numbers in `busy` take a moment longer."""
@@ -191,13 +191,13 @@ class Line:
     def message_buffer(self) -> Any:
         return memoryview(self._room)
 
-    def send(self, messages: Sequence[Any]) -> None:
-        if len(messages[0]) > network.PING_BYTES:
-            self.now += self._wait_s + sum(map(len, messages)) / self._rate
+    def send(self, message: Any) -> None:
+        if len(message) > network.PING_BYTES:
+            self.now += self._wait_s + len(message) / self._rate
             self.now += self._moment_s * (self._sent in self._busy)
             self._sent += 1
 
-    def receive(self, _: Sequence[Any]) -> None:
+    def receive(self, _: Any) -> None:
         pass
 
 
@@ -283,12 +283,12 @@ def test_a_devices_work_is_waited_for_without_a_timeout(monkeypatch: pytest.Monk
     """NCCL would look once in a millisecond. On a CPU, gloo's own timeout is the deadline."""
     settled: list[torch.device] = []
     monkeypatch.setattr(network, "wait_for_device", lambda device, _: settled.append(device))
-    works, cuda = [Work(), Work()], torch.device("cuda", 0)
-    network.run_backend_work(lambda: cast(Any, works), cuda, time.monotonic() + 1)
-    assert [one.waits for one in works] == [[None], [None]] and settled == [cuda]
-    one = Work()
-    network.run_backend_work(lambda: cast(Any, [one]), CPU, time.monotonic() + 1)
-    assert one.waits[0] and 0.9 < one.waits[0].total_seconds() <= 1
+    work, cuda = Work(), torch.device("cuda", 0)
+    network.run_backend_work(lambda: cast(Any, work), cuda, time.monotonic() + 1)
+    assert work.waits == [None] and settled == [cuda]
+    work = Work()
+    network.run_backend_work(lambda: cast(Any, work), CPU, time.monotonic() + 1)
+    assert work.waits[0] and 0.9 < work.waits[0].total_seconds() <= 1
 
 
 def test_a_devices_work_that_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,10 +296,10 @@ def test_a_devices_work_that_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPa
         raise TimeoutError("cuda:0 has not come to an end")
 
     monkeypatch.setattr(network, "wait_for_device", settle)
-    works = [Work(), Work()]
+    work = Work()
     with pytest.raises(TimeoutError, match="has not come to an end"):
-        network.run_backend_work(lambda: cast(Any, works), torch.device("cuda", 0), time.monotonic())
-    assert [one.waits for one in works] == [[None, network.ABORT_TIMEOUT]] * 2
+        network.run_backend_work(lambda: cast(Any, work), torch.device("cuda", 0), time.monotonic())
+    assert work.waits == [None, network.ABORT_TIMEOUT]
 
 
 @pytest.mark.parametrize(("address", "pattern", "switch"), [

@@ -38,11 +38,11 @@ class Channel(Protocol):
     def message_buffer(self) -> Any:
         """Return memory for the largest message: the same for all channels of a process, so that its pages exist."""
 
-    def send(self, buffers: list[Any]) -> None:
-        """Send buffers; return when they may be used again. Raises TimeoutError."""
+    def send(self, buffer: Any) -> None:
+        """Send a buffer; return when it may be used again. Raises TimeoutError."""
 
-    def receive(self, buffers: list[Any]) -> None:
-        """Fill buffers with what the other rank sends. Raises TimeoutError."""
+    def receive(self, buffer: Any) -> None:
+        """Fill a buffer with what the other rank sends. Raises TimeoutError."""
 
 
 class MpiChannel:
@@ -59,25 +59,24 @@ class MpiChannel:
         """Return host memory for the largest message."""
         return memoryview(host_buffer())
 
-    def send(self, buffers: list[bytearray]) -> None:
-        """Send buffers."""
-        self._wait([self._comm.Isend(buffer, self._partner, self._tag) for buffer in buffers])
+    def send(self, buffer: bytearray) -> None:
+        """Send a buffer."""
+        self._wait(self._comm.Isend(buffer, self._partner, self._tag))
 
-    def receive(self, buffers: list[bytearray]) -> None:
-        """Fill buffers."""
-        self._wait([self._comm.Irecv(buffer, self._partner, self._tag) for buffer in buffers])
+    def receive(self, buffer: bytearray) -> None:
+        """Fill a buffer."""
+        self._wait(self._comm.Irecv(buffer, self._partner, self._tag))
 
-    def _wait(self, requests: list[MPI.Request]) -> None:
-        """Poll until all requests are complete: at first without a pause, then with pauses for other processes."""
+    def _wait(self, request: MPI.Request) -> None:
+        """Poll until a request is complete: at first without a pause, then with pauses for other processes."""
         start = time.monotonic()
-        for request in requests:
-            while not request.Test():
-                now = time.monotonic()
-                if now > self._deadline:
-                    _abandoned.extend(requests)
-                    raise TimeoutError(f"rank {self._partner} is silent over MPI")
-                if now - start > SPIN_S:
-                    time.sleep(PAUSE_S)
+        while not request.Test():
+            now = time.monotonic()
+            if now > self._deadline:
+                _abandoned.append(request)
+                raise TimeoutError(f"rank {self._partner} is silent over MPI")
+            if now - start > SPIN_S:
+                time.sleep(PAUSE_S)
 
 
 class BackendChannel:
@@ -94,15 +93,13 @@ class BackendChannel:
         """Return device memory for the largest message."""
         return device_buffer(self._device)
 
-    def send(self, buffers: list[torch.Tensor]) -> None:
-        """Send buffers."""
-        run_backend_work(lambda: [self._group.send([buffer], self._partner, 0) for buffer in buffers], self._device,
-                         self._deadline)
+    def send(self, buffer: torch.Tensor) -> None:
+        """Send a buffer."""
+        run_backend_work(lambda: self._group.send([buffer], self._partner, 0), self._device, self._deadline)
 
-    def receive(self, buffers: list[torch.Tensor]) -> None:
-        """Fill buffers."""
-        run_backend_work(lambda: [self._group.recv([buffer], self._partner, 0) for buffer in buffers], self._device,
-                         self._deadline)
+    def receive(self, buffer: torch.Tensor) -> None:
+        """Fill a buffer."""
+        run_backend_work(lambda: self._group.recv([buffer], self._partner, 0), self._device, self._deadline)
 
 
 @functools.cache
@@ -117,29 +114,26 @@ def device_buffer(device: torch.device) -> torch.Tensor:
     return torch.ones(MAX_MESSAGE_BYTES, dtype=torch.uint8, device=device)
 
 
-def run_backend_work(start: Callable[[], Sequence[dist.Work]], device: torch.device, deadline: float) -> None:
+def run_backend_work(start: Callable[[], dist.Work], device: torch.device, deadline: float) -> None:
     """Start a backend's work and return when it is done.
 
     Raises TimeoutError after `deadline`, and if the backend fails, as it does when another rank is gone. On a device a
     wait with a timeout would poll once in a millisecond (WorkNCCL::wait in torch's ProcessGroupNCCL.cpp); without one
     the device's stream waits, and not this thread.
     """
-    works: Sequence[dist.Work] = ()
     try:
-        works = start()
-        for work in works:
-            if device.type == "cpu":
-                work.wait(timedelta(seconds=max(0.01, deadline - time.monotonic())))
-            else:
-                work.wait()
+        work = start()
+        if device.type == "cpu":
+            work.wait(timedelta(seconds=max(0.01, deadline - time.monotonic())))
+        else:
+            work.wait()
     except RuntimeError as error:  # dist.DistBackendError is one
         raise TimeoutError(str(error).splitlines()[0]) from None
     try:
         wait_for_device(device, deadline)
     except TimeoutError:
-        for work in works:
-            with suppress(RuntimeError):
-                work.wait(ABORT_TIMEOUT)  # NCCL then aborts its communicator, which would keep the device busy for ever
+        with suppress(RuntimeError):
+            work.wait(ABORT_TIMEOUT)  # NCCL then aborts its communicator, which would keep the device busy for ever
         raise
 
 
@@ -296,10 +290,10 @@ def send_transfers(channel: Channel, seconds: float, streams: bool) -> tuple[Tra
 def receive_transfers(channel: Channel) -> None:
     """Receive what the other rank sends by send_transfers()."""
     size = channel.new_buffer(PING_BYTES)
-    channel.receive([size])
+    channel.receive(size)
     while mebibytes := int(size[0]):
         transfer(channel, channel.message_buffer()[:mebibytes * MEBIBYTE], sends=False)
-        channel.receive([size])
+        channel.receive(size)
 
 
 def send_message(channel: Channel, mebibytes: int) -> Transfer:
@@ -312,7 +306,7 @@ def announce_size(channel: Channel, mebibytes: int) -> None:
     """Send the size of the next message, 0 for the end."""
     size = channel.new_buffer(PING_BYTES)
     size[0] = mebibytes
-    channel.send([size])
+    channel.send(size)
 
 
 def transfer(channel: Channel, message: Any, sends: bool) -> Transfer:
@@ -320,11 +314,11 @@ def transfer(channel: Channel, message: Any, sends: bool) -> Transfer:
     confirmation = channel.new_buffer(PING_BYTES)
     start = time.monotonic()
     if sends:
-        channel.send([message])
-        channel.receive([confirmation])
+        channel.send(message)
+        channel.receive(confirmation)
     else:
-        channel.receive([message])
-        channel.send([confirmation])
+        channel.receive(message)
+        channel.send(confirmation)
     return Transfer(len(message), start, time.monotonic())
 
 
@@ -340,11 +334,11 @@ def measure_latency(channel: Channel, speaks_first: bool, limit_s: float) -> flo
         start = time.monotonic()
         if speaks_first:
             ping[0] = len(trips) + 1 >= MAX_PINGS or start - first_start > limit_s
-            channel.send([ping])
-            channel.receive([reply])
+            channel.send(ping)
+            channel.receive(reply)
         else:
-            channel.receive([ping])
-            channel.send([reply])
+            channel.receive(ping)
+            channel.send(reply)
         trips.append(time.monotonic() - start)
     return statistics.median(trips) / 2
 
@@ -383,14 +377,14 @@ def clock_offset(channel: Channel, asks: bool) -> float:
     for _ in range(CLOCK_TRIPS):
         if asks:
             start, own_time = time.monotonic(), time.time()
-            channel.send([buffer])
-            channel.receive([buffer])
+            channel.send(buffer)
+            channel.receive(buffer)
             duration_s = time.monotonic() - start
             best = min(best, (duration_s, TIMESTAMP.unpack(buffer)[0] - own_time - duration_s / 2))
         else:
-            channel.receive([buffer])
+            channel.receive(buffer)
             buffer[:] = TIMESTAMP.pack(time.time())
-            channel.send([buffer])
+            channel.send(buffer)
     return best[1] if asks else 0.0
 
 
@@ -401,10 +395,10 @@ def time_allreduce(size: int, repeats: int, device: torch.device, deadline: floa
     """
     data = torch.zeros(max(1, size // 4), device=device)
 
-    def reduce() -> list[dist.Work]:
+    def reduce() -> dist.Work:
         work = dist.all_reduce(data, async_op=True)
         assert work is not None
-        return [work]
+        return work
 
     run_backend_work(reduce, device, deadline)
     start = time.monotonic()
