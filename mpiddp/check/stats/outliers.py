@@ -1,4 +1,4 @@
-"""The outlier rule: in every pass, worse than its peers' median by more than a tenth and by more than chance explains.
+"""The outlier rule: in every pass, worse than the peers' median by more than a tenth and by more than noise explains.
 
 A pass without a value does not count, but more than half of the passes need one.
 """
