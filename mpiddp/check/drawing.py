@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OUTLIER, CURVE_COLOR, NOT_MET, DIAGONAL, TEXT = "#d62728", "#1f5fa8", "#dddddd", "white", "#333333"
 WIDTH, HEIGHT, DPI = 13.0, 7.6, 110  # inches; dots per inch of what is drawn as pixels
-SIDE = 5.4  # inches, of the map
+SIDE, SIDE_POINTS = 5.4, 5.4 * 72  # of the map, in inches and in points
 MAP: Area = (1.25, 1.15, SIDE, SIDE)
 SENDS: Area = (1.25 + SIDE + 0.08, 1.15, 0.22, SIDE)
 RECEIVES: Area = (1.25, 1.15 + SIDE + 0.08, SIDE, 0.22)
@@ -35,6 +35,7 @@ MAX_NAME = 14  # characters; the end is shown, which has the number
 NUMBERED_MAX = 10  # nodes; of more the cells have no numbers
 DENSE = 0.5  # share of the links; if fewer were measured, cells are drawn larger than they are
 FONT_SIZE, MIN_CELL = 9.0, 3.2  # points
+LINE_HEIGHT = 1.16  # times the font size
 
 
 class Grid(NamedTuple):
@@ -123,7 +124,7 @@ def draw_cells(axes: Axes, grid: Grid, shade: Normalize, colors: Colormap) -> No
     from matplotlib.patches import Rectangle
 
     count = len(grid.names)
-    point = count / (SIDE * 72)  # in cells
+    point = count / SIDE_POINTS  # in cells
     is_dense = len(grid.links) >= DENSE * count * (count - 1)
     image = np.full((count, count, 4), to_rgba(NOT_MET))
     image[np.arange(count), np.arange(count)] = to_rgba(DIAGONAL)
@@ -168,8 +169,8 @@ def draw_names(axes: Axes, grid: Grid) -> None:
     """
     count = len(grid.names)
     is_small = count <= ALL_NAMED_MAX
-    size = min(FONT_SIZE, 0.86 * SIDE * 72 / count) if is_small else FONT_SIZE
-    min_gap = 0.0 if is_small else size * 1.15 * count / (SIDE * 72)  # in nodes
+    size = min(FONT_SIZE, SIDE_POINTS / count / LINE_HEIGHT) if is_small else FONT_SIZE
+    min_gap = 0.0 if is_small else size * LINE_HEIGHT * count / SIDE_POINTS  # in nodes
     named: list[int] = []
     for node in range(count) if is_small else sorted({*grid.outliers, 0, count - 1}):
         if not named or node - named[-1] >= min_gap:
