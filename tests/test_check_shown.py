@@ -162,7 +162,7 @@ def test_variables_are_a_checks_defaults() -> None:
 
 def test_a_check_without_a_picture_needs_no_matplotlib() -> None:
     code = ("import sys; import mpiddp.check.drawing, mpiddp.check.table, mpiddp.check.report;"
-            "sys.exit(any(one in sys.modules for one in ('matplotlib', 'numpy')))")
+            "sys.exit('matplotlib' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
 
 

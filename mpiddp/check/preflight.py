@@ -34,7 +34,7 @@ class Turn(NamedTuple):
     """In which of a pass's turns a rank measures."""
 
     number: int
-    count: int
+    total: int
 
 
 class NextStep(NamedTuple):
@@ -57,7 +57,7 @@ def check_nodes(roll: RollCall, place: Place, device: str, config: LaunchConfig)
     for pass_number in range(PASSES):
         if step.goes_on:
             time.sleep(PASS_PAUSE_S if pass_number else 0.0)
-            for number in range(turn.count):
+            for number in range(turn.total):
                 timeline.begin(MEASURING)
                 measures = number == turn.number and result.computes  # each try of a broken device may take a minute
                 if measures:

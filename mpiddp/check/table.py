@@ -224,9 +224,9 @@ def number_cells(column: Column, rows: Sequence[Row]) -> list[str]:
 def group_line(columns: Sequence[Column], widths: Sequence[int]) -> str:
     """Return the line with the groups' names, which reach over the next columns without a group."""
     line, end = "", 0
-    for column, width, following in zip(columns, widths, [*columns[1:], None], strict=True):
+    for number, (column, width) in enumerate(zip(columns, widths, strict=True), 1):
         end += width + 1
-        has_room = following is not None and not following.group
+        has_room = number < len(columns) and not columns[number].group
         start = end - 2 - (len(column.head) if has_room else max(len(column.head), len(column.group)))
         line = line.ljust(start) + column.group if column.group else line
     return line

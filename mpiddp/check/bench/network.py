@@ -396,7 +396,7 @@ def time_allreduce(size: int, repeats: int, device: torch.device, deadline: floa
     data = torch.zeros(max(1, size // 4), device=device)
 
     def reduce() -> dist.Work:
-        work = dist.all_reduce(data, async_op=True)
+        work: dist.Work | None = dist.all_reduce(data, async_op=True)
         assert work is not None
         return work
 
