@@ -11,7 +11,7 @@ from .base import timeline as _timeline  # noqa: F401 (it records when this proc
 if sys.argv[:1] == ["-m"] and f"{' '.join(sys.orig_argv)} ".partition(" -m ")[2].startswith(f"{__name__} "):
     from .staging import prefetch as _prefetch
 
-    _prefetch.begin()
+    _prefetch.prefetch_modules()
 
 from .api import destroy_process_group, init_process_group, process_group, should_stop, stop_for_requeue
 from .base.errors import EXIT_REQUEUE as REQUEUE

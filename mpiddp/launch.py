@@ -129,9 +129,9 @@ def start(config: LaunchConfig) -> RunningJob:
         create_group(started, config)  # 9
     timeline.begin_stage("ready")
     if config.stage:
-        from .staging.stage import remember
+        from .staging.stage import update_record
 
-        remember()
+        update_record()
     if membership.environment.rank == 0:
         from .reporting.start import announce  # the other ranks need not load it
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from mpiddp.base.text import fold_hosts
 from mpiddp.check import PASSES, drawing, table
 from mpiddp.check.stats import findings as all_findings
-from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, empty
-from mpiddp.check.stats.tournament import rounds
+from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, no_measurements
+from mpiddp.check.stats.tournament import tournament
 
 GPU, CPU = "NVIDIA H100 80GB HBM3", "12 cores of AMD EPYC 7763"
 OF_A_RANK = {"matrix": (1.1e12, 6.7e14), "memory": (2.1e10, 2.4e10), "device-memory": (0, 2.9e12),
@@ -52,7 +52,7 @@ def fabric(nodes: int, local: int = 8, faults: Faults = NONE, gpus: bool = True,
     own = {name: {rank: passes(pair[gpus] * (faults.matrix.get(rank, 1) if name == "matrix" else 1))
                   for rank in range(len(ranks))} for name, pair in OF_A_RANK.items() if pair[gpus]}
     own |= {name: {node * local: passes(value) for node in range(nodes)} for name, value in OF_A_NODE.items()}
-    met = [way for pairs in rounds(nodes) for one, two in pairs for way in ((one, two), (two, one))]
+    met = [way for pairs in tournament(nodes) for one, two in pairs for way in ((one, two), (two, one))]
     usual = 2.4e10 if gpus else 1.18e9
     share = {way: min(faults.sends.get(way[0], 1), faults.receives.get(way[1], 1), faults.links.get(way, 1))
              for way in met}
@@ -68,12 +68,13 @@ def fabric(nodes: int, local: int = 8, faults: Faults = NONE, gpus: bool = True,
                for size in REDUCED if total > 1}
     links = ways if nodes > 1 else {}
     claims = {rank: {"large": 2.5e10, "matrix": 9.89e14} for rank in range(total)} if gpus else {}
-    return empty(ranks)._replace(own=own, links=links, inside=inside, by_mpi=links, allreduce=reduced, claims=claims)
+    return no_measurements(ranks)._replace(
+        by_rank=own, links=links, inside_links=inside, mpi_links=links, allreduce=reduced, claims=claims)
 
 
 def found(figures: Measurements) -> tuple[list[Finding], list[str]]:
     """Return the verdict on figures, and its notes."""
-    return all_findings.find(figures), all_findings.notes(figures, "nccl")
+    return all_findings.find_all(figures), all_findings.notes(figures, "nccl")
 
 
 def three() -> Measurements:
@@ -83,7 +84,7 @@ def three() -> Measurements:
 
 def many(nodes: int) -> Measurements:
     """Return nodes of which one is slow both ways, one receives slowly, one has a slow rank, and one way is slow."""
-    some = rounds(nodes)[2][nodes // 5]
+    some = tournament(nodes)[2][nodes // 5]
     slow, deaf, hot = (next(node for node in range(at, nodes) if node not in some) for at in
                        (17, nodes * 2 // 3, nodes // 3))
     return fabric(nodes, 8, Faults(sends={slow: 0.48}, receives={slow: 0.52, deaf: 0.4}, links={some: 0.3},
@@ -101,9 +102,9 @@ def main() -> None:
     for name, make in PICTURES.items():
         figures = make()
         findings, notes = found(figures)
-        print("\n".join([*table.lines(figures, findings, notes), ""]))
+        print("\n".join([*table.render(figures, findings, notes), ""]))
         title = f"{len(figures.ranks):,} ranks on {fold_hosts(who.host for who in figures.ranks)}"
-        drawing.write(str(folder / f"{name}.png"), figures, findings, title)
+        drawing.write_picture(str(folder / f"{name}.png"), figures, findings, title)
 
 
 if __name__ == "__main__":

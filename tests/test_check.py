@@ -17,7 +17,8 @@ from typing import cast
 import pytest
 
 from mpiddp.base.config import LaunchConfig
-from mpiddp.check import CheckOptions, program
+from mpiddp.check import command
+from mpiddp.check.options import CheckOptions
 from mpiddp.runner.lifecycle import RunningJob
 from tests.benchmarks.checking import FAULTS, TCP, check
 from tests.cluster import Cluster, impair
@@ -132,15 +133,15 @@ def test_a_job_scripts_variables_do_not_end_ranks_that_wait(monkeypatch: pytest.
     seen: dict[str, str] = {}
 
     def create_group(*_: object, **__: object) -> None:
-        seen.update({name: os.environ[name] for name in program.PATIENT})
+        seen.update({name: os.environ[name] for name in command.NCCL_WAITS})
         raise InterruptedError
 
     termination = SimpleNamespace(fail_by_exception=lambda error: isinstance(error, InterruptedError) and 7)
     job = SimpleNamespace(membership=SimpleNamespace(create_group=create_group), termination=termination)
-    for name in program.PATIENT:
+    for name in command.NCCL_WAITS:
         monkeypatch.setenv(name, "1")
-    assert program.check(CheckOptions(), cast(RunningJob, job), LaunchConfig()) == 7
-    assert seen == dict.fromkeys(program.PATIENT, "0")
+    assert command.check_in_rank(CheckOptions(), cast(RunningJob, job), LaunchConfig()) == 7
+    assert seen == dict.fromkeys(command.NCCL_WAITS, "0")
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" in seen
 
 

@@ -13,20 +13,20 @@ import pytest
 import torch
 
 from mpiddp.base.errors import LocalLaunchError
-from mpiddp.check import PASSES, controller, identity, rpc, workers
-from mpiddp.check.bench import hardware, machine, network, timeouts
-from mpiddp.check.bench.network import Parts, Trial, Ways
-from mpiddp.check.bench.rank import Own
+from mpiddp.check import PASSES, controller, rpc, workers
+from mpiddp.check.bench import machine, network, peak_rates, timeouts
+from mpiddp.check.bench.network import Benchmark, LinkResult, Transfer
+from mpiddp.check.bench.rank import RankResult
 from mpiddp.check.controller import Controller
 from mpiddp.check.rpc import RemoteError, RpcController
-from mpiddp.check.stats.findings import find
+from mpiddp.check.stats.findings import find_all
 from mpiddp.check.stats.schema import Measurements, RankInfo
-from mpiddp.check.workers import PairResult, Who
+from mpiddp.check.workers import Identity, PairResult
 
 Part = Callable[..., Any]
 LOCAL = 4  # ranks of a node
-WAYS = Ways(1e-4, (Trial(10**9, 0.0, 1.0),), -1.0)
-SLOW = Ways(1e-4, (Trial(10**9, 0.0, 2.0),), -1.0)
+GOOD = LinkResult(1e-4, (Transfer(10**9, 0.0, 1.0),), None)
+SLOW = LinkResult(1e-4, (Transfer(10**9, 0.0, 2.0),), None)
 
 
 class Ranks(RpcController):
@@ -54,10 +54,10 @@ class Ranks(RpcController):
         self.ordered.append((name, rank, arguments))
         return self.parts[name](rank, *arguments)
 
-    def issend(self, order: rpc.Order, rank: int, _: int) -> Any:
+    def issend(self, order: rpc.Call, rank: int, _: int) -> Any:
         """Take an order to a rank, which answers at once."""
-        if order.work in self.parts:
-            answer = self.perform(order.work, rank, order.arguments)
+        if order.method in self.parts:
+            answer = self.perform(order.method, rank, order.arguments)
             if answer is not self.LOST:
                 self.answers.append((rank, (order.number, answer)))
         return SimpleNamespace(Test=lambda: True)
@@ -66,9 +66,9 @@ class Ranks(RpcController):
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for nobody for long, and receive what stands in line."""
-    monkeypatch.setattr(rpc, "GRACE_S", 0.0)
-    monkeypatch.setattr(controller, "PAUSE_S", 0.0)
-    monkeypatch.setattr(controller, "MEETING_LIMIT_S", 0.1)
+    monkeypatch.setattr(rpc, "REPLY_GRACE_S", 0.0)
+    monkeypatch.setattr(controller, "PASS_PAUSE_S", 0.0)
+    monkeypatch.setattr(controller, "MEETING_TIMEOUT_S", 0.1)
     monkeypatch.setattr(rpc, "receive", lambda comm, _: comm.answers.pop(0) if comm.answers else None)
 
 
@@ -77,7 +77,8 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     (RemoteError("OSError: full"), "rank 1 on n1 (OSError: full)"),
 ])
 def test_a_rank_that_does_not_say_who_it_is_is_why_there_is_no_check(answer: object, words: str) -> None:
-    ranks = Ranks(3, {"who": lambda rank: answer if rank == 1 else Who(RankInfo(f"n{rank}", rank, 0), "", {})})
+    ranks = Ranks(3, {"identify": lambda rank: (
+        answer if rank == 1 else Identity(RankInfo(f"n{rank}", rank, 0), "", {}))})
     with pytest.raises(LocalLaunchError) as raised:
         Controller(ranks, 3, 0.1)
     assert raised.value.actual == (
@@ -87,29 +88,29 @@ def test_a_rank_that_does_not_say_who_it_is_is_why_there_is_no_check(answer: obj
 def test_ranks_that_have_answered_hear_of_rank_0_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "KEEPALIVE_S", 0.05)
     sent: list[tuple[str, int]] = []
-    ranks = Ranks(3, {"who": lambda rank: Ranks.LOST if rank == 2 else rank})
+    ranks = Ranks(3, {"identify": lambda rank: Ranks.LOST if rank == 2 else rank})
     answer = ranks.issend
 
-    def issend(order: rpc.Order, rank: int, tag: int) -> Any:
-        sent.append((order.work, rank))
+    def issend(order: rpc.Call, rank: int, tag: int) -> Any:
+        sent.append((order.method, rank))
         return answer(order, rank, tag)
 
     monkeypatch.setattr(ranks.comm, "issend", issend)
-    assert ranks.call("who", {1: (), 2: ()}, 0.3, "to say who it is") == {1: 1}
+    assert ranks.call("identify", {1: (), 2: ()}, 0.3, "to say who it is") == {1: 1}
     assert ranks.lost.keys() == {2}
     assert ("keepalive", 1) in sent and ("keepalive", 2) not in sent
 
 
 def test_a_rank_that_was_lost_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has not even received its order."""
-    ranks = Ranks(3, {"who": lambda rank: Ranks.LOST if rank == 1 else rank})
+    ranks = Ranks(3, {"identify": lambda rank: Ranks.LOST if rank == 1 else rank})
     answer = ranks.issend
     monkeypatch.setattr(ranks.comm, "issend", lambda order, rank, tag: (
         SimpleNamespace(Test=lambda: False) if rank == 1 else answer(order, rank, tag)))
-    assert ranks.call("who", {0: (), 1: (), 2: ()}, 0.0, "to say who it is") == {0: 0, 2: 2}
-    monkeypatch.setattr(rpc, "GRACE_S", 60.0)
+    assert ranks.call("identify", {0: (), 1: (), 2: ()}, 0.0, "to say who it is") == {0: 0, 2: 2}
+    monkeypatch.setattr(rpc, "REPLY_GRACE_S", 60.0)
     began = time.monotonic()
-    assert ranks.call("who", {0: (), 1: (), 2: ()}, 0.0, "to say who it is") == {0: 0, 2: 2}
+    assert ranks.call("identify", {0: (), 1: (), 2: ()}, 0.0, "to say who it is") == {0: 0, 2: 2}
     ranks.dismiss()
     assert time.monotonic() - began < 30
 
@@ -118,7 +119,7 @@ def test_a_rank_that_was_lost_is_not_waited_for_again(monkeypatch: pytest.Monkey
 def test_a_rank_waits_for_rank_0_as_long_as_a_start_may_take(
     silence_s: float, patience_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc, "SILENCE_S", silence_s)
+    monkeypatch.setattr(rpc, "CONTROLLER_TIMEOUT_S", silence_s)
     monkeypatch.setattr(rpc, "receive", lambda *_: None)
     with pytest.raises(TimeoutError, match="has not said for 1 s what to measure"):
         rpc.worker_loop(cast(Any, None), {}, patience_s)
@@ -132,13 +133,13 @@ def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeyp
             raise RuntimeError("CUDA error: unknown error")
         time.sleep(60)
 
-    monkeypatch.setattr(identity, "ANSWER_S", 0.2)
+    monkeypatch.setattr(timeouts, "DEVICE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(timeouts, "use_device", lambda _: None)
-    monkeypatch.setattr(hardware, "claims", ask)
-    monkeypatch.setattr(machine, "kind", ask)
+    monkeypatch.setattr(peak_rates, "claimed_rates", ask)
+    monkeypatch.setattr(machine, "rank_kind", ask)
     place = cast(Any, SimpleNamespace(node_rank=1, local_rank=2))
     began = time.monotonic()
-    found = workers.who(place, torch.device("cuda", 2), "nccl")
+    found = workers.identify(place, torch.device("cuda", 2), "nccl")
     assert (found.info.node, found.info.local_rank, found.info.kind, found.claims) == (1, 2, "cuda", {})
     assert time.monotonic() - began < 30
 
@@ -146,21 +147,22 @@ def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeyp
 def test_hardware_claims_by_the_backend_that_serves_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(timeouts, "use_device", lambda _: None)
-    monkeypatch.setattr(hardware, "claims", lambda _, backend, __: asked.append(backend) or {})
-    monkeypatch.setattr(machine, "kind", lambda *_: "X")
+    monkeypatch.setattr(peak_rates, "claimed_rates", lambda _, backend, __: asked.append(backend) or {})
+    monkeypatch.setattr(machine, "rank_kind", lambda *_: "X")
     place = cast(Any, SimpleNamespace(node_rank=0, local_rank=0))
     for device in ("cuda:0", "cpu"):
-        workers.who(place, torch.device(device), "cpu:gloo,cuda:nccl")
+        workers.identify(place, torch.device(device), "cpu:gloo,cuda:nccl")
     assert asked == ["nccl", "gloo"]
 
 
 def usual(**others: Part) -> dict[str, Part]:
     """Return what ranks answer of which nothing is odd, but for `others`."""
     return {
-        "who": lambda rank: Who(RankInfo(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL, f"cuda:{rank % LOCAL}"),
-                                f"machine {rank // LOCAL}", {}),
-        "own": lambda *_: Own({}, []), "clock": lambda *_: {}, "meet": lambda *_: PairResult(None, WAYS),
-        "connect": lambda *_: True, "stream": lambda *_: WAYS, "reduce": lambda *_: 0.01, **others}
+        "identify": lambda rank: Identity(
+            RankInfo(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL, f"cuda:{rank % LOCAL}"),
+            f"machine {rank // LOCAL}", {}),
+        "measure": lambda *_: RankResult({}, []), "clock": lambda *_: {}, "meet": lambda *_: PairResult(None, GOOD),
+        "connect": lambda *_: True, "stream": lambda *_: GOOD, "reduce": lambda *_: 0.01, **others}
 
 
 def checked(
@@ -168,8 +170,8 @@ def checked(
 ) -> tuple[Ranks, Measurements, dict[str, tuple[str, ...]]]:
     """Return the ranks after a check, what was measured, and the hosts to exclude for each finding."""
     ranks = Ranks(nodes * LOCAL, usual(**others))
-    measured = Controller(ranks, nodes * LOCAL, 0.1).run(passes, True)
-    return ranks, measured, {one.words: one.hosts for one in find(measured)}
+    measured = Controller(ranks, nodes * LOCAL, 0.1).run_passes(passes, True)
+    return ranks, measured, {one.text: one.hosts for one in find_all(measured)}
 
 
 def met(ranks: Ranks, work: str, one: int) -> int:
@@ -182,27 +184,26 @@ def test_a_link_and_a_rank_are_accused_that_are_slow_in_every_pass(slow_passes: 
     own: Counter[int] = Counter()
     met: Counter[int] = Counter()
 
-    def measure(rank: int, *_: object) -> Own:
+    def measure(rank: int, *_: object) -> RankResult:
         own[rank] += 1
-        return Own({"matrix": 0.5e12 if rank == LOCAL and own[rank] <= slow_passes else 1e12}, [])
+        return RankResult({"matrix": 0.5e12 if rank == LOCAL and own[rank] <= slow_passes else 1e12}, [])
 
-    def stream(rank: int, partner: int, *_: object) -> Ways:
+    def stream(rank: int, partner: int, *_: object) -> LinkResult:
         is_bad = (rank // LOCAL, partner // LOCAL) == (2, 3)
         met[rank] += is_bad
-        return SLOW if is_bad and met[rank] <= slow_passes else WAYS
+        return SLOW if is_bad and met[rank] <= slow_passes else GOOD
 
-    found = checked(8, own=measure, stream=stream)[2]
+    found = checked(8, measure=measure, stream=stream)[2]
     assert list(found) == (["n1: rank 4 (cuda:0): matrix product at 0.50 of the median of 31 ranks",
                             "n2 to n3: at 0.50 of the median of 55 links"] if slow_passes == PASSES else [])
     assert {*own.values()} == {PASSES}
 
 
-def test_a_pass_follows_only_if_it_goes_on() -> None:
-    made: list[int] = []
-    ranks = Ranks(LOCAL, usual(own=lambda *_: Own({"matrix": 1e12}, [])))
-    measured = Controller(ranks, LOCAL, 0.1).run(PASSES, False, lambda _: made.append(1) or len(made) < 2)
-    assert measured.own["matrix"][0] == [1e12, 1e12]
-    assert measured.links == measured.inside == measured.allreduce == {}
+def test_ranks_alone_measure_no_links() -> None:
+    ranks = Ranks(LOCAL, usual(measure=lambda *_: RankResult({"matrix": 1e12}, [])))
+    measured = Controller(ranks, LOCAL, 0.1).run_passes(PASSES, False)
+    assert measured.by_rank["matrix"][0] == [1e12] * PASSES
+    assert measured.links == measured.inside_links == measured.allreduce == {}
 
 
 def test_one_rank_reduces_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +214,7 @@ def test_one_rank_reduces_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nodes_of_one_machine_take_turns() -> None:
     """With what they measure themselves, and none of them is in two meetings at a time."""
-    ranks = Ranks(4 * LOCAL, usual(who=lambda rank: Who(
+    ranks = Ranks(4 * LOCAL, usual(identify=lambda rank: Identity(
         RankInfo(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL), "ab"[rank // LOCAL % 2], {})))
     one = Controller(ranks, 4 * LOCAL, 0.1)
     assert one._turns(range(16)) == [[*range(8)], [*range(8, 16)]]
@@ -224,12 +225,12 @@ def test_a_device_that_does_not_compute_is_not_asked_again() -> None:
     """Each time may take a minute."""
     looks: Counter[int] = Counter()
 
-    def own(rank: int, *_: object) -> Own:
+    def own(rank: int, *_: object) -> RankResult:
         looks[rank] += 1
         shm = {"shm-write": 1e8 if rank == 2 * LOCAL else 1e9} if rank % LOCAL == 0 else {}
-        return Own(shm, ["cuda:0 has not answered within 10 s"] * (rank == LOCAL), rank != LOCAL)
+        return RankResult(shm, ["cuda:0 has not answered within 10 s"] * (rank == LOCAL), rank != LOCAL)
 
-    _, _, found = checked(6, own=own)
+    _, _, found = checked(6, measure=own)
     assert looks[LOCAL] == 1 and looks[2 * LOCAL] == PASSES
     assert [words.partition(":")[0] for words in found] == ["n1", "n2"]
 
@@ -238,25 +239,25 @@ def test_where_nothing_is_odd_all_meet() -> None:
     ranks, figures, found = checked(4)
     assert found == {}
     assert len(figures.links["large"]) == 4 * 3
-    assert len(figures.inside["large"]) == 4 * LOCAL * (LOCAL - 1)
+    assert len(figures.inside_links["large"]) == 4 * LOCAL * (LOCAL - 1)
     assert met(ranks, "meet", 8) == PASSES * 2 * 3
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_what_two_ranks_do_when_they_meet(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[object, Parts]] = []
-    monkeypatch.setattr(network, "meet", lambda channel, *rest: done.append((channel, rest[-1])) or WAYS)
-    monkeypatch.setattr(workers, "OverMpi", lambda *_: "MPI")
+    done: list[tuple[object, Benchmark]] = []
+    monkeypatch.setattr(network, "benchmark_link", lambda channel, *rest: done.append((channel, rest[-1])) or GOOD)
+    monkeypatch.setattr(workers, "MpiChannel", lambda *_: "MPI")
     one = works_on("cpu")
-    one._pairs = cast(Any, SimpleNamespace(channel=lambda *_: "backend"))
-    assert one.meet(time.monotonic() + 1, 1, 0.1, streams) == PairResult(WAYS, WAYS)
-    assert done == [("MPI", Parts()), ("backend", Parts(large=not streams))]
+    one._groups = cast(Any, SimpleNamespace(channel=lambda *_: "backend"))
+    assert one.meet(time.monotonic() + 1, 1, 0.1, streams) == PairResult(GOOD, GOOD)
+    assert done == [("MPI", Benchmark.FULL), ("backend", Benchmark.LATENCY if streams else Benchmark.FULL)]
 
 
 def test_a_card_that_is_not_the_first_ranks_is_seen() -> None:
     """Rank 9, the second one of n2, reaches no other node: its first rank does."""
     ranks, figures, found = checked(8, stream=lambda rank, partner, _, whole: (
-        None if not whole and 9 in (rank, partner) else WAYS))
+        None if not whole and 9 in (rank, partner) else GOOD))
     assert found == {"n2: nothing comes through to 3 other nodes": ("n2",)}
     assert figures.unreachable and not figures.unreachable_inside
     assert met(ranks, "stream", 9) == 2 * (3 + PASSES * (LOCAL - 1))
@@ -275,7 +276,7 @@ def test_a_rank_that_does_not_connect_does_not_stream() -> None:
 ])
 def test_ranks_of_a_node_between_which_nothing_comes_through(deaf: set[tuple[int, int]], words: str) -> None:
     _, figures, found = checked(3, stream=lambda rank, partner, _, whole: (
-        None if whole and (min(rank, partner), max(rank, partner)) in deaf else WAYS))
+        None if whole and (min(rank, partner), max(rank, partner)) in deaf else GOOD))
     assert found == {words: ("n1",)}
     assert figures.unreachable_inside == deaf
 
@@ -300,7 +301,7 @@ def test_a_broken_device_is_told_and_its_partners_are_not() -> None:
     def meet(rank: int, partner: int, *_: object) -> Any:
         if 8 in (rank, partner):
             return RemoteError("meet: RuntimeError: CUDA error") if rank == 8 else None
-        return PairResult(None, WAYS)
+        return PairResult(None, GOOD)
 
     ranks, figures, found = checked(8, meet=meet)
     assert found == {"n2: meet: RuntimeError: CUDA error": ("n2",)}
@@ -310,7 +311,7 @@ def test_a_broken_device_is_told_and_its_partners_are_not() -> None:
 
 
 def test_a_device_that_does_not_compute_meets_nobody() -> None:
-    ranks, figures, found = checked(4, own=lambda rank, *_: Own({}, ["broken"] * (rank == 8), rank != 8))
+    ranks, figures, found = checked(4, measure=lambda rank, *_: RankResult({}, ["broken"] * (rank == 8), rank != 8))
     assert found == {"n2: broken": ("n2",)}
     assert met(ranks, "meet", 8) == met(ranks, "stream", 8) == met(ranks, "reduce", 8) == 0
     assert len(figures.links["large"]) == 3 * 2
@@ -318,16 +319,16 @@ def test_a_device_that_does_not_compute_meets_nobody() -> None:
 
 def test_nobody_is_told_to_meet_a_rank_that_is_lost() -> None:
     ranks, figures, found = checked(2, stream=lambda rank, partner, *_: (
-        Ranks.LOST if rank == 5 else None if partner == 5 else WAYS))
+        Ranks.LOST if rank == 5 else None if partner == 5 else GOOD))
     assert list(found) == ["n1: did not answer: a meeting within its node took more than 0 s"]
     assert met(ranks, "stream", 5) == 2
     assert figures.unreachable_inside == frozenset()
 
 
-def works_on(device: str) -> workers.Meeting:
+def works_on(device: str) -> workers.WorkerMethods:
     """Return a rank's part on a device, which needs no job."""
-    found = workers.Meeting.__new__(workers.Meeting)
-    found._device, found._silent = torch.device(device), set()
+    found = workers.WorkerMethods.__new__(workers.WorkerMethods)
+    found._device, found._silent_over_mpi = torch.device(device), set()
     found._comm = found._env = cast(Any, SimpleNamespace(rank=0))
     return found
 
@@ -335,16 +336,16 @@ def works_on(device: str) -> workers.Meeting:
 def test_a_device_whose_backend_waits_holds_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NCCL waits for another rank when the two first meet, without a deadline."""
     used: list[tuple[str, int]] = []
-    monkeypatch.setattr(workers, "GIVING_UP_S", 0.05)
+    monkeypatch.setattr(workers, "BACKEND_GRACE_S", 0.05)
     monkeypatch.setattr(timeouts, "use_device", lambda name: used.append((name, threading.get_ident())))
     one, ident = works_on("cuda:3"), threading.get_ident
-    here = one._within(time.monotonic() + 5, ident)
+    here = one._with_timeout(time.monotonic() + 5, ident)
     assert used == [("cuda:3", here)] and here != ident()
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        one._within(time.monotonic() + 0.1, lambda: time.sleep(5))
+        one._with_timeout(time.monotonic() + 0.1, lambda: time.sleep(5))
     assert time.monotonic() - began < 2
-    assert works_on("cpu")._within(time.monotonic(), ident) == ident()
+    assert works_on("cpu")._with_timeout(time.monotonic(), ident) == ident()
     assert len(used) == 2
 
 
@@ -352,7 +353,7 @@ def test_an_error_of_mpi_does_not_say_whose_it_is(monkeypatch: pytest.MonkeyPatc
     def meet(*_: object) -> None:
         raise RuntimeError("MPI_ERR_OTHER: known error not in list")
 
-    monkeypatch.setattr(network, "meet", meet)
+    monkeypatch.setattr(network, "benchmark_link", meet)
     one = works_on("cpu")
     assert one._over_mpi(time.monotonic() + 1, 1, 0.1) is None
-    assert one._silent == {1}
+    assert one._silent_over_mpi == {1}

@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.check import command, drawing, report
-from mpiddp.check.stats.schema import Finding, RankInfo, empty
-from mpiddp.check.table import TALLEST, WIDEST, lines, significant
+from mpiddp.check import drawing, options, report
+from mpiddp.check.stats.schema import Finding, RankInfo, Subject, no_measurements
+from mpiddp.check.stats.text import three_digits
+from mpiddp.check.table import MAX_LINES, MAX_WIDTH, render
 from mpiddp.discovery import schedulers
 from tests import processes
 from tests.fabrics import Faults, fabric, found, many, three
-from tests.processes import run_on_terminal
 from tests.support import PROGRAMS, ROOT, check, need
 
 MATPLOTLIB = [] if importlib.util.find_spec("matplotlib") else ["the package matplotlib"]
@@ -32,25 +32,25 @@ def names(count: int) -> list[str]:
 
 def senders(count: int) -> list[Finding]:
     """Return findings of the first nodes, each of which sends slowly to the last one."""
-    return [Finding("node", words, (f"n{node:03}",), (node,), ((node, 63),), "large", 0.5)
+    return [Finding(Subject.NODE, words, (f"n{node:03}",), (node,), ((node, 63),), "large", 0.5)
             for node, words in enumerate(names(count))]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 64, 256, 1024])
 def test_a_table_is_small_at_any_size(nodes: int) -> None:
     figures = fabric(nodes, 8, seed=nodes)
-    odd = [Finding("node", f"n{node}: sends slowly", (figures.ranks[node * 8].host,), (node,), ((node, 0),), "large")
-           for node in range(1, nodes)]
+    odd = [Finding(Subject.NODE, f"n{node}: sends slowly", (figures.ranks[node * 8].host,), (node,), ((node, 0),),
+                   "large") for node in range(1, nodes)]
     for findings in ([], odd[:1], odd):
-        shown = lines(figures, findings, ["a note " * 40] * 9)
-        assert len(shown) <= TALLEST
-        assert max(map(len, shown)) <= WIDEST
+        shown = render(figures, findings, ["a note " * 40] * 9)
+        assert len(shown) <= MAX_LINES
+        assert max(map(len, shown)) <= MAX_WIDTH
         assert any("all-reduce" in line for line in shown)
 
 
 def test_odd_nodes_come_first_and_are_marked() -> None:
     figures = many(64)
-    shown = lines(figures, *found(figures))
+    shown = render(figures, *found(figures))
     rows = [line.split() for line in shown[5:11]]
     assert {row[0] for row in rows[:5]} == {"n014", "n017", "n021", "n042", "n051"}
     assert rows[5][:2] == ["59", "others"]
@@ -59,19 +59,19 @@ def test_odd_nodes_come_first_and_are_marked() -> None:
     assert [at for at, cell in enumerate(by_host["n021"]) if "*" in cell] == [2]  # the matrix product
     assert float(by_host["n021"][2].rstrip("*")) < 0.8 * float(rows[5][4])  # its worst rank's, not the median
     assert shown[-1] == "leave out: --exclude=n[017,021,042]"
-    assert lines(figures, *found(figures), schedulers.FLUX.exclude)[-1] == (
+    assert render(figures, *found(figures), schedulers.FLUX.exclude)[-1] == (
         "leave out: --requires='not hosts:n[017,021,042]'")
 
 
 def test_alike_nodes_have_one_row_and_nothing_is_odd() -> None:
-    shown = lines(fabric(64), [], [])
+    shown = render(fabric(64), [], [])
     assert [line.split()[0] for line in shown if line.startswith("n")] == ["n[000-063]", "nothing"]
     assert shown[-1] == "nothing odd"
     assert not any("*" in line for line in shown)
 
 
 def test_what_has_no_row_is_counted() -> None:
-    shown = lines(fabric(64), senders(30), [])
+    shown = render(fabric(64), senders(30), [])
     assert "and 20 odd nodes more" in shown
     told = sum(line in names(30) for line in shown)
     assert f"and {30 - told} findings more" in shown
@@ -80,44 +80,45 @@ def test_what_has_no_row_is_counted() -> None:
 
 def test_more_hosts_than_a_line_takes_are_counted() -> None:
     scattered = [one._replace(hosts=(f"gpu{7 * at:04}",)) for at, one in enumerate(senders(40))]
-    assert lines(fabric(64), scattered, [])[-1] == (
+    assert render(fabric(64), scattered, [])[-1] == (
         "leave out: 40 hosts, too many for a line; --suspects FILE lists them")
 
 
 def test_nodes_behind_an_odd_switch_share_a_row() -> None:
-    odd = Finding("switch", "switch s1: slow", (), tuple(range(16)), tuple((node, 40) for node in range(16)), "large")
-    rows = [line.split() for line in lines(fabric(64), [odd], []) if line.startswith("n[")]
+    nodes, links = tuple(range(16)), tuple((node, 40) for node in range(16))
+    odd = Finding(Subject.SWITCH, "switch s1: slow", (), nodes, links, "large")
+    rows = [line.split() for line in render(fabric(64), [odd], []) if line.startswith("n[")]
     assert [row[0] for row in rows] == ["n[000-015]", "n[016-063]"]
 
 
 def test_a_finding_without_a_column_marks_the_host() -> None:
-    odd = Finding("node", "n002: its clock is 3 s ahead", ("n002",), (2,), (), "clock")
-    assert any(line.startswith("n002* ") for line in lines(fabric(3), [odd], []))
+    odd = Finding(Subject.NODE, "n002: its clock is 3 s ahead", ("n002",), (2,), (), "clock")
+    assert any(line.startswith("n002* ") for line in render(fabric(3), [odd], []))
 
 
 def test_kinds_have_letters() -> None:
     figures = fabric(4, 2)
     other = tuple(who._replace(kind="NVIDIA A100") if who.node == 3 else who for who in figures.ranks)
-    shown = lines(figures._replace(ranks=other), [], [])
+    shown = render(figures._replace(ranks=other), [], [])
     assert shown[0] == "4 nodes, 8 ranks: A is NVIDIA H100 80GB HBM3, B is NVIDIA A100"
     assert [line.split()[:3] for line in shown[5:7]] == [["n[000-002]", "0-5", "A"], ["n003", "6-7", "B"]]
 
 
 def test_nodes_alone_have_neither_ways_nor_an_all_reduce() -> None:
-    figures = fabric(3)._replace(links={}, inside={}, by_mpi={}, allreduce={})
-    shown = lines(figures, [], [])
+    figures = fabric(3)._replace(links={}, inside_links={}, mpi_links={}, allreduce={})
+    shown = render(figures, [], [])
     assert not any(word in line for word in ("sends", "latency", "all-reduce", "inside") for line in shown)
     assert any("product" in line for line in shown)
 
 
 def test_nothing_measured_is_a_table_all_the_same() -> None:
-    nothing = empty((RankInfo("n0", 0, 0),))._replace(lost={0: "the matrix product"})
-    assert lines(nothing, [], [])[0] == "1 node, 1 rank"
-    assert [line.split() for line in lines(nothing, [], []) if line.startswith("n0")] == [["n0", "0"]]
+    nothing = no_measurements((RankInfo("n0", 0, 0),))._replace(lost={0: "the matrix product"})
+    assert render(nothing, [], [])[0] == "1 node, 1 rank"
+    assert [line.split() for line in render(nothing, [], []) if line.startswith("n0")] == [["n0", "0"]]
 
 
 def test_numbers_have_three_digits() -> None:
-    assert [significant(value) for value in (0.0, 0.00123, 0.0123, 1.2, 13.24, 312.4, 999.6, 1843)] == [
+    assert [three_digits(value) for value in (0.0, 0.00123, 0.0123, 1.2, 13.24, 312.4, 999.6, 1843)] == [
         "0.000", "0.0012", "0.012", "1.20", "13.2", "312", "1,000", "1,840"]
 
 
@@ -127,7 +128,7 @@ def test_a_picture_is_well_formed_small_and_soon_there(nodes: int, tmp_path: Pat
     figures = many(nodes) if nodes > 3 else fabric(nodes, 2, Faults(sends={1: 0.4}), seed=3)
     findings, _ = found(figures)
     begun = time.monotonic()
-    drawing.write(str(tmp_path / "check.svg"), figures, findings, "a title <&>")
+    drawing.write_picture(str(tmp_path / "check.svg"), figures, findings, "a title <&>")
     assert time.monotonic() - begun < 10
     text = (tmp_path / "check.svg").read_text()
     words = "\n".join("".join(one.itertext()) for one in ElementTree.fromstring(text).iter())
@@ -139,23 +140,24 @@ def test_a_picture_is_well_formed_small_and_soon_there(nodes: int, tmp_path: Pat
 
 def test_a_picture_of_nodes_alone_says_what_it_lacks(tmp_path: Path) -> None:
     need(MATPLOTLIB)
-    drawing.write(str(tmp_path / "a.svg"), fabric(3)._replace(links={}, inside={}, allreduce={}), [], "three")
+    figures = fabric(3)._replace(links={}, inside_links={}, allreduce={})
+    drawing.write_picture(str(tmp_path / "a.svg"), figures, [], "three")
     assert "no links between ranks were measured" in (tmp_path / "a.svg").read_text()
 
 
 def test_the_suffix_says_the_format(tmp_path: Path) -> None:
     need(MATPLOTLIB)
     for name, begin in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a", b"<?xml")):
-        drawing.write(str(tmp_path / name), three(), [], "three")
+        drawing.write_picture(str(tmp_path / name), three(), [], "three")
         assert (tmp_path / name).read_bytes().startswith(begin)
 
 
 def test_variables_are_a_checks_defaults() -> None:
     environ = {"MPIDDP_CHECK_HISTORY": "/tmp/history", "MPIDDP_SHARE_GPUS": "1"}
-    given = command.parsed([], environ)
-    assert given.check_history == "/tmp/history"
-    assert command.configuration(given, environ).share_gpus
-    assert command.parsed(["--check-history", "mine"], environ).check_history == "mine"
+    given, config = options.parse_arguments([], environ)
+    assert given.history == "/tmp/history"
+    assert config.share_gpus
+    assert options.parse_arguments(["--check-history", "/mine"], environ)[0].history == "/mine"
 
 
 @pytest.mark.process
@@ -168,7 +170,7 @@ def test_a_check_without_a_picture_needs_no_matplotlib() -> None:
 def test_a_missing_matplotlib_is_the_callers_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match="matplotlib"):
-        drawing.write(str(tmp_path / "a.svg"), three(), [], "three")
+        drawing.write_picture(str(tmp_path / "a.svg"), three(), [], "three")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -179,13 +181,14 @@ def test_a_folder_that_hangs_takes_its_files_and_not_the_table(tmp_path: Path) -
     program = """
 import sys, torch
 from types import SimpleNamespace
-from mpiddp.check import CheckOptions, history, report
+from mpiddp.check import history, report
+from mpiddp.check.options import CheckOptions
 from tests.fabrics import three
-report.WRITING_S = report.DRAWING_S = history.ANSWER_S = 0.5
-report.Controller = lambda *_: SimpleNamespace(compare_clocks=lambda: None, run=lambda *_: three())
+report.WRITE_TIMEOUT_S = report.DRAW_TIMEOUT_S = history.FOLDER_TIMEOUT_S = 0.5
+report.Controller = lambda *_: SimpleNamespace(compare_clocks=lambda: None, run_passes=lambda *_: three())
 env = SimpleNamespace(backend="gloo", device=torch.device("cpu"), world_size=3)
 files = (f"{sys.argv[1]}/{name}" for name in ("svg", "json", "past", "bad"))
-report.inspect(None, env, CheckOptions(False, False, *files), 9)
+report.run_check(None, env, CheckOptions(False, False, *files), 9)
 """
     done = processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path), sys.executable,
                          "-c", program, str(tmp_path), timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -206,14 +209,4 @@ def test_the_file_has_units_in_its_names() -> None:
     assert written["findings"][0].keys() == {"subject", "words", "hosts", "nodes", "ways", "quantity", "ratio"}
     assert json.loads(json.dumps(written))["ranks"][0]["host"] == "n000"
     assert written["versions"].keys() >= {"mpiddp", "python", "torch"}
-
-
 @pytest.mark.process
-def test_a_bar_is_drawn_on_a_terminal_and_taken_away() -> None:
-    program = ("from mpiddp.check.controller import Progress; one = Progress(); "
-               "[one.show('pairs of nodes', done, 4) for done in range(4)]; one.end()")
-    said = run_on_terminal([sys.executable, "-c", program], dict(os.environ)).decode()
-    assert "\r\x1b[Kpairs of nodes [" + "#" * 22 + "." * 8 + "] 3/4" in said
-    assert said.endswith("\r\x1b[K")
-    piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
-    assert piped == "mpiddp.check: measuring pairs of nodes\n"

@@ -15,8 +15,8 @@ import pytest
 from mpiddp.base.config import CheckMode, LaunchConfig, Script
 from mpiddp.base.errors import LaunchError
 from mpiddp.check import PASSES, history, preflight
-from mpiddp.check.bench.rank import Own
-from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, empty
+from mpiddp.check.bench.rank import RankResult
+from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, Subject, no_measurements
 from mpiddp.cli import read_config
 from tests import processes
 from tests.cgroups import quota
@@ -45,13 +45,13 @@ KIND = "1 core of X"
 def measured(*hosts: str, **own: Sequence[float]) -> Measurements:
     """Return measurements of one rank a node, the same in all passes."""
     ranks = tuple(RankInfo(host, node, 0, "cpu", KIND) for node, host in enumerate(hosts))
-    return empty(ranks)._replace(own={name: {rank: [value] * PASSES for rank, value in enumerate(some)}
+    return no_measurements(ranks)._replace(by_rank={name: {rank: [value] * PASSES for rank, value in enumerate(some)}
                                       for name, some in own.items()})
 
 
 def finding(host: str, quantity: str = "matrix", words: str = "") -> Finding:
     words = words or f"{host}: matrix product at 0.71 of the median of 503"
-    return Finding("node", words, (host,), (0,), (), quantity, 0.7)
+    return Finding(Subject.NODE, words, (host,), (0,), (), quantity, 0.7)
 
 
 def one_rank_in(group: Path, mpi: Mpi, *arguments: object) -> Done:
@@ -169,7 +169,7 @@ def test_a_second_start_compares_with_the_first(quick: Mpi, tmp_path: Path) -> N
     assert f"mpiddp: warning: check-history: 1 damaged line of {file} left out" in done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("mpiddp: warning: slow-node: ")]
     assert any(re.search(r"matrix product at 0\.[0-6]\d* of its own median", line) for line in said), done.stderr
-    assert len(history.read(str(file))[0]) == 11
+    assert len(history.read_entries(str(file))[0]) == 11
 
 
 def test_a_history_that_cannot_be_written_is_said_once(quick: Mpi, tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def entry(host: str, at: float, kind: str = f"1 x {KIND}", **values: float) -> h
 
 def test_a_history_is_read_back(tmp_path: Path) -> None:
     path = str(tmp_path / "f")
-    assert history.read(path) == ([], 0)
+    assert history.read_entries(path) == ([], 0)
     for at in range(6):
-        history.append(path, [entry("n1", at, matrix=at), entry("n2", at, matrix=1.0)][: 1 if at > 3 else 2])
-    known, damaged = history.read(path)
+        history.append_entries(path, [entry("n1", at, matrix=at), entry("n2", at, matrix=1.0)][: 1 if at > 3 else 2])
+    known, damaged = history.read_entries(path)
     assert damaged == 0
     assert [one.time for one in known if one.host == "n1"] == list(range(6))
     assert len([one for one in known if one.host == "n2"]) == 4
@@ -202,43 +202,43 @@ def test_a_history_is_read_back(tmp_path: Path) -> None:
                                     pytest.param("[" * 100_000 + "\n", id="too deep")])
 def test_a_damaged_line_is_left_out(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "f"
-    history.append(str(path), [entry("n1", 1, matrix=1)])
+    history.append_entries(str(path), [entry("n1", 1, matrix=1)])
     with path.open("a") as file:
         file.write(damage)
-    assert history.read(str(path)) == ([entry("n1", 1, matrix=1)], 1)
-    history.append(str(path), [entry("n1", 2, matrix=2)])
-    assert history.read(str(path)) == ([entry("n1", 1, matrix=1), entry("n1", 2, matrix=2)], 1)
+    assert history.read_entries(str(path)) == ([entry("n1", 1, matrix=1)], 1)
+    history.append_entries(str(path), [entry("n1", 2, matrix=2)])
+    assert history.read_entries(str(path)) == ([entry("n1", 1, matrix=1), entry("n1", 2, matrix=2)], 1)
 
 
 @pytest.mark.process
 def test_jobs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     code = ("import sys; from mpiddp.check import history\nfor at in range(25):\n"
-            "    history.append(sys.argv[1], [history.Entry(at, sys.argv[2], '', {})])")
+            "    history.append_entries(sys.argv[1], [history.Entry(at, sys.argv[2], '', {})])")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     jobs = [processes.start([sys.executable, "-c", code, f"{tmp_path}/f", f"n{at}"], env) for at in range(3)]
     assert [one.wait(60) for one in jobs] == [0, 0, 0]
-    known, damaged = history.read(f"{tmp_path}/f")
+    known, damaged = history.read_entries(f"{tmp_path}/f")
     assert damaged == 0 and len(known) == 75
 
 
 def test_entries_are_medians_over_a_node_in_its_best_pass() -> None:
     ranks = tuple(RankInfo("n1", 0, at, "cpu", KIND) for at in range(3))
-    one = empty(ranks)._replace(own={"matrix": {0: [1.0, 4.0], 1: [2.0, 2.0], 2: [9.0, 9.0]},
+    one = no_measurements(ranks)._replace(by_rank={"matrix": {0: [1.0, 4.0], 1: [2.0, 2.0], 2: [9.0, 9.0]},
                                      "throttled": {0: [0.5, 0.1]}})
-    assert history.entries(one, 7.0) == [
+    assert history.make_entries(one, 7.0) == [
         history.Entry(7.0, "n1", f"3 x {KIND}", {"matrix": 4.0, "throttled": 0.1})]
 
 
 def test_a_host_is_accused_by_its_past_when_it_is_so_in_each_pass(tmp_path: Path) -> None:
     """Figures of other ranks are no measure."""
     path = str(tmp_path / "f")
-    history.append(path, [entry("n1", at, matrix=100.0 + at % 3) for at in range(9)])
+    history.append_entries(path, [entry("n1", at, matrix=100.0 + at % 3) for at in range(9)])
     past = history.History(path)
     now = measured("n1", matrix=[60.0])
-    assert [one.words for one in past.compare(now)] == ["n1: matrix product at 0.59 of its own median of 9 checks"]
+    assert [one.text for one in past.compare(now)] == ["n1: matrix product at 0.59 of its own median of 9 checks"]
     eight = now._replace(ranks=(RankInfo("n1", 0, 0, "cpu", "8 cores of X"),))
     assert past.compare(eight) == []
-    now.own["matrix"][0][1] = 100.0
+    now.by_rank["matrix"][0][1] = 100.0
     assert past.compare(now) == []
 
 
@@ -266,11 +266,11 @@ SLOW, ALIKE = (100.0, 101.0, 99.0, 40.0, 100.0, 100.0), (100.0, 101.0, 99.0, 99.
 def judged(passes: Sequence[Sequence[float]], mode: str) -> tuple[int, Sequence[str]]:
     """Return after how many passes with these matrix products there is no other one, and the warnings then."""
     judge = preflight.Judge(LaunchConfig(check=CheckMode(mode)))
-    judge.give_turns([(RankInfo(f"n{node}", node, 0, "cpu", KIND), f"machine {node}") for node in range(6)])
+    judge.assign_turns([(RankInfo(f"n{node}", node, 0, "cpu", KIND), f"machine {node}") for node in range(6)])
     for number, values in enumerate(passes, 1):
-        answer, *others = judge.take([Own({"matrix": value}, []) for value in values])
-        assert {one.again for one in others} == {answer.again} and not any(one.warnings for one in others)
-        if not answer.again:
+        answer, *others = judge.add_results([RankResult({"matrix": value}, []) for value in values])
+        assert {one.goes_on for one in others} == {answer.goes_on} and not any(one.warnings for one in others)
+        if not answer.goes_on:
             return number, answer.warnings
     raise AssertionError("there is another pass")
 
@@ -294,12 +294,12 @@ def test_who_is_odd_in_each_pass_is_accused() -> None:
 def test_nodes_of_one_machine_take_turns() -> None:
     """Two ranks on each of three nodes, of which two are containers of one machine."""
     judge = preflight.Judge(LaunchConfig(check=CheckMode.WARN))
-    given = judge.give_turns([(RankInfo(f"n{rank // 2}", rank // 2, rank % 2), "ab"[rank > 3]) for rank in range(6)])
+    given = judge.assign_turns([(RankInfo(f"n{rank // 2}", rank // 2, rank % 2), "ab"[rank > 3]) for rank in range(6)])
     assert given == [(0, 2), (0, 2), (1, 2), (1, 2), (0, 2), (0, 2)]
-    assert judge.take([None if own else Own({"matrix": 1.0}, []) for own, _ in given])[0].again
-    assert not judge.take([Own({"matrix": 1.0}, []) if own else None for own, _ in given])[0].again
-    assert preflight.in_turns([], []) == []
-    assert preflight.in_turns([0, 1, 1], ["", "", ""]) == [[0, 1, 2]]  # machines that nothing tells apart
+    assert judge.add_results([None if own else RankResult({"matrix": 1.0}, []) for own, _ in given])[0].goes_on
+    assert not judge.add_results([RankResult({"matrix": 1.0}, []) if own else None for own, _ in given])[0].goes_on
+    assert preflight.split_into_turns([], []) == []
+    assert preflight.split_into_turns([0, 1, 1], ["", "", ""]) == [[0, 1, 2]]  # machines that nothing tells apart
 
 
 @pytest.mark.parametrize(("stopped", "words"), [

@@ -13,12 +13,19 @@ import networkx
 import pytest
 
 from mpiddp.check import PASSES
-from mpiddp.check.stats.baseline import best_of_hosts, regressions
-from mpiddp.check.stats.expected import bus_bandwidth, expected_bandwidth
-from mpiddp.check.stats.findings import beside_hardware, beside_links, beside_mpi, find, without_peers
-from mpiddp.check.stats.outliers import Peers, compare
-from mpiddp.check.stats.schema import LINK_METRICS, RANK_METRICS, Measurements, RankInfo, empty
-from mpiddp.check.stats.tournament import Meetings, enough, rounds, shuffled
+from mpiddp.check.stats.baseline import best_by_host, regressions
+from mpiddp.check.stats.findings import (
+    allreduce_results,
+    find_all,
+    note_claims,
+    note_gloo_allreduce,
+    note_missing_peers,
+    note_mpi,
+)
+from mpiddp.check.stats.link_findings import expected_bandwidth
+from mpiddp.check.stats.outliers import PeerSample, score_all
+from mpiddp.check.stats.schema import LINK_METRICS, RANK_METRICS, Measurements, RankInfo, no_measurements
+from mpiddp.check.stats.tournament import MeetingLog, rounds_needed, shuffled_tournament, tournament
 from tests.benchmarks import accusing
 
 Way = tuple[int, int]
@@ -38,8 +45,8 @@ class Lab:
                  seed: int = 0, passes: int = PASSES) -> None:
         self.noise, self.random = noise, random.Random(seed)
         nodes = {one.node for one in ranks}
-        self.measured = empty(ranks)._replace(links={name: {} for name in LINK_METRICS})
-        links = [link for some in rounds(len(nodes)) for pair in some for link in (pair, pair[::-1])]
+        self.measured = no_measurements(ranks)._replace(links={name: {} for name in LINK_METRICS})
+        links = [link for some in tournament(len(nodes)) for pair in some for link in (pair, pair[::-1])]
         for name, usual in (("latency", 2e-4), ("large", 10 * GB), ("resent", 0.0)):
             for link in links:
                 values = [self.noisy(usual) * share(name, link) for _ in range(passes)]
@@ -48,7 +55,7 @@ class Lab:
                 if name == "latency" and link[0] > link[1]:
                     values = self.measured.links[name][link[::-1]]
                 self.measured.links[name][link] = values
-        self.measured.own["matrix"] = {
+        self.measured.by_rank["matrix"] = {
             rank: [self.noisy(1e12) * share("matrix", (rank,)) for _ in range(passes)] for rank in range(len(ranks))}
 
     def noisy(self, value: float) -> float:
@@ -58,26 +65,26 @@ class Lab:
 
 def said(lab: Lab) -> list[str]:
     """Return the lines of the verdict."""
-    return [one.words for one in find(lab.measured)]
+    return [one.text for one in find_all(lab.measured)]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 63, 64])
 def test_all_meet_each_other_once(count: int) -> None:
-    met = rounds(count)
+    met = tournament(count)
     assert sorted(pair for some in met for pair in some) == list(itertools.combinations(range(count), 2))
     assert len(met) == count - 1 + count % 2
     assert all(len({*itertools.chain(*some)}) == 2 * len(some) for some in met)
 
 
 def test_nobody_meets_nobody() -> None:
-    assert rounds(0) == rounds(1) == []
+    assert tournament(0) == tournament(1) == []
 
 
 @pytest.mark.parametrize("count", [65, 128, 500, 1024])
 def test_of_many_each_meets_others_that_are_far_apart(count: int) -> None:
-    met = rounds(count)
+    met = tournament(count)
     pairs = [pair for some in met for pair in some]
-    assert len(met) == enough(count) <= 10
+    assert len(met) == rounds_needed(count) <= 10
     assert len(set(pairs)) == len(pairs) == len(met) * (count // 2)
     graph = networkx.Graph(pairs)
     assert len(graph) == count
@@ -85,8 +92,8 @@ def test_of_many_each_meets_others_that_are_far_apart(count: int) -> None:
 
 
 def test_each_pass_has_the_same_pairs_in_another_order() -> None:
-    passes = [shuffled(rounds(12), number) for number in range(PASSES)]
-    assert all(sorted(one) == sorted(rounds(12)) for one in passes)
+    passes = [shuffled_tournament(12, number) for number in range(PASSES)]
+    assert all(sorted(one) == sorted(tournament(12)) for one in passes)
     assert len({str(one) for one in passes}) == PASSES
 
 
@@ -95,7 +102,7 @@ def test_the_rule() -> None:
     metric, alike = RANK_METRICS["matrix"], {peer: [100.0, 100.0, 100.0] for peer in range(20)}
 
     def is_odd(*passes: float) -> bool:
-        return compare(metric, {**alike, -1: [*passes]})[-1].odd
+        return score_all(metric, {**alike, -1: [*passes]})[-1].is_outlier
 
     assert is_odd(80, 80, 80) and not is_odd(95, 95, 95)
     assert not is_odd(80, 80, 100)
@@ -103,18 +110,18 @@ def test_the_rule() -> None:
     assert not is_odd(130, 130, 130)
     alike.update({peer: [100.0 + peer % 2 * 10] * 3 for peer in range(20)})  # deviations of 5 %
     assert not is_odd(90, 90, 90) and is_odd(75, 75, 75)
-    assert {peers: round(1 - math.exp(-Peers(metric, [[1.0] * 3] * peers).limit(3)), 2) for peers in (1, 2, 3, 20)} == {
-        1: 0.41, 2: 0.27, 3: 0.22, 20: 0.12}
-    assert compare(metric, {"x": [1.0]}) == {}
+    assert {peers: round(1 - math.exp(-PeerSample(metric, [[1.0] * 3] * peers).threshold(3)), 2)
+            for peers in (1, 2, 3, 20)} == {1: 0.41, 2: 0.27, 3: 0.22, 20: 0.12}
+    assert score_all(metric, {"x": [1.0]}) == {}
     slow = {peer: [1e9] * 3 for peer in range(20)}
-    assert not compare(RANK_METRICS["tmp-write"], {**slow, -1: [6e8] * 3})[-1].odd  # no training feels that
-    assert compare(RANK_METRICS["tmp-write"], {**slow, -1: [4e8] * 3})[-1].odd
+    assert not score_all(RANK_METRICS["tmp-write"], {**slow, -1: [6e8] * 3})[-1].is_outlier  # no training feels that
+    assert score_all(RANK_METRICS["tmp-write"], {**slow, -1: [4e8] * 3})[-1].is_outlier
 
 
 def test_a_fault_counts_also_where_the_machine_is_slow_in_a_pass() -> None:
     passes = {peer: [100.0, 50.0, 100.0] for peer in range(5)}
-    scores = compare(RANK_METRICS["matrix"], {**passes, -1: [60.0, 30.0, 60.0]})
-    assert [key for key, score in scores.items() if score.odd] == [-1]
+    scores = score_all(RANK_METRICS["matrix"], {**passes, -1: [60.0, 30.0, 60.0]})
+    assert [key for key, score in scores.items() if score.is_outlier] == [-1]
     assert scores[-1].ratio == pytest.approx(0.6)
 
 
@@ -122,18 +129,18 @@ def test_what_lacks_a_pass_is_beside_the_worst_one() -> None:
     """It may be the one in which all were slow."""
     passes = {peer: [100.0, 50.0, 100.0] for peer in range(5)}
     for seen, is_odd in (([60.0, 60.0], False), ([60.0, 30.0], False), ([30.0, 30.0], True)):
-        assert compare(RANK_METRICS["matrix"], {**passes, -1: seen})[-1].odd == is_odd
+        assert score_all(RANK_METRICS["matrix"], {**passes, -1: seen})[-1].is_outlier == is_odd
 
 
 def test_a_link_that_lacks_a_pass_is_told_all_the_same() -> None:
     lab = Lab(who(6), lambda name, of: 0.3 if name == "large" and of == (2, 4) else 1.0)
     del lab.measured.links["large"][2, 4][2]
-    (found,) = find(lab.measured)
+    (found,) = find_all(lab.measured)
     assert found.links == ((2, 4),)
     del lab.measured.links["large"][2, 4][1]
-    assert find(lab.measured) == []
+    assert find_all(lab.measured) == []
     quick = Lab(who(6), lambda name, of: 0.3 if name == "large" and of == (2, 4) else 1.0, passes=1)
-    assert [one.links for one in find(quick.measured)] == [((2, 4),)]
+    assert [one.links for one in find_all(quick.measured)] == [((2, 4),)]
 
 
 @pytest.mark.parametrize("size", [3, 4, 12])
@@ -146,10 +153,10 @@ def test_a_slow_node_is_named_with_its_direction(size: int, sends: float, receiv
 
     for seed in range(10):
         lab = Lab(who(size), share, seed=seed)
-        (found,) = find(lab.measured)
-        assert found.words[:len(words) - 1] == words[:-1], found
+        (found,) = find_all(lab.measured)
+        assert found.text[:len(words) - 1] == words[:-1], found
         assert found.hosts == ("n1",)
-        assert found.words.endswith("normally") is not (sends == receives)
+        assert found.text.endswith("normally") is not (sends == receives)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
@@ -163,20 +170,20 @@ def test_noise_accuses_nobody(size: int, noise: float) -> None:
 def test_a_bad_node_of_three_shows(noise: float, left: float) -> None:
     missed = [seed for seed in range(100) for lab in
               [Lab(who(3), lambda name, of: left if name == "large" and 2 in of else 1.0, noise, seed)]
-              if not any(one.hosts == ("n2",) for one in find(lab.measured))]
+              if not any(one.hosts == ("n2",) for one in find_all(lab.measured))]
     assert len(missed) <= 4, missed
 
 
 def test_two_bad_nodes_of_four_show() -> None:
     lab = Lab(who(4), lambda name, of: 0.3 if name == "large" and {0, 3} & {*of} else 1.0)
-    assert {host for one in find(lab.measured) for host in one.hosts} == {"n0", "n3"}
+    assert {host for one in find_all(lab.measured) for host in one.hosts} == {"n0", "n3"}
 
 
 def test_a_slow_link_is_no_nodes_fault() -> None:
     lab = Lab(who(6), lambda name, of: 0.4 if name == "large" and of == (2, 4) else 1.0)
-    (found,) = find(lab.measured)
+    (found,) = find_all(lab.measured)
     assert (found.subject, found.hosts, found.links) == ("link", (), ((2, 4),))
-    assert found.words.startswith("n2 to n4: at 0.") and found.ratio == pytest.approx(0.4, abs=0.05)
+    assert found.text.startswith("n2 to n4: at 0.") and found.ratio == pytest.approx(0.4, abs=0.05)
 
 
 def test_latency_and_lost_segments() -> None:
@@ -192,17 +199,17 @@ def test_a_switch_is_accused_in_place_of_its_nodes() -> None:
     def share(name: str, of: tuple[int, ...]) -> float:
         return 0.5 if name == "large" and any(node % 3 == 1 for node in of) else 1.0
 
-    (found,) = find(Lab(who(12, switches=3), share).measured)
+    (found,) = find_all(Lab(who(12, switches=3), share).measured)
     assert found.subject == "switch"
     assert found.hosts == ("n1", "n4", "n7", "n10")
-    assert found.words.startswith("switch s1, n[1,4,7,10]: sends and receives at 0.")
+    assert found.text.startswith("switch s1, n[1,4,7,10]: sends and receives at 0.")
 
 
 def test_two_nodes_compare_their_directions() -> None:
-    (found,) = find(Lab(who(2), lambda name, of: 0.4 if name == "large" and of == (0, 1) else 1.0).measured)
+    (found,) = find_all(Lab(who(2), lambda name, of: 0.4 if name == "large" and of == (0, 1) else 1.0).measured)
     assert (found.subject, found.hosts) == ("link", ())
-    assert "n0 to n1" in found.words
-    assert found.words.endswith("of two nodes it cannot be told which is at fault")
+    assert "n0 to n1" in found.text
+    assert found.text.endswith("of two nodes it cannot be told which is at fault")
 
 
 def test_kinds_are_not_mixed() -> None:
@@ -212,7 +219,7 @@ def test_kinds_are_not_mixed() -> None:
     lab = Lab(who(8, kinds="aaaaaabb"), share)
     assert said(lab) == []
     lab = Lab(who(8, kinds="aaaaaabb"), lambda name, of: share(name, of) * (0.5 if 2 in of else 1.0))
-    assert {host for one in find(lab.measured) for host in one.hosts} == {"n2"}
+    assert {host for one in find_all(lab.measured) for host in one.hosts} == {"n2"}
 
 
 def test_a_slow_rank_and_a_slow_node_by_themselves() -> None:
@@ -230,7 +237,7 @@ def own(**values: list[float]) -> Measurements:
     """Return measurements of nodes that are the same in all passes."""
     given = {name.replace("_", "-"): {rank: [value] * PASSES for rank, value in enumerate(found)}
              for name, found in values.items()}
-    return empty(who(3))._replace(own=given)
+    return no_measurements(who(3))._replace(by_rank=given)
 
 
 @pytest.mark.parametrize(("figures", "words"), [
@@ -241,29 +248,30 @@ def own(**values: list[float]) -> Measurements:
      "n2: size of /dev/shm is 16 MiB, 3.8 GiB on the others"),
 ])
 def test_what_a_node_has_is_told_with_its_unit(figures: Measurements, words: str) -> None:
-    (found,) = find(figures)
-    assert found.words == words
+    (found,) = find_all(figures)
+    assert found.text == words
     assert len(found.hosts) == 1
 
 
 def test_words_of_ranks_and_ranks_that_did_not_answer() -> None:
     figures = own()._replace(reports={0: ["cuda:0 has 3 uncorrected errors"]}, lost={2: "meeting n0"})
-    assert [one.words for one in find(figures)] == [
+    assert [one.text for one in find_all(figures)] == [
         "n0: cuda:0 has 3 uncorrected errors", "n2: did not answer: meeting n0"]
 
 
 def test_what_mpi_and_the_backend_say_of_each_other() -> None:
     ways = {"large": {(0, 1): [1e9], (1, 0): [1.4e9]}, "latency": {(0, 1): [1e-4], (1, 0): [1e-4], (0, 2): [1e-4]}}
     mpis = {"large": {(0, 1): [11e9], (1, 0): [11e9]}, "latency": {(0, 1): [1e-5], (1, 0): [1e-5]}}
-    slow, silent = beside_mpi(own()._replace(links=ways, by_mpi=mpis), "nccl")
+    slow, silent = note_mpi(own()._replace(links=ways, mpi_links=mpis), "nccl")
     assert slow.startswith("nccl moves 1.2 GB/s from node to node, MPI 11 GB/s: does NCCL use the fast network?")
     assert silent == "MPI does not come through between n[0,2], nccl does"
-    assert beside_mpi(own()._replace(links=mpis, by_mpi=mpis), "gloo") == []
+    assert note_mpi(own()._replace(links=mpis, mpi_links=mpis), "gloo") == []
 
 
 def test_what_most_nodes_tell_leaves_nobody_out() -> None:
-    (found,) = find(own()._replace(reports={rank: ["the working directory is full: 3 MiB free"] for rank in range(3)}))
-    assert (found.words, found.hosts) == ("3 nodes: the working directory is full: 3 MiB free", ())
+    line = "the working directory is full: 3 MiB free"
+    (found,) = find_all(own()._replace(reports={rank: [line] for rank in range(3)}))
+    assert (found.text, found.hosts) == (f"3 nodes: {line}", ())
 
 
 @pytest.mark.parametrize(("unmet", "words", "hosts"), [
@@ -273,8 +281,8 @@ def test_what_most_nodes_tell_leaves_nobody_out() -> None:
 ])
 def test_a_way_on_which_nothing_comes_through(unmet: set[Way], words: str, hosts: tuple[str, ...]) -> None:
     met = {*itertools.combinations(range(3), 2)} - unmet
-    (found,) = find(own()._replace(links={"latency": {pair: [1e-4] for pair in met}}, unreachable=frozenset(unmet)))
-    assert found.words.startswith(words)
+    (found,) = find_all(own()._replace(links={"latency": {pair: [1e-4] for pair in met}}, unreachable=frozenset(unmet)))
+    assert found.text.startswith(words)
     assert found.hosts == hosts
 
 
@@ -283,16 +291,16 @@ class Tournament:
 
     def __init__(self, size: int, reaches: Callable[[int, int], bool]) -> None:
         self.failing = 0  # rounds in which some fail
-        meetings = Meetings(size)
+        meetings = MeetingLog(size)
         met: set[Way] = set()
-        for some in shuffled(rounds(size), 0):
+        for some in shuffled_tournament(size, 0):
             pairs = [pair for pair in some if meetings.can_meet(pair)]
             through = [pair for pair in pairs if reaches(*pair)]
-            meetings.note(through, {*pairs} - {*through})
+            meetings.record(through, {*pairs} - {*through})
             self.failing += len(through) < len(pairs)
             met.update(through)
-        self.findings = find(empty(who(size))._replace(
-            links={"latency": {pair: [1e-4] * PASSES for pair in met}}, unreachable=frozenset(meetings.unmet)))
+        self.findings = find_all(no_measurements(who(size))._replace(
+            links={"latency": {pair: [1e-4] * PASSES for pair in met}}, unreachable=frozenset(meetings.unreachable)))
 
     @property
     def accused(self) -> set[int]:
@@ -332,7 +340,7 @@ def test_a_part_that_reaches_itself_alone_is_named_if_it_is_the_smaller_one(size
     """As a switch's nodes whose way to the others is down; or all of them, if nothing comes through at all."""
     seen = Tournament(size, lambda one, other: part > 0 and (one < part) == (other < part))
     assert seen.accused == ({*range(part)} if named else set())
-    assert named or seen.findings[0].words == f"{size} nodes: nothing comes through between them"
+    assert named or seen.findings[0].text == f"{size} nodes: nothing comes through between them"
     assert seen.failing <= 13
 
 
@@ -343,8 +351,8 @@ def test_bad_links_between_good_nodes_take_no_more_time_than_there_is() -> None:
 
 def test_nodes_with_one_hostname_are_numbered() -> None:
     lab = Lab(who(4, host="localhost"), lambda name, of: 0.3 if name == "large" and of[0] == 1 else 1.0)
-    (found,) = find(lab.measured)
-    assert found.words.startswith("localhost (node 1): sends at 0.")
+    (found,) = find_all(lab.measured)
+    assert found.text.startswith("localhost (node 1): sends at 0.")
     assert (found.hosts, found.nodes) == ((), (1,))
 
 
@@ -353,17 +361,17 @@ def inside(slow: dict[Way, float], nodes: int = 3) -> Measurements:
     ranks = who(nodes, 3)
     ways = {(one, two): [slow.get((one, two), 1.0) * 1e9 * (1 + (one + two) % 3 / 100)] * 4
             for node in range(nodes) for one, two in itertools.permutations(range(3 * node, 3 * node + 3), 2)}
-    return empty(ranks)._replace(inside={"large": ways})
+    return no_measurements(ranks)._replace(inside_links={"large": ways})
 
 
 def test_a_slow_way_inside_a_node() -> None:
-    (found,) = find(inside({(3, 4): 0.5}))
-    assert found.words.startswith("n1: from rank 3 (cuda:0) to rank 4 (cuda:1): 64 MiB at 0.5")
+    (found,) = find_all(inside({(3, 4): 0.5}))
+    assert found.text.startswith("n1: from rank 3 (cuda:0) to rank 4 (cuda:1): 64 MiB at 0.5")
     assert found.hosts == ("n1",)
-    (found,) = find(inside({(1, 2): 0.5}, nodes=1))
-    assert found.words.startswith("n0: from rank 1 (cuda:1) to rank 2 (cuda:2): 64 MiB at 0.")
-    (found,) = find(inside(dict.fromkeys(itertools.permutations(range(3, 6), 2), 0.5)))
-    assert found.words.startswith("n1: between its ranks: 64 MiB at 0.5")
+    (found,) = find_all(inside({(1, 2): 0.5}, nodes=1))
+    assert found.text.startswith("n0: from rank 1 (cuda:1) to rank 2 (cuda:2): 64 MiB at 0.")
+    (found,) = find_all(inside(dict.fromkeys(itertools.permutations(range(3, 6), 2), 0.5)))
+    assert found.text.startswith("n1: between its ranks: 64 MiB at 0.5")
 
 
 @pytest.mark.parametrize(("ranks", "words"), [
@@ -372,13 +380,13 @@ def test_a_slow_way_inside_a_node() -> None:
 ])
 def test_what_has_nothing_to_compare_it_with_is_told(ranks: tuple[RankInfo, ...], words: str) -> None:
     links = {"latency": {(0, 1): [1e-4]}}
-    assert without_peers(empty(ranks)._replace(links=links))[0].startswith(words)
-    assert without_peers(empty(who(3))) == []
-    assert without_peers(empty(who(2))) == []  # without links
+    assert note_missing_peers(no_measurements(ranks)._replace(links=links))[0].startswith(words)
+    assert note_missing_peers(no_measurements(who(3))) == []
+    assert note_missing_peers(no_measurements(who(2))) == []  # without links
 
 
 def test_a_figure_of_nothing_is_told_as_such() -> None:
-    assert [one.words for one in find(own(matrix=[1e12, 1e12, 0.0]))] == [
+    assert [one.text for one in find_all(own(matrix=[1e12, 1e12, 0.0]))] == [
         "n2: matrix product at 0 of the median of 2 ranks"]
 
 
@@ -386,21 +394,21 @@ def test_a_host_beside_its_own_past() -> None:
     figures = own(matrix=[0.8e12, 1e12, 1e12])
     past = {f"n{node}": {"matrix": [1e12, 1.01e12, 0.99e12] * 4} for node in range(3)}
     (found,) = regressions(figures, past)
-    assert (found.words, found.hosts) == ("n0: matrix product at 0.80 of its own median of 12 checks", ("n0",))
+    assert (found.text, found.hosts) == ("n0: matrix product at 0.80 of its own median of 12 checks", ("n0",))
     assert regressions(figures, {"n0": {"matrix": [1e12, 1e12]}}) == []
-    assert best_of_hosts(figures)["n0"] == {"matrix": 0.8e12}
+    assert best_by_host(figures)["n0"] == {"matrix": 0.8e12}
     for former in (0.0, 5e-324, 1.7e308):
         figure = own(matrix=[1e12] * 3, throttled=[0.0] * 3, tmp_write=[0.0] * 3)
-        known = {name: [former] * 3 for name in figure.own}
+        known = {name: [former] * 3 for name in figure.by_rank}
         assert {one.metric for one in regressions(figure, {"n0": known})} == (
             {"matrix", "tmp-write"} if former > 1 else set()), former
-    figures.own["matrix"][0] = [0.8e12]
+    figures.by_rank["matrix"][0] = [0.8e12]
     assert regressions(figures, past) == []
-    figures.own["matrix"][0] = [0.8e12, 1e12, 0.8e12]
+    figures.by_rank["matrix"][0] = [0.8e12, 1e12, 0.8e12]
     assert regressions(figures, past) == []
-    assert best_of_hosts(figures)["n0"] == {"matrix": 1e12}
+    assert best_by_host(figures)["n0"] == {"matrix": 1e12}
     lab = Lab(who(3), lambda *_: 1.0)
-    kept = best_of_hosts(lab.measured)
+    kept = best_by_host(lab.measured)
     assert kept["n1"].keys() == {
         "matrix", "latency", "large sends", "large receives", "resent sends", "resent receives"}
     assert regressions(lab.measured, {host: {name: [value] * 3 for name, value in values.items()}
@@ -410,29 +418,30 @@ def test_a_host_beside_its_own_past() -> None:
 def test_a_line_says_what_the_figures_are_next_to_the_hardwares() -> None:
     lab = Lab(who(4), lambda *_: 1.0, noise=0.0)
     claims = {rank: {"large": 12.5e9, "matrix": 2e12} for rank in range(4)}
-    (line,) = beside_hardware(lab.measured._replace(claims=claims))
+    (line,) = note_claims(lab.measured._replace(claims=claims))
     assert line.endswith("links 10 GB/s of 12 GB/s (0.80), matrix product 1.0 TFLOP/s of 2.0 TFLOP/s (0.50)")
-    memory = empty(who(2, 2))._replace(own={"memory": {rank: [1e10] for rank in range(4)}},
+    memory = no_measurements(who(2, 2))._replace(by_rank={"memory": {rank: [1e10] for rank in range(4)}},
                                         claims={0: {"memory": 4e10}})
-    assert "host memory of a node 20 GB/s of 40 GB/s (0.50)" in beside_hardware(memory)[0]
+    assert "host memory of a node 20 GB/s of 40 GB/s (0.50)" in note_claims(memory)[0]
     kinds = own(matrix=[680e12, 50e12, 50e12])._replace(claims={0: {"matrix": 989e12}})
-    assert "matrix product 680 TFLOP/s of 989 TFLOP/s (0.69)" in beside_hardware(kinds)[0]
+    assert "matrix product 680 TFLOP/s of 989 TFLOP/s (0.69)" in note_claims(kinds)[0]
     kinds = kinds._replace(claims={0: {"matrix": 989e12}, 1: {"matrix": 100e12}, 2: {"matrix": 100e12}})
-    assert "matrix product 50 TFLOP/s of 100 TFLOP/s (0.50)" in beside_hardware(kinds)[0]
+    assert "matrix product 50 TFLOP/s of 100 TFLOP/s (0.50)" in note_claims(kinds)[0]
     mixed = lab.measured._replace(claims={node: {"large": 12.5e9 if node else 10e9} for node in range(4)})
-    assert "links 10 GB/s of 12 GB/s (0.80)" in beside_hardware(mixed)[0]
-    assert "only whether they are alike" in beside_hardware(lab.measured)[0]
+    assert "links 10 GB/s of 12 GB/s (0.80)" in note_claims(mixed)[0]
+    assert "only whether they are alike" in note_claims(lab.measured)[0]
 
 
 def test_an_all_reduce_of_gloo_below_the_links_is_no_fault() -> None:
     lab = Lab(who(3), lambda *_: 1.0, noise=0.0).measured._replace(allreduce={2**26: 2**26 / 3e9 * 4 / 3})
-    (line,) = beside_links(lab, "gloo")
+    (line,) = note_gloo_allreduce(lab, "gloo")
     assert "no fault" in line and "3.0 GB/s" in line and "10 GB/s" in line
-    assert beside_links(lab, "nccl") == []
+    assert note_gloo_allreduce(lab, "nccl") == []
 
 
 def test_an_all_reduce_is_expected_to_be_as_fast_as_the_slowest_node() -> None:
-    assert bus_bandwidth(10**9, 1.0, 4) == pytest.approx(1.5e9)
+    (result,) = allreduce_results(no_measurements(who(4))._replace(allreduce={10**9: 1.0}))
+    assert result.bus_bandwidth == pytest.approx(1.5e9)
     lab = Lab(who(4), lambda _, of: 0.5 if of[0] == 2 else 1.0, noise=0.0)
     assert expected_bandwidth(lab.measured) == pytest.approx(5 * GB)
     assert expected_bandwidth(own()) is None
@@ -441,7 +450,7 @@ def test_an_all_reduce_is_expected_to_be_as_fast_as_the_slowest_node() -> None:
 def test_a_thousand_nodes_are_judged_in_seconds() -> None:
     lab = Lab(who(1024, 8), lambda name, of: 0.5 if name == "large" and of[0] % 100 == 7 else 1.0)
     begun = time.process_time()
-    found = find(lab.measured)
+    found = find_all(lab.measured)
     took_s = time.process_time() - begun
     assert sorted(node for one in found for node in one.nodes) == list(range(7, 1024, 100))
     assert took_s < 10

@@ -20,11 +20,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mpiddp.check.bench import hardware, kernels, machine, network, rank, storage
-from mpiddp.check.bench import machine as gpu_health
-from mpiddp.check.bench import network as channels
-from mpiddp.check.bench.timeouts import within
-from mpiddp.check.controller import meeting_s
+from mpiddp.check.bench import kernels, machine, network, peak_rates, rank, storage
+from mpiddp.check.bench.timeouts import run_with_timeout
+from mpiddp.check.controller import part_s
 from mpiddp.check.stats.schema import RANK_METRICS
 from tests import processes
 from tests.cgroups import inside, quota
@@ -81,7 +79,7 @@ def test_a_short_time_is_kept_and_what_does_not_fit_left_out() -> None:
 @pytest.mark.alone
 def test_two_measurements_agree() -> None:
     """The best of one series and of another, on a machine that has other work, too."""
-    for one in (kernels.product, lambda _, budget_s: kernels.host_memory(budget_s)):
+    for one in (kernels.measure_matmul, lambda _, budget_s: kernels.measure_host_memory(budget_s)):
         values = [one(CPU, 0.5) or 0.0 for _ in range(12)]
         assert max(values[::2]) / max(values[1::2]) == pytest.approx(1, abs=0.2)
 
@@ -92,7 +90,7 @@ def test_a_product_is_what_plain_torch_computes() -> None:
     one, other = torch.randn(rows, rows), torch.randn(rows, rows)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    ours = kernels.product(CPU, 1.0)
+    ours = kernels.measure_matmul(CPU, 1.0)
     assert torch.equal(torch.random.get_rng_state(), before)
     end = time.perf_counter() + 1.0
     while time.perf_counter() < end:
@@ -150,13 +148,13 @@ def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> 
     """A file of 16 MiB would not fit into 5 % of 100 MiB; it could fill up what other programs need."""
     command = mounted(SIZED.format(tmp_path / "disk", "100m"))
     source = (f"from mpiddp.check.bench import storage\nstorage.FILE_BYTES = 2**40\n"
-              f"one = storage.Folder('tmp', '{tmp_path}/disk', 'it')\nprint(storage.measure(one, 0.1))")
+              f"one = storage.Folder('tmp', '{tmp_path}/disk', 'it')\nprint(storage.measure_folder(one, 0.1))")
     done = check(processes.run(*command(sys.executable, "-c", source), timeout=60, env=ENV))
     assert "tmp-write" in done.stdout and done.stdout.endswith(", [])\n")
 
 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
-    found = storage.measure(storage.Folder("tmp", f"{tmp_path}/none", "/tmp"), 0.1)
+    found = storage.measure_folder(storage.Folder("tmp", f"{tmp_path}/none", "/tmp"), 0.1)
     assert found == ({}, ["/tmp cannot be written: No such file or directory"])
 
 
@@ -165,7 +163,7 @@ def test_a_hung_file_system_is_told(tmp_path: Path) -> None:
     """FUSE whose server never answers, as a dead NFS server: the check and its end do not wait for it."""
     need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
     source = (f"from mpiddp.check.bench import storage\none = storage.Folder('folder', '{tmp_path}', 'the folder')\n"
-              "print(storage.measure(one, 0.1, 1.0))")
+              "print(storage.measure_folder(one, 0.1, 1.0))")
     began = time.monotonic()
     done = check(processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path),
                                sys.executable, "-c", source, timeout=60, env=ENV))
@@ -174,36 +172,36 @@ def test_a_hung_file_system_is_told(tmp_path: Path) -> None:
 
 
 def test_the_deadline_passes_answers_and_errors_on() -> None:
-    assert within(5.0, lambda: 7) == 7
+    assert run_with_timeout(5.0, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        within(5.0, lambda: 1 / 0)
+        run_with_timeout(5.0, lambda: 1 / 0)
     with pytest.raises(TimeoutError):
-        within(0.05, lambda: time.sleep(1))
+        run_with_timeout(0.05, lambda: time.sleep(1))
 
 
 class Line:
-    """A channel with a clock of its own: messages that go together wait once, and take what their size does."""
+    """A channel with a clock of its own: a message waits, and takes what its size does."""
 
     def __init__(self, wait_s: float, rate: float, busy: Sequence[int] = (), moment_s: float = 0.0) -> None:
         """Messages with the numbers in `busy` take a moment longer."""
         self._wait_s, self._rate, self._busy, self._moment_s = wait_s, rate, busy, moment_s
         self._sent = 0
         self.now = 0.0
-        self._room = bytearray(channels.LARGEST)
+        self._room = bytearray(network.MAX_MESSAGE_BYTES)
 
-    def buffer(self, size: int) -> Any:
+    def new_buffer(self, size: int) -> Any:
         return [0] * size
 
-    def room(self) -> Any:
+    def message_buffer(self) -> Any:
         return memoryview(self._room)
 
-    def send(self, messages: Sequence[Any]) -> None:
-        if len(messages[0]) > network.PING:
-            self.now += self._wait_s + sum(map(len, messages)) / self._rate
+    def send(self, message: Any) -> None:
+        if len(message) > network.PING_BYTES:
+            self.now += self._wait_s + len(message) / self._rate
             self.now += self._moment_s * (self._sent in self._busy)
             self._sent += 1
 
-    def receive(self, _: Sequence[Any]) -> None:
+    def receive(self, _: Any) -> None:
         pass
 
 
@@ -216,16 +214,16 @@ def test_a_links_bandwidth_is_found_in_its_time(
     """Messages that wait before they go show most of the bandwidth, as they are large beside what they wait."""
     line = Line(wait_s, rate)
     monkeypatch.setattr(network, "time", SimpleNamespace(monotonic=lambda: line.now))
-    large = network.send(cast(Any, line), meeting_s(nodes), False)
-    assert least * rate <= network.together([large]) <= rate * 1.001
-    assert line.now < meeting_s(nodes) * 2 + 4 * network.MEBIBYTE / rate
+    large = network.send_transfers(cast(Any, line), part_s(nodes), False)
+    assert least * rate <= network.total_bandwidth([large]) <= rate * 1.001
+    assert line.now < part_s(nodes) * 2 + 4 * network.MEBIBYTE / rate
 
 
 @pytest.mark.parametrize("busy", [(0,), (1,), (2,), (3,), (6,), (7,), (8,)])
 def test_a_busy_moment_hides_no_bandwidth(busy: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line(0.0005, 1.5e9, busy, moment_s=0.01)
     monkeypatch.setattr(network, "time", SimpleNamespace(monotonic=lambda: line.now))
-    assert network.together([network.send(cast(Any, line), meeting_s(3), False)]) >= 0.6 * 1.5e9
+    assert network.total_bandwidth([network.send_transfers(cast(Any, line), part_s(3), False)]) >= 0.6 * 1.5e9
 
 
 def test_the_deadline_keeps_nothing_of_work_that_failed() -> None:
@@ -243,7 +241,7 @@ def test_the_deadline_keeps_nothing_of_work_that_failed() -> None:
     gc.disable()
     try:
         with contextlib.suppress(RuntimeError):
-            within(5.0, work)
+            run_with_timeout(5.0, work)
         assert held[0]() is None
     finally:
         gc.enable()
@@ -252,7 +250,7 @@ def test_the_deadline_keeps_nothing_of_work_that_failed() -> None:
 def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NFS: O_TMPFILE is refused there; a file's name is gone while it is written."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # what kernels without it make of it: EISDIR
-    with storage.nameless(str(tmp_path)) as file:
+    with storage.unnamed_file(str(tmp_path)) as file:
         assert os.write(file, b"some") == 4
         assert os.fstat(file).st_nlink == 0
         assert list(tmp_path.iterdir()) == []
@@ -264,11 +262,11 @@ def test_two_nodes_with_one_name_share_a_folder(tmp_path: Path, monkeypatch: pyt
 
     def meanwhile(name: str) -> os.stat_result:
         monkeypatch.setattr(os, "stat", look)
-        os.close(storage.named(str(tmp_path)))
+        os.close(storage.unlinked_file(str(tmp_path)))
         return look(name)
 
     monkeypatch.setattr(os, "stat", meanwhile)
-    os.close(storage.named(str(tmp_path)))
+    os.close(storage.unlinked_file(str(tmp_path)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -281,31 +279,31 @@ class Work:
     def wait(self, timeout: timedelta | None = None) -> None:
         """Fail, as NCCL does, if a timeout is over."""
         self.waits.append(timeout)
-        if timeout == channels.OVER:
+        if timeout == network.ABORT_TIMEOUT:
             raise RuntimeError("timed out in blocking wait")
 
 
 def test_a_devices_work_is_waited_for_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL would look once in a millisecond. On a CPU, gloo's own timeout is the deadline."""
     settled: list[torch.device] = []
-    monkeypatch.setattr(channels, "settle", lambda device, _: settled.append(device))
-    works, cuda = [Work(), Work()], torch.device("cuda", 0)
-    channels.complete(lambda: cast(Any, works), cuda, time.monotonic() + 1)
-    assert [one.waits for one in works] == [[None], [None]] and settled == [cuda]
-    one = Work()
-    channels.complete(lambda: cast(Any, [one]), CPU, time.monotonic() + 1)
-    assert one.waits[0] and 0.9 < one.waits[0].total_seconds() <= 1
+    monkeypatch.setattr(network, "wait_for_device", lambda device, _: settled.append(device))
+    work, cuda = Work(), torch.device("cuda", 0)
+    network.run_backend_work(lambda: cast(Any, work), cuda, time.monotonic() + 1)
+    assert work.waits == [None] and settled == [cuda]
+    work = Work()
+    network.run_backend_work(lambda: cast(Any, work), CPU, time.monotonic() + 1)
+    assert work.waits[0] and 0.9 < work.waits[0].total_seconds() <= 1
 
 
 def test_a_devices_work_that_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(*_: object) -> None:
         raise TimeoutError("cuda:0 has not come to an end")
 
-    monkeypatch.setattr(channels, "settle", settle)
-    works = [Work(), Work()]
+    monkeypatch.setattr(network, "wait_for_device", settle)
+    work = Work()
     with pytest.raises(TimeoutError, match="has not come to an end"):
-        channels.complete(lambda: cast(Any, works), torch.device("cuda", 0), time.monotonic())
-    assert [one.waits for one in works] == [[None, channels.OVER]] * 2
+        network.run_backend_work(lambda: cast(Any, work), torch.device("cuda", 0), time.monotonic())
+    assert work.waits == [None, network.ABORT_TIMEOUT]
 
 
 @pytest.mark.parametrize(("address", "pattern", "switch"), [
@@ -317,19 +315,19 @@ def test_a_devices_work_that_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPa
 ])
 def test_the_switch_of_a_node(address: str, pattern: str, switch: str) -> None:
     environ = {machine.ADDRESS: address, machine.PATTERN: pattern}
-    assert machine.switch({name: value for name, value in environ.items() if value}) == switch
+    assert machine.network_switch({name: value for name, value in environ.items() if value}) == switch
 
 
 def test_what_a_rank_is_compared_by() -> None:
-    assert machine.kind(CPU, 8) == f"8 cores of {machine.processor()}"
-    assert machine.kind(CPU, 1).startswith("1 core of ")
-    assert machine.machine() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert machine.rank_kind(CPU, 8) == f"8 cores of {machine.processor_model()}"
+    assert machine.rank_kind(CPU, 1).startswith("1 core of ")
+    assert machine.machine_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def test_the_import_of_torch_is_as_long_as_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rank.import_s() is None or rank.import_s() > 0
+    assert rank.torch_import_s() is None or rank.torch_import_s() > 0
     monkeypatch.setattr(rank, "begun", [("import mpiddp", 0), ("import torch", 10**9), ("devices", 35 * 10**8)])
-    assert rank.import_s() == 2.5
+    assert rank.torch_import_s() == 2.5
 
 
 class Nvml:
@@ -359,18 +357,18 @@ class Nvml:
     ({"RemappedRows": (0, 2, 1, 1)}, ["rows of its memory wait to be remapped, by a reset",
                                       "a row of its memory could not be remapped"]),
     ({"CurrentClocksEventReasons": 0x48},  # both bits are set where it is the temperature
-     ["its clocks are lowered by the hardware, for its temperature"]),
+     ["its clocks are lowered by the peak_rates, for its temperature"]),
     ({"CurrentClocksThrottleReasons": 0x80}, ["its clocks are lowered by the power supply's brake"]),
 ])
 def test_what_the_driver_tells(answers: dict[str, object], words: Sequence[str]) -> None:
-    assert list(gpu_health.words(Nvml(**answers), "a GPU")) == list(words)
+    assert list(machine.find_faults(Nvml(**answers), "a GPU")) == list(words)
 
 
 def test_a_gpu_is_found_by_its_address_or_its_uuid() -> None:
-    gpu = gpu_health.Gpu("2bd1", "2bd1", "H100", "0000:0b:00.0")
-    assert gpu_health.handle(Nvml(HandleByPciBusId="by address", HandleByUUID="by UUID"), gpu) == "by address"
-    assert gpu_health.handle(Nvml(HandleByUUID="by UUID"), gpu) == "by UUID"
-    assert gpu_health.handle(Nvml(), gpu) is None
+    gpu = machine.Gpu("2bd1", "2bd1", "H100", "0000:0b:00.0")
+    assert machine.find_handle(Nvml(HandleByPciBusId="by address", HandleByUUID="by UUID"), gpu) == "by address"
+    assert machine.find_handle(Nvml(HandleByUUID="by UUID"), gpu) == "by UUID"
+    assert machine.find_handle(Nvml(), gpu) is None
 
 
 def test_one_rate_is_that_of_the_best_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,15 +387,16 @@ def test_one_rate_is_that_of_the_best_window(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.process
 @pytest.mark.parametrize(("hangs", "words"), [
     ("", "does not compute: "),
-    ("rank.START_S, rank.kernels.start = 0.3, lambda _: time.sleep(600)\n", "has not answered within 0.3 s"),
-    ("rank.ANSWER_S, rank.kernels.start, rank.kernels.free = 0.3, str, lambda _: time.sleep(600)\n",
+    ("rank.DEVICE_START_TIMEOUT_S = 0.3; rank.kernels.start_device = lambda _: time.sleep(600)\n",
      "has not answered within 0.3 s"),
+    (("rank.DEVICE_TIMEOUT_S = 0.3; rank.kernels.start_device = str\n"
+     "rank.kernels.free_memory = lambda _: time.sleep(600)\n"), "has not answered within 0.3 s"),
 ])
 def test_a_device_that_does_not_compute_or_answer_is_told(hangs: str, words: str) -> None:
     """An accelerator without kernels, or one that hangs."""
     source = ("import time, torch\nfrom mpiddp.check.bench import rank\n" + hangs +
-              "found = rank.measure(torch.device('imagined', 0), True, 0.3)\n"
-              "print('matrix' in found.values, 'shm-free' in found.values, found.computes, found.told)")
+              "found = rank.measure_rank(torch.device('imagined', 0), True, 0.3)\n"
+              "print('matrix' in found.values, 'shm-free' in found.values, found.computes, found.reports)")
     done = check(processes.run(sys.executable, "-c", source, timeout=60, env={**ENV, **IMAGINED}))
     assert done.stdout.startswith(f"False True False [\"imagined:0 {words}".replace('"', "'" if hangs else '"'))
 
@@ -417,7 +416,7 @@ def test_a_check_waits_for_no_device(quick: Mpi) -> None:
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (0.0, 0.0)), ("NVIDIA L4", (121e12, 300e9)), ("a card of 2031", (0.0, 0.0)),
 ])
 def test_a_gpus_peak_by_its_name(name: str, rates: tuple[float, float]) -> None:
-    assert hardware.gpu_rates(name) == rates
+    assert peak_rates.gpu_rates(name) == rates
 
 
 def test_what_hardware_claims_by_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,17 +428,17 @@ def test_what_hardware_claims_by_sysfs(tmp_path: Path, monkeypatch: pytest.Monke
                         "ib/b/ports/1/rate": "10 Gb/sec (4X)"}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"{words}\n")
-    monkeypatch.setattr(hardware, "NETWORK", f"{tmp_path}/net")
-    monkeypatch.setattr(hardware, "VERBS", f"{tmp_path}/ib")
-    monkeypatch.setattr(hardware, "PCI", f"{tmp_path}/pci")
-    assert hardware.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "eth0"}) == 1.25e8
-    assert hardware.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "down"}) == hardware.link_rate("gloo", {}) == 0
-    assert hardware.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "veth0"}) == 0
-    rates = {ranks: hardware.link_rate("nccl", {"LOCAL_WORLD_SIZE": ranks, "NCCL_SOCKET_IFNAME": "eth0"})
+    monkeypatch.setattr(peak_rates, "NETWORK", f"{tmp_path}/net")
+    monkeypatch.setattr(peak_rates, "INFINIBAND", f"{tmp_path}/ib")
+    monkeypatch.setattr(peak_rates, "PCI", f"{tmp_path}/pci")
+    assert peak_rates.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "eth0"}) == 1.25e8
+    assert peak_rates.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "down"}) == peak_rates.link_rate("gloo", {}) == 0
+    assert peak_rates.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "veth0"}) == 0
+    rates = {ranks: peak_rates.link_rate("nccl", {"LOCAL_WORLD_SIZE": ranks, "NCCL_SOCKET_IFNAME": "eth0"})
              for ranks in ("1", "2", "8")}
     assert rates == {"1": 2.5e10, "2": 3.75e10, "8": 3.75e10}
-    assert hardware.pci_rate("0000:3B:00.0") == pytest.approx(63e9, rel=0.01)
-    assert hardware.pci_rate("0000:00:00.0") == 0
-    assert hardware.memory_rate("AMD EPYC 7763 64-Core Processor", 2) == pytest.approx(409.6e9)
-    assert hardware.memory_rate("AMD EPYC", 1) == 0
-    assert hardware.claims(CPU, "gloo", {}).keys() <= {"memory"}
+    assert peak_rates.pci_rate("0000:3B:00.0") == pytest.approx(63e9, rel=0.01)
+    assert peak_rates.pci_rate("0000:00:00.0") == 0
+    assert peak_rates.memory_rate("AMD EPYC 7763 64-Core Processor", 2) == pytest.approx(409.6e9)
+    assert peak_rates.memory_rate("AMD EPYC", 1) == 0
+    assert peak_rates.claimed_rates(CPU, "gloo", {}).keys() <= {"memory"}

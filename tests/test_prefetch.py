@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.staging import prefetch
-from mpiddp.staging.prefetch import COMMANDS, Finder
+from mpiddp.staging.prefetch import COMMANDS, PrefetchedFinder
 from tests.support import ROOT, Mpi, alone, check
 
 SLOW = """import sys, time
@@ -36,7 +36,7 @@ def test_where_opening_a_file_takes_long_modules_are_read_ahead(words: str, read
 
 def test_all_modules_of_a_start_are_read(quick: Mpi) -> None:
     """Those of the commands are not."""
-    code = ("import sys, mpiddp.staging.prefetch as it; read = it.Finder('mpiddp', it.FOLDER, it.COMMANDS); "
+    code = ("import sys, mpiddp.staging.prefetch as it; read = it.PrefetchedFinder('mpiddp', it.FOLDER, it.COMMANDS); "
             "print(*(name for name, _ in read._files), *(name for name in sys.modules if name.startswith('mpiddp')))")
     names = set(check(alone(quick, "-c", code)).stdout.split())
     files = {path.relative_to(ROOT) for path in (ROOT / "mpiddp").rglob("*.py") if path.stem != "__main__"}
@@ -46,7 +46,7 @@ def test_all_modules_of_a_start_are_read(quick: Mpi) -> None:
 
 
 @pytest.fixture
-def finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Finder]:
+def finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PrefetchedFinder]:
     """Return one that has read three modules, one of them out of date, and not a fourth, which is not compiled."""
     room = tmp_path / "laden/room"
     room.mkdir(parents=True)
@@ -59,7 +59,7 @@ def finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Finder]:
     (room / "old.py").write_text("OLD = 'new'")
     os.utime(room / "old.py", (1, 1))
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = Finder("laden", str(tmp_path / "laden"))
+    found = PrefetchedFinder("laden", str(tmp_path / "laden"))
     sys.meta_path.insert(0, found)
     yield found
     sys.meta_path.remove(found)

@@ -198,9 +198,9 @@ def test_a_folder_that_others_can_replace_is_not_protected(mode: int, safe: bool
 def test_a_mirror_that_others_can_replace_is_not_used(mode: int, commons: Path) -> None:
     """Neither is one made there, nor does a start use one that lies there."""
     (shared := commons / "shared").chmod(mode)
-    why = mirror.why_not(str(shared), 1)
+    why = mirror.target_problem(str(shared), 1)
     assert ("can be replaced by others than you" in why) is (mode == 0o777)
-    assert mirror.is_private(mirror.own_folder(str(shared))) is (mode == 0o1777)
+    assert mirror.is_private(mirror.mirrors_folder(str(shared))) is (mode == 0o1777)
 
 
 def test_a_claim_touches_nothing_by_the_links_of_others(commons: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from mpiddp.staging import access_trace, broadcast
 from mpiddp.staging import mirror as lease
-from mpiddp.staging.access_trace import AccessTrace, Touched
+from mpiddp.staging.access_trace import AccessTrace, TouchedFile
 from mpiddp.staging.manifest import (
     CHUNK_BYTES,
     Chunk,
@@ -27,15 +27,15 @@ from mpiddp.staging.manifest import (
     Folder,
     Manifest,
     Mount,
-    environment,
-    folders_of,
-    manifest_of,
+    assign_readers,
+    environment_folders,
+    make_manifest,
     mount_of,
+    outermost,
+    parent_folders,
     plan_chunks,
-    readers_of,
-    topmost,
 )
-from mpiddp.staging.mirror import STAGED_BY, START, Lease, Writer, has_all
+from mpiddp.staging.mirror import SITE_FOLDER, STAGED_BY, MirrorLease, MirrorWriter, is_complete
 from tests import processes
 from tests.cgroups import inside
 from tests.conftest import LIMIT_BYTES
@@ -52,7 +52,7 @@ def some_files(seed: int) -> list[File]:
 @pytest.mark.parametrize("seed", range(40))
 def test_each_byte_travels_once_and_the_nodes_share_the_reading(seed: int) -> None:
     files, nodes = some_files(seed), seed % 7 + 1
-    found = plan_chunks(files, nodes, readers_of([file.path for file in files], nodes))
+    found = plan_chunks(files, nodes, assign_readers([file.path for file in files], nodes))
     seen: dict[int, list[tuple[int, int]]] = {}
     for chunk in found:
         assert 0 <= chunk.reader < nodes
@@ -75,7 +75,7 @@ def test_each_byte_travels_once_and_the_nodes_share_the_reading(seed: int) -> No
 def test_small_files_are_read_by_who_has_looked_at_them(copied: int) -> None:
     """Of a large folder each node looks at a part, of others one node at all."""
     paths = [f"/env/large/{number}.py" for number in range(40)] + [f"/env/few/{number}.py" for number in range(9)]
-    looked = readers_of(paths, 3)
+    looked = assign_readers(paths, 3)
     assert {looked[path] for path in paths[:40]} == {0, 1, 2}
     assert len({looked[path] for path in paths[40:]}) == 1
     files = [File(path, 10, 7, 0o644) for path in (*paths[:copied], *paths[40:])]
@@ -86,7 +86,7 @@ def test_small_files_are_read_by_who_has_looked_at_them(copied: int) -> None:
 def test_large_files_are_read_between_small_ones() -> None:
     files = [File(f"/env/{number}", 400_000, 7, 0o644) for number in range(40)]
     files += [File("/env/large", 40 * CHUNK_BYTES, 7, 0o644)]
-    found = plan_chunks(files, 3, readers_of([file.path for file in files], 3))
+    found = plan_chunks(files, 3, assign_readers([file.path for file in files], 3))
     kinds = ["large" if chunk.pieces[0].file == 40 else "small" for chunk in found]
     assert {*kinds[:4]} == {*kinds[-4:]} == {"large", "small"}
 
@@ -96,7 +96,7 @@ def test_a_large_file_of_which_little_is_touched_stays_where_it_is() -> None:
              ([(0, 2**24), (2**26, 2**24)], 16, False, True), ([(0, 2**20)], 3, True, False),
              ([(0, 2**20)], 1024, False, True)]
     for ranges, nodes, keep, is_worth in cases:
-        assert Touched(2**29, tuple(ranges)).is_worth_copying(nodes, keep) == is_worth
+        assert TouchedFile(2**29, tuple(ranges)).is_worth_copying(nodes, keep) == is_worth
 
 
 def test_what_is_touched_of_a_mapped_file(tmp_path: Path) -> None:
@@ -106,50 +106,50 @@ def test_what_is_touched_of_a_mapped_file(tmp_path: Path) -> None:
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         for place in (2**21, 2**24):
             memory[place] = 1
-        found = access_trace.touched_ranges(access_trace.mapped()[str(path)])
+        found = access_trace.touched_ranges(access_trace.mapped_parts()[str(path)])
     assert len(found) == 2
     assert all(any(at <= place < at + length for at, length in found) for place in (2**21, 2**24))
     assert sum(length for _, length in found) < 2**21
-    assert access_trace.merged([(2**20, 5), (0, 10), (10, 5), (2**20 + 3, 7)]) == ((0, 15), (2**20, 10))
+    assert access_trace.merge_ranges([(2**20, 5), (0, 10), (10, 5), (2**20 + 3, 7)]) == ((0, 15), (2**20, 10))
 
 
 def test_the_folders_of_what_is_wanted() -> None:
     paths = ["/env/lib/a/b.py", "/env/lib/a/__pycache__/b.cpython-311.pyc", "/elsewhere/c.py", "/env/d.pth"]
-    assert folders_of(paths, ["/env", "/more"]) == ["/env", "/env/lib", "/env/lib/a", "/more"]
+    assert parent_folders(paths, ["/env", "/more"]) == ["/env", "/env/lib", "/env/lib/a", "/more"]
     folders = [Folder(path, 7, ()) for path in ("/env", "/env/lib/a", "/more")]
     files = [File(path, 1, 7, 0o644) for path in ("/env/d.pth", "/env/lib/a/b.py", "/env/lib/a/__pycache__/b.pyc")]
-    manifest = manifest_of(["/env", "/more"], [*files, *folders])
+    manifest = make_manifest(["/env", "/more"], [*files, *folders])
     assert [folder.path for folder in manifest.folders] == ["/env", "/more"]  # what /env/lib has is not known
     assert [file.path for file in manifest.files] == ["/env/d.pth"]
 
 
 def test_the_environment_is_not_the_users_own_folders() -> None:
     own, other = f"{sys.prefix}/lib/python3/site-packages", "/shared/venv/lib/python3/site-packages"
-    assert environment(["", "/home/me/project", own, other]) == [sys.prefix, other]
-    assert topmost(["/a/b", "/a", "/ab", "/a/b/c"]) == ["/a", "/ab"]
+    assert environment_folders(["", "/home/me/project", own, other]) == [sys.prefix, other]
+    assert outermost(["/a/b", "/a", "/ab", "/a/b/c"]) == ["/a", "/ab"]
 
 
 def test_which_file_systems_are_shared() -> None:
     kinds = {"/": "ext4", "/home": "nfs4", "/home/x": "tmpfs", "/image": "fuse.squashfuse_ll", "/s": "fuse.sshfs"}
     among = [Mount(path, kind, frozenset()) for path, kind in kinds.items()]
     paths = ("/a", "/home/me", "/homes", "/home/x/y", "/image/b", "/s/c")
-    assert [path for path in paths if mount_of(path, among).shared] == ["/home/me", "/s/c"]
+    assert [path for path in paths if mount_of(path, among).is_shared] == ["/home/me", "/s/c"]
 
 
 def test_the_record_grows_and_is_read_back(tmp_path: Path) -> None:
-    file = access_trace.record_of(("/env",), {"XDG_CACHE_HOME": str(tmp_path)})
-    assert access_trace.read(file) == AccessTrace()
-    first = AccessTrace(frozenset({"/env/a", "/env/\udcff"}), {"/env/a": Touched(9, ((0, 5),))})
-    access_trace.write(file, first)
-    assert access_trace.read(file) == first
-    both = first.merge(AccessTrace(frozenset({"/env/b"}), {"/env/a": Touched(10, ((3, 4),)),
-                                                           "/env/b": Touched(5, ((0, 1),))}))
+    file = access_trace.record_path(("/env",), {"XDG_CACHE_HOME": str(tmp_path)})
+    assert access_trace.read_record(file) == AccessTrace()
+    first = AccessTrace(frozenset({"/env/a", "/env/\udcff"}), {"/env/a": TouchedFile(9, ((0, 5),))})
+    access_trace.write_record(file, first)
+    assert access_trace.read_record(file) == first
+    both = first.merge(AccessTrace(frozenset({"/env/b"}), {"/env/a": TouchedFile(10, ((3, 4),)),
+                                                           "/env/b": TouchedFile(5, ((0, 1),))}))
     paths = frozenset({"/env/a", "/env/b", "/env/\udcff"})
-    assert both == AccessTrace(paths, {"/env/a": Touched(10, ((0, 7),)), "/env/b": Touched(5, ((0, 1),))})
+    assert both == AccessTrace(paths, {"/env/a": TouchedFile(10, ((0, 7),)), "/env/b": TouchedFile(5, ((0, 1),))})
     Path(file).write_text(json.dumps({"format": 99}))
-    assert access_trace.read(file) == AccessTrace()
+    assert access_trace.read_record(file) == AccessTrace()
     Path(file).write_text("{")
-    assert access_trace.read(file) == AccessTrace()
+    assert access_trace.read_record(file) == AccessTrace()
     assert names(tmp_path / "mpiddp") == [Path(file).name]
 
 
@@ -158,7 +158,7 @@ import sys
 from mpiddp.staging.access_trace import Tracer
 env = sys.argv[1]
 tracer = Tracer((env,))
-tracer.listen()
+tracer.watch_opens()
 sys.path.insert(0, env + "/lib/site-packages")
 import pack.replaced
 print(*sorted(path.rpartition("/pack/")[2].replace(sys.implementation.cache_tag, "tag")
@@ -207,7 +207,8 @@ def tree(folder: Path) -> Path:
 def listed(env: Path, hot: list[str]) -> Manifest:
     """Return the manifest of an environment with these files as copies."""
     paths = [str(env / path) for path in hot]
-    return manifest_of([str(env)], broadcast.list_all(sorted(paths), folders_of(paths, [str(env)]), [str(env)]))
+    entries = broadcast.inspect_paths(sorted(paths), parent_folders(paths, [str(env)]), [str(env)])
+    return make_manifest([str(env)], entries)
 
 
 def chunks_of(manifest: Manifest) -> list[Chunk]:
@@ -215,20 +216,20 @@ def chunks_of(manifest: Manifest) -> list[Chunk]:
     return plan_chunks(manifest.files, 1, {file.path: 0 for file in manifest.files})
 
 
-def mirrored(env: Path, hot: list[str], into: Path) -> tuple[Lease, Manifest]:
+def mirrored(env: Path, hot: list[str], into: Path) -> tuple[MirrorLease, Manifest]:
     """Make a mirror of an environment, with these files as copies."""
     manifest = listed(env, hot)
     into.mkdir(exist_ok=True)
-    made = lease.create(str(into / f"e-{manifest.fingerprint()}"))
+    made = lease.acquire_new(str(into / f"e-{manifest.fingerprint()}"))
     assert made
-    writer = Writer(made, manifest)
+    writer = MirrorWriter(made, manifest)
     writer.begin()
     for chunk in chunks_of(manifest):
         writer.write(chunk, broadcast.read_chunk(manifest.files, chunk))
     writer.finish([file.path for file in manifest.files])
-    assert not writer.left
+    assert not writer.left_out
     os.close(made.lock)
-    used = lease.lease_whole(made.path)
+    used = lease.acquire_shared(made.path)
     assert used
     return used, manifest
 
@@ -257,8 +258,8 @@ def test_a_mirror_has_all_that_the_environment_has(tmp_path: Path) -> None:
     links = {"libhot.so": Path("libhot.so.1"), "absolute": package / "hot.py", "cold": original / "cold",
              "outside": original / "outside", "../../../lib64": Path("lib")}
     assert {name: (package / name).readlink() for name in links} == links
-    assert has_all(used, manifest)
-    assert lease.stamped(used.path) == {file.path for file in manifest.files}
+    assert is_complete(used, manifest)
+    assert lease.read_stamp(used.path) == {file.path for file in manifest.files}
     assert not package.stat().st_mode & 0o222
     lease.release(used, keep=False)
     assert names(tmp_path) == ["env"]
@@ -270,32 +271,32 @@ def test_a_mirror_is_whole_or_not_there(tmp_path: Path) -> None:
     victim = Path(used.root + str(env / HOT[0]))
     victim.parent.chmod(0o700)
     victim.unlink()
-    assert not has_all(used, manifest)
+    assert not is_complete(used, manifest)
     stamp = Path(used.path, lease.STAMP)
     stamp.write_bytes(stamp.read_bytes().replace(b"-", b"+"))  # as of another start of the host
-    assert lease.lease_whole(used.path) is None
+    assert lease.acquire_shared(used.path) is None
     stamp.unlink()
-    assert lease.lease_whole(used.path) is None
+    assert lease.acquire_shared(used.path) is None
     os.close(used.lock)
     again, _ = mirrored(env, HOT, tmp_path / "ours")  # in its place
     assert again.path == used.path
-    assert has_all(again, manifest)
+    assert is_complete(again, manifest)
 
 
 def test_a_mirror_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
     env, ours = tree(tmp_path), tmp_path / "ours"
     manifest = listed(env, HOT)
     ours.mkdir()
-    made = lease.create(str(ours / "e-1"))
+    made = lease.acquire_new(str(ours / "e-1"))
     assert made
-    writer = Writer(made, manifest)
+    writer = MirrorWriter(made, manifest)
     writer.begin()
     for chunk in chunks_of(manifest)[:-1]:
         writer.write(chunk, broadcast.read_chunk(manifest.files, chunk))
-    Path(made.path, START).touch()  # where a folder is to be made
+    Path(made.path, SITE_FOLDER).touch()  # where a folder is to be made
     with pytest.raises(FileExistsError):
         writer.finish([])
-    assert lease.lease_whole(made.path) is None
+    assert lease.acquire_shared(made.path) is None
     lease.release(made, keep=False)
     assert names(tmp_path) == ["env"]
 
@@ -313,7 +314,7 @@ def test_a_python_that_a_rank_starts_finds_the_mirror(
     monkeypatch.syspath_prepend(packages)
     used, _ = mirrored(env, HOT, tmp_path / "ours")
     (tmp_path / "sitecustomize.py").write_text("print('own')")
-    path = os.pathsep.join([str(Path(used.path, START)), str(tmp_path), packages])
+    path = os.pathsep.join([str(Path(used.path, SITE_FOLDER)), str(tmp_path), packages])
     done = check(processes.run(
         sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')", *words, timeout=60,
         env={**os.environ, "PYTHONPATH": path, STAGED_BY: f"{os.uname().nodename}:{rank()}"}))
@@ -324,17 +325,17 @@ def test_a_python_that_a_rank_starts_finds_the_mirror(
 def test_what_is_used_is_not_removed(tmp_path: Path) -> None:
     env, ours = tree(tmp_path), str(tmp_path / "ours")
     used, _ = mirrored(env, HOT, tmp_path / "ours")
-    other = lease.lease_whole(used.path)
+    other = lease.acquire_shared(used.path)
     assert other
-    assert lease.create(used.path) is None
+    assert lease.acquire_new(used.path) is None
     lease.release(used, keep=False)
-    assert lease.stamped(used.path) is not None
-    lease.tidy(ours, "other-name")
-    assert lease.stamped(used.path) is not None
+    assert lease.read_stamp(used.path) is not None
+    lease.remove_leftovers(ours, "other-name")
+    assert lease.read_stamp(used.path) is not None
     lease.release(other, keep=True)
-    lease.tidy(ours, "other-name")
-    assert lease.stamped(used.path) is not None
-    lease.tidy(ours, "e-newer")  # of the same environment
+    lease.remove_leftovers(ours, "other-name")
+    assert lease.read_stamp(used.path) is not None
+    lease.remove_leftovers(ours, "e-newer")  # of the same environment
     assert names(tmp_path) == ["env"]
 
 
@@ -347,11 +348,11 @@ def test_what_a_killed_job_left_is_removed(tmp_path: Path) -> None:
     (ours / "g-3/root").mkdir(parents=True)
     lock = os.open(ours / "g-3", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    lease.tidy(str(ours), "h-4")
+    lease.remove_leftovers(str(ours), "h-4")
     assert names(ours) == ["g-3"]
     os.close(lock)
     (ours / "g-3/root/half").touch()
-    made = lease.create(str(ours / "g-3"))
+    made = lease.acquire_new(str(ours / "g-3"))
     assert made
     assert names(ours / "g-3") == []
 
@@ -359,18 +360,18 @@ def test_what_a_killed_job_left_is_removed(tmp_path: Path) -> None:
 def test_a_file_that_changes_meanwhile_is_not_copied(tmp_path: Path) -> None:
     env = tree(tmp_path)
     manifest = listed(env, HOT)
-    made = lease.create(str(tmp_path / "e-1"))
+    made = lease.acquire_new(str(tmp_path / "e-1"))
     assert made
     (env / HOT[1]).write_text("NAME = 'another'\n")
     with (env / HOT[2]).open("ab") as file:
         file.write(b"more")
     (env / HOT[0]).unlink()
-    writer = Writer(made, manifest)
+    writer = MirrorWriter(made, manifest)
     writer.begin()
     for chunk in chunks_of(manifest):
         writer.write(chunk, broadcast.read_chunk(manifest.files, chunk))
     writer.finish([])
-    assert writer.left == {str(env / path) for path in HOT[:3]}
+    assert writer.left_out == {str(env / path) for path in HOT[:3]}
     there = Path(made.root + str(env))
     assert [(there / path).is_symlink() for path in HOT] == [True, True, True, False]
     assert (there / HOT[2]).readlink() == env / HOT[2]
@@ -379,9 +380,9 @@ def test_a_file_that_changes_meanwhile_is_not_copied(tmp_path: Path) -> None:
 
 def test_what_comes_is_what_was_read(tmp_path: Path) -> None:
     manifest = listed(tree(tmp_path), HOT)
-    made = lease.create(str(tmp_path / "e-1"))
+    made = lease.acquire_new(str(tmp_path / "e-1"))
     assert made
-    writer = Writer(made, manifest)
+    writer = MirrorWriter(made, manifest)
     writer.begin()
     chunk = chunks_of(manifest)[0]
     buffer = broadcast.read_chunk(manifest.files, chunk)
@@ -391,16 +392,16 @@ def test_what_comes_is_what_was_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_anothers_is_not_used(tmp_path: Path) -> None:
-    ours = Path(lease.own_folder(str(tmp_path)))
+    ours = Path(lease.mirrors_folder(str(tmp_path)))
     ours.mkdir(mode=0o777)
     ours.chmod(0o777)
-    assert "is not this user's alone" in lease.why_not(str(tmp_path), 1)
+    assert "is not this user's alone" in lease.target_problem(str(tmp_path), 1)
     ours.rmdir()
     ours.symlink_to("/var")
-    assert "is not this user's alone" in lease.why_not(str(tmp_path), 1)
+    assert "is not this user's alone" in lease.target_problem(str(tmp_path), 1)
     ours.unlink()
-    assert "MiB free" in lease.why_not(str(tmp_path), 2**60)
-    assert lease.why_not(str(tmp_path), 1) == ""
+    assert "MiB free" in lease.target_problem(str(tmp_path), 2**60)
+    assert lease.target_problem(str(tmp_path), 1) == ""
 
 
 @pytest.mark.process
@@ -431,7 +432,7 @@ def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) ->
 @pytest.mark.process
 def test_a_cgroups_memory_is_all_that_is_left(group: Path) -> None:
     """That of the job, as Slurm limits it, and not only that of the group below in which its ranks are."""
-    code = "from mpiddp.staging import mirror; print(mirror.memory_left())"
+    code = "from mpiddp.staging import mirror; print(mirror.available_memory())"
     below = group / "step"
     below.mkdir()
     try:
@@ -448,13 +449,13 @@ import threading, time
 from mpi4py import MPI
 from mpiddp.base.errors import LocalLaunchError
 from mpiddp.bootstrap.rollcall import Rendezvous
-from mpiddp.staging.broadcast import broadcast, buffer_for
+from mpiddp.staging.broadcast import broadcast, new_buffer
 from mpiddp.staging.manifest import File, plan_chunks
 
 def read(chunk):
     if MPI.COMM_WORLD.rank == 1:
         time.sleep(30)
-    return buffer_for(chunk)
+    return new_buffer(chunk)
 
 begun, chunks = time.monotonic(), plan_chunks([File("/x", 2**25, 7, 0o644)], 2, {})
 try:
@@ -486,7 +487,7 @@ known = AccessTrace(frozenset(str(path) for path in Path(root).rglob("*.py")) if
 config = LaunchConfig(stage=target, stage_keep=True)
 leader = NodeLeader(Rendezvous(MPI.COMM_WORLD, 60, time.monotonic()), (root,), config)
 used, outcome = leader.run(known, frozenset())
-print(f"{rank} {outcome.path.removeprefix(target)} {outcome.refused} {outcome.left}\n", end="", flush=True)
+print(f"{rank} {outcome.path.removeprefix(target)} {outcome.problem} {outcome.left_out}\n", end="", flush=True)
 """
 
 

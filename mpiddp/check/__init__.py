@@ -1,21 +1,6 @@
-"""The command that measures and compares the nodes of a job, and what the launcher checks before a job."""
+"""The node check: `python -m mpiddp.check`, and `--check` at a job's start."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
-
-ODD = 1  # exit status
-PASSES = 3  # in each of which something has to be odd
-PAUSE_S = 1.0  # between passes, so that a busy moment of a machine does not show in all
-OWN_S = 0.5  # in a pass, for what a rank measures by itself: two periods of a cgroup's quota, and the rest
-
-
-class CheckOptions(NamedTuple):
-    """A quick check, or one of the nodes alone, and files to write, empty for none."""
-
-    quick: bool = False
-    nodes_only: bool = False
-    svg: str = ""
-    json: str = ""
-    history: str = ""
-    suspects: str = ""
+EXIT_OUTLIERS = 1
+PASSES = 3  # an outlier is one in each of them
+PASS_PAUSE_S = 1.0  # before another pass, so that a busy moment of a machine does not show in all
+RANK_BUDGET_S = 0.5  # in a pass, for what a rank measures by itself: two windows of 0.2 s of kernels.py, and the rest

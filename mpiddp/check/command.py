@@ -1,85 +1,68 @@
-"""The command line of a check: options in, the program started in each rank."""
+"""`python -m mpiddp.check`: start a job, and in each rank the check."""
 
 from __future__ import annotations
 
 import argparse
 import functools
 import os
-from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..base.config import LaunchConfig
-from ..base.errors import EXIT_USAGE
-from ..base.version import __version__
-from ..bootstrap.refusal import refuse_early
-from ..cli import read_settings
-from ..options.help import Parser
-from ..options.table import OPTIONS, read_default, variable_name
-from ..options.values import parse_path
-from . import CheckOptions
+from ..base.errors import EXIT_USAGE, LocalLaunchError
+from ..bootstrap.refusal import refuse_alone, refuse_early
+from . import EXIT_OUTLIERS
+from .options import CheckOptions, parse_arguments
 
 if TYPE_CHECKING:
     from ..runner.lifecycle import RunningJob
 
-DESCRIPTION = """\
-Benchmark every rank and every link between nodes; report outliers and the nodes to exclude.
-It takes up to a minute on a few nodes, and starts like a training: mpirun python -m mpiddp.check"""
-EPILOG = """\
-Exit status: 0 all are alike; 1 something is odd; 2 wrong usage; 3 the job could not be started;
-120 all are alike, but stdout could not be written."""
-LAUNCHERS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # options of mpiddp, as there
+# Overrides what a job script sets. Otherwise NCCL's watchdog ends a process whose collective takes too long, and each
+# wait polls once in a millisecond. The third variable would switch the first one on.
+NCCL_WAITS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Check this job's nodes and return the exit status."""
     try:
-        given = parsed(arguments, os.environ)
-        config = configuration(given, os.environ)
+        options, config = parse_arguments(arguments, os.environ)
     except argparse.ArgumentTypeError as error:
         refuse_early(str(error))
         return EXIT_USAGE
     from ..launch import launch
 
-    asked = CheckOptions(given.quick, given.nodes_only, parse_path(given.svg), parse_path(given.json),
-                  parse_path(given.check_history), parse_path(given.suspects))
-    return launch(config, functools.partial(run, asked))
+    return launch(config, functools.partial(check_in_rank, options))
 
 
-def run(asked: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
-    """Check, in a rank that has started, and return its exit status."""
-    from .program import check  # loads torch, which the sentinel must not have
+def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
+    """Check, and end this rank with the exit status: the check's on rank 0, 0 on other ranks."""
+    from ..failure.root_cause import ABSENT, Report
+    from .rpc import RpcController, worker_loop
+    from .workers import ALLREDUCE_TIMEOUT_S, WorkerMethods  # loads torch, which the sentinel must not have
 
-    return check(asked, job, config)
+    assert job.termination
+    try:
+        member = job.membership
+        if not options.nodes_only:
+            os.environ.update(NCCL_WAITS)
+            timeout = timedelta(seconds=max(ALLREDUCE_TIMEOUT_S, config.startup_timeout_s))
+            member.create_group(timeout, refuse_alone, binds=False)
+        env, methods = member.environment, WorkerMethods(member).by_name()
+        if env.rank:
+            worker_loop(member.comm, methods, config.startup_timeout_s)
+        else:
+            from .report import run_check  # the other ranks need not load it
 
-
-def parsed(arguments: list[str] | None, environ: Mapping[str, str]) -> argparse.Namespace:
-    """Return the options of the command line; raise argparse.ArgumentTypeError with a line for the user."""
-    parser = Parser(prog="mpiddp.check", usage="mpirun python -m mpiddp.check [options]\n"
-                    "       srun --mpi=pmix python -m mpiddp.check [options]", description=DESCRIPTION, epilog=EPILOG,
-                    allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="one pass in place of three, which may err: about 10 s")
-    parser.add_argument("--nodes-only", action="store_true", help="measure no links between ranks")
-    parser.add_argument("--svg", default="", metavar="FILE", help="draw the links between nodes, and the all-reduce "
-                        "(needs matplotlib)")
-    parser.add_argument("--json", default="", metavar="FILE", help="write all that was measured")
-    history = read_default("check-history", environ)
-    parser.add_argument("--check-history", default=history, metavar="FILE", help="keep the figures of each node in "
-                        "FILE, and compare it with its own former ones there")
-    parser.add_argument("--suspects", default="", metavar="FILE", help="append a line for each node that should be "
-                        "left out: time, host, why; for mpiddp.supervise --exclude FILE")
-    for name in LAUNCHERS:
-        parser.add_argument(f"--{name}", **{**OPTIONS[name], "default": read_default(name, environ)})
-    parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
-    return parser.parse_args(arguments)
-
-
-def configuration(given: argparse.Namespace, environ: Mapping[str, str]) -> LaunchConfig:
-    """Return what the launcher needs, from the command line and, for what has no option here, from variables."""
-    settings = read_settings({name: value for name, value in environ.items() if name != variable_name("check-history")})
-    return LaunchConfig(
-        backend=given.backend or None, device=None if given.device in ("", "auto") else given.device,
-        interface=given.interface, master_addr=given.master_addr, port=given.port,
-        startup_timeout_s=given.startup_timeout, binding=settings.binding, threads=settings.threads,
-        share_gpus=settings.share_gpus, virtual_local_rank=settings.virtual_local_rank,
-        gpu_aware_mpi=settings.gpu_aware_mpi,
-        unknown_variables=settings.unknown_variables, init=False, quiet=True)
+            ranks = RpcController(member.comm, methods, member.rendezvous.name)
+            job.termination.status = run_check(ranks, env, options, config.startup_timeout_s)
+            for rank, doing in sorted(ranks.lost.items()):  # the job cannot end in order
+                reason = f"did not answer: {doing}"
+                job.termination.fail(Report(rank, member.seats[rank].host, ABSENT, reason, EXIT_OUTLIERS))
+            ranks.dismiss()
+        if not config.python_exit:
+            job.termination.finish(job.termination.status)
+    except LocalLaunchError as error:
+        refuse_alone(error)
+    except BaseException as error:
+        return job.termination.fail_by_exception(error)
+    return job.termination.status

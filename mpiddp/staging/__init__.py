@@ -1,1 +1,1 @@
-"""--stage: what a start opens of its environment is read once for the whole job, and lies on each node."""
+"""--stage: the environment is read once for the whole job, and mirrored on each node."""

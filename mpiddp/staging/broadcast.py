@@ -1,4 +1,4 @@
-"""Look at files and folders of a shared file system in parallel, read a share of them, broadcast it over MPI."""
+"""Inspect and read files of a shared file system in parallel; each node reads a share and broadcasts it over MPI."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from ..bootstrap.rollcall import Rendezvous
 
 PAGE = mmap.PAGESIZE
-THREADS = 32  # look-ups and reads that wait for the server at the same time
-PREFETCH_THREADS, PREFETCH_BYTES = 4, 2**22  # bytes that a thread reads at a time
-CHUNKS_READ_AHEAD = 48  # of this node, before their turn
+READ_THREADS = 32  # that wait for the file server at the same time
+PREFETCH_THREADS, PREFETCH_BYTES = 4, 2**22  # bytes of a read
+CHUNKS_READ_AHEAD = 48  # of this node
 CHUNKS_IN_FLIGHT = 32
 REMIND_AFTER_S = 10.0
-POLL_S = 0.02  # at once, for a chunk
+MPI_POLL_S = 0.02  # without a pause, for a chunk
 CHECKSUM = struct.Struct("<q")  # of a piece (zlib.crc32)
-NOT_AS_LISTED = -1  # in its place: a file has changed, or cannot be read
+CHANGED = -1  # instead of a checksum: the file has changed since it was listed, or cannot be read
 
 
 @contextlib.contextmanager
-def threads(number: int) -> Iterator[ThreadPoolExecutor]:
-    """Return threads for this block, at whose end they are awaited; not if it fails: one may hang in a file system."""
-    pool = ThreadPoolExecutor(number, "mpiddp-stage")
+def thread_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a thread pool; wait for its threads at the end, but not on an error: one may hang in a file system."""
+    pool = ThreadPoolExecutor(threads, "mpiddp-stage")
     try:
         yield pool
     except BaseException:
@@ -47,25 +47,25 @@ def threads(number: int) -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
-def list_all(files: Sequence[str], folders: Sequence[str], roots: Sequence[str]) -> list[File | Folder]:
-    """Return what is at these paths.
+def inspect_paths(files: Sequence[str], folders: Sequence[str], roots: Sequence[str]) -> list[File | Folder]:
+    """Return the files and folders at these paths.
 
-    The names of a folder do not follow each other: the kernel looks them up one after the other (FUSE of Linux 6.18: a
+    They are shuffled, because the kernel looks up the names of a folder one after the other (FUSE of Linux 6.18: a
     fifth of the speed).
     """
-    def listed(path: str) -> File | Folder | None:
-        return list_folder(path) if path in known_folders else list_file(path, roots)
+    def inspect(path: str) -> File | Folder | None:
+        return inspect_folder(path) if path in known_folders else inspect_file(path, roots)
 
     known_folders = {*folders}
-    with threads(THREADS) as pool:
-        apart = sorted([*files, *folders], key=lambda path: crc32(path.encode(errors="surrogateescape")))
-        return [found for found in pool.map(listed, apart) if found]
+    shuffled = sorted([*files, *folders], key=lambda path: crc32(path.encode(errors="surrogateescape")))
+    with thread_pool(READ_THREADS) as pool:
+        return [entry for entry in pool.map(inspect, shuffled) if entry]
 
 
-def list_file(path: str, roots: Sequence[str]) -> File | None:
-    """Return a file, or the file outside of the roots to which a link leads; None for anything else.
+def inspect_file(path: str, roots: Sequence[str]) -> File | None:
+    """Return a file, or the file outside of the roots that a link leads to; None for anything else.
 
-    A link to another place in the roots belongs to the folder that it is in.
+    A link to a place in the roots belongs to its folder.
     """
     try:
         status = os.lstat(path)
@@ -80,8 +80,8 @@ def list_file(path: str, roots: Sequence[str]) -> File | None:
     return File(path, status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode))
 
 
-def list_folder(path: str) -> Folder | None:
-    """Return what is in a folder; None for anything else."""
+def inspect_folder(path: str) -> Folder | None:
+    """Return a folder with its names; None for anything else."""
     try:
         with os.scandir(path) as entries:
             names = [(entry.name, os.readlink(entry.path) if entry.is_symlink() else "") for entry in entries]
@@ -93,16 +93,16 @@ def list_folder(path: str) -> Folder | None:
 @contextlib.contextmanager
 def prefetching(files: Mapping[str, Sequence[Range]]) -> Iterator[None]:
     """Read ranges of files into the page cache while this block runs."""
-    with threads(PREFETCH_THREADS) as pool:
+    with thread_pool(PREFETCH_THREADS) as pool:
         for path, ranges in files.items():
             for start, length in ranges:
                 for block in range(start, start + length, PREFETCH_BYTES):
-                    pool.submit(prefetch, path, block, min(PREFETCH_BYTES, start + length - block))
+                    pool.submit(prefetch_range, path, block, min(PREFETCH_BYTES, start + length - block))
         yield
 
 
-def prefetch(path: str, start: int, length: int) -> None:
-    """Read a range of a file into the page cache; what cannot be read is left to whoever needs it."""
+def prefetch_range(path: str, start: int, length: int) -> None:
+    """Read a range of a file into the page cache, if it can be read."""
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), start, length, os.POSIX_FADV_SEQUENTIAL)
         os.pread(file.fileno(), length, start)
@@ -111,12 +111,12 @@ def prefetch(path: str, start: int, length: int) -> None:
 def read_chunk(files: Sequence[File], chunk: Chunk) -> memoryview:
     """Return a buffer with the pieces of a chunk and their checksums.
 
-    Large files bypass the page cache where their file system allows that (O_DIRECT in man 2 open): a node would have
-    them twice in memory. Their pieces begin at whole pages, and so does the buffer.
+    Large files are read with O_DIRECT if their file system has it (man 2 open): else they would be in memory twice.
+    Their pieces begin at whole pages, and so does the buffer.
     """
-    buffer, start, checksums = buffer_for(chunk), 0, b""
+    buffer, start, checksums = new_buffer(chunk), 0, b""
     for piece in chunk.pieces:
-        checksum = NOT_AS_LISTED
+        checksum = CHANGED
         for direct in (True, False) if piece.length < files[piece.file].size else (False,):
             with contextlib.suppress(OSError):
                 checksum = read_piece(files[piece.file], piece, buffer[start:], direct)
@@ -127,14 +127,14 @@ def read_chunk(files: Sequence[File], chunk: Chunk) -> memoryview:
     return buffer
 
 
-def read_piece(file: File, piece: Piece, into: memoryview, direct: bool) -> int:
-    """Read a piece and return its checksum, NOT_AS_LISTED if the file has changed; raise OSError.
+def read_piece(file: File, piece: Piece, target: memoryview, direct: bool) -> int:
+    """Read a piece and return its checksum, CHANGED if the file has changed; raise OSError.
 
-    A small file comes by one request, with one byte more if it has grown. Its status is asked for before, which after
-    opening asks its server nothing; that of a large one after each piece.
+    A small file takes one request, for one byte more to see whether it has grown. Its status is read first, as that
+    asks the server for nothing after opening; the status of a large file is read after each piece.
     """
     is_whole = piece.length == file.size
-    wanted = into[:piece.length + 1] if is_whole else into[:-(-piece.length // PAGE) * PAGE]
+    wanted = target[:piece.length + 1] if is_whole else target[:-(-piece.length // PAGE) * PAGE]
     descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
     try:
         status, count = os.fstat(descriptor), 0
@@ -145,32 +145,32 @@ def read_piece(file: File, piece: Piece, into: memoryview, direct: bool) -> int:
     finally:
         os.close(descriptor)
     is_same = count == piece.length and (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
-    return crc32(into[:piece.length]) if is_same else NOT_AS_LISTED
+    return crc32(target[:piece.length]) if is_same else CHANGED
 
 
 def broadcast(
     roll: Rendezvous, chunks: Sequence[Chunk], deadline: float, read: Callable[[Chunk], memoryview],
     begin: Callable[[], None], write: Callable[[Chunk, memoryview], None],
 ) -> None:
-    """Let each node read its chunks and broadcast them to the others: each byte enters a node once. Collective.
+    """Let each node `read` its chunks and broadcast them: each byte enters a node once. Collective.
 
-    A thread calls `begin`, then `write` with each chunk, in their order, and its buffer. Raises LocalLaunchError at
-    the deadline, a time of time.monotonic().
+    A thread calls `begin`, then `write` with each chunk, in order, and its buffer. Raises LocalLaunchError at the
+    deadline, a time of time.monotonic().
     """
     unread = deque(chunk for chunk in chunks if chunk.reader == roll.rank)
     reading: deque[Future[memoryview]] = deque()
     in_flight: deque[tuple[Chunk, memoryview, MPI.Request]] = deque()
     writing: deque[Future[None]] = deque()
-    with threads(THREADS) as pool, threads(1) as writer:
+    with thread_pool(READ_THREADS) as pool, thread_pool(1) as writer:
         writing.append(writer.submit(begin))
 
         def is_read() -> bool:
-            roll.comm.Iprobe()  # moves what is in flight: a request that is complete moves no other one
+            roll.comm.Iprobe()  # moves what is in flight: testing a complete request does not
             return reading[0].done()
 
         def receive() -> None:
             chunk, buffer, request = in_flight.popleft()
-            await_node(roll, chunk.reader, deadline, request.Test)
+            wait_for_node(roll, chunk.reader, deadline, request.Test)
             writing.append(writer.submit(write, chunk, buffer))
             if len(writing) > CHUNKS_READ_AHEAD:
                 writing.popleft().result()
@@ -179,10 +179,10 @@ def broadcast(
             while unread and len(reading) < CHUNKS_READ_AHEAD:
                 reading.append(pool.submit(read, unread.popleft()))
             if chunk.reader == roll.rank:
-                await_node(roll, roll.rank, deadline, is_read)
+                wait_for_node(roll, roll.rank, deadline, is_read)
                 buffer = reading.popleft().result()
             else:
-                buffer = buffer_for(chunk)
+                buffer = new_buffer(chunk)
             in_flight.append((chunk, buffer, roll.comm.Ibcast(buffer, root=chunk.reader)))
             if len(in_flight) == CHUNKS_IN_FLIGHT:
                 receive()
@@ -192,13 +192,13 @@ def broadcast(
             future.result()
 
 
-def await_node(roll: Rendezvous, node: int, deadline: float, look: Callable[[], bool]) -> None:
-    """Wait for a node until `look` returns True; MPI moves data only while it is called."""
+def wait_for_node(roll: Rendezvous, node: int, deadline: float, is_done: Callable[[], bool]) -> None:
+    """Wait for a node until `is_done`, which calls MPI: MPI moves data only while it is called."""
     def poll() -> bool | None:
-        until = time.monotonic() + POLL_S
-        while not (found := look()) and time.monotonic() < until:
-            time.sleep(0)  # lets this process's other threads run
-        return found or None
+        until = time.monotonic() + MPI_POLL_S
+        while not (done := is_done()) and time.monotonic() < until:
+            time.sleep(0)  # lets other threads of this process run
+        return done or None
 
     def remind(waited_s: float) -> None:
         if roll.rank == 0:
@@ -212,23 +212,20 @@ def await_node(roll: Rendezvous, node: int, deadline: float, look: Callable[[], 
     ), remind, REMIND_AFTER_S)
 
 
-def buffer_for(chunk: Chunk) -> memoryview:
-    """Return a buffer for a chunk's data, the checksums of its pieces, and a page more to read into.
-
-    It begins at a whole page.
-    """
+def new_buffer(chunk: Chunk) -> memoryview:
+    """Return a buffer, at a whole page, for a chunk's data, its checksums, and a page more to read into."""
     return memoryview(mmap.mmap(-1, chunk.size + len(chunk.pieces) * CHECKSUM.size + PAGE))
 
 
-def pieces_in(chunk: Chunk, buffer: memoryview) -> Iterator[tuple[Piece, memoryview, bool]]:
-    """Return each piece of a chunk with its data, and whether its file is as it was listed.
+def checked_pieces(chunk: Chunk, buffer: memoryview) -> Iterator[tuple[Piece, memoryview, bool]]:
+    """Yield each piece of a chunk, its data, and whether its file is as it was listed.
 
-    Raises ValueError if something else came than was read.
+    Raises ValueError if the data does not match its checksum.
     """
     checksums = CHECKSUM.iter_unpack(buffer[chunk.size:chunk.size + len(chunk.pieces) * CHECKSUM.size])
     start = 0
     for piece, (checksum,) in zip(chunk.pieces, checksums, strict=True):
         data, start = buffer[start:start + piece.length], start + piece.length
-        if checksum not in (NOT_AS_LISTED, crc32(data)):
+        if checksum not in (CHANGED, crc32(data)):
             raise ValueError("what came is not what was read")
-        yield piece, data, checksum != NOT_AS_LISTED
+        yield piece, data, checksum != CHANGED

@@ -10,118 +10,121 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
+from operator import itemgetter
 from typing import NamedTuple
 from zlib import crc32
 
-# File systems that several hosts share (as /proc/self/mountinfo names them, man 5 proc_pid_mountinfo). FUSE counts as
-# shared, except for images and for what caches on the host by itself.
-SHARED = frozenset((
+# File systems that hosts share, as /proc/self/mountinfo names them (man 5 proc_pid_mountinfo). FUSE counts as shared,
+# except for images and for what caches on the host by itself.
+SHARED_FILE_SYSTEMS = frozenset((
     "nfs", "nfs3", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "panfs", "pvfs2", "9p",
     "wekafs", "glusterfs", "ocfs2", "gfs2", "dvs"))
 LOCAL_FUSE = frozenset(f"fuse.{name}" for name in (
     "squashfuse", "squashfuse_ll", "fuse-overlayfs", "cvmfs2", "lxcfs", "gocryptfs", "portal", "erofsfuse"))
-INSTALLED = ("site-packages", "dist-packages")  # folders of sys.path that hold what pip has installed
-ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-STANDARD = os.path.dirname(os.__file__)  # of the standard library
-TOO_WIDE = ("/", "/usr", "/usr/local", "/opt", "/home")
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # in sys.path, with what pip has installed
+ZIPPED_LIBRARY = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+STANDARD_LIBRARY = os.path.dirname(os.__file__)
+SYSTEM_PREFIXES = ("/", "/usr", "/usr/local", "/opt", "/home")  # with more than an environment
 
 
 class Mount(NamedTuple):
-    """Where a file system is mounted, its type, and the options of that mount."""
+    """A mounted file system: its mount point, its type, and its options."""
 
     path: str
-    kind: str
+    file_system: str
     options: frozenset[str]
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether other hosts see the same files."""
-        return self.kind in SHARED or (self.kind.startswith("fuse") and self.kind not in LOCAL_FUSE)
+        is_shared_fuse = self.file_system.startswith("fuse") and self.file_system not in LOCAL_FUSE
+        return self.file_system in SHARED_FILE_SYSTEMS or is_shared_fuse
 
 
 def mounts() -> list[Mount]:
     r"""Return the mounted file systems, the last mounted at the end. The kernel writes a path's spaces as \040."""
-    found = []
+    mounted = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
-            words, _, kind = (part.split(b" ") for part in line.partition(b" - "))
-            path = re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), words[4])
-            found.append(Mount(os.fsdecode(path), os.fsdecode(kind[0]), frozenset(os.fsdecode(words[5]).split(","))))
-    return found
+            fields, _, kind = (part.split(b" ") for part in line.partition(b" - "))
+            path = re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), fields[4])
+            mounted.append(Mount(os.fsdecode(path), os.fsdecode(kind[0]),
+                                 frozenset(os.fsdecode(fields[5]).split(","))))
+    return mounted
 
 
-def mount_of(path: str, among: Sequence[Mount]) -> Mount:
-    """Return the file system of a path, in which no link is followed."""
-    return max((mount for mount in reversed(among) if is_within(path, mount.path)), key=lambda mount: len(mount.path))
+def mount_of(path: str, mounted: Sequence[Mount]) -> Mount:
+    """Return the file system of a path without links."""
+    return max((mount for mount in reversed(mounted) if is_within(path, mount.path)), key=lambda mount: len(mount.path))
 
 
 def environment_roots() -> dict[str, tuple[int, int]]:
     """Return the topmost folders of the environment on a shared file system, each with its inode and time of change.
 
-    The environment consists of Python's own folder (sys.prefix, sys.base_prefix) and the folders for packages. Other
-    entries of sys.path, such as the script's folder or an editable install, belong to the user, who writes there.
+    The environment is Python's own folder (sys.prefix, sys.base_prefix) and the folders for packages. Other entries of
+    sys.path, such as the script's folder or an editable install, are the user's, who writes there.
     """
-    known, found = mounts(), {}
-    for root in topmost(environment(sys.path)):
-        if mount_of(os.path.realpath(root), known).shared and os.path.isdir(root):
+    mounted, roots = mounts(), {}
+    for root in outermost(environment_folders(sys.path)):
+        if mount_of(os.path.realpath(root), mounted).is_shared and os.path.isdir(root):
             status = os.stat(root)
-            found[root] = status.st_ino, status.st_mtime_ns
-    return found
+            roots[root] = status.st_ino, status.st_mtime_ns
+    return roots
 
 
-def name_of(roots: Sequence[str]) -> str:
-    """Return a name for an environment: its folders, and the Python in it."""
-    words = repr((tuple(roots), sys.prefix, sys.version, os.uname().machine))
-    return hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+def environment_name(roots: Sequence[str]) -> str:
+    """Return a name for an environment: a hash of its folders and its Python."""
+    key = repr((tuple(roots), sys.prefix, sys.version, os.uname().machine))
+    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
-def environment(path: Sequence[str]) -> list[str]:
-    """Return the folders of the environment to which entries of sys.path belong."""
-    found = []
-    for entry in filter(is_installed, path):
+def environment_folders(path: Sequence[str]) -> list[str]:
+    """Return the folders of the environment that contain entries of sys.path."""
+    folders = []
+    for entry in filter(is_environment_entry, path):
         prefix = root_of(entry, (sys.prefix, sys.base_prefix, sys.exec_prefix))
-        found.append(prefix if prefix and prefix not in TOO_WIDE else entry)
-    return found
+        folders.append(prefix if prefix and prefix not in SYSTEM_PREFIXES else entry)
+    return folders
 
 
-def is_installed(entry: str) -> bool:
-    """Tell whether an entry of sys.path is Python's own, or holds what pip has installed."""
+def is_environment_entry(entry: str) -> bool:
+    """Return whether an entry of sys.path is Python's own, or has what pip has installed."""
     users = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
-    own = os.path.basename(entry) in (*INSTALLED, ZIPPED) or entry == users or is_within(entry, STANDARD)
-    return own and os.path.isabs(entry)
+    is_own = os.path.basename(entry) in (*PACKAGE_FOLDERS, ZIPPED_LIBRARY) or entry == users
+    return os.path.isabs(entry) and (is_own or is_within(entry, STANDARD_LIBRARY))
 
 
-def holds_installed(path: str, root: str) -> bool:
-    """Tell whether a file in a root is the environment's: a prefix may contain the user's own folders, too."""
+def is_environment_file(path: str, root: str) -> bool:
+    """Return whether a file in a root is the environment's: a prefix may contain the user's own folders, too."""
     return root not in (sys.prefix, sys.base_prefix, sys.exec_prefix) or path[len(root) + 1:].startswith("lib")
 
 
-def topmost(folders: Iterable[str]) -> list[str]:
-    """Return the folders that lie in none of the others."""
-    every = sorted({os.path.normpath(folder) for folder in folders})
-    return [folder for folder in every if root_of(folder, every) == folder]
+def outermost(folders: Iterable[str]) -> list[str]:
+    """Return the folders that are in none of the others."""
+    normal = sorted({os.path.normpath(folder) for folder in folders})
+    return [folder for folder in normal if root_of(folder, normal) == folder]
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Tell whether a path is a folder, or lies in it."""
+    """Return whether a path is a folder, or in it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def root_of(path: str, folders: Iterable[str]) -> str:
-    """Return the first of the folders that contains a path, empty for none."""
+    """Return the first of the folders that contains a path, "" if none does."""
     return next((folder for folder in folders if is_within(path, folder)), "")
 
 
-COMPILED = "__pycache__"
+PYCACHE = "__pycache__"
 CHUNK_BYTES = 2**20
 PIECES_PER_CHUNK = 16  # they are read one after the other
-CROWDED_FOLDER = 16  # files
+MANY_FILES = 16  # of a folder with more, each node reads a part
 
-Range = tuple[int, int]  # where it begins, and its length
+Range = tuple[int, int]  # start and length
 
 
 class File(NamedTuple):
-    """A file that is copied: its path, size in bytes, time of change in ns, and permissions."""
+    """A file to copy: its path, size in bytes, time of change in ns, and permissions."""
 
     path: str
     size: int
@@ -130,9 +133,9 @@ class File(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder of the mirror: its time of change in ns, and each name in it with the text of a link, else with "".
+    """A folder of the mirror: its time of change in ns, and its names, each with the target of a link or "".
 
-    The folders of compiled modules are not listed: what is in them follows from the sources beside them.
+    __pycache__ folders are not listed: their content follows from the sources.
     """
 
     path: str
@@ -141,65 +144,65 @@ class Folder(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a mirror of an environment's roots holds; all sorted by path."""
+    """What a mirror of an environment's roots contains, sorted by path."""
 
     roots: tuple[str, ...]
     files: tuple[File, ...]
     folders: tuple[Folder, ...]
 
     def fingerprint(self) -> str:
-        """Return a name for exactly this; it differs when a file or a folder has changed."""
+        """Return a hash, which differs when a file or a folder has changed."""
         return hashlib.blake2b(repr(self).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
-def manifest_of(roots: Sequence[str], found: Collection[File | Folder]) -> Manifest:
-    """Return the manifest of the folders that are known up to their root, and of the files in them.
+def make_manifest(roots: Sequence[str], entries: Collection[File | Folder]) -> Manifest:
+    """Return the manifest of folders that are listed up to their root, and of the files in them.
 
-    A folder that could not be listed contains more than is known.
+    The content of a folder that could not be listed is unknown.
     """
-    listed: dict[str, Folder] = {}
-    for folder in sorted(folder for folder in found if isinstance(folder, Folder)):
-        if folder.path in roots or os.path.dirname(folder.path) in listed:
-            listed[folder.path] = folder
-    files = sorted(file for file in found if isinstance(file, File) and home_of(file.path) in listed)
-    return Manifest(tuple(roots), tuple(files), tuple(listed.values()))
+    folders: dict[str, Folder] = {}
+    for folder in sorted(entry for entry in entries if isinstance(entry, Folder)):
+        if folder.path in roots or os.path.dirname(folder.path) in folders:
+            folders[folder.path] = folder
+    files = sorted(entry for entry in entries if isinstance(entry, File) and listing_folder(entry.path) in folders)
+    return Manifest(tuple(roots), tuple(files), tuple(folders.values()))
 
 
-def folders_of(paths: Iterable[str], roots: Collection[str]) -> list[str]:
-    """Return the roots and the folders above some paths in them, without those of compiled modules."""
-    found = set(roots)
+def parent_folders(paths: Iterable[str], roots: Collection[str]) -> list[str]:
+    """Return the roots and the folders above paths in them, without __pycache__ folders."""
+    folders = set(roots)
     for path in paths:
-        folder = home_of(path) if root_of(path, roots) else ""
-        while folder and folder not in found:
-            found.add(folder)
+        folder = listing_folder(path) if root_of(path, roots) else ""
+        while folder and folder not in folders:
+            folders.add(folder)
             folder = os.path.dirname(folder)
-    return sorted(folder for folder in found if os.path.basename(folder) != COMPILED)
+    return sorted(folder for folder in folders if os.path.basename(folder) != PYCACHE)
 
 
-def home_of(path: str) -> str:
-    """Return the folder that lists a file, for a compiled module that of its source."""
+def listing_folder(path: str) -> str:
+    """Return the folder that lists a file; for a compiled module, the folder of its source."""
     folder = os.path.dirname(path)
-    return os.path.dirname(folder) if os.path.basename(folder) == COMPILED else folder
+    return os.path.dirname(folder) if os.path.basename(folder) == PYCACHE else folder
 
 
-def node_of(folder: str, nodes: int) -> int:
-    """Return the number of the node that looks at a folder."""
+def reader_of(folder: str, nodes: int) -> int:
+    """Return the number of the node that inspects a folder."""
     return crc32(folder.encode(errors="surrogateescape")) % nodes
 
 
-def readers_of(paths: Iterable[str], nodes: int) -> dict[str, int]:
-    """Return for each file the number of the node that looks at it and reads it: the one that has its folder.
+def assign_readers(paths: Iterable[str], nodes: int) -> dict[str, int]:
+    """Return the number of the node that inspects and reads each file: the one with its folder.
 
-    The files of a crowded folder are shared out: a kernel looks up the names of one folder one after the other.
+    Folders with MANY_FILES are shared out: a kernel looks up the names of a folder one after the other.
     """
-    homes = {path: home_of(path) for path in paths}
-    files = Counter(homes.values())
-    return {path: node_of(f"{home}/{os.path.basename(path).partition('.')[0]}", nodes)
-            if files[home] > CROWDED_FOLDER else node_of(home, nodes) for path, home in homes.items()}
+    folder_of = {path: listing_folder(path) for path in paths}
+    counts = Counter(folder_of.values())
+    return {path: reader_of(f"{folder}/{os.path.basename(path).partition('.')[0]}", nodes)
+            if counts[folder] > MANY_FILES else reader_of(folder, nodes) for path, folder in folder_of.items()}
 
 
 class Piece(NamedTuple):
-    """A part of a file: the file's number in the manifest, where the part begins, how long it is."""
+    """A part of a file: the file's number in the manifest, the start, and the length."""
 
     file: int
     start: int
@@ -207,7 +210,7 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Pieces of files that travel together, and the number of the node that reads them."""
+    """Pieces of files that are broadcast together, and the number of the node that reads them."""
 
     reader: int
     pieces: tuple[Piece, ...]
@@ -219,9 +222,9 @@ class Chunk(NamedTuple):
 
 
 def plan_chunks(files: Sequence[File], nodes: int, readers: Mapping[str, int], limit: int = CHUNK_BYTES) -> list[Chunk]:
-    """Return the chunks in which files travel, in order: small files by their readers, large ones by turns.
+    """Return the chunks in order: small files from their readers, large files from all nodes in turn.
 
-    Large files are put between small ones: these wait for look-ups, those for the line.
+    Large files are put between small ones: these wait for look-ups, those for the network.
     """
     small: list[list[Chunk]] = [[] for _ in range(nodes)]
     large: list[Piece] = []
@@ -229,12 +232,13 @@ def plan_chunks(files: Sequence[File], nodes: int, readers: Mapping[str, int], l
         if file.size > limit:
             large += [Piece(number, start, min(limit, file.size - start)) for start in range(0, file.size, limit)]
             continue
-        own, piece = small[readers[file.path]], Piece(number, 0, file.size)
-        if own and len(own[-1].pieces) < PIECES_PER_CHUNK and own[-1].size + file.size <= limit:
-            own[-1] = Chunk(own[-1].reader, (*own[-1].pieces, piece))
+        chunks, piece = small[readers[file.path]], Piece(number, 0, file.size)
+        if chunks and len(chunks[-1].pieces) < PIECES_PER_CHUNK and chunks[-1].size + file.size <= limit:
+            chunks[-1] = Chunk(chunks[-1].reader, (*chunks[-1].pieces, piece))
         else:
-            own.append(Chunk(readers[file.path], (piece,)))
-    in_turn = [chunk for turn in zip_longest(*small) for chunk in turn if chunk]
-    by_turns = [Chunk(number % nodes, (piece,)) for number, piece in enumerate(large)]
-    placed = [((number + 0.5) / len(some), chunk) for some in (in_turn, by_turns) for number, chunk in enumerate(some)]
-    return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]
+            chunks.append(Chunk(readers[file.path], (piece,)))
+    small_chunks = [chunk for turn in zip_longest(*small) for chunk in turn if chunk]
+    large_chunks = [Chunk(number % nodes, (piece,)) for number, piece in enumerate(large)]
+    placed = [((number + 0.5) / len(chunks), chunk) for chunks in (small_chunks, large_chunks)
+              for number, chunk in enumerate(chunks)]
+    return [chunk for _, chunk in sorted(placed, key=itemgetter(0))]

@@ -1,8 +1,7 @@
-"""Read the modules of this package in parallel, in the place of one after the other as imports do.
+"""Read the modules of this package in parallel, instead of one after the other as imports do.
 
-On a shared file system that is slow or far away, each import waits for some operations of its server: a hundred
-modules take a second or two. Python's own loader checks what was read here, as always. Where opening a file takes no
-time, as on a local disk, imports are quicker than threads.
+On a slow shared file system each import waits for several operations of the server: a hundred modules take a second or
+two. Python's own loader checks what was read, as always. On a local disk, imports are faster than threads.
 """
 
 from __future__ import annotations
@@ -22,49 +21,49 @@ Item = TypeVar("Item")
 PACKAGE = __name__.partition(".")[0]
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COMMANDS = ("check", "supervise")  # packages that a start does not import
-SLOW_S = 0.0003  # to open a file
+SLOW_OPEN_S = 0.0003  # of opening a file, which takes some µs on a local disk
 THREADS = 16
 
 
-class Module(SourceFileLoader):
-    """Loads a module from what was read of its files; reads what was not."""
+class PrefetchedLoader(SourceFileLoader):
+    """Loads a module from bytecode that was read ahead."""
 
     def __init__(self, name: str, file: str) -> None:
-        """Read the module's bytecode, and the times of its source; raise OSError where there is none."""
+        """Read the module's bytecode and its source's status; raise OSError if one is missing."""
         super().__init__(name, file)
         self._stats = super().path_stats(file)
         self._bytecode = cache_from_source(file)
-        with open(self._bytecode, "rb", buffering=0) as read:
-            self._data: bytes | None = read.read()
+        with open(self._bytecode, "rb", buffering=0) as file_object:
+            self._data: bytes | None = file_object.read()
 
     def path_stats(self, path: str) -> Mapping[str, Any]:
-        """Return when the source was changed, and its size."""
+        """Return the source's time of change and its size."""
         return self._stats if path == self.path else super().path_stats(path)
 
     def get_data(self, path: str) -> bytes:
-        """Return what a file holds: the bytecode once, as it was read."""
+        """Return a file's content: the bytecode that was read ahead only once."""
         data, self._data = (self._data, None) if path == self._bytecode else (None, self._data)
         return super().get_data(path) if data is None else data
 
 
-class Finder:
-    """Finds the modules of a package that were read."""
+class PrefetchedFinder:
+    """Finds the modules of a package that were read ahead."""
 
-    def __init__(self, package: str, folder: str, left_out: Iterable[str] = ()) -> None:
-        """Read the modules in a package's folder, and in the packages below it that are not `left_out`."""
+    def __init__(self, package: str, folder: str, excluded: Iterable[str] = ()) -> None:
+        """Read the modules in a package's folder, and in its subpackages that are not `excluded`."""
         self._folder = folder
         self._packages = set[str]()
         self._files: list[tuple[str, str]] = []
-        self._loaders: dict[str, Module] = {}
+        self._loaders: dict[str, PrefetchedLoader] = {}
         names = self._list(package)
-        folders = [name for name in names if name.isidentifier() and name != "__pycache__" and name not in left_out]
+        folders = [name for name in names if name.isidentifier() and name != "__pycache__" and name not in excluded]
         run_in_threads(self._list, [f"{package}.{name}" for name in folders])
-        # Folder by folder, threads would wait for each other: some kernels open the files of a folder one by one.
+        # Sorted by name, as some kernels open the files of a folder one after the other.
         files = sorted(self._files, key=lambda named_file: os.path.basename(named_file[1]))
         run_in_threads(self._read, [(name, file) for name, file in files if name not in sys.modules])
 
     def _list(self, package: str) -> list[str]:
-        """Note the modules of a package, and return the names in its folder."""
+        """Add the modules of a package, and return the names in its folder."""
         path = os.path.join(self._folder, *package.split(".")[1:])
         names: list[str] = []
         with contextlib.suppress(OSError):
@@ -80,11 +79,11 @@ class Finder:
 
     def _read(self, named_file: tuple[str, str]) -> None:
         name, file = named_file
-        with contextlib.suppress(OSError, NotImplementedError):  # which says that nothing is compiled here
-            self._loaders[name] = Module(name, file)
+        with contextlib.suppress(OSError, NotImplementedError):  # this Python writes no bytecode
+            self._loaders[name] = PrefetchedLoader(name, file)
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return how a module is loaded, None for one that was not read; the first time alone, as by a reload."""
+        """Return the spec of a module that was read ahead, once: a reload reads the file."""
         del path, target
         loader = self._loaders.pop(fullname, None)
         if loader is None:
@@ -106,7 +105,7 @@ def run_in_threads(function: Callable[[Item], object], items: Iterable[Item]) ->
 
     threads = [threading.Thread(target=run) for _ in range(THREADS - 1)]
     started = []
-    with contextlib.suppress(RuntimeError):  # no more threads can be started
+    with contextlib.suppress(RuntimeError):  # no more threads can be started; this one does the rest
         for thread in threads:
             thread.start()
             started.append(thread)
@@ -115,10 +114,10 @@ def run_in_threads(function: Callable[[Item], object], items: Iterable[Item]) ->
         thread.join()
 
 
-def begin() -> None:
-    """Read the modules of a start if opening a file is slow. Helper processes, which are forked later, use them too."""
-    began = time.perf_counter()
+def prefetch_modules() -> None:
+    """Read the modules of a start ahead, if opening a file is slow. Helper processes, forked later, have them too."""
+    start = time.perf_counter()
     with contextlib.suppress(OSError):
         os.close(os.open(os.path.join(FOLDER, "launch.py"), os.O_RDONLY))
-    if time.perf_counter() - began > SLOW_S:
-        sys.meta_path.insert(0, Finder(PACKAGE, FOLDER, COMMANDS))
+    if time.perf_counter() - start > SLOW_OPEN_S:
+        sys.meta_path.insert(0, PrefetchedFinder(PACKAGE, FOLDER, COMMANDS))

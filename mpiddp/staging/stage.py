@@ -21,88 +21,89 @@ from ..bootstrap.rollcall import MAX_STAGGER_S, Rendezvous
 from ..discovery.runtime import hostname
 from . import access_trace, mirror
 from .access_trace import AccessTrace, Tracer
-from .broadcast import broadcast, list_all, prefetching, read_chunk
+from .broadcast import broadcast, inspect_paths, prefetching, read_chunk
 from .manifest import (
     Chunk,
     File,
     Folder,
     Manifest,
     Range,
+    assign_readers,
+    environment_name,
     environment_roots,
-    folders_of,
-    manifest_of,
-    name_of,
-    node_of,
+    make_manifest,
+    parent_folders,
     plan_chunks,
-    readers_of,
+    reader_of,
 )
-from .mirror import Lease, Writer, has_all, use
+from .mirror import MirrorLease, MirrorWriter, is_complete, redirect_imports
 
 STAGING = "staging"
 LOOKING = "looking at its environment"
-WHERE_IT_LIES = "it is read where it lies"
-ALREADY = "not-staged: a program with its own main() has imported its environment already"
-FEW_MORE = 0.02  # a mirror that lacks so little of what is wanted is used as it is
-OTHER_JOB_TIMEOUT_S = 60.0  # to finish the mirror that it has begun on this node
+READ_IN_PLACE = "it is read where it lies"
+ENVIRONMENT_LOADED = "not-staged: a program with its own main() has imported its environment already"
+MAX_MISSING_SHARE = 0.02  # of the paths: a mirror that lacks less is used again, as making it anew takes longer
+OTHER_JOB_TIMEOUT_S = 60.0  # for another job to finish its mirror on this node
 
-Wanted = tuple[frozenset[str], dict[str, tuple[Range, ...]]]  # paths to be copied, and ranges to be prefetched
+Plan = tuple[frozenset[str], dict[str, tuple[Range, ...]]]  # paths to copy, and ranges of files to prefetch
 Value = TypeVar("Value")
 
 
 class Outcome(NamedTuple):
-    """Where a node's mirror lies, or why there is none, and which files were left out."""
+    """A node's mirror, or why there is none, and the files that were left out."""
 
     path: str = ""
-    refused: str = ""
-    left: tuple[str, ...] = ()
+    problem: str = ""
+    left_out: tuple[str, ...] = ()
 
 
-class Staged:
-    """A rank's part: the mirror that it uses, if any, and on rank 0 the record of what this start opens."""
+class StagedEnvironment:
+    """A rank's part: the lease of its mirror, if there is one, and on rank 0 the record of what this start opens."""
 
-    def __init__(self, used: Lease | None, tracer: Tracer | None, record: str, known: AccessTrace, keep: bool) -> None:
-        self._lease, self._tracer, self._record, self._known, self._keep = used, tracer, record, known, keep
+    def __init__(self, lease: MirrorLease | None, tracer: Tracer | None, record: str, known: AccessTrace,
+                 keep: bool) -> None:
+        self._lease, self._tracer, self._record, self._known, self._keep = lease, tracer, record, known, keep
         self._pid = os.getpid()
 
-    def remember(self) -> None:
-        """Add to the record what was opened; if that fails, the next start does without."""
+    def update_record(self) -> None:
+        """Add what was opened to the record; warn if that fails."""
         if self._tracer is None:
             return
         trace = self._tracer.trace()
         if not trace.paths <= self._known.paths:
             self._known = self._known.merge(trace)
             try:
-                access_trace.write(self._record, self._known)
+                access_trace.write_record(self._record, self._known)
             except OSError as error:
                 warn([f"stage-record: cannot keep what a start opens in {self._record}: {error.strerror}"])
                 self._tracer = None
 
     def end(self) -> None:
-        """Remember what was opened and release the mirror; nothing in a process that the rank has forked."""
+        """Update the record and release the mirror, but not in a forked process."""
         if os.getpid() == self._pid:
-            self.remember()
+            self.update_record()
             if self._lease is not None:
                 mirror.release(self._lease, self._keep)
                 self._lease = None
 
 
-staged: Staged | None = None  # in this process
+staged: StagedEnvironment | None = None  # in this process
 
 
-def remember() -> None:
-    """Add to the record what this start has opened, with --stage."""
+def update_record() -> None:
+    """Add what this start has opened to the record, with --stage."""
     if staged is not None:
-        staged.remember()
+        staged.update_record()
 
 
 def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
-    """Let this rank find its environment in a mirror on its node until the process ends. Collective.
+    """Let this rank import its environment from a mirror on its node until the process ends. Collective.
 
     Raises LocalLaunchError if a node has not read its share in time.
     """
     global staged
     if config.script is None:
-        warn([ALREADY] if place.rank == 0 else [])
+        warn([ENVIRONMENT_LOADED] if place.rank == 0 else [])
         return
     is_leader = place.local_rank == 0
     roots: tuple[str, ...] = roll.exchange(LOOKING, environment_roots() if is_leader else None, common_roots)
@@ -111,55 +112,55 @@ def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
     begin_stage(STAGING)
     tracer, record, known = None, "", AccessTrace()
     if place.rank == 0:
-        tracer, record = Tracer(roots), access_trace.record_of(roots, os.environ)
-        known = access_trace.read(record)
+        tracer, record = Tracer(roots), access_trace.record_path(roots, os.environ)
+        known = access_trace.read_record(record)
         if not known.paths:
-            tracer.listen()
+            tracer.watch_opens()
             if not config.quiet:
                 write_line("mpiddp: --stage: this start records what it opens; the next one is staged")
-    used, outcome = None, None
+    lease, outcome = None, None
     with node_leaders(roll, is_leader) as leaders:
         if leaders is not None:
-            loaded = tracer.loaded() if tracer and not config.stage_keep else frozenset()
-            used, outcome = NodeLeader(leaders, roots, config).run(known, loaded)
-    path = roll.exchange(STAGING, (place.node_rank, outcome), lambda outcomes: mirrors_of(outcomes, roll.hosts))
-    if used is None and path:
-        used = mirror.lease_whole(path)
-    if used is not None:
-        use(used, roots)
+            loaded = tracer.loaded_files() if tracer and not config.stage_keep else frozenset()
+            lease, outcome = NodeLeader(leaders, roots, config).run(known, loaded)
+    path = roll.exchange(STAGING, (place.node_rank, outcome), lambda outcomes: mirror_paths(outcomes, roll.hosts))
+    if lease is None and path:
+        lease = mirror.acquire_shared(path)
+    if lease is not None:
+        redirect_imports(lease, roots)
         if tracer is not None:
-            tracer.mirror = os.path.realpath(used.root)
-    staged = Staged(used, tracer, record, known, config.stage_keep)
-    atexit.register(staged.end)  # runs after the rank has left its job: what is registered later comes first
+            tracer.mirror = os.path.realpath(lease.root)
+    staged = StagedEnvironment(lease, tracer, record, known, config.stage_keep)
+    atexit.register(staged.end)  # runs after the rank has left its job: functions registered later run first
 
 
-def common_roots(found: Sequence[dict[str, tuple[int, int]] | None]) -> list[tuple[str, ...]]:
-    """Return for each rank the roots that all nodes see alike; on rank 0."""
-    nodes = [roots for roots in found if roots is not None]
-    same = tuple(root for root, mark in nodes[0].items() if all(node.get(root) == mark for node in nodes))
-    odd = sorted({root for node in nodes for root in node} - {*same})
-    if odd:
-        warn([f"not-staged: not all nodes see the same folder: {join_names(odd)}; {WHERE_IT_LIES}"])
+def common_roots(facts: Sequence[dict[str, tuple[int, int]] | None]) -> list[tuple[str, ...]]:
+    """Return for each rank the roots that are the same on all nodes; on rank 0."""
+    nodes = [roots for roots in facts if roots is not None]
+    same = tuple(root for root, status in nodes[0].items() if all(node.get(root) == status for node in nodes))
+    different = sorted({root for node in nodes for root in node} - {*same})
+    if different:
+        warn([f"not-staged: not all nodes see the same folder: {join_names(different)}; {READ_IN_PLACE}"])
     elif not same:
         warn(["not-staged: Python's environment is on no shared file system: there is nothing to stage"])
-    return [same] * len(found)
+    return [same] * len(facts)
 
 
-def mirrors_of(found: Sequence[tuple[int, Outcome | None]], hosts: Sequence[str]) -> list[str]:
-    """Return for each rank where its node's mirror lies, empty for none; on rank 0, which warns of what was refused."""
-    outcomes = {node: (host, outcome) for host, (node, outcome) in zip(hosts, found, strict=True) if outcome}
-    for reason in sorted({outcome.refused for _, outcome in outcomes.values()} - {""}):
-        where = [host for host, outcome in outcomes.values() if outcome.refused == reason]
-        nodes = f" (on {fold_hosts(where)})" if len(where) < len(outcomes) else ""
-        warn([f"not-staged: {reason}{nodes}; {WHERE_IT_LIES}"])
-    if left := sorted({path for _, outcome in outcomes.values() for path in outcome.left}):
-        warn([f"not-staged: changed while it was read, or unreadable: {join_names(left)}; {WHERE_IT_LIES}"])
-    return [outcomes[node][1].path for node, _ in found]
+def mirror_paths(facts: Sequence[tuple[int, Outcome | None]], hosts: Sequence[str]) -> list[str]:
+    """Return for each rank its node's mirror, "" for none; on rank 0, which warns about problems."""
+    outcomes = {node: (host, outcome) for host, (node, outcome) in zip(hosts, facts, strict=True) if outcome}
+    for problem in sorted({outcome.problem for _, outcome in outcomes.values()} - {""}):
+        affected = [host for host, outcome in outcomes.values() if outcome.problem == problem]
+        nodes = f" (on {fold_hosts(affected)})" if len(affected) < len(outcomes) else ""
+        warn([f"not-staged: {problem}{nodes}; {READ_IN_PLACE}"])
+    if left_out := sorted({path for _, outcome in outcomes.values() for path in outcome.left_out}):
+        warn([f"not-staged: changed while it was read, or unreadable: {join_names(left_out)}; {READ_IN_PLACE}"])
+    return [outcomes[node][1].path for node, _ in facts]
 
 
 @contextlib.contextmanager
 def node_leaders(roll: Rendezvous, is_leader: bool) -> Iterator[Rendezvous | None]:
-    """Return a roll call of each node's local rank 0 for this block; None on other ranks. Collective."""
+    """Yield a roll call of each node's local rank 0; None on other ranks. Collective."""
     from mpi4py import MPI
 
     comm = roll.comm.Split(0 if is_leader else MPI.UNDEFINED, roll.rank)
@@ -180,129 +181,128 @@ class NodeLeader:
         self._roll, self._roots, self._keep = roll, roots, config.stage_keep
         self._targets = mirror.target_dirs(config.stage, os.environ)
         self._deadline = time.monotonic() + roll.remaining_s + min(roll.rank, MAX_STAGGER_S)
-        self._refused = ""  # why this node gets no mirror
-        self._writer: Writer | None = None
-        self._lease: Lease | None = None  # of the mirror that is used or written
+        self._problem = ""  # why this node gets no mirror
+        self._writer: MirrorWriter | None = None
+        self._lease: MirrorLease | None = None  # of the mirror that is used or written
 
-    def run(self, known: AccessTrace, loaded: frozenset[str]) -> tuple[Lease | None, Outcome]:
-        """Return this node's mirror, leased, and what came of it. Collective.
+    def run(self, known: AccessTrace, loaded: frozenset[str]) -> tuple[MirrorLease | None, Outcome]:
+        """Return the lease of this node's mirror, and the outcome. Collective.
 
-        Rank 0 knows what former starts have opened, and what all ranks have loaded already.
+        On rank 0 `known` is what former starts have opened, and `loaded` what all ranks have loaded already.
         """
-        paths, ranges = self._shared(self._wanted(known, loaded) if self._roll.rank == 0 else None)
+        paths, ranges = self._from_rank_0(self._plan(known, loaded) if self._roll.rank == 0 else None)
         if not paths:
             return None, Outcome()
         with prefetching(ranges):
-            readers = readers_of(sorted(paths), self._roll.size)
+            readers = assign_readers(sorted(paths), self._roll.size)
             manifest = self._manifest(readers)
-            path = self._begin(manifest)
-            if self._any(self._writer is not None):
+            path = self._acquire(manifest)
+            if self._any_node(self._writer is not None):
                 self._broadcast(manifest, readers)
-            if not self._refused and (self._writer is not None or self._lease is None):
+            if not self._problem and (self._writer is not None or self._lease is None):
                 self._finish(path, manifest, paths)
         if self._lease is None:
-            return None, Outcome(refused=self._refused)
-        return self._lease, Outcome(self._lease.path, left=tuple(self._writer.left) if self._writer else ())
+            return None, Outcome(problem=self._problem)
+        return self._lease, Outcome(self._lease.path, left_out=tuple(self._writer.left_out) if self._writer else ())
 
-    def _wanted(self, known: AccessTrace, loaded: frozenset[str]) -> Wanted:
-        """Return what is to be staged, for which a former mirror on this node may do."""
+    def _plan(self, known: AccessTrace, loaded: frozenset[str]) -> Plan:
+        """Return what to stage; a former mirror on this node with almost all of it will do."""
         uncopied = {path for path, touched in known.touched.items()
                     if not touched.is_worth_copying(self._roll.size, self._keep)}
         paths = known.paths - loaded - uncopied
         if not paths:
             return paths, {}
-        stamps = (mirror.stamped(os.path.join(own, name)) or frozenset() for own in self._own_folders()
-                  for name in list_names(own, f"{name_of(self._roots)}-"))
+        stamps = (mirror.read_stamp(os.path.join(folder, name)) or frozenset() for folder in self._mirrors_folders()
+                  for name in list_names(folder, f"{environment_name(self._roots)}-"))
         former = min(stamps, key=lambda stamp: len(paths - stamp), default=frozenset())
-        if len(paths - former) <= FEW_MORE * len(paths):
+        if len(paths - former) <= MAX_MISSING_SHARE * len(paths):
             paths = former
         return paths, {path: touched.ranges for path, touched in known.touched.items() if path not in paths | loaded}
 
-    def _own_folders(self) -> list[str]:
-        return [own for own in map(mirror.own_folder, self._targets) if mirror.is_private(own)]
+    def _mirrors_folders(self) -> list[str]:
+        return [folder for folder in map(mirror.mirrors_folder, self._targets) if mirror.is_private(folder)]
 
-    def _shared(self, value: Value | None) -> Value:
-        """Return rank 0's value when all have come to ask for it."""
+    def _from_rank_0(self, value: Value | None) -> Value:
+        """Return rank 0's value, when all nodes call this."""
         self._roll.exchange(STAGING, None, lambda facts: [None] * len(facts))
-        found: Value = self._roll.comm.bcast(value)
-        return found
+        shared: Value = self._roll.comm.bcast(value)
+        return shared
 
-    def _any(self, own: bool) -> bool:
-        """Tell whether that is so on any node."""
-        return self._roll.exchange(STAGING, own, lambda facts: [any(facts)] * len(facts))
+    def _any_node(self, value: bool) -> bool:
+        return self._roll.exchange(STAGING, value, lambda facts: [any(facts)] * len(facts))
 
     def _manifest(self, readers: dict[str, int]) -> Manifest:
-        """Return what is to be staged as it is now: each node looks at a part of it."""
+        """Return the manifest of the files as they are now: each node inspects its part."""
         own, nodes = self._roll.rank, self._roll.size
         manifest: Manifest | None = None
         files = [path for path, reader in readers.items() if reader == own]
-        folders = [folder for folder in folders_of(readers, self._roots) if node_of(folder, nodes) == own]
+        folders = [folder for folder in parent_folders(readers, self._roots) if reader_of(folder, nodes) == own]
 
         def merge(parts: Sequence[Sequence[File | Folder]]) -> list[None]:
             nonlocal manifest
-            manifest = manifest_of(self._roots, [one for part in parts for one in part])
+            manifest = make_manifest(self._roots, [entry for part in parts for entry in part])
             return [None] * nodes
 
-        self._roll.exchange("looking at files", list_all(files, folders, self._roots), merge)
-        found: Manifest = self._roll.comm.bcast(manifest)
-        return found
+        self._roll.exchange("looking at files", inspect_paths(files, folders, self._roots), merge)
+        shared: Manifest = self._roll.comm.bcast(manifest)
+        return shared
 
-    def _begin(self, manifest: Manifest) -> str:
-        """Return where the mirror lies or will lie, "" for nowhere; be ready to write it, unless another job does."""
-        name = f"{name_of(self._roots)}-{manifest.fingerprint()}"
-        for own in self._own_folders():
-            mirror.tidy(own, name)
-            path = os.path.join(own, name)
-            if former := mirror.lease_whole(path):
-                if has_all(former, manifest):
+    def _acquire(self, manifest: Manifest) -> str:
+        """Acquire a former mirror, or a new one unless another job writes it; return its path, "" if there is none."""
+        name = f"{environment_name(self._roots)}-{manifest.fingerprint()}"
+        for folder in self._mirrors_folders():
+            mirror.remove_leftovers(folder, name)
+            path = os.path.join(folder, name)
+            if former := mirror.acquire_shared(path):
+                if is_complete(former, manifest):
                     self._lease = former
                     return path
                 mirror.release(former, keep=False)
-        folder, self._refused = mirror.choose_target(self._targets, sum(file.size for file in manifest.files))
-        if self._refused:
+        target, self._problem = mirror.choose_target(self._targets, sum(file.size for file in manifest.files))
+        if self._problem:
             return ""
-        path = os.path.join(mirror.own_folder(folder), name)
+        path = os.path.join(mirror.mirrors_folder(target), name)
         try:
-            self._lease = mirror.create(path)
+            self._lease = mirror.acquire_new(path)
         except OSError as error:
-            self._refused = f"{path}: {error.strerror}"
+            self._problem = f"{path}: {error.strerror}"
         if self._lease is not None:
-            self._writer = Writer(self._lease, manifest)
+            self._writer = MirrorWriter(self._lease, manifest)
         return path
 
     def _broadcast(self, manifest: Manifest, readers: dict[str, int]) -> None:
         """Read this node's share, and write all shares. Collective."""
         def write(chunk: Chunk, buffer: memoryview) -> None:
-            self._attempt(lambda writer: writer.write(chunk, buffer))
+            self._write(lambda writer: writer.write(chunk, buffer))
 
         broadcast(self._roll, plan_chunks(manifest.files, self._roll.size, readers), self._deadline,
-                  lambda chunk: read_chunk(manifest.files, chunk), lambda: self._attempt(Writer.begin), write)
+                  lambda chunk: read_chunk(manifest.files, chunk), lambda: self._write(MirrorWriter.begin), write)
 
-    def _attempt(self, write: Callable[[Writer], object]) -> None:
+    def _write(self, write: Callable[[MirrorWriter], object]) -> None:
         """Write; if that fails, this node gets no mirror, and goes on reading for the others."""
         if self._writer is None or self._lease is None:
             return
         try:
             write(self._writer)
         except (OSError, ValueError) as error:
-            words = error.strerror if isinstance(error, OSError) else str(error)
-            self._refused = f"{os.path.dirname(self._lease.path)}: {words}"
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self._problem = f"{os.path.dirname(self._lease.path)}: {reason}"
             mirror.release(self._lease, keep=False)
             self._writer = self._lease = None
 
     def _finish(self, path: str, manifest: Manifest, paths: frozenset[str]) -> None:
-        """Lease the mirror that this job, or another one on this node, has made."""
-        self._attempt(lambda writer: writer.finish(paths))
-        if self._refused:
+        """Acquire a lease of the mirror that this job, or another one on this node, has written."""
+        self._write(lambda writer: writer.finish(paths))
+        if self._problem:
             return
         if self._lease is not None:
             os.close(self._lease.lock)
         until = time.monotonic() + min(OTHER_JOB_TIMEOUT_S, self._roll.remaining_s)
         try:
-            self._lease = poll_until(lambda: mirror.lease_whole(path), until, TimeoutError, lambda _: None, math.inf)
+            self._lease = poll_until(lambda: mirror.acquire_shared(path), until, TimeoutError, lambda _: None, math.inf)
         except TimeoutError:
-            self._lease, self._refused = None, f"{path}: another job that makes it has not finished"
+            self._lease, self._problem = None, f"{path}: another job that makes it has not finished"
             return
-        if self._writer is None and not has_all(self._lease, manifest):
+        if self._writer is None and not is_complete(self._lease, manifest):
             mirror.release(self._lease, keep=False)
-            self._lease, self._refused = None, f"{path}: it is damaged, and another job uses it"
+            self._lease, self._problem = None, f"{path}: it is damaged, and another job uses it"

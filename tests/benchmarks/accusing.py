@@ -18,9 +18,9 @@ import time
 from typing import NamedTuple
 
 from mpiddp.check import PASSES
-from mpiddp.check.stats.link_findings import find
-from mpiddp.check.stats.schema import Nodes, RankInfo, empty
-from mpiddp.check.stats.tournament import rounds
+from mpiddp.check.stats.link_findings import find_link_findings
+from mpiddp.check.stats.schema import Nodes, RankInfo, no_measurements
+from mpiddp.check.stats.tournament import tournament
 
 NOISE = 0.05  # of each measurement, the logarithm's standard deviation
 SMALLEST, LARGEST = 4, 1024  # nodes of a fabric, all magnitudes alike often
@@ -66,7 +66,7 @@ def fabric(chance: random.Random) -> Fabric:
         share = math.exp(chance.uniform(math.log(SLOWEST), math.log(FASTEST)))
         kind = chance.choice(("sends", "receives", "both", "link"))
         if kind == "link":
-            met = {other for pairs in rounds(count) for pair in pairs if node in pair for other in pair} - {node}
+            met = {other for pairs in tournament(count) for pair in pairs if node in pair for other in pair} - {node}
             made.links[node, chance.choice(sorted(met))] = share
         if kind in ("sends", "both"):
             made.sends[node] = share
@@ -83,12 +83,12 @@ def measure(made: Fabric, way: tuple[int, int], chance: random.Random) -> float:
 
 def ours(made: Fabric, chance: random.Random) -> Outcome:
     """Return what the passes of a check and its rule come to."""
-    met = rounds(made.size)
+    met = tournament(made.size)
     links = {link: [measure(made, link, chance) for _ in range(PASSES)]
              for pairs in met for one, two in pairs for link in ((one, two), (two, one))}
     ranks = tuple(RankInfo(f"n{node}", node, 0) for node in range(made.size))
     begun = time.process_time()
-    findings = find(empty(ranks)._replace(links={"large": links}), Nodes(ranks))
+    findings = find_link_findings(no_measurements(ranks)._replace(links={"large": links}), Nodes(ranks))
     seconds = time.process_time() - begun
     nodes = {node for one in findings if one.subject == "node" for node in one.nodes}
     accused = {link for one in findings if one.subject == "link" for link in one.links}

@@ -7,7 +7,7 @@ import time
 from mpiddp.check import command
 from mpiddp.check.bench import kernels, rank
 
-rank.START_S = 1.0
+rank.DEVICE_START_TIMEOUT_S = 1.0
 if os.environ["PMI_RANK"] == "0":
-    kernels.start = lambda _: time.sleep(600)
+    kernels.start_device = lambda _: time.sleep(600)
 sys.exit(command.main())

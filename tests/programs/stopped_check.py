@@ -29,5 +29,5 @@ def stop(*_: object) -> None:
 rollcall.REMIND_AFTER_S = 2.0
 preflight.check_nodes = soon
 if os.environ["PMI_RANK"] in os.environ["STOPPED"].split():
-    preflight.measure = stop
+    preflight.measure_rank = stop
 sys.exit(main())

@@ -8,142 +8,146 @@ from typing import Any
 
 import torch
 
-WINDOW_S = 0.2  # two periods of a cgroup's quota (100 ms): in a shorter one, a rank may be lucky or unlucky
-WARM_S = 0.05
-FILLING = 8192  # rows of matrices that keep a GPU busy for some ms
-HOST_BYTES = 2**26  # of each of two buffers; those of a node's ranks together are more than its caches
+WINDOW_S = 0.2  # two periods of a cgroup's quota (100 ms): in a shorter window a rank may be lucky or unlucky
+WARM_UP_S = 0.05
+GPU_ROWS = 8192  # of matrices that keep a GPU busy for some ms
+CPU_ROWS = ((4, 512), (16, 1024), (10**9, 2048))  # for at most so many threads
+HOST_BYTES = 2**26  # of each of two buffers; those of a node's ranks together exceed its caches
 DEVICE_BYTES = 2**29
 PINNED_BYTES = 2**26
-LEAST_COPIES = 3
-ROWS = ((4, 512), (16, 1024), (10**9, 2048))  # of a CPU's matrices, for so many threads at most
+MIN_COPIES = 3
+BATCH_S = 0.01  # of work that is given to a device before it is waited for
 
 
-def product(device: torch.device, budget_s: float) -> float | None:
-    """Return the FLOP/s of a product of square matrices, None where the budget is less than a window.
+def measure_matmul(device: torch.device, budget_s: float) -> float | None:
+    """Return the FLOP/s of a product of square matrices, the best of the budget's windows; None if it has no window.
 
-    It is float32 on the threads that torch has here, bfloat16 on accelerators that compute with it. Each window lasts
-    for 0.2 s of wall time, and the best one counts.
+    It is float32 on a CPU, on the threads that torch has here, and bfloat16 on accelerators that compute with it.
     """
-    if budget_s < WARM_S + WINDOW_S:
+    if budget_s < WARM_UP_S + WINDOW_S:
         return None
-    rows = next(size for most, size in ROWS if torch.get_num_threads() <= most) if device.type == "cpu" else FILLING
-    kind = kind_of(device)
-    small = torch.ones(64, 64, device=device, dtype=kind)
-    torch.mm(small, small)  # what the library keeps for its work has memory of its own, not a part of the matrices'
-    random = torch.Generator(device).manual_seed(0)  # the script's own numbers stay as they are
-    one, other = (torch.randn(rows, rows, device=device, generator=random).to(kind) for _ in range(2))
-    result = torch.empty_like(one)
-    return 2.0 * rows**3 * best_rate(lambda: torch.mm(one, other, out=result), device, budget_s)
+    rows = GPU_ROWS
+    if device.type == "cpu":
+        rows = next(size for threads, size in CPU_ROWS if torch.get_num_threads() <= threads)
+    dtype = matmul_dtype(device)
+    small = torch.ones(64, 64, device=device, dtype=dtype)
+    torch.mm(small, small)  # so that the library's workspace is not taken from the matrices' memory
+    generator = torch.Generator(device).manual_seed(0)  # the script's random state stays as it is
+    left, right = (torch.randn(rows, rows, device=device, generator=generator).to(dtype) for _ in range(2))
+    result = torch.empty_like(left)
+    return 2.0 * rows**3 * best_rate(lambda: torch.mm(left, right, out=result), device, budget_s)
 
 
-def kind_of(device: torch.device) -> torch.dtype:
-    """Return the kind of numbers that a device is measured with."""
+def matmul_dtype(device: torch.device) -> torch.dtype:
+    """Return the type of numbers that a device is measured with."""
     if device.type == "cpu":
         return torch.float32
     if device.type == "cuda" and not torch.version.hip:
         return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float32
     try:
-        torch.ones(1, 1, device=device, dtype=torch.bfloat16).mm(torch.ones(1, 1, device=device, dtype=torch.bfloat16))
+        number = torch.ones(1, 1, device=device, dtype=torch.bfloat16)
+        torch.mm(number, number)
     except (RuntimeError, TypeError):
         return torch.float32
     return torch.bfloat16
 
 
 def best_rate(work: Callable[[], object], device: torch.device, budget_s: float, window_s: float = WINDOW_S) -> float:
-    """Return how often a piece of work is done in a second, in the best of the windows that the budget has room for.
+    """Return how often per second work is done in the best window of the budget.
 
-    The work is done for some time before that: clocks rise, and libraries choose what to run.
+    Before that the work is done for a while: clocks rise, and libraries choose algorithms.
     """
     end = time.perf_counter() + budget_s
-    number, took = 1, elapsed(work, device, 1)
-    began = time.perf_counter()
-    while time.perf_counter() < began + min(WARM_S, budget_s / 5):
-        took = elapsed(work, device, number)
-        number = max(1, int(number * min(10.0, 0.01 / took)))  # in a row, as programs do: about 10 ms of it
-    best = rate(work, device, number, window_s)
+    batch, duration_s = 1, elapsed(work, device, 1)
+    start = time.perf_counter()
+    while time.perf_counter() < start + min(WARM_UP_S, budget_s / 5):
+        duration_s = elapsed(work, device, batch)
+        batch = max(1, int(batch * min(10.0, BATCH_S / duration_s)))
+    best = rate_in_window(work, device, batch, window_s)
     while time.perf_counter() + window_s <= end:
-        best = max(best, rate(work, device, number, window_s))
+        best = max(best, rate_in_window(work, device, batch, window_s))
     return best
 
 
-def rate(work: Callable[[], object], device: torch.device, number: int, window_s: float) -> float:
-    """Return how often work is done in a second, within a window, by so many in a row at a time."""
-    done, took = 0, 0.0
-    began = time.perf_counter()
-    while took < window_s:
-        elapsed(work, device, number)
-        done, took = done + number, time.perf_counter() - began
-    return done / took
+def rate_in_window(work: Callable[[], object], device: torch.device, batch: int, window_s: float) -> float:
+    """Return how often per second work is done in a window, in batches."""
+    count, duration_s = 0, 0.0
+    start = time.perf_counter()
+    while duration_s < window_s:
+        elapsed(work, device, batch)
+        count, duration_s = count + batch, time.perf_counter() - start
+    return count / duration_s
 
 
-def elapsed(work: Callable[[], object], device: torch.device, number: int) -> float:
-    """Return the seconds until a device has done so much work."""
-    began = time.perf_counter()
-    for _ in range(number):
+def elapsed(work: Callable[[], object], device: torch.device, batch: int) -> float:
+    """Return the seconds until a device has done a batch of work."""
+    start = time.perf_counter()
+    for _ in range(batch):
         work()
-    settle(device)
-    return max(time.perf_counter() - began, 1e-9)
+    synchronize(device)
+    return max(time.perf_counter() - start, 1e-9)
 
 
-def settle(device: torch.device) -> None:
-    """Wait until a device has done all that it was given."""
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all its work."""
     if device.type != "cpu":
         getattr(torch, device.type, getattr(torch, "accelerator", None)).synchronize(device)  # type: ignore[union-attr]
 
 
-def host_memory(budget_s: float) -> float:
-    """Return the bandwidth of a copy within the host's memory, in a few copies at least.
+def measure_host_memory(budget_s: float) -> float:
+    """Return the bandwidth in B/s of copies in the host's memory, on torch's threads.
 
-    What is read and what is written both count, as STREAM's Copy has it. The threads are torch's.
+    Bytes read and bytes written both count, as in STREAM's Copy.
     """
     end = time.perf_counter() + budget_s
-    one = torch.ones(HOST_BYTES, dtype=torch.uint8)
-    other = torch.ones(HOST_BYTES, dtype=torch.uint8)  # written to, so that it has pages
+    source = torch.ones(HOST_BYTES, dtype=torch.uint8)
+    target = torch.ones(HOST_BYTES, dtype=torch.uint8)  # written, so that its pages exist
     times: list[float] = []
-    while time.perf_counter() < end or len(times) < LEAST_COPIES:
-        began = time.perf_counter()
-        other.copy_(one)
-        times.append(time.perf_counter() - began)
+    while time.perf_counter() < end or len(times) < MIN_COPIES:
+        start = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - start)
     return 2.0 * HOST_BYTES / min(times)
 
 
-def device_memory(where: torch.device, budget_s: float) -> dict[str, float]:
-    """Return an accelerator's figures, by the metrics' names: its memory's bandwidth, and that of copies.
+def measure_accelerator(device: torch.device, budget_s: float) -> dict[str, float]:
+    """Return the B/s of copies in an accelerator's memory, and of copies to and from pinned host memory, by metric.
 
-    A copy within its memory counts as on the host: what is read, and what is written. The host's side of copies to
-    and from it is pinned.
+    In its memory bytes read and bytes written both count.
     """
-    size = min(DEVICE_BYTES, int(free(where) or DEVICE_BYTES) // 8)
-    one = torch.ones(size, dtype=torch.uint8, device=where)
-    other = torch.ones_like(one)
-    share_s = budget_s / 3
-    found = {"device-memory": 2.0 * size * best_rate(lambda: other.copy_(one), where, share_s, share_s / 4)}
-    size = min(PINNED_BYTES, size)
-    pinned, there = torch.ones(size, dtype=torch.uint8).pin_memory(), one[:size]
-    found["to-device"] = size * best_rate(lambda: there.copy_(pinned, non_blocking=True), where, share_s, share_s / 4)
-    found["from-device"] = size * best_rate(lambda: pinned.copy_(there, non_blocking=True), where, share_s, share_s / 4)
-    return found
+    size = min(DEVICE_BYTES, int(free_memory(device) or DEVICE_BYTES) // 8)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    pinned = torch.ones(min(PINNED_BYTES, size), dtype=torch.uint8).pin_memory()
+    part = source[:len(pinned)]
+
+    def bandwidth(size: int, work: Callable[[], object]) -> float:
+        return size * best_rate(work, device, budget_s / 3, budget_s / 12)
+
+    return {"device-memory": bandwidth(2 * size, lambda: target.copy_(source)),
+            "to-device": bandwidth(len(pinned), lambda: part.copy_(pinned, non_blocking=True)),
+            "from-device": bandwidth(len(pinned), lambda: pinned.copy_(part, non_blocking=True))}
 
 
-def start(where: torch.device) -> None:
-    """Start an accelerator, and what multiplies its matrices."""
-    one = torch.ones(64, 64, device=where)
-    torch.mm(one, one)
-    settle(where)
+def start_device(device: torch.device) -> None:
+    """Start an accelerator and its matrix library."""
+    small = torch.ones(64, 64, device=device)
+    torch.mm(small, small)
+    synchronize(device)
 
 
-def free(where: torch.device) -> float | None:
-    """Return an accelerator's free memory in bytes, None where torch does not tell."""
-    for module in (getattr(torch, where.type, None), getattr(torch, "accelerator", None)):
+def free_memory(device: torch.device) -> float | None:
+    """Return an accelerator's free memory in bytes, None if torch does not say."""
+    for module in (getattr(torch, device.type, None), getattr(torch, "accelerator", None)):
         for name in ("mem_get_info", "get_memory_info"):
             if hasattr(module, name):
-                return float(getattr(module, name)(where)[0])
+                return float(getattr(module, name)(device)[0])
     return None
 
 
-def release(where: torch.device) -> None:
-    """Give an accelerator's memory back, which torch would keep for later."""
-    settle(where)
-    module: Any = getattr(torch, where.type, None)
+def release_memory(device: torch.device) -> None:
+    """Give back the accelerator's memory that torch caches."""
+    synchronize(device)
+    module: Any = getattr(torch, device.type, None)
     if hasattr(module, "empty_cache"):
         module.empty_cache()

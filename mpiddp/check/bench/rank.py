@@ -1,4 +1,4 @@
-"""All that a rank measures by itself, within the time that it is given."""
+"""All that a rank measures by itself, within a time budget."""
 
 from __future__ import annotations
 
@@ -12,80 +12,77 @@ import torch
 from ...base.timeline import begun_stages
 from . import kernels, machine, storage
 from .machine import Throttling
-from .timeouts import on_device
+from .timeouts import DEVICE_TIMEOUT_S, run_on_device
 
-# The shares of the time, and the least time in seconds that a rank's own figures need on a CPU.
-MATRIX, MEMORY, COPIES, STORAGE = 0.5, 0.15, 0.2, 0.35
-START_S, ANSWER_S = 60.0, 10.0  # for an accelerator to start, and over the time that measuring takes
-LEAST_S = kernels.WARM_S + kernels.WINDOW_S + 0.01
+# Shares of the budget. Copies take place on accelerators; on CPUs, the folders get what is left.
+MATRIX, MEMORY, COPIES, FOLDERS, MIN_FOLDERS = 0.5, 0.15, 0.2, 0.35, 0.1
+MIN_MATRIX_S = kernels.WARM_UP_S + kernels.WINDOW_S + 0.01
+DEVICE_START_TIMEOUT_S = 60.0
 
 
-class Own(NamedTuple):
-    """What a rank has measured, by the metrics' names, in words what is bad by itself; whether its device computes."""
+class RankResult(NamedTuple):
+    """What a rank has measured: values by metric, lines about what is bad by itself, whether its device computes."""
 
     values: dict[str, float]
-    told: list[str]
+    reports: list[str]
     computes: bool = True
 
 
-def measure(device: torch.device, leads: bool, budget_s: float) -> Own:
-    """Return what this rank measures in about `budget_s` seconds; what there is no time for is left out.
+def measure_rank(device: torch.device, measures_node: bool, budget_s: float) -> RankResult:
+    """Return what this rank measures in about `budget_s` seconds, and an accelerator's start; some metrics need more.
 
-    The rank that `leads` its node measures what belongs to it, too, when no rank computes any more. The time that an
-    accelerator takes to start comes on top.
+    The rank that `measures_node` measures the folders when its device is done.
     """
-    found: dict[str, float] = {}
-    told: list[str] = []
-    used_s, computes, limit_s = 0.0, False, START_S
+    values: dict[str, float] = {}
+    reports: list[str] = []
+    used_s, computes, limit_s = 0.0, False, DEVICE_START_TIMEOUT_S
     try:
         if device.type != "cpu":
-            on_device(device, START_S, lambda: kernels.start(device))
-        limit_s = ANSWER_S
-        used_s = on_device(device, ANSWER_S + budget_s, lambda: compute_and_copy(device, budget_s, found, told))
+            run_on_device(device, limit_s, lambda: kernels.start_device(device))
+        limit_s = DEVICE_TIMEOUT_S
+        used_s = run_on_device(device, limit_s + budget_s, lambda: measure_device(device, budget_s, values, reports))
         computes = True
     except RuntimeError as error:  # torch's, of a device that is broken, or full
-        told.append(f"{device} does not compute: {str(error).strip().partition(chr(10))[0]}")
-    except TimeoutError:
-        found, told = dict(found), [*told, f"{device} has not answered within {limit_s:g} s"]  # it may still go on
-    if leads and (took_s := import_s()) is not None:
-        found["import"] = took_s  # of the node's disk: where cores lack, ranks import one after the other
-    if leads:
-        left_s = max(budget_s / 10, min(budget_s * STORAGE, budget_s - used_s))
+        reports.append(f"{device} does not compute: {str(error).strip().partition(chr(10))[0]}")
+    except TimeoutError:  # the thread may go on, and add to the old objects
+        values, reports = dict(values), [*reports, f"{device} has not answered within {limit_s:g} s"]
+    if measures_node:
+        if (duration_s := torch_import_s()) is not None:
+            values["import"] = duration_s  # shows the node's disk: if cores lack, ranks import one after the other
+        left_s = max(budget_s * MIN_FOLDERS, min(budget_s * FOLDERS, budget_s - used_s))
         for folder in storage.folders(os.environ):
-            speeds, odd = storage.measure(folder, left_s / 3)
-            found |= speeds
-            told += odd
-    return Own(found, told, computes)
+            speeds, faults = storage.measure_folder(folder, left_s / 3)
+            values |= speeds
+            reports += faults
+    return RankResult(values, reports, computes)
 
 
-def compute_and_copy(
-    device: torch.device, budget_s: float, found: dict[str, float], told: list[str]
-) -> float:
-    """Add what the rank's own cores and its accelerator do, which has started, and return the seconds that took.
+def measure_device(device: torch.device, budget_s: float, values: dict[str, float], reports: list[str]) -> float:
+    """Add the metrics of the rank's cores and of its accelerator, which has started; return the seconds used.
 
-    Raises RuntimeError where it does not compute, TimeoutError where that took so long that nobody waits any more.
+    Raises RuntimeError if the device does not compute, TimeoutError if nobody waits for the result any more.
     """
-    began, limits = time.perf_counter(), Throttling()
+    start, throttling = time.perf_counter(), Throttling()
 
-    def go_on() -> None:
-        if device.type != "cpu" and time.perf_counter() - began > ANSWER_S + budget_s:
+    def check_timeout() -> None:
+        if device.type != "cpu" and time.perf_counter() - start > DEVICE_TIMEOUT_S + budget_s:
             raise TimeoutError
 
-    known = {"device-free": kernels.free(device) if device.type != "cpu" else None}
-    known["matrix"] = kernels.product(device, max(budget_s * MATRIX, min(budget_s, LEAST_S)))
-    go_on()
-    told += machine.told(device)
+    measured = {"device-free": kernels.free_memory(device) if device.type != "cpu" else None}
+    measured["matrix"] = kernels.measure_matmul(device, max(budget_s * MATRIX, min(budget_s, MIN_MATRIX_S)))
+    check_timeout()
+    reports += machine.gpu_faults(device)
     if device.type != "cpu":
-        found |= kernels.device_memory(device, budget_s * COPIES)
-        kernels.release(device)
-    go_on()
-    known["memory"] = kernels.host_memory(budget_s * MEMORY)
-    known["throttled"] = limits.share() if known["matrix"] is not None else None
-    found |= {name: value for name, value in known.items() if value is not None}
-    return time.perf_counter() - began
+        values |= kernels.measure_accelerator(device, budget_s * COPIES)
+        kernels.release_memory(device)
+    check_timeout()
+    measured["memory"] = kernels.measure_host_memory(budget_s * MEMORY)
+    measured["throttled"] = throttling.share() if measured["matrix"] is not None else None
+    values |= {name: value for name, value in measured.items() if value is not None}
+    return time.perf_counter() - start
 
 
-def import_s() -> float | None:
-    """Return how long this process took to import torch, None where mpiddp has not done it."""
-    stages = itertools.pairwise(begun_stages)
-    return next(((end - at) / 1e9 for (name, at), (_, end) in stages if name == "import torch"), None)
+def torch_import_s() -> float | None:
+    """Return how long this process took to import torch, None if mpiddp has not done it."""
+    return next(((end - start) / 1e9 for (stage, start), (_, end) in itertools.pairwise(begun_stages)
+                 if stage == "import torch"), None)

@@ -1,8 +1,7 @@
-"""How fast a node's folders take files and give them back, and how much room they have.
+"""How fast a node's folders write and read files, and their free space.
 
-Files are written and read as programs do it, through the page cache and without fsync(): of a disk or of NFS this is
-what a script waits for, and not how long the data needs to get there. What is read has just been written, so that it
-may come out of that cache. No file has a name for longer than a moment, and each ends with its process.
+Files are written and read as programs do, through the page cache and without fsync(): what a script waits for, not how
+long the data takes to a disk or an NFS server. Files have no name, or only for a moment, and end with their process.
 """
 
 from __future__ import annotations
@@ -15,114 +14,116 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from .timeouts import within
+from .timeouts import run_with_timeout
 
 SHM = "/dev/shm"  # noqa: S108 (it is what is measured)
-ANSWER_S = 5.0  # for a folder, over the time that measuring takes
-CHUNK = bytes(2**20)
-FILE_BYTES, LEAST_FREE_BYTES, MOST_OF_FREE = 2**24, 2**26, 0.05
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+FOLDER_TIMEOUT_S = 5.0  # in addition to the time that measuring takes
+BUFFER = bytes(2**20)
+FILE_BYTES = 2**24
+MAX_SHARE_OF_FREE = 0.05  # so that the check fills no folder for other programs
+MIN_FREE_BYTES = 2**26  # below which a folder is small or full
+TRANSFERS, FILES = 0.6, 0.4  # shares of the budget
+NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Folder(NamedTuple):
-    """A folder that is measured.
-
-    `name` begins the names of its metrics, `words` are what to call it. `ours` tells that programs have to be able to
-    write there, so that it is bad where they cannot.
-    """
+    """A folder: the prefix of its metrics, its path, its label, and whether it is a fault if it cannot be written."""
 
     name: str
     path: str
-    words: str
-    ours: bool = True
+    label: str
+    must_be_writable: bool = True
 
 
 def folders(environ: Mapping[str, str]) -> tuple[Folder, ...]:
     """Return the folders of a node: /dev/shm, the one for temporary files, the working directory.
 
-    tempfile.gettempdir() takes another one where the first is full, and so is not asked.
+    tempfile.gettempdir() would take another one if the first is full.
     """
     temporary = next((path for name in ("TMPDIR", "TEMP", "TMP") if (path := environ.get(name, ""))), "/tmp")  # noqa: S108
     return (Folder("shm", SHM, SHM), Folder("tmp", temporary, temporary),
-            Folder("folder", ".", "the working directory", ours=False))
+            Folder("folder", ".", "the working directory", must_be_writable=False))
 
 
-def measure(folder: Folder, budget_s: float, limit_s: float = ANSWER_S) -> tuple[dict[str, float], list[str]]:
-    """Return a folder's figures, by the metrics' names, and what is bad about it.
+def measure_folder(
+    folder: Folder, budget_s: float, timeout_s: float = FOLDER_TIMEOUT_S
+) -> tuple[dict[str, float], list[str]]:
+    """Return a folder's values by metric, and lines about its faults.
 
-    A file system that hangs, as NFS does without its server, holds a thread of ours, which ends with the process.
+    A file system that hangs, as NFS without its server, blocks a thread, which ends with the process.
     """
     try:
-        return within(limit_s + budget_s, lambda: look(folder, budget_s))
+        return run_with_timeout(timeout_s + budget_s, lambda: measure_in_thread(folder, budget_s))
     except TimeoutError:
-        return {}, [f"{folder.words} has not answered within {limit_s:g} s"]
+        return {}, [f"{folder.label} has not answered within {timeout_s:g} s"]
     except OSError as error:
-        return {}, refused(folder, error)
+        return {}, write_faults(folder, error)
 
 
-def refused(folder: Folder, error: OSError) -> list[str]:
-    """Return in words that a folder cannot be written; nothing where that may be as its user wants it."""
-    if error.errno in FORBIDDEN and not folder.ours:
+def write_faults(folder: Folder, error: OSError) -> list[str]:
+    """Return that a folder cannot be written, unless the user may want it so."""
+    if error.errno in NOT_PERMITTED and not folder.must_be_writable:
         return []
-    return [f"{folder.words} cannot be written: {error.strerror}"]
+    return [f"{folder.label} cannot be written: {error.strerror}"]
 
 
-def look(folder: Folder, budget_s: float) -> tuple[dict[str, float], list[str]]:
-    """Return what measure() does; raises OSError where a folder cannot be looked at or written."""
-    seen = os.statvfs(folder.path)
-    size, free = float(seen.f_frsize * seen.f_blocks), float(seen.f_frsize * seen.f_bavail)
-    known = {"shm": {"shm-size": size, "shm-free": free}, "tmp": {"tmp-free": free}}.get(folder.name, {})
-    if free < LEAST_FREE_BYTES:
-        if size < LEAST_FREE_BYTES:
-            return known, [f"{folder.words} is small: {size / 2**20:.0f} MiB"]
-        return known, [f"{folder.words} is full: {free / 2**20:.0f} MiB free"]
+def measure_in_thread(folder: Folder, budget_s: float) -> tuple[dict[str, float], list[str]]:
+    """Do what measure_folder() says; raise OSError if the folder cannot be inspected."""
+    status = os.statvfs(folder.path)
+    size, free = float(status.f_frsize * status.f_blocks), float(status.f_frsize * status.f_bavail)
+    values = {"shm": {"shm-size": size, "shm-free": free}, "tmp": {"tmp-free": free}}.get(folder.name, {})
+    if size < MIN_FREE_BYTES:
+        return values, [f"{folder.label} is small: {size / 2**20:.0f} MiB"]
+    if free < MIN_FREE_BYTES:
+        return values, [f"{folder.label} is full: {free / 2**20:.0f} MiB free"]
     try:
-        speeds = transfers(folder.path, int(min(FILE_BYTES, free * MOST_OF_FREE)), budget_s * 0.6)
+        file_bytes = int(min(FILE_BYTES, free * MAX_SHARE_OF_FREE))
+        speeds = measure_transfers(folder.path, file_bytes, budget_s * TRANSFERS)
         if folder.path != SHM:
-            speeds["files"] = files_made(folder.path, budget_s * 0.4)
+            speeds["files"] = measure_files(folder.path, budget_s * FILES)
     except OSError as error:
-        return known, refused(folder, error)
-    return {**known, **{f"{folder.name}-{what}": value for what, value in speeds.items()}}, []
+        return values, write_faults(folder, error)
+    return {**values, **{f"{folder.name}-{metric}": speed for metric, speed in speeds.items()}}, []
 
 
-def transfers(path: str, size: int, budget_s: float) -> dict[str, float]:
-    """Return how fast a folder takes files of `size` bytes, and gives them back, in B/s: the best of several files."""
+def measure_transfers(path: str, size: int, budget_s: float) -> dict[str, float]:
+    """Return the B/s at which files of `size` bytes are written and read, the best of several files."""
     end = time.perf_counter() + budget_s
     best = {"write": 0.0, "read": 0.0}
-    part, room = memoryview(CHUNK)[:size], bytearray(len(CHUNK))
+    data, target = memoryview(BUFFER)[:size], bytearray(len(BUFFER))
     while not best["read"] or time.perf_counter() < end:
-        with nameless(path) as file:
-            began, written = time.perf_counter(), 0
+        with unnamed_file(path) as file:
+            start, written = time.perf_counter(), 0
             while written < size:
-                written += os.write(file, part)
-            between = time.perf_counter()
+                written += os.write(file, data)
+            middle = time.perf_counter()
             os.lseek(file, 0, os.SEEK_SET)
-            while os.readv(file, [room]):
+            while os.readv(file, [target]):
                 pass
-            best["write"] = max(best["write"], written / (between - began))
-            best["read"] = max(best["read"], written / (time.perf_counter() - between))
+            best["write"] = max(best["write"], written / (middle - start))
+            best["read"] = max(best["read"], written / (time.perf_counter() - middle))
     return best
 
 
 @contextmanager
-def nameless(path: str) -> Iterator[int]:
-    """Open a new file without a name; on a file system that knows none, one whose name is removed at once."""
+def unnamed_file(path: str) -> Iterator[int]:
+    """Open a new file without a name in a folder; if its file system cannot, remove the name at once."""
     try:
         file = os.open(path, os.O_TMPFILE | os.O_RDWR, 0o600)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-        file = named(path)
+        file = unlinked_file(path)
     try:
         yield file
     finally:
         os.close(file)
 
 
-def named(path: str) -> int:
-    """Return the descriptor of a new file whose name is gone again; `path` is its folder."""
-    ours = f"{socket.gethostname()}-{os.getpid()}"  # which other containers may have, too
-    name = os.path.join(path, f".mpiddp-{ours}-{os.urandom(4).hex()}")
+def unlinked_file(path: str) -> int:
+    """Make a file in a folder, look at it, remove its name, and return its descriptor."""
+    process = f"{socket.gethostname()}-{os.getpid()}"  # not unique: containers may have the same
+    name = os.path.join(path, f".mpiddp-{process}-{os.urandom(4).hex()}")
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         os.stat(name)
@@ -131,10 +132,10 @@ def named(path: str) -> int:
     return file
 
 
-def files_made(path: str, budget_s: float) -> float:
-    """Return how many files a second a folder can have made, looked at and removed, one after the other."""
-    began, number = time.perf_counter(), 0
-    while not number or time.perf_counter() < began + budget_s:
-        os.close(named(path))
-        number += 1
-    return number / (time.perf_counter() - began)
+def measure_files(path: str, budget_s: float) -> float:
+    """Return how many files per second are made, looked at and removed in a folder, one after the other."""
+    start, count = time.perf_counter(), 0
+    while not count or time.perf_counter() < start + budget_s:
+        os.close(unlinked_file(path))
+        count += 1
+    return count / (time.perf_counter() - start)

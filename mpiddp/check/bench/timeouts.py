@@ -1,4 +1,4 @@
-"""Work that may hang, with a deadline: in a thread of its own, which goes on then and is waited for by nobody."""
+"""Work that may hang: in a thread that is abandoned at a timeout."""
 
 from __future__ import annotations
 
@@ -10,44 +10,54 @@ import torch
 
 from ...discovery.devices import use_device
 
-Answer = TypeVar("Answer")
+DEVICE_TIMEOUT_S = 10.0  # of an accelerator that has started, in addition to the time that measuring takes
+
+Result = TypeVar("Result")
 
 
-def within(limit_s: float, work: Callable[[], Answer]) -> Answer:
-    """Return what `work` returns or raise what it raises; raise TimeoutError where it takes longer."""
-    done: list[Any] = []
+def run_with_timeout(limit_s: float, work: Callable[[], Result]) -> Result:
+    """Return what `work` returns or raise what it raises; raise TimeoutError if it takes longer."""
+    outcome: list[Any] = []
 
     def run() -> None:
         try:
-            done[:] = (True, work())
+            outcome[:] = (True, work())
         except BaseException as error:
-            done[:] = (False, error)
+            outcome[:] = (False, error)
 
-    thread = threading.Thread(target=run, daemon=True, name="mpiddp-deadline")
+    thread = threading.Thread(target=run, daemon=True, name="mpiddp-timeout")
     thread.start()
     thread.join(limit_s)
-    if not done:
+    if not outcome:
         raise TimeoutError
-    well, answer = done
+    has_returned, result = outcome
     try:
-        if not well:
-            raise answer
-        return answer  # type: ignore[no-any-return]
+        if not has_returned:
+            raise result
+        return result  # type: ignore[no-any-return]
     finally:
-        done.clear()  # an error holds this frame, and what was done in the thread: no cycle keeps that
-        del answer
+        outcome.clear()  # an error refers to this frame: without the cycle, what `work` held is freed now
+        del result
 
 
-def on_device(device: torch.device, limit_s: float, work: Callable[[], Answer]) -> Answer:
-    """Return what `work` on a device returns; raise TimeoutError where an accelerator takes longer.
+def run_on_device(device: torch.device, limit_s: float, work: Callable[[], Result]) -> Result:
+    """Return what `work` on a device returns; raise TimeoutError if an accelerator takes longer.
 
-    A CPU's work is done at once, without a thread: it cannot hang in a driver.
+    On a CPU the work is done in this thread, without a timeout: it cannot hang in a driver.
     """
     if device.type == "cpu":
         return work()
 
-    def with_device() -> Answer:
-        use_device(str(device))  # a thread begins with the first one
+    def select_and_work() -> Result:
+        use_device(str(device))  # a new thread has device 0
         return work()
 
-    return within(limit_s, with_device)
+    return run_with_timeout(limit_s, select_and_work)
+
+
+def ask_device(device: torch.device, ask: Callable[[], Result], default: Result) -> Result:
+    """Return what a device says about itself, or `default` if it fails or hangs: measuring reports that."""
+    try:
+        return run_on_device(device, DEVICE_TIMEOUT_S, ask)
+    except (RuntimeError, AssertionError, OSError):  # torch's, of a driver; TimeoutError is an OSError
+        return default

@@ -1,81 +1,87 @@
-"""All findings of a check, and the notes beside them."""
+"""All findings of a check, and its notes: what the user should know that is no fault."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ...base.text import fold_hosts, format_ranges, join_names
-from . import link_findings, rank_findings
-from .expected import expected_bandwidth, reduced
-from .outliers import best, median
-from .schema import LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric, Nodes, counted, in_words, share
+from .link_findings import expected_bandwidth, find_link_findings
+from .outliers import MIN_LOSS, best, median
+from .rank_findings import find_rank_findings
+from .schema import (
+    BANDWIDTH,
+    LATENCY,
+    LINK_METRICS,
+    RANK_METRICS,
+    Finding,
+    Measurements,
+    Metric,
+    Nodes,
+    Subject,
+    group_pairs,
+)
+from .text import count_text, format_ratio, format_size, format_value
 
-ITSELF = "--check-history compares it with its own former checks"
-MUCH = 0.5  # of MPI's bandwidth
-NEAR = 0.9  # of what the links carry, which is near enough
-LARGE = 2**20  # bytes of an all-reduce that shows what the links carry
-WHY = {
+USE_HISTORY = "--check-history compares it with its own former checks"
+SLOW_BACKEND = 0.5  # of MPI's bandwidth: less shows that the backend uses another network
+GOOD_ALLREDUCE = 1 - MIN_LOSS  # of the links' bandwidth
+LARGE_ALLREDUCE = 2**20  # bytes, of which the links and not the latency make the time
+BACKEND_HINTS = {
     "nccl": "does NCCL use the fast network? NCCL_DEBUG=INFO shows it",
     "gloo": "gloo uses TCP only; --interface names the network that it takes",
 }
 
 
-def find(measured: Measurements) -> list[Finding]:
-    """Return what is odd: first what nodes should be excluded for, the worst first."""
+def find_all(measured: Measurements) -> list[Finding]:
+    """Return the findings, those with hosts to exclude first, the worst first."""
     nodes = Nodes(measured.ranks)
-    found = [*rank_findings.find(measured, nodes), *link_findings.find(measured, nodes), *incomplete(measured)]
-    return sorted(found, key=lambda one: (not one.hosts, one.ratio, one.nodes))
-
-
-def incomplete(measured: Measurements) -> list[Finding]:
-    """Return the finding of an all-reduce that did not end."""
-    if measured.incomplete_allreduce is None:
-        return []
-    size, through = measured.incomplete_allreduce
-    words = f"an all-reduce of {in_words(size, 'B').replace('.0 ', ' ')} ended on {through} of "
-    return [Finding("job", words + counted(len(measured.ranks), "rank"), (), ())]
+    findings = [*find_rank_findings(measured, nodes), *find_link_findings(measured, nodes)]
+    if measured.incomplete_allreduce is not None:
+        size, finished = measured.incomplete_allreduce
+        findings.append(Finding(Subject.JOB, f"an all-reduce of {format_size(size)} ended on {finished} of "
+                                + count_text(len(measured.ranks), "rank"), (), ()))
+    return sorted(findings, key=lambda finding: (not finding.hosts, finding.ratio, finding.nodes))
 
 
 def notes(measured: Measurements, backend: str) -> list[str]:
-    """Return sentences that are no findings."""
-    return [*beside_hardware(measured), *without_peers(measured), *beside_mpi(measured, backend),
-            *beside_links(measured, backend)]
+    """Return the notes."""
+    return [*note_claims(measured), *note_missing_peers(measured), *note_mpi(measured, backend),
+            *note_gloo_allreduce(measured, backend)]
 
 
-def beside_hardware(measured: Measurements) -> list[str]:
-    """Return a line of what was measured next to what the hardware claims: alike nodes may all be slow.
+def note_claims(measured: Measurements) -> list[str]:
+    """Return a line with the results beside the hardware's peak rates: nodes that are alike may all be slow.
 
-    Figures are put beside the same claim of their own; where there are several claims, the worst share is told.
+    Of ranks or links with different peak rates, the line has those with the worst share.
     """
-    found = []
-    for name, metric in (("large", LINK_METRICS["large"]), *RANK_METRICS.items()):
-        groups: dict[float, list[float]] = {}
-        for claim, value in beside_claims(name, metric, measured):
-            groups.setdefault(claim, []).append(value)
-        if groups:
-            by, claim, value = min((median(values) / claim, claim, median(values)) for claim, values in groups.items())
-            words = "links" if name == "large" else metric.words + " of a node" * (name == "memory")
-            found.append(f"{words} {in_words(value, metric.unit)} of {in_words(claim, metric.unit)} ({share(by)})")
-    return [f"next to what the hardware claims: {', '.join(found)}"] if found else [
+    parts = []
+    for name, metric in ((BANDWIDTH, LINK_METRICS[BANDWIDTH]), *RANK_METRICS.items()):
+        if by_claim := group_pairs(claimed_values(name, metric, measured)):
+            share, claim, value = min((median(values) / claim, claim, median(values))
+                                      for claim, values in by_claim.items())
+            label = "links" if name == BANDWIDTH else metric.label + " of a node" * (name == "memory")
+            parts.append(f"{label} {metric.format(value)} of {metric.format(claim)} ({format_ratio(share)})")
+    return [f"next to what the hardware claims: {', '.join(parts)}"] if parts else [
         ("no data sheet of this hardware is known here: whether the figures are good cannot be said, only whether they "
          "are alike")]
 
 
-def beside_claims(name: str, metric: Metric, measured: Measurements) -> Iterator[tuple[float, float]]:
-    """Yield what is claimed with what was measured, the best of its passes: of links, of ranks, or of nodes.
+def claimed_values(name: str, metric: Metric, measured: Measurements) -> Iterator[tuple[float, float]]:
+    """Yield the peak rate and the best pass of each link, rank or node.
 
-    Of nodes it is the host's memory: its ranks measure at the same time, so that their figures are added. A link has
-    the claim of the slower one of its ends.
+    A link has the peak rate of its slower end. The host memory has one for the node, whose ranks measure at the same
+    time: their values are added.
     """
-    of_ranks = {rank: claim[name] for rank, claim in measured.claims.items() if name in claim}
+    of_ranks = {rank: claims[name] for rank, claims in measured.claims.items() if name in claims}
     of_nodes = {measured.ranks[rank].node: claim for rank, claim in of_ranks.items()}
     if name in LINK_METRICS:
         for link, passes in measured.links.get(name, {}).items():
             if passes and of_nodes.keys() >= {*link}:
                 yield min(of_nodes[node] for node in link), best(metric, passes)
         return
-    values = {rank: best(metric, passes) for rank, passes in measured.own.get(name, {}).items() if passes}
+    values = {rank: best(metric, passes) for rank, passes in measured.by_rank.get(name, {}).items() if passes}
     if name == "memory":
         for node, ranks in Nodes(measured.ranks).ranks.items():
             if node in of_nodes and values.keys() >= {*ranks}:
@@ -85,55 +91,74 @@ def beside_claims(name: str, metric: Metric, measured: Measurements) -> Iterator
         yield of_ranks[rank], values[rank]
 
 
-def without_peers(measured: Measurements) -> list[str]:
-    """Return sentences of what cannot be compared with others, and with what it can."""
+def note_missing_peers(measured: Measurements) -> list[str]:
+    """Return lines about what has nothing to be compared with, and how to compare it all the same."""
     nodes = Nodes(measured.ranks)
     if len(measured.ranks) == 1:
-        return [f"one rank: there is no other to compare it with; {ITSELF}"]
-    found = []
-    kinds = Counter(who.kind for who in measured.ranks)
-    single = [rank for rank, who in enumerate(measured.ranks) if kinds[who.kind] == 1]
-    if single and len(kinds) > 1:
-        named = join_names([f"rank {rank} ({measured.ranks[rank].kind or measured.ranks[rank].device})"
-                            for rank in single])
-        found.append(f"no other rank is of the kind of {named}: {ITSELF}")
+        return [f"one rank: there is no other to compare it with; {USE_HISTORY}"]
+    lines = []
+    kinds = Counter(info.kind for info in measured.ranks)
+    unique_ranks = [f"rank {rank} ({info.kind or info.device})" for rank, info in enumerate(measured.ranks)
+                    if kinds[info.kind] == 1]
+    if unique_ranks and len(kinds) > 1:
+        lines.append(f"no other rank is of the kind of {join_names(unique_ranks)}: {USE_HISTORY}")
     if len(nodes.ranks) == 1:
-        return [*found, f"one node: its ranks are compared with each other, the node with nothing; {ITSELF}"]
+        return [*lines, f"one node: its ranks are compared with each other, the node with nothing; {USE_HISTORY}"]
     if len(nodes.ranks) == 2 and measured.links:
-        return [*found, f"two nodes: only the two directions of the link can be compared, not both; {ITSELF}"]
-    same = Counter(nodes.kind.values())
-    rare = [node for node, kind in nodes.kind.items() if same[kind] < 2]
-    if rare and len(same) > 1:
-        hosts = nodes.hosts(rare)
-        named = fold_hosts(hosts) if len(hosts) == len(rare) else f"nodes {format_ranges(rare)}"
-        found.append(f"no other node has such devices, or as many ranks: {named}. Its results have nothing to be "
-                     f"compared with; {ITSELF}")
-    return found
+        return [*lines, f"two nodes: only the two directions of the link can be compared, not both; {USE_HISTORY}"]
+    node_kinds = Counter(nodes.kinds.values())
+    unique_nodes = [node for node, kind in nodes.kinds.items() if node_kinds[kind] == 1]
+    if unique_nodes and len(node_kinds) > 1:
+        hosts = nodes.hosts_to_exclude(unique_nodes)
+        label = fold_hosts(hosts) if len(hosts) == len(unique_nodes) else f"nodes {format_ranges(unique_nodes)}"
+        lines.append(f"no other node has such devices, or as many ranks: {label}. Its results have nothing to be "
+                     f"compared with; {USE_HISTORY}")
+    return lines
 
 
-def beside_mpi(measured: Measurements, backend: str) -> list[str]:
-    """Return lines where the backend is much slower than MPI between nodes, and where MPI does not come through."""
-    found = []
-    both = [link for link in measured.links.get("large", {}) if link in measured.by_mpi.get("large", {})]
-    if both:
-        ours, mpis = (median([max(of["large"][link]) for link in both]) for of in (measured.links, measured.by_mpi))
-        if ours < MUCH * mpis:
-            found.append(f"{backend} moves {in_words(ours, 'B/s')} from node to node, MPI {in_words(mpis, 'B/s')}: "
-                         + WHY.get(backend, f"does {backend} use the fast network?"))
-    hosts = {who.node: who.host for who in measured.ranks}
-    silent = sorted({tuple(sorted(link)) for link in measured.links.get("latency", {})
-                     if link not in measured.by_mpi.get("latency", {})})
+def note_mpi(measured: Measurements, backend: str) -> list[str]:
+    """Return lines if the backend is much slower than MPI between nodes, and if MPI does not get through."""
+    lines = []
+    ours, mpis = measured.links.get(BANDWIDTH, {}), measured.mpi_links.get(BANDWIDTH, {})
+    if both := ours.keys() & mpis.keys():
+        of_backend, of_mpi = (median([max(links[link]) for link in both]) for links in (ours, mpis))
+        if of_backend < SLOW_BACKEND * of_mpi:
+            hint = BACKEND_HINTS.get(backend, f"does {backend} use the fast network?")
+            lines.append(f"{backend} moves {format_value(of_backend, 'B/s')} from node to node, "
+                         f"MPI {format_value(of_mpi, 'B/s')}: {hint}")
+    hosts = {info.node: info.host for info in measured.ranks}
+    silent = measured.links.get(LATENCY, {}).keys() - measured.mpi_links.get(LATENCY, {}).keys()
     if silent:
-        pairs = join_names([fold_hosts(hosts[node] for node in pair) for pair in silent])
-        found.append(f"MPI does not come through between {pairs}, {backend} does")
-    return found
+        links = sorted({(min(link), max(link)) for link in silent})
+        pairs = [fold_hosts(hosts[node] for node in link) for link in links]
+        lines.append(f"MPI does not come through between {join_names(pairs)}, {backend} does")
+    return lines
 
 
-def beside_links(measured: Measurements, backend: str) -> list[str]:
-    """Return a line where gloo's all-reduce is below what the links carry, as it always is: no fault."""
-    fastest = max((one.bus for one in reduced(measured) if one.size >= LARGE), default=0.0)
-    links = expected_bandwidth(measured)
-    if backend != "gloo" or not fastest or links is None or fastest > NEAR * links:
+def note_gloo_allreduce(measured: Measurements, backend: str) -> list[str]:
+    """Return a line if gloo's all-reduce is slower than the links, as it always is: no fault."""
+    fastest = max((result.bus_bandwidth for result in allreduce_results(measured) if result.size >= LARGE_ALLREDUCE),
+                  default=0.0)
+    expected = expected_bandwidth(measured)
+    if backend != "gloo" or not fastest or expected is None or fastest > GOOD_ALLREDUCE * expected:
         return []
-    words = f"gloo's all-reduce carries {in_words(fastest, 'B/s')}, the links {in_words(links, 'B/s')}"
-    return [f"{words}: no fault, gloo adds up on the CPU"]
+    rates = f"{format_value(fastest, 'B/s')}, the links {format_value(expected, 'B/s')}"
+    return [f"gloo's all-reduce carries {rates}: no fault, gloo adds up on the CPU"]
+
+
+class AllReduceResult(NamedTuple):
+    """An all-reduce: its size in bytes, its time in seconds, and its bus bandwidth in B/s."""
+
+    size: int
+    time_s: float
+    bus_bandwidth: float
+
+
+def allreduce_results(measured: Measurements) -> list[AllReduceResult]:
+    """Return the all-reduces by size, with their bus bandwidth as nccl-tests defines it (its doc/PERFORMANCE.md).
+
+    It is size / time * 2 (n - 1) / n: what each of n ranks' links has carried, whatever their number.
+    """
+    count = len(measured.ranks)
+    return [AllReduceResult(size, time_s, size / time_s * 2 * (count - 1) / count if time_s > 0 else 0.0)
+            for size, time_s in sorted(measured.allreduce.items())]

@@ -1,200 +1,219 @@
-"""What is odd about the links between nodes: a switch, a node as it sends and receives, a single link."""
+"""Findings about links between nodes: a switch, a node that sends or receives badly, a single link."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from enum import IntEnum
 from typing import NamedTuple
 
 from ...base.text import fold_hosts
-from .outliers import Score, compare, median, odd
+from .outliers import Score, best, by_pass, median, median_passes, score_all
 from .schema import (
+    BANDWIDTH,
+    LATENCY,
     LINK_METRICS,
-    SYMMETRIC,
+    RETRANSMITS,
     Finding,
     Link,
     Measurements,
     Metric,
     Nodes,
     Passes,
-    counted,
-    in_words,
-    share,
+    Subject,
+    group_pairs,
 )
-from .tournament import cut_off, main_part, partners
+from .text import count_text, format_ratio
+from .tournament import cut_off_members, main_component, partners_of
 
-SENDS, RECEIVES = 0, 1  # the node's place in a link
-VERBS = ("sends", "receives")
+SUSPECT_QUANTILE, NODE_QUANTILE = 0.25, 0.5  # of a node's links, best first; find_outliers() says why
+
+
+class Role(IntEnum):
+    """A node's role in a link, which is its index there."""
+
+    SENDS = 0
+    RECEIVES = 1
 
 
 class NodeScore(NamedTuple):
-    """How a node sends or receives, and over how many links that was seen."""
+    """How a node sends or receives, over so many links."""
 
     score: Score
     links: int
 
 
-class Odd(NamedTuple):
-    """What is odd in one metric: nodes with their roles, and links between other nodes."""
+class Outliers(NamedTuple):
+    """The outliers in a metric: nodes in their roles, and links between other nodes."""
 
-    nodes: dict[int, dict[int, NodeScore]]
+    nodes: dict[int, dict[Role, NodeScore]]
     links: dict[Link, Score]
 
 
-def find(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return what is odd about the links between nodes.
+def find_link_findings(measured: Measurements, nodes: Nodes) -> list[Finding]:
+    """Return the findings about links between nodes.
 
-    Links of a node that is odd in anything are not reported: whoever excludes the node loses them.
+    Links of a node with a finding of its own are left out: excluding the node removes them.
     """
-    found = unreachable(measured, nodes)
+    findings = find_unreachable(measured, nodes)
     for name, values in measured.links.items():
-        links = {link: passes for link, passes in values.items() if passes}
-        if links:
-            outliers = outliers_of(LINK_METRICS[name], links, nodes, name in SYMMETRIC)
-            found += describe(name, outliers, links, nodes)
-    bad = {node for one in found if one.subject != "link" for node in one.nodes}
-    return [one for one in found if one.subject != "link" or not bad & {*one.nodes}]
+        if links := {link: passes for link, passes in values.items() if passes}:
+            findings += describe_outliers(name, find_outliers(name, links, nodes), links, nodes)
+    blamed = {node for finding in findings if finding.subject != Subject.LINK for node in finding.nodes}
+    return [finding for finding in findings if finding.subject != Subject.LINK or not blamed & {*finding.nodes}]
 
 
-def unreachable(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return what follows from pairs between which nothing came through: nodes that are cut off, or links."""
+def find_unreachable(measured: Measurements, nodes: Nodes) -> list[Finding]:
+    """Return the findings about unreachable pairs: nodes that are cut off, else links."""
     met = {(min(link), max(link)) for links in measured.links.values() for link, passes in links.items() if passes}
-    failed = partners(measured.unreachable)
-    count = len(failed.keys() | partners(met))
-    several = {node for node, others in failed.items() if len(others) > 1}
-    if several and not main_part(met, count):
-        words = f"{counted(len(several), 'node')}: nothing comes through between them"
-        return [Finding("node", words, (), tuple(sorted(several)))]
-    bad = cut_off(met, measured.unreachable, count)
-    found = [Finding("node", f"{nodes.name(node)}: nothing comes through to {counted(len(failed[node]), 'other node')}",
-                     nodes.hosts([node]), (node,)) for node in sorted(bad)]
-    return found + [Finding("link", f"{nodes.name(pair[0])} and {nodes.name(pair[1])}: nothing comes through", (), pair,
-                            (pair, pair[::-1])) for pair in sorted(measured.unreachable) if not bad & {*pair}]
+    failed = partners_of(measured.unreachable)
+    count = len(failed.keys() | partners_of(met))
+    several = {node for node, partners in failed.items() if len(partners) > 1}
+    if several and not main_component(met, count):
+        text = f"{count_text(len(several), 'node')}: nothing comes through between them"
+        return [Finding(Subject.NODE, text, (), tuple(sorted(several)))]
+    cut_off = cut_off_members(met, measured.unreachable, count)
+    findings = []
+    for node in sorted(cut_off):
+        text = f"{nodes.name(node)}: nothing comes through to {count_text(len(failed[node]), 'other node')}"
+        findings.append(Finding(Subject.NODE, text, nodes.hosts_to_exclude([node]), (node,)))
+    for pair in sorted(pair for pair in measured.unreachable if not cut_off & {*pair}):
+        text = f"{nodes.name(pair[0])} and {nodes.name(pair[1])}: nothing comes through"
+        findings.append(Finding(Subject.LINK, text, (), pair, (pair, pair[::-1])))
+    return findings
 
 
-def outliers_of(metric: Metric, links: Mapping[Link, Passes], nodes: Nodes, symmetric: bool) -> Odd:
-    """Return the odd nodes, and the odd links between the others.
+def find_outliers(name: str, links: Mapping[Link, Passes], nodes: Nodes) -> Outliers:
+    """Return the nodes that are outliers in a metric, and the links that are among the other nodes' links.
 
-    A node is as its links show that are not to a node that is bad itself. Those are suspected by the better quarter of
-    their links: so two bad nodes of four show, where of all links only those between the other two are good.
+    A node is judged by the median of its links to nodes that are not suspected. A node is suspected by the best quarter
+    of its links: if two of four nodes are bad, only the link between the other two is good, and the median misses it.
     """
-    links = as_of_one_kind(links, nodes)
-    roles = (SENDS,) if symmetric else (SENDS, RECEIVES)
-    suspects = [odd(compare(metric, by_node(metric, links, role, 0.25))) for role in roles]
-    bad: dict[int, dict[int, NodeScore]] = {}
+    metric, is_symmetric = LINK_METRICS[name], name == LATENCY
+    links = scale_to_one_kind(links, nodes)
+    roles = (Role.SENDS,) if is_symmetric else tuple(Role)
+    suspects = {role: {node for node, score in score_all(metric, by_node(metric, links, role, SUSPECT_QUANTILE)).items()
+                       if score.is_outlier} for role in roles}
+    bad: dict[int, dict[Role, NodeScore]] = {}
     for role in roles if len(nodes.ranks) > 2 else ():
-        used = usable(links, role, suspects[-1 - role])
-        passes = by_node(metric, used, role, 0.5)
-        number = Counter(link[role] for link in used)
-        for node, score in compare(metric, passes, passes.keys() - suspects[role]).items():
-            if score.odd and number[node] > 1:
-                bad.setdefault(node, {})[role] = NodeScore(score, number[node])
-    between = {link: passes for link, passes in links.items() if not bad.keys() & {*link}
-               and (not symmetric or link[0] < link[1] or link[::-1] not in links)}
-    least = 1 if len(nodes.ranks) == 2 else 2  # two links that are left among more tell nothing about each other
-    scores = compare(metric, between)
-    return Odd(bad, {link: score for link, score in scores.items() if score.odd and score.peers >= least})
+        judged_by = links_to_good_nodes(links, role, suspects[roles[-1 - role]])
+        passes = by_node(metric, judged_by, role, NODE_QUANTILE)
+        counts = Counter(link[role] for link in judged_by)
+        for node, score in score_all(metric, passes, passes.keys() - suspects[role]).items():
+            if score.is_outlier and counts[node] > 1:
+                bad.setdefault(node, {})[role] = NodeScore(score, counts[node])
+    others = {link: passes for link, passes in links.items() if not bad.keys() & {*link}
+              and (not is_symmetric or link[0] < link[1] or link[::-1] not in links)}
+    min_peers = 1 if len(nodes.ranks) == 2 else 2  # if only two links of more nodes are left, either may be the bad one
+    scores = score_all(metric, others)
+    return Outliers(bad, {link: scores[link] for link in scores
+                          if scores[link].is_outlier and scores[link].peers >= min_peers})
 
 
-def as_of_one_kind(links: Mapping[Link, Passes], nodes: Nodes) -> Mapping[Link, Passes]:
-    """Return the links as if all nodes were of one kind: each pass times the median of all over that of its kinds."""
-    groups: dict[object, list[Link]] = {}
-    for link in links:
-        groups.setdefault((nodes.kind[link[0]], nodes.kind[link[1]]), []).append(link)
+def scale_to_one_kind(links: Mapping[Link, Passes], nodes: Nodes) -> Mapping[Link, Passes]:
+    """Return the links as if all nodes were of one kind: scaled so that each pair of kinds has the median of all."""
+    groups = group_pairs(((nodes.kinds[link[0]], nodes.kinds[link[1]]), link) for link in links)
     if len(groups) == 1:
         return links
-    whole = medians(links, links)
-    found: dict[Link, Passes] = {}
-    for group in groups.values():
-        levels = medians(links, group)
-        for link in group:
-            found[link] = [value * whole[at] / levels[at] if levels[at] else value
-                           for at, value in enumerate(links[link])]
-    return found
+    of_all = median_passes(links.values())
+    scaled: dict[Link, Passes] = {}
+    for members in groups.values():
+        of_group = median_passes([links[link] for link in members])
+        for link in members:
+            scaled[link] = [value * of_all[number] / of_group[number] if of_group[number] else value
+                            for number, value in enumerate(links[link])]
+    return scaled
 
 
-def medians(links: Mapping[Link, Passes], group: Collection[Link]) -> Passes:
-    """Return the median of some links in each pass."""
-    count = max(len(links[link]) for link in group)
-    return [median([links[link][at] for link in group if at < len(links[link])]) for at in range(count)]
-
-
-def usable(links: Mapping[Link, Passes], role: int, bad: Collection[int]) -> dict[Link, Passes]:
-    """Return the links by which nodes are judged: those whose other end is not bad, where a node has such."""
-    good = {link: passes for link, passes in links.items() if link[1 - role] not in bad}
+def links_to_good_nodes(links: Mapping[Link, Passes], role: Role, suspects: Collection[int]) -> dict[Link, Passes]:
+    """Return the links that judge the nodes in a role: those to partners that are not suspected, else all of a node."""
+    good = {link: passes for link, passes in links.items() if link[1 - role] not in suspects}
     nodes = {link[role] for link in good}
     return {link: passes for link, passes in links.items() if link in good or link[role] not in nodes}
 
 
-def by_node(metric: Metric, links: Mapping[Link, Passes], role: int, place: float) -> dict[int, Passes]:
-    """Return for each node and pass the value that stands at `place` of its links: 0 is the best, 0.5 the median.
-
-    It is the better of the middle where these are two.
-    """
-    of: dict[int, list[Passes]] = {}
-    for link, passes in links.items():
-        of.setdefault(link[role], []).append(passes)
-    found = {}
-    for node, some in of.items():
-        columns = [sorted((one[at] for one in some if at < len(one)), reverse=metric.more)
-                   for at in range(max(map(len, some)))]
-        found[node] = [column[int((len(column) - 1) * place)] for column in columns]
-    return found
+def by_node(metric: Metric, links: Mapping[Link, Passes], role: Role, quantile: float) -> dict[int, Passes]:
+    """Return for each node in a role, in each pass, a quantile of its links: 0 is the best, 0.5 the (better) median."""
+    passes_of = group_pairs((link[role], passes) for link, passes in links.items())
+    return {node: [sorted(values, reverse=metric.higher_is_better)[int((len(values) - 1) * quantile)]
+                   for values in by_pass(of_links)] for node, of_links in passes_of.items()}
 
 
-def describe(name: str, found: Odd, links: Mapping[Link, Passes], nodes: Nodes) -> list[Finding]:
-    """Return the findings of a metric: switches, most of whose nodes are odd, the other odd nodes, then links."""
-    left = dict(found.nodes)
-    switches = nodes.switches()
-    accused = {switch: some for switch, some in switches.items() if len(left.keys() & {*some}) > max(1, len(some) // 2)}
-    result = []
-    for switch, some in accused.items():
-        members = {node: left.pop(node) for node in some if node in left}
-        hosts = nodes.hosts(members)
-        called = fold_hosts(hosts) if len(hosts) == len(members) else counted(len(members), "node")
-        result.append(of_nodes("switch", f"switch {switch}, {called}", name, members,
-                               hosts if len(accused) < len(switches) else (), links))
-    result += [of_nodes("node", nodes.name(node), name, {node: roles}, nodes.hosts([node]), links)
-               for node, roles in left.items()]
-    return result + [of_link(name, link, score, nodes) for link, score in found.links.items()]
+def describe_outliers(name: str, outliers: Outliers, links: Mapping[Link, Passes], nodes: Nodes) -> list[Finding]:
+    """Return the findings of a metric: switches most of whose nodes are outliers, other nodes, links."""
+    remaining = dict(outliers.nodes)
+    switches = nodes.by_switch()
+    blamed = {switch: members for switch, members in switches.items()
+              if len(remaining.keys() & {*members}) > max(1, len(members) // 2)}
+    findings = []
+    for switch, members in blamed.items():
+        scores = {node: remaining.pop(node) for node in members if node in remaining}
+        hosts = nodes.hosts_to_exclude(scores)
+        label = fold_hosts(hosts) if len(hosts) == len(scores) else count_text(len(scores), "node")
+        findings.append(send_receive_finding(Subject.SWITCH, f"switch {switch}, {label}", name, scores,
+                                             hosts if len(blamed) < len(switches) else (), links))
+    for node, roles in remaining.items():
+        findings.append(send_receive_finding(Subject.NODE, nodes.name(node), name, {node: roles},
+                                             nodes.hosts_to_exclude([node]), links))
+    return findings + [link_finding(name, link, score, nodes) for link, score in outliers.links.items()]
 
 
-def of_nodes(
-    subject: str, called: str, name: str, members: Mapping[int, Mapping[int, NodeScore]], hosts: tuple[str, ...],
+def send_receive_finding(
+    subject: Subject, label: str, name: str, members: Mapping[int, Mapping[Role, NodeScore]], hosts: tuple[str, ...],
     links: Mapping[Link, Passes],
 ) -> Finding:
-    """Return the finding of a node, or of those of a switch, with how they send and receive."""
-    scores = [(role, one) for roles in members.values() for role, one in roles.items()]
-    roles = {role for role, _ in scores}
-    pairs = counted(sum(one.links for role, one in scores if role == scores[0][0]), "pair")
-    value, level, by = (median([getattr(one.score, field) for _, one in scores])
-                        for field in ("value", "level", "ratio"))
-    if name == "latency":
-        words = f"latency {in_words(value, 's')}, {in_words(level, 's')} between the others ({pairs})"
-    elif name == "resent":
-        verbs = " and ".join(verb for role, verb in ((SENDS, "sends"), (RECEIVES, "is sent")) if role in roles)
-        words = f"{in_words(value, '')} of the TCP segments that it {verbs} are lost"
+    """Return the finding about a node, or about those of a switch, with how they send and receive."""
+    scores = [(role, score) for by_role in members.values() for role, score in by_role.items()]
+    roles = sorted({role for role, _ in scores})
+    pairs = count_text(sum(score.links for role, score in scores if role == scores[0][0]), "pair")
+    value, peer_median, ratio = typical([node_score.score for _, node_score in scores])
+    metric = LINK_METRICS[name]
+    if name == LATENCY:
+        text = f"latency {metric.format(value)}, {metric.format(peer_median)} between the others ({pairs})"
+    elif name == RETRANSMITS:
+        verbs = " and ".join({Role.SENDS: "sends", Role.RECEIVES: "is sent"}[role] for role in roles)
+        text = f"{metric.format(value)} of the TCP segments that it {verbs} are lost"
     else:
-        verbs = " and ".join(VERBS[role] for role in sorted(roles))
-        other = f", {VERBS[1 - min(roles)]} normally" if len(roles) == 1 else ""
-        words = f"{verbs} at {share(by)} of the median ({pairs}){other}"
-    of = tuple(link for link in links if any(link[role] in members for role in roles))
-    return Finding(subject, f"{called}: {words}", hosts, tuple(members), of, name,
-                   min(one.score.ratio for _, one in scores))
+        verbs = " and ".join(role.name.lower() for role in roles)
+        other = f", {Role(1 - roles[0]).name.lower()} normally" if len(roles) == 1 else ""
+        text = f"{verbs} at {format_ratio(ratio)} of the median ({pairs}){other}"
+    affected = tuple(link for link in links if any(link[role] in members for role in roles))
+    return Finding(subject, f"{label}: {text}", hosts, tuple(members), affected, name,
+                   min(node_score.score.ratio for _, node_score in scores))
 
 
-def of_link(name: str, link: Link, score: Score, nodes: Nodes) -> Finding:
-    """Return the finding of a single link: its ends are as others are on their other links."""
-    ends = [nodes.name(node) for node in link]
-    both = (link, link[::-1]) if name in SYMMETRIC else (link,)
+def link_finding(name: str, link: Link, score: Score, nodes: Nodes) -> Finding:
+    """Return the finding about a single link, whose nodes have no finding."""
+    first, second = (nodes.name(node) for node in link)
+    metric = LINK_METRICS[name]
+    value, peer_median = metric.format(score.value), metric.format(score.peer_median)
     if len(nodes.ranks) == 2:
-        unit = LINK_METRICS[name].unit
-        words = (f"{ends[0]} to {ends[1]}: {LINK_METRICS[name].words}: {in_words(score.value, unit)}, "
-                 f"{in_words(score.level, unit)} the other way; of two nodes it cannot be told which is at fault")
-    elif name == "latency":
-        words = f"{ends[0]} and {ends[1]}: latency {in_words(score.value, 's')}, {in_words(score.level, 's')} elsewhere"
-    elif name == "resent":
-        words = f"{ends[0]} to {ends[1]}: {in_words(score.value, '')} of the TCP segments are lost"
+        text = (f"{first} to {second}: {metric.label}: {value}, {peer_median} the other way; "
+                "of two nodes it cannot be told which is at fault")
+    elif name == LATENCY:
+        text = f"{first} and {second}: latency {value}, {peer_median} elsewhere"
+    elif name == RETRANSMITS:
+        text = f"{first} to {second}: {value} of the TCP segments are lost"
     else:
-        words = f"{ends[0]} to {ends[1]}: at {share(score.ratio)} of the median of {counted(score.peers, 'link')}"
-    return Finding("link", words, (), link, both, name, score.ratio)
+        text = f"{first} to {second}: at {format_ratio(score.ratio)} of the median of {count_text(score.peers, 'link')}"
+    return Finding(Subject.LINK, text, (), link, (link, link[::-1]) if name == LATENCY else (link,), name, score.ratio)
+
+
+def typical(scores: Collection[Score]) -> tuple[float, float, float]:
+    """Return the medians of some scores' values, peer medians and ratios."""
+    return (median([score.value for score in scores]), median([score.peer_median for score in scores]),
+            median([score.ratio for score in scores]))
+
+
+def expected_bandwidth(measured: Measurements) -> float | None:
+    """Return the bus bandwidth in B/s to expect of a large all-reduce, None without links.
+
+    A ring is as fast as its slowest link. A job does not choose its links between nodes, so each node counts with the
+    median of its links as it sends and receives, and each node's inside with the median of its links.
+    """
+    metric = LINK_METRICS[BANDWIDTH]
+    links = {link: [best(metric, passes)] for link, passes in measured.links.get(BANDWIDTH, {}).items() if passes}
+    medians = [passes[0] for role in Role for passes in by_node(metric, links, role, NODE_QUANTILE).values()]
+    inside = group_pairs((measured.ranks[link[0]].node, best(metric, passes))
+                         for link, passes in measured.inside_links.get(BANDWIDTH, {}).items() if passes)
+    return min([*medians, *map(median, inside.values())], default=None)

@@ -1,116 +1,122 @@
-"""The one rule of a check: what is odd is so in every pass, beside the median and the deviation of its peers.
+"""The outlier rule: in every pass, worse than the peers' median by more than a tenth and by more than noise explains.
 
-A pass in which something has no figure does not count, but more than half of the passes have to.
+A pass without a value does not count, but more than half of the passes need one.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
-from .schema import Metric
+from .schema import Key, Metric, Passes
 
-LEAST = 0.1  # of the peers' median, by which a value has to be worse
-CHANCE = 1e-3  # that among alike ones anybody is odd
-SIGMA = 1.4826  # a normal distribution's standard deviation in its median absolute deviations
-APART = 64  # among so many, each is compared with the others alone; among more, one hardly moves the median
-SMALLEST = 1e-12  # a rate of nothing at all, whose logarithm is asked for
+MIN_LOSS = 0.1  # share of the peers' median: what a training feels, as all ranks wait for the slowest in each step
+FALSE_ALARM_RATE = 1e-3  # that any of n alike values is called an outlier
+SIGMA_PER_MAD = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
+LEAVE_ONE_OUT_MAX = 64  # of more values all are compared with the same sample, whose median one of them hardly moves
+TINY = 1e-12  # stands for a rate of 0, which has no logarithm
 
 median = statistics.median
-Key = TypeVar("Key", bound=Hashable)
 
 
 class Score(NamedTuple):
-    """How something is beside a number of `peers`: its best pass, the median of theirs, and the ratio of both."""
+    """How a value compares with its `peers`: its best pass, the median of theirs, and the ratio of both."""
 
-    odd: bool
+    is_outlier: bool
     value: float
-    level: float
+    peer_median: float
     ratio: float
     peers: int
 
 
-class Peers:
-    """What a value is compared with: the median of some others in each pass, and their deviation over all passes."""
+class PeerSample:
+    """The values that one is compared with: their median in each pass, and their deviation over all passes."""
 
-    def __init__(self, metric: Metric, passes: Sequence[Sequence[float]]) -> None:
+    def __init__(self, metric: Metric, passes: Sequence[Passes]) -> None:
         self._metric, self.count = metric, len(passes)
-        self.levels = [median([one[at] for one in passes if at < len(one)]) for at in range(max(map(len, passes)))]
-        values = [value for one in passes for value in one]
+        self.medians = median_passes(passes)
+        values = [value for peer in passes for value in peer]
         middle = median(values)
         self.deviation = median([abs(loss(metric, value, middle)) for value in values])
-        self.best = median([best(metric, one) for one in passes])
+        self.best_median = median([best(metric, peer) for peer in passes])
 
-    def limit(self, passes: int) -> float:
-        """Return how much worse a value may be in each of so many passes, as loss() counts it.
+    def threshold(self, passes: int) -> float:
+        """Return the loss, as loss() counts it, that an outlier exceeds in each of `passes` passes.
 
-        A normal value is below -z with a probability of at most exp(-z^2/2), and in each of k passes with that to the
-        power of k: of n values, none with CHANCE. That takes a deviation that is known. Of n peers both the median and
-        the deviation are uncertain, by 1 + 0.8/n (the root of 1 + pi/2n) and 1 + 3.1/n (Student's t at 3.4 standard
-        deviations, to the first order), and so LEAST counts 1 + 4/n times.
+        A normal value is below -z with a probability of at most exp(-z^2/2), in k passes with its k-th power. With
+        z = sqrt(2 ln(n / FALSE_ALARM_RATE) / k), n alike values stay together below that rate. This takes a known
+        deviation. The median and the deviation of n peers are uncertain by factors of 1 + 0.8/n (the root of
+        1 + pi/2n) and 1 + 3.1/n (Student's t at 3.4 standard deviations, to first order): so MIN_LOSS counts 1 + 4/n
+        times.
         """
-        noise = SIGMA * math.sqrt(2 * math.log(self.count / CHANCE) / passes) * self.deviation
+        noise = SIGMA_PER_MAD * math.sqrt(2 * math.log(self.count / FALSE_ALARM_RATE) / passes) * self.deviation
         if not self._metric.unit:
-            return max(self._metric.floor, noise)
-        return max(-math.log(1 - self._metric.matters), (1 + 4 / self.count) * -math.log(1 - LEAST), noise)
+            return max(self._metric.min_difference, noise)
+        return max(-math.log(1 - self._metric.min_loss), (1 + 4 / self.count) * -math.log(1 - MIN_LOSS), noise)
 
-    def score(self, values: Sequence[float]) -> Score:
-        """Return how the passes of something are: odd if it is worse in each, and in more than half of the peers'.
+    def score(self, passes: Passes) -> Score:
+        """Return how a value compares; if it lacks a pass, it is an outlier only beside the peers' worst pass.
 
-        Which passes it lacks is not known, so it has to be worse than the worst of them then.
+        Which pass it lacks is not known.
         """
-        whole = len(values) >= len(self.levels)
-        levels = self.levels if whole else [worst(self._metric, self.levels)] * len(values)
-        limit = self.limit(min(len(values), len(levels)))
-        worse = [loss(self._metric, value, level) > limit
-                 and abs(value - level) > self._metric.floor for value, level in zip(values, levels, strict=False)]
-        value = best(self._metric, values)
-        return Score(2 * len(values) > len(self.levels) and all(worse), value, self.best,
-                     ratio(self._metric, value, self.best), self.count)
+        is_complete = len(passes) >= len(self.medians)
+        medians = self.medians if is_complete else [worst(self._metric, self.medians)] * len(passes)
+        threshold = self.threshold(min(len(passes), len(medians)))
+        is_worse = all(loss(self._metric, value, peers) > threshold
+                       and abs(value - peers) > self._metric.min_difference
+                       for value, peers in zip(passes, medians, strict=False))
+        value = best(self._metric, passes)
+        return Score(2 * len(passes) > len(self.medians) and is_worse, value, self.best_median,
+                     ratio(self._metric, value, self.best_median), self.count)
 
 
-def loss(metric: Metric, value: float, level: float) -> float:
-    """Return how much worse a value is than the level: a ratio's logarithm, of shares the difference."""
+def by_pass(values: Collection[Passes]) -> list[list[float]]:
+    """Return the values of each pass."""
+    return [[passes[number] for passes in values if number < len(passes)] for number in range(max(map(len, values)))]
+
+
+def median_passes(values: Collection[Passes]) -> Passes:
+    """Return the median of the values in each pass."""
+    return [*map(median, by_pass(values))]
+
+
+def loss(metric: Metric, value: float, reference: float) -> float:
+    """Return how much worse a value is than a reference: the logarithm of their ratio, for shares the difference."""
     if not metric.unit:
-        return level - value if metric.more else value - level
-    by = math.log(max(level, SMALLEST) / max(value, SMALLEST))
-    return by if metric.more else -by
+        return reference - value if metric.higher_is_better else value - reference
+    log_ratio = math.log(max(reference, TINY) / max(value, TINY))
+    return log_ratio if metric.higher_is_better else -log_ratio
 
 
-def ratio(metric: Metric, value: float, level: float) -> float:
-    """Return how good a value is beside the level: 0.5 for half the bandwidth or twice the latency; 1 at most."""
-    by = max(0.0, loss(metric, value, level))
+def ratio(metric: Metric, value: float, reference: float) -> float:
+    """Return how good a value is: 1 like the reference or better, 0.5 for half the bandwidth or twice the latency."""
+    lost = max(0.0, loss(metric, value, reference))
     if not metric.unit:
-        return max(0.0, 1 - by)
-    return 0.0 if metric.more and not value else math.exp(-by)
+        return max(0.0, 1 - lost)
+    return 0.0 if metric.higher_is_better and not value else math.exp(-lost)
 
 
-def best(metric: Metric, values: Sequence[float]) -> float:
-    """Return the best of the passes."""
-    return max(values) if metric.more else min(values)
+def best(metric: Metric, passes: Passes) -> float:
+    """Return the best pass."""
+    return max(passes) if metric.higher_is_better else min(passes)
 
 
-def worst(metric: Metric, values: Sequence[float]) -> float:
-    """Return the worst of the passes."""
-    return min(values) if metric.more else max(values)
+def worst(metric: Metric, passes: Passes) -> float:
+    """Return the worst pass."""
+    return min(passes) if metric.higher_is_better else max(passes)
 
 
-def compare(
-    metric: Metric, values: Mapping[Key, Sequence[float]], among: Collection[Key] | None = None
+def score_all(
+    metric: Metric, values: Mapping[Key, Passes], peer_keys: Collection[Key] | None = None
 ) -> dict[Key, Score]:
-    """Return how each is beside the others that are `among` the peers, or all; nothing for what has no peer."""
-    peers = {key: passes for key, passes in values.items() if passes and (among is None or key in among)}
-    everyone = Peers(metric, list(peers.values())) if len(peers) > APART else None
-    found = {}
+    """Return how each value compares with the others, if given with those of `peer_keys`; none without a peer."""
+    peers = {key: passes for key, passes in values.items() if passes and (peer_keys is None or key in peer_keys)}
+    shared = PeerSample(metric, [*peers.values()]) if len(peers) > LEAVE_ONE_OUT_MAX else None
+    scores = {}
     for key, passes in values.items():
-        others = [theirs for other, theirs in peers.items() if other != key] if everyone is None else []
-        if passes and (everyone or others):
-            found[key] = (everyone or Peers(metric, others)).score(passes)
-    return found
-
-
-def odd(scores: Mapping[Key, Score]) -> set[Key]:
-    """Return who is odd."""
-    return {key for key, score in scores.items() if score.odd}
+        others = [] if shared else [peer for other, peer in peers.items() if other != key]
+        if passes and (shared or others):
+            scores[key] = (shared or PeerSample(metric, others)).score(passes)
+    return scores

@@ -1,170 +1,182 @@
-"""What is odd about ranks and nodes by themselves: devices, memory, disks, clocks, links inside a node."""
+"""Findings about ranks and nodes by themselves: devices, memory, disks, clocks, links inside a node."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .outliers import Score, compare, median
+from .link_findings import typical
+from .outliers import Score, median, score_all
 from .schema import (
     CLOCK,
+    LATENCY,
     LINK_METRICS,
     RANK_METRICS,
-    SYMMETRIC,
     Finding,
     Link,
     Measurements,
     Metric,
     Nodes,
     Passes,
-    counted,
-    in_words,
-    is_rate,
-    share,
+    Subject,
+    group_pairs,
 )
+from .text import count_text, format_ratio
 
-SILENT = "did not answer: "
-
-
-def find(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return what is odd about ranks and nodes by themselves."""
-    return [*reported(measured, nodes), *of_ranks(measured, nodes), *of_clocks(measured, nodes),
-            *of_links_inside(measured, nodes), *unreachable_inside(measured, nodes)]
+NO_ANSWER = "did not answer: "
+MIN_SAME_LINKS = 3  # on nodes of a kind, to compare a link inside a node with the same link of other nodes
 
 
-def reported(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return what ranks report of themselves, and who has not answered; each line of a node once.
+def find_rank_findings(measured: Measurements, nodes: Nodes) -> list[Finding]:
+    """Return the findings about ranks and nodes by themselves."""
+    return [*find_reports(measured, nodes), *find_slow_ranks(measured, nodes), *find_wrong_clocks(measured, nodes),
+            *find_slow_inside(measured, nodes), *find_unreachable_inside(measured, nodes)]
 
-    What most nodes report, as of a folder that they share, is no reason to exclude one of them.
+
+def node_finding(nodes: Nodes, node: int, text: str, metric: str = "", ratio: float = 0.0,
+                 subject: Subject = Subject.NODE, label: str = "") -> Finding:
+    """Return the finding about a node, or about a rank or link of it, which `label` names."""
+    return Finding(subject, f"{nodes.name(node)}{label}: {text}", nodes.hosts_to_exclude([node]), (node,), (), metric,
+                   ratio)
+
+
+def find_reports(measured: Measurements, nodes: Nodes) -> list[Finding]:
+    """Return what ranks report about themselves, and which do not answer; each line of a node once.
+
+    A report of most nodes, as about a folder that they share, is no reason to exclude one of them.
     """
-    lines: dict[str, dict[int, None]] = {}
-    lost = [(rank, [f"{SILENT}{doing}"]) for rank, doing in measured.lost.items()]
-    for rank, words in sorted([*lost, *measured.reports.items()]):
-        for line in words:
-            lines.setdefault(line, {})[measured.ranks[rank].node] = None
-    found = []
-    for line, some in lines.items():
-        if len(some) > max(1, len(nodes.ranks) // 2) and not line.startswith(SILENT):
-            found.append(Finding("node", f"{counted(len(some), 'node')}: {line}", (), tuple(some)))
+    lost = [(rank, [f"{NO_ANSWER}{doing}"]) for rank, doing in measured.lost.items()]
+    reports = dict.fromkeys((line, measured.ranks[rank].node) for rank, lines in
+                            sorted([*lost, *measured.reports.items()]) for line in lines)
+    findings = []
+    for line, reporting in group_pairs(reports).items():
+        if len(reporting) > max(1, len(nodes.ranks) // 2) and not line.startswith(NO_ANSWER):
+            text = f"{count_text(len(reporting), 'node')}: {line}"
+            findings.append(Finding(Subject.NODE, text, (), tuple(reporting)))
         else:
-            found += [Finding("node", f"{nodes.name(node)}: {line}", nodes.hosts([node]), (node,)) for node in some]
-    return found
+            findings += [node_finding(nodes, node, line) for node in reporting]
+    return findings
 
 
-def of_ranks(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return the findings of RANK_METRICS: of a node if all its ranks are odd, else of ranks."""
-    found = []
-    small: set[int] = set()  # nodes whose /dev/shm is: that little of it is free follows
-    for name in (name for name in RANK_METRICS if name in measured.own and name != CLOCK):
-        scores = by_kind(RANK_METRICS[name], measured.own[name], measured)
+def find_slow_ranks(measured: Measurements, nodes: Nodes) -> list[Finding]:
+    """Return the findings of RANK_METRICS: about a node if all its ranks are outliers, else about ranks."""
+    findings = []
+    has_small_shm: set[int] = set()  # nodes on which little free room in /dev/shm follows from its size
+    for name in (name for name in RANK_METRICS if name in measured.by_rank and name != CLOCK):
+        metric = RANK_METRICS[name]
+        scores = score_by_kind(metric, measured.by_rank[name], measured)
         for node, ranks in nodes.ranks.items():
-            odd = [rank for rank in ranks if rank in scores and scores[rank].odd]
-            whole = len(odd) == len([rank for rank in ranks if rank in scores])
-            if not odd or (name == "shm-free" and node in small):
+            scored = [rank for rank in ranks if rank in scores]
+            outliers = [rank for rank in scored if scores[rank].is_outlier]
+            if not outliers or (name == "shm-free" and node in has_small_shm):
                 continue
-            small |= {node} if name == "shm-size" else set()
-            for some in [odd] if whole else [[rank] for rank in odd]:
-                rank = "" if whole else f": rank {some[0]} ({measured.ranks[some[0]].device})"
-                words, ratio = beside_ranks(RANK_METRICS[name], [scores[one] for one in some])
-                found.append(Finding("node" if whole else "rank", f"{nodes.name(node)}{rank}: {words}",
-                                     nodes.hosts([node]), (node,), (), name, ratio))
-    return found
+            if name == "shm-size":
+                has_small_shm.add(node)
+            are_all = len(outliers) == len(scored)
+            for members in [outliers] if are_all else [[rank] for rank in outliers]:
+                text, ratio = describe_ranks(metric, [scores[rank] for rank in members])
+                label = "" if are_all else f": {rank_label(members[0], measured)}"
+                findings.append(node_finding(nodes, node, text, name, ratio, Subject.NODE if are_all else Subject.RANK,
+                                             label))
+    return findings
 
 
-def by_kind(metric: Metric, values: Mapping[int, Passes], measured: Measurements) -> dict[int, Score]:
-    """Return how each rank is beside those of its kind."""
-    kinds: dict[str, dict[int, Passes]] = {}
-    for rank, passes in values.items():
-        kinds.setdefault(measured.ranks[rank].kind, {})[rank] = passes
-    return {rank: score for some in kinds.values() for rank, score in compare(metric, some).items()}
+def score_by_kind(metric: Metric, values: Mapping[int, Passes], measured: Measurements) -> dict[int, Score]:
+    """Return how each rank compares with those of its kind."""
+    kinds = group_pairs((measured.ranks[rank].kind, (rank, passes)) for rank, passes in values.items())
+    return {rank: score for same_kind in kinds.values() for rank, score in score_all(metric, dict(same_kind)).items()}
 
 
-def beside_ranks(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
-    """Return in words how some ranks of a node are beside the others, and their ratio."""
-    value, level, ratio = (median([getattr(one, field) for one in scores]) for field in ("value", "level", "ratio"))
+def describe_ranks(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
+    """Return how ranks of a node compare with the others, as text, and their ratio."""
+    value, peer_median, ratio = typical(scores)
     count = scores[0].peers + 1 - len(scores)
-    if is_rate(metric):
-        of = f"the median of {counted(count, 'rank')}" if count > 1 else "the other's"
-        return f"{metric.words} at {share(ratio)} of {of}", ratio
+    if metric.is_rate:
+        reference = f"the median of {count_text(count, 'rank')}" if count > 1 else "the other's"
+        return f"{metric.label} at {format_ratio(ratio)} of {reference}", ratio
     others = "the others" if count > 1 else "the other"
-    return f"{metric.words} is {in_words(value, metric.unit)}, {in_words(level, metric.unit)} on {others}", ratio
+    return f"{metric.label} is {metric.format(value)}, {metric.format(peer_median)} on {others}", ratio
 
 
-def of_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return the nodes whose clock is ahead of or behind the others' median; of two, which one cannot be told."""
-    clock = {measured.ranks[rank].node: passes[0] for rank, passes in measured.own.get(CLOCK, {}).items()}
-    if len(clock) < 2:
+def find_wrong_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
+    """Return the nodes whose clock differs from the others' median; of two nodes it cannot be said which is wrong."""
+    clocks = {measured.ranks[rank].node: passes[0] for rank, passes in measured.by_rank.get(CLOCK, {}).items()}
+    if len(clocks) < 2:
         return []
-    middle = median(clock.values()) if len(clock) > 2 else min(clock.values())
-    found = []
-    for node, value in clock.items():
-        if abs(value - middle) > RANK_METRICS[CLOCK].floor:
-            side = "ahead of" if value > middle else "behind"
-            others, hosts = ("the others", nodes.hosts([node])) if len(clock) > 2 else ("the other's", ())
-            words = f"{nodes.name(node)}: clock is {in_words(abs(value - middle), 's')} {side} {others}"
-            found.append(Finding("node", words, hosts, (node,), (), CLOCK))
-    return found
+    is_known = len(clocks) > 2
+    reference = median(clocks.values()) if is_known else min(clocks.values())
+    findings = []
+    for node, value in clocks.items():
+        if abs(value - reference) > RANK_METRICS[CLOCK].min_difference:
+            side = "ahead of" if value > reference else "behind"
+            others = "the others" if is_known else "the other's"
+            text = f"clock is {RANK_METRICS[CLOCK].format(abs(value - reference))} {side} {others}"
+            finding = node_finding(nodes, node, text, CLOCK)
+            findings.append(finding if is_known else finding._replace(hosts=()))
+    return findings
 
 
-def of_links_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return what is odd about the links between ranks of a node: of the node if more than half are, else of each."""
-    found = []
-    for name, links in measured.inside.items():
-        scores = beside_same_links(name, links, measured, nodes)
+def find_slow_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
+    """Return the findings about links inside nodes: about the node if more than half of them are outliers."""
+    findings = []
+    for name, links in measured.inside_links.items():
+        scores = score_inside(name, links, measured, nodes)
         for node in nodes.ranks:
-            here = [link for link in scores if measured.ranks[link[0]].node == node]
-            odd = [link for link in here if scores[link].odd]
-            many = len(odd) > 1 and 2 * len(odd) > len(here)
-            for some in ([odd] if many else [[link] for link in odd]):
-                ends = [f"rank {rank} ({measured.ranks[rank].device})" for rank in some[0]]
-                called = "between its ranks" if many else f"from {ends[0]} to {ends[1]}"
-                words, ratio = beside_links(LINK_METRICS[name], [scores[link] for link in some])
-                found.append(Finding("node" if many else "link", f"{nodes.name(node)}: {called}: {words}",
-                                     nodes.hosts([node]), (node,), (), name, ratio))
-    return found
+            scored = [link for link in scores if measured.ranks[link[0]].node == node]
+            outliers = [link for link in scored if scores[link].is_outlier]
+            are_most = len(outliers) > 1 and 2 * len(outliers) > len(scored)
+            for members in [outliers] if are_most else [[link] for link in outliers]:
+                text, ratio = describe_inside(LINK_METRICS[name], [scores[link] for link in members])
+                ends = [rank_label(rank, measured) for rank in members[0]]
+                label = ": between its ranks" if are_most else f": from {ends[0]} to {ends[1]}"
+                findings.append(node_finding(nodes, node, text, name, ratio, Subject.NODE if are_most else Subject.LINK,
+                                             label))
+    return findings
 
 
-def beside_same_links(
+def score_inside(
     name: str, links: Mapping[Link, Passes], measured: Measurements, nodes: Nodes
 ) -> dict[Link, Score]:
-    """Return how each link between two ranks is, beside the same one of other nodes of the kind.
+    """Return how each link between two ranks compares with the same link of other nodes of the kind.
 
-    Where fewer than two others have it, it is compared with the others of its own node. Ranks on CPUs have the memory
-    between them, which is measured by itself.
+    If fewer than MIN_SAME_LINKS nodes have it, it is compared with the other links of its node. Links between ranks on
+    CPUs are left out: they are the host memory, which has a metric.
     """
-    places: dict[object, dict[Link, Passes]] = {}
-    for link, passes in links.items():
-        ends = [measured.ranks[rank] for rank in link]
-        if (name not in SYMMETRIC or link[0] < link[1]) and ends[0].device != "cpu":
-            place = (nodes.kind[ends[0].node], ends[0].local_rank, ends[1].local_rank)
-            places.setdefault(place, {})[link] = passes
-    at_home: dict[int, dict[Link, Passes]] = {}
-    for some in places.values():
-        for link, passes in some.items() if len(some) < 3 else ():
-            at_home.setdefault(measured.ranks[link[0]].node, {})[link] = passes
-    groups = [*(some for some in places.values() if len(some) > 2), *at_home.values()]
-    return {link: score for group in groups for link, score in compare(LINK_METRICS[name], group).items()}
+    def place(link: Link) -> tuple[tuple[str, ...], int, int]:
+        first, second = (measured.ranks[rank] for rank in link)
+        return nodes.kinds[first.node], first.local_rank, second.local_rank
+
+    same_links = group_pairs((place(link), link) for link in links if (name != LATENCY or link[0] < link[1])
+                             and measured.ranks[link[0]].device != "cpu")
+    common = [members for members in same_links.values() if len(members) >= MIN_SAME_LINKS]
+    others = group_pairs((measured.ranks[link[0]].node, link) for members in same_links.values()
+                         if len(members) < MIN_SAME_LINKS for link in members)
+    return {link: score for members in (*common, *others.values()) for link, score in
+            score_all(LINK_METRICS[name], {link: links[link] for link in members}).items()}
 
 
-def beside_links(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
-    """Return in words how links inside a node are beside others, and their ratio."""
-    value, level, ratio = (median([getattr(one, field) for one in scores]) for field in ("value", "level", "ratio"))
-    if is_rate(metric):
-        return f"{metric.words} at {share(ratio)} of the median of {counted(scores[0].peers, 'link')}", ratio
-    return f"{metric.words} {in_words(value, metric.unit)}, {in_words(level, metric.unit)} elsewhere", ratio
+def describe_inside(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
+    """Return how links inside a node compare with others, as text, and their ratio."""
+    value, peer_median, ratio = typical(scores)
+    text = f"at {format_ratio(ratio)} of the median of {count_text(scores[0].peers, 'link')}" if metric.is_rate else (
+        f"{metric.format(value)}, {metric.format(peer_median)} elsewhere")
+    return f"{metric.label} {text}", ratio
 
 
-def unreachable_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return the nodes between whose ranks nothing came through: of two of them, of one and others, or of several."""
-    found = []
-    homes: dict[int, list[Link]] = {}
-    for pair in sorted(measured.unreachable_inside):
-        homes.setdefault(measured.ranks[pair[0]].node, []).append(pair)
-    for node, pairs in homes.items():
-        (rank, often), = Counter(rank for pair in pairs for rank in pair).most_common(1)
-        ends = [f"rank {one} ({measured.ranks[one].device})" for one in (rank, *({*pairs[0]} - {rank}))]
-        between = " and ".join(ends) if len(pairs) == 1 else (
-            f"{ends[0]} and {often} others" if often == len(pairs) else f"{len(pairs)} pairs of its ranks")
-        words = f"{nodes.name(node)}: nothing comes through between {between}"
-        found.append(Finding("node", words, nodes.hosts([node]), (node,)))
-    return found
+def find_unreachable_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
+    """Return the nodes with unreachable pairs of ranks: a single pair, those of one rank, or several."""
+    findings = []
+    by_node = group_pairs((measured.ranks[pair[0]].node, pair) for pair in sorted(measured.unreachable_inside))
+    for node, pairs in by_node.items():
+        (rank, count), = Counter(rank for pair in pairs for rank in pair).most_common(1)
+        between = f"{len(pairs)} pairs of its ranks"
+        if count == len(pairs):
+            others = rank_label(pairs[0][1], measured) if count == 1 else f"{count} others"
+            between = f"{rank_label(rank, measured)} and {others}"
+        findings.append(node_finding(nodes, node, f"nothing comes through between {between}"))
+    return findings
+
+
+def rank_label(rank: int, measured: Measurements) -> str:
+    """Return what to call a rank in a finding: rank 3 (cuda:1)."""
+    return f"rank {rank} ({measured.ranks[rank].device})"

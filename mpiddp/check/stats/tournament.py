@@ -1,4 +1,4 @@
-"""Who measures when, and who meets whom in a tournament of nodes, or of the ranks of a node."""
+"""Which nodes, or ranks of a node, meet when: rounds of a tournament, turns, and which get no more meetings."""
 
 from __future__ import annotations
 
@@ -6,123 +6,124 @@ import math
 import random
 from collections.abc import Collection, Iterable, Sequence
 
-WHOLE = 64  # so many meet each other once; of more, each meets some
-MOST_FAILURES = 3  # of one who is given up
-MOST_FAILING = 12  # times at which some fail, before all are given up that have failed so often
+FULL_MESH_MAX = 64  # of more members, each meets only some
+MAX_FAILED_PARTNERS = 3  # before a member gets no more meetings
+MAX_FAILING_TURNS = 12  # turns in which a meeting fails, before the limit above holds for everybody
 
 Pair = tuple[int, int]
 
 
-def rounds(count: int, whole: int = WHOLE) -> list[list[Pair]]:
-    """Return the rounds of a tournament of `count`, each a list of pairs in which nobody is twice.
+def tournament(count: int) -> list[list[Pair]]:
+    """Return the rounds of a tournament of `count` members, each a list of pairs without a common member.
 
-    Up to `whole` all meet each other, in count - 1 rounds, or count if that is odd (the circle method). More have
-    `enough(count)` of these rounds.
+    Up to FULL_MESH_MAX members all meet each other, in count - 1 rounds, or count if that is odd (the circle method).
+    Of more, only rounds_needed(count) of these rounds are played.
     """
     even = count + count % 2
-    wanted: Sequence[int] = range(even - 1)
-    if count > whole:  # chance connects all by few steps, so that no part hangs by few meetings
-        wanted = random.Random(count).sample(wanted, enough(count))  # noqa: S311 — no secret
-    return [[pair for pair in circle(even, turn) if pair[1] < count] for turn in wanted if count > 1]
+    numbers: Sequence[int] = range(even - 1)
+    if count > FULL_MESH_MAX:  # chosen by chance, so that few steps lead from any member to any other
+        numbers = random.Random(count).sample(numbers, rounds_needed(count))  # noqa: S311 — no secret
+    return [[pair for pair in circle_round(even, number) if pair[1] < count] for number in numbers if count > 1]
 
 
-def enough(count: int) -> int:
-    """Return in how many rounds each of `count` has met enough others: the logarithm, 7 for 65 and 10 for 1,024.
+def rounds_needed(count: int) -> int:
+    """Return how many rounds judge each of `count` members: the logarithm, 7 for 65 and 10 for 1,024.
 
-    A node is told from its partners by the median of its meetings; seven bear three that are slow for their partner's
-    sake. As each round can double those whom a node has met through others, the logarithm connects them all.
+    A node is judged by the median of its meetings: of seven, three may be slow because of the partner. As a round can
+    double the members that one has met through others, the logarithm connects all.
     """
     return math.ceil(math.log2(count))
 
 
-def circle(even: int, turn: int) -> list[Pair]:
-    """Return a round of the circle method: those whose numbers add up to the turn, and the last with who is left."""
-    ring = even - 1
-    found = [(one, (turn - one) % ring) for one in range(ring) if one < (turn - one) % ring]
-    alone = turn // 2 if turn % 2 == 0 else (turn + ring) // 2
-    return [*found, (alone, ring)]
+def circle_round(even: int, number: int) -> list[Pair]:
+    """Return a round of the circle method: pairs whose sum is `number`, and the last member with the one left over."""
+    modulus = even - 1
+    pairs = [(first, (number - first) % modulus) for first in range(modulus) if first < (number - first) % modulus]
+    left_over = number // 2 if number % 2 == 0 else (number + modulus) // 2
+    return [*pairs, (left_over, modulus)]
 
 
-def shuffled(found: list[list[Pair]], number: int) -> list[list[Pair]]:
-    """Return the rounds of a tournament in the order of a pass, which differs from that of the other passes.
+def shuffled_tournament(count: int, pass_number: int) -> list[list[Pair]]:
+    """Return the rounds of a tournament in another order for each pass.
 
-    Nodes that fail together are neighbours as a rule, as those of a rack: who met them first would know no others.
+    Nodes that fail together are often neighbours, as in a rack: a node that met them first would be given up.
     """
-    order = list(found)
-    random.Random(number).shuffle(order)  # noqa: S311 — no secret
-    return order
+    rounds = tournament(count)
+    random.Random(pass_number).shuffle(rounds)  # noqa: S311 — no secret
+    return rounds
 
 
-def in_turns(nodes: Sequence[int], machines: Sequence[str]) -> list[list[int]]:
-    """Return the ranks on these nodes in turns, in which no two nodes share a machine; an empty one is unknown."""
-    of: dict[str, dict[int, None]] = {}  # the nodes of each machine
+def split_into_turns(nodes: Sequence[int], machines: Sequence[str]) -> list[list[int]]:
+    """Return the ranks on these nodes in turns without two nodes of one machine; "" is an unknown machine."""
+    by_machine: dict[str, dict[int, None]] = {}
     for node, machine in zip(nodes, machines, strict=True):
-        of.setdefault(machine or f"node {node}", {})[node] = None
-    turn = {node: at for some in of.values() for at, node in enumerate(some)}
-    count = max(map(len, of.values()), default=0)
-    return [[rank for rank, node in enumerate(nodes) if turn[node] == at] for at in range(count)]
+        by_machine.setdefault(machine or f"node {node}", {})[node] = None
+    turn_of = {node: turn for members in by_machine.values() for turn, node in enumerate(members)}
+    count = max(map(len, by_machine.values()), default=0)
+    return [[rank for rank, node in enumerate(nodes) if turn_of[node] == turn] for turn in range(count)]
 
 
-class Meetings:
-    """Which of `count` have met, and which have `unmet`: pairs between which nothing came through.
+class MeetingLog:
+    """Which of `count` members have met, and the `unreachable` pairs, whose meeting failed although both answer.
 
-    Who fails again and again gets no more meetings, as each failure takes long. Whom to accuse is cut_off()'s to tell.
+    A failed meeting takes long, so members that fail often get no more. Whom to blame is up to cut_off_members().
     """
 
     def __init__(self, count: int) -> None:
-        self._count, self._failing = count, 0
+        self._count, self._failing_turns = count, 0
         self._met: set[Pair] = set()
         self._given_up: set[int] = set()
-        self.unmet: set[Pair] = set()
+        self.unreachable: set[Pair] = set()
 
     def can_meet(self, pair: Pair) -> bool:
-        """Tell whether two may meet: not where they have failed, or one of them is given up."""
-        return pair not in self.unmet and not self._given_up & {*pair}
+        """Return whether a pair may meet: it has not failed yet, and none of the two is given up."""
+        return pair not in self.unreachable and not self._given_up & {*pair}
 
-    def note(self, met: Iterable[Pair], unmet: Collection[Pair]) -> None:
-        """Take what has become of meetings at a time, and give up who has failed too often.
+    def record(self, met: Iterable[Pair], failed: Collection[Pair]) -> None:
+        """Add the meetings of a turn, and give up members with MAX_FAILED_PARTNERS.
 
-        That is who fails with those that reach each other, or anybody where nobody reaches anybody. Failures with those
-        that are given up do not count: bad partners do not make a good one bad. When some have failed at MOST_FAILING
-        times, all that have failed often get no more, good ones too.
+        They are given up if they failed with the main component and are not in it, or if nobody has met. Partners that
+        are given up do not count: bad partners do not make a good member bad. After MAX_FAILING_TURNS everybody with so
+        many failed partners is given up.
         """
         self._met.update(met)
-        self.unmet.update(unmet)
-        self._failing += bool(unmet)
-        enough = self._failing >= MOST_FAILING
-        failed = partners(pair for pair in self.unmet if enough or not self._given_up & {*pair})
-        several = {one for one, others in failed.items() if len(others) >= MOST_FAILURES}
-        whole = main_part(self._met, self._count) if several else set()
-        self._given_up.update(one for one in several if enough or not self._met
-                              or (one not in whole and failed[one] & whole))
+        self.unreachable.update(failed)
+        self._failing_turns += bool(failed)
+        is_over = self._failing_turns >= MAX_FAILING_TURNS
+        failures = partners_of(pair for pair in self.unreachable if is_over or not self._given_up & {*pair})
+        candidates = {member for member, partners in failures.items() if len(partners) >= MAX_FAILED_PARTNERS}
+        main = main_component(self._met, self._count) if candidates else set()
+        self._given_up.update(member for member in candidates if is_over or not self._met
+                              or (member not in main and failures[member] & main))
 
 
-def cut_off(met: Collection[Pair], unmet: Iterable[Pair], count: int) -> set[int]:
-    """Return who of `count` is cut off from those that reach each other, and has failed with at least two.
+def cut_off_members(met: Collection[Pair], failed: Iterable[Pair], count: int) -> set[int]:
+    """Return the members outside of the main component that failed with two or more, one of them inside.
 
-    One of the two is of those: who has only tried others that are cut off may be good.
+    A member that has only met others that are cut off may be good.
     """
-    whole = main_part(met, count)
-    return {one for one, others in partners(unmet).items() if len(others) > 1 and one not in whole and others & whole}
+    main = main_component(met, count)
+    return {member for member, partners in partners_of(failed).items()
+            if len(partners) > 1 and member not in main and partners & main}
 
 
-def partners(pairs: Iterable[Pair]) -> dict[int, set[int]]:
-    """Return the partners of each that is in a pair."""
-    found: dict[int, set[int]] = {}
-    for pair in pairs:
-        for one, other in (pair, pair[::-1]):
-            found.setdefault(one, set()).add(other)
-    return found
+def partners_of(pairs: Iterable[Pair]) -> dict[int, set[int]]:
+    """Return the partners of each member of a pair."""
+    partners: dict[int, set[int]] = {}
+    for first, second in pairs:
+        partners.setdefault(first, set()).add(second)
+        partners.setdefault(second, set()).add(first)
+    return partners
 
 
-def main_part(met: Iterable[Pair], count: int) -> set[int]:
-    """Return the largest part of `count` that reach each other, through others too; empty if it is less than half."""
-    parts: dict[int, set[int]] = {}
-    for one, other in met:
-        joined = parts.setdefault(one, {one})
-        if other not in joined:
-            joined |= parts.get(other, {other})
-            parts.update(dict.fromkeys(joined, joined))
-    sizes = sorted({id(part): part for part in parts.values()}.values(), key=len)
-    alone = len(sizes) < 2 or len(sizes[-2]) < len(sizes[-1])
-    return sizes[-1] if sizes and alone and 2 * len(sizes[-1]) >= count else set()
+def main_component(met: Iterable[Pair], count: int) -> set[int]:
+    """Return the largest set of members connected by meetings; empty if it is less than half of `count`, or a tie."""
+    component_of: dict[int, set[int]] = {}
+    for first, second in met:
+        joined = component_of.setdefault(first, {first})
+        if second not in joined:
+            joined |= component_of.get(second, {second})
+            component_of.update(dict.fromkeys(joined, joined))
+    components = sorted({id(part): part for part in component_of.values()}.values(), key=len)
+    is_tie = len(components) > 1 and len(components[-2]) == len(components[-1])
+    return components[-1] if components and not is_tie and 2 * len(components[-1]) >= count else set()

@@ -43,6 +43,6 @@ def plain():
 seen = plain()
 torch.cuda.empty_cache()
 seen["device-free"] = torch.cuda.mem_get_info(here)[0]
-found = rank.measure(here, False, 3.0)
+found = rank.measure_rank(here, False, 3.0)
 left = torch.cuda.memory_reserved(here)
-print(json.dumps({"own": found.values, "told": found.told, "plain": seen, "left_bytes": left}))
+print(json.dumps({"own": found.values, "told": found.reports, "plain": seen, "left_bytes": left}))
