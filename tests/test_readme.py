@@ -45,7 +45,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("once, when tests/run makes the environments")
 def test_the_first_command_trains(clone: Path) -> None:
     """In an environment with nothing of this one but the way to Python and to packages.
 
