@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import MPIS, PROGRAMS, Done, Mpi, check, mpiexec, srun
+from tests.support import MPIS, PROGRAMS, ROOT, Done, Mpi, check, mpiexec, srun
 
 SCRIPTS = "accelerate.test_utils.scripts."
 TWO, SIX = "-N2 --ntasks-per-node=1", "-N3 --ntasks-per-node=2"
@@ -48,6 +48,36 @@ def check_data_loop(done: Done) -> None:
 
 
 LIGHTNING = pytest.mark.parametrize("program", ["lightning_trainer.py", "lightning_fabric.py"])
+
+
+(REQUEUED,) = re.findall(r"```python\n(if os.*?)```", (ROOT / "batch/README.md").read_text(), re.DOTALL)
+BEFORE, STEP = """\
+import os, signal, torch, mpiddp
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator()
+x = torch.linspace(-1, 1, 64).unsqueeze(1)
+model = torch.nn.Linear(1, 1)
+model, optimizer, loader = accelerator.prepare(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(x, 3 * x + 1), batch_size=8))
+if accelerator.process_index == 1 and not os.path.exists("checkpoint"):
+    os.kill(os.getpid(), signal.SIGUSR1)
+""", """\
+    loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+    optimizer.zero_grad()
+    accelerator.backward(loss)
+    optimizer.step()
+print("to the end\\n", end="")
+"""
+
+
+@pytest.mark.thorough("test_peers.py runs a script with Accelerate")
+def test_the_documents_accelerate_script_stops_and_continues(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(BEFORE + REQUEUED + STEP)
+    check(mpiexec(quick, 2, script, cwd=tmp_path, timeout=TIMEOUT_S), 75)
+    assert list((tmp_path / "checkpoint").iterdir())
+    assert check(mpiexec(quick, 2, script, cwd=tmp_path, timeout=TIMEOUT_S)).stdout.count("to the end") == 2
 
 
 @pytest.mark.thorough("no test of Lightning")
