@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
-##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --account=NAME        # other options that your site may require: remove the first #
 ##SBATCH --partition=NAME
 ##SBATCH --qos=NAME
 ##SBATCH --constraint=NAME
@@ -15,18 +15,18 @@
 ##SBATCH --mail-type=END,FAIL
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
-# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
-MODULES=""                                                       # edit: your MPI's, empty for none
+# Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
+MODULES=""                                                       # edit: your MPI's module; empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 CONFIG="$HOME/.cache/huggingface/accelerate/default_config.yaml" # edit
 SRUN="srun --mpi=pmix"                                           # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py"                              # edit: your script, and its arguments
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge on an HPE Cray, or where srun comes from a module
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge on an HPE Cray, or if srun comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 [ -e "$CONFIG" ] || { echo "no such configuration: $CONFIG" >&2; exit 1; }
 settings=$(python - "$CONFIG" <<'END'
-# What accelerate launch would set for its ranks; how many there are, and where, is not the configuration's to say.
+# What accelerate launch would set for its ranks, except how many there are and where.
 import contextlib, os, shlex, sys
 with contextlib.redirect_stdout(sys.stderr):
     from accelerate.commands import launch
@@ -39,5 +39,5 @@ print(*(f"export {name}={shlex.quote(value)}" for name, value in made.items() if
 END
 ) || exit 1
 eval "$settings" || exit 1
-export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # few lines follow mpiddp's report
 eval "exec $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=4    # edit: as many as a node has GPUs; an MI250X counts as two
 #SBATCH --gpus-per-node=4      # edit
 #SBATCH --cpus-per-task=7      # edit: a node's cores, divided by its GPUs
-##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --account=NAME        # other options that your site may require: remove the first #
 ##SBATCH --partition=NAME
 ##SBATCH --qos=NAME
 ##SBATCH --constraint=NAME
@@ -16,17 +16,17 @@
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 ##SBATCH --network=disable_rdzv_get  # OLCF: large jobs that use RCCL much more than MPI, with FI_CXI_RDZV_PROTO=alt_read
 
-# Once before, with these modules, in the environment that has your torch: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
-MODULES=""                           # edit: your site's, its aws-ofi-nccl among them, with which NCCL uses Slingshot (at OLCF rccl-net-plugin); empty for none
+# Do once, with these modules loaded, in the environment that has your torch: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
+MODULES=""                           # edit: your site's modules, including aws-ofi-nccl, with which NCCL uses Slingshot (at OLCF rccl-net-plugin); empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi  # no purge: the Cray environment itself is modules
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
-# What some of these sites advise: take the # away.
+# Some of these sites recommend these: remove the # to use one.
 # export MPICH_GPU_SUPPORT_ENABLED=0  # CSCS: MPI on GPUs can deadlock beside NCCL; mpiddp sends nothing from GPUs by MPI
 # export NCCL_NET="AWS Libfabric"     # CSCS, ALCF: end rather than use TCP; on one node alone leave it out (OLCF)
 # export MIOPEN_USER_DB_PATH="/tmp/miopen-$SLURM_JOB_ID" MIOPEN_CUSTOM_CACHE_DIR="/tmp/miopen-$SLURM_JOB_ID"  # OLCF, LUMI: errors of a shared disk
 # export TRITON_HOME=/dev/shm CUDA_CACHE_DISABLE=1  # CSCS: many small files on Lustre; not in its Container Engine
-export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # after mpiddp's report little follows
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # few lines follow mpiddp's report
 eval "exec srun --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

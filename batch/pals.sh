@@ -1,19 +1,19 @@
 #!/bin/bash -l
-# HPE Cray with PBS Professional, where mpiexec is that of PALS: qsub pals.sh
+# HPE Cray with PBS Professional, where mpiexec belongs to PALS: qsub pals.sh
 #PBS -N mpiddp
 #PBS -j oe
 # edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and the cores and GPUs of each
 #PBS -l walltime=01:00:00
 #PBS -l select=2:ncpus=64:ngpus=4
 #PBS -l place=scatter
-# and what your site asks for besides: take the first # away. ALCF: select=2:system=polaris:ncpus=64, and the file
+# other options that your site may require: remove the first #. ALCF: select=2:system=polaris:ncpus=64, and the file
 # systems that the job needs
 ##PBS -A NAME
 ##PBS -q NAME
 ##PBS -l filesystems=home:eagle
 
-# Once before, with these modules, in the environment that has your torch: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
-MODULES=""                           # edit: your site's; empty for none
+# Do once, with these modules loaded, in the environment that has your torch: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
+MODULES=""                           # edit: your site's modules; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 TASKS=4                              # edit: tasks of a node: as many as it has GPUs
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments

@@ -6,17 +6,17 @@
 # as many mpiprocs as GPUs, and the cores divided by these
 #PBS -l walltime=01:00:00
 #PBS -l select=2:ncpus=8:ngpus=2:mpiprocs=2:ompthreads=4
-# and what your site asks for besides: take the first # away
+# other options that your site may require: remove the first #
 ##PBS -A NAME
 ##PBS -q NAME
 
-# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
-MODULES="pytorch openmpi"            # edit: your site's, MPI's among them; empty for none
+# Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
+MODULES="pytorch openmpi"            # edit: your site's modules, including MPI; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 MPIRUN="mpirun"                      # edit: Open MPI without PBS's tm: mpirun --hostfile $PBS_NODEFILE -x PATH -x LD_LIBRARY_PATH
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 cd "$PBS_O_WORKDIR" || exit 1
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where qsub comes from a module
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge if qsub comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 eval "exec $MPIRUN $COMMAND"

@@ -1,5 +1,5 @@
 #!/bin/bash -l
-# As requeue.sh, started by mpirun, to which this shell passes Slurm's signal on: sbatch requeue_mpirun.sh
+# Like requeue.sh, with mpirun; this shell passes Slurm's signal on to it: sbatch requeue_mpirun.sh
 #SBATCH --job-name=mpiddp
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
@@ -10,7 +10,7 @@
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
-##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --account=NAME        # other options that your site may require: remove the first #
 ##SBATCH --partition=NAME
 ##SBATCH --qos=NAME
 ##SBATCH --constraint=NAME
@@ -18,17 +18,17 @@
 ##SBATCH --mail-type=END,FAIL
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
-# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
-MODULES="openmpi"                       # edit: your MPI's, empty for none
+# Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
+MODULES="openmpi"                       # edit: your MPI's module; empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: your script, which calls mpiddp.should_stop(), and its arguments
 SUPERVISE="python -m mpiddp.supervise --stop-before 120"  # edit: the seconds of --signal above
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge where mpirun or scontrol comes from a module
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge if mpirun or scontrol comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 trap 'kill -USR1 $job; again=yes' USR1
 eval "$SUPERVISE mpirun $COMMAND &"
 job=$! again=yes
-while [ $again = yes ]; do again=no; wait $job; status=$?; done  # the signal ends a wait
+while [ $again = yes ]; do again=no; wait $job; status=$?; done  # the signal interrupts a wait
 if [ $status = 75 ]; then scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"; fi
 exit $status

@@ -1,5 +1,5 @@
 #!/bin/bash -l
-# As requeue.sh, and starts again at once after a fault, on a spare node where one is lost: sbatch supervise.sh
+# Like requeue.sh; after a fault it restarts at once, on a spare node if a node is lost: sbatch supervise.sh
 #SBATCH --job-name=mpiddp
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
@@ -11,7 +11,7 @@
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
 #SBATCH --gpus-per-node=2      # edit
 #SBATCH --cpus-per-task=4      # edit: a node's cores, divided by its GPUs
-##SBATCH --account=NAME        # and what your site asks for besides: take the first # away
+##SBATCH --account=NAME        # other options that your site may require: remove the first #
 ##SBATCH --partition=NAME
 ##SBATCH --qos=NAME
 ##SBATCH --constraint=NAME
@@ -19,16 +19,16 @@
 ##SBATCH --mail-type=END,FAIL
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
-# Once before, with these modules, in the environment that has your torch: pip install . (in a clone of mpiddp)
-MODULES=""                              # edit: your MPI's, empty for none
+# Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
+MODULES=""                              # edit: your MPI's module; empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 SRUN="srun --mpi=pmix"                  # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: your script, which calls mpiddp.should_stop(), and its arguments
 SUPERVISE="python -m mpiddp.supervise --nodes 2 --max-restarts 10 --stop-before 120"  # edit: nodes without the spare ones; the seconds of --signal above
 
-if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # no purge on an HPE Cray, or where srun comes from a module
+if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge on an HPE Cray, or if srun comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
-export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1  # after mpiddp's report little follows
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1  # few lines follow mpiddp's report
 eval "$SUPERVISE $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
 status=$?
 if [ $status = 75 ]; then scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"; fi

@@ -2,8 +2,8 @@
 
     mpirun -n 4 python examples/coupled.py
 
-The first half of the ranks integrates pendulums and sends their swings over MPI; the second half
-trains a network, data-parallel, to foretell a pendulum's next state.
+The first half of the ranks integrates pendulums and sends their motion over MPI; the second half
+trains a network, data-parallel, to predict a pendulum's next state.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Train on as many GPUs as there are ranks, or on the CPU. `single_gpu.py` is this script on one."""
+"""Train on one GPU per rank, or on the CPU. `single_gpu.py` is this script for one GPU."""
 
 import torch
 import torch.distributed as dist

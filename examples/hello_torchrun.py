@@ -1,4 +1,4 @@
-"""Say hello from every rank, as a script for torchrun does it; runs under mpiddp unchanged."""
+"""Say hello from every rank, written for torchrun; runs unchanged under mpiddp."""
 
 import os
 import socket

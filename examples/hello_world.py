@@ -1,4 +1,4 @@
-"""Say hello from every rank. There is no set-up: mpiddp has done it all."""
+"""Say hello from every rank. There is no set-up code: mpiddp has done everything."""
 
 import os
 import socket

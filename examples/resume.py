@@ -1,8 +1,8 @@
-"""Stop at any step when it is time, and go on from there when started again.
+"""Stop at any step when time is up, and continue from there after a restart.
 
     mpiexec -n 2 python -m mpiddp --stop-before 60 examples/resume.py checkpoint.pt
 
-It is time where a rank was sent SIGUSR1 or SIGTERM, and 60 seconds before Slurm's walltime.
+Time is up when a rank receives SIGUSR1 or SIGTERM, and 60 seconds before Slurm's walltime.
 """
 
 import sys
@@ -20,7 +20,7 @@ CHECKPOINT = Path(sys.argv[1])  # on a file system that all nodes share
 
 
 def save(epoch, step):
-    """Let rank 0 write what is needed to go on; the old file stays whole until the new one is there."""
+    """Write the state on rank 0; the old file stays complete until the new one replaces it."""
     if dist.get_rank() == 0:
         state = {"epoch": epoch, "step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
         new = CHECKPOINT.with_suffix(".new")

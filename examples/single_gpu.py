@@ -1,4 +1,4 @@
-"""Train on one GPU, or on the CPU where there is none. `distributed.py` is this script on many."""
+"""Train on one GPU, or on the CPU if there is none. `distributed.py` is this script for many GPUs."""
 
 import torch
 from torch import nn

@@ -1,9 +1,9 @@
 """Train a small convolutional network on scikit-learn's digits with DistributedDataParallel.
 
 The 1,797 images of handwritten digits come with scikit-learn. A fifth of them is held out. With
---checkpoint the run writes its state after every epoch, and in the middle of one when it is told to stop:
-by Slurm before the walltime or before another job takes its nodes. When it starts again it continues
-from there and comes to the same weights as a run that was never stopped.
+--checkpoint the run writes its state after every epoch, and in the middle of an epoch if it has to stop
+because the walltime is near or another job takes its nodes. After a restart it continues from there
+and ends with the same weights as a run that was never stopped.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def train_epoch(model, optimizer, loader, device, done):
 
 @torch.no_grad()
 def accuracy(model, data, device):
-    """Return the share of right answers; each rank looks at its part of the data."""
+    """Return the fraction of correct answers; each rank evaluates its part of the data."""
     model.eval()
     part = range(dist.get_rank(), len(data), dist.get_world_size())
     images, digits = data[list(part)]
@@ -80,7 +80,7 @@ def accuracy(model, data, device):
 
 
 def save(path, epoch, step, model, optimizer):
-    """Write a checkpoint so that a run that is ended meanwhile leaves the old one whole."""
+    """Write a checkpoint; the old file stays complete until the new one replaces it."""
     state = {"epoch": epoch, "step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
     temporary = path.with_suffix(".new")
     torch.save(state, temporary)
@@ -107,8 +107,8 @@ def main():
         if rank == 0:
             print(f"resumed in epoch {first} after {done} steps", flush=True)
     model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-    # DDP sorts gradients into its buckets at its first backward pass, and sums them in that order from the second
-    # one on. A pass before the training makes all of its steps alike, to the bit, in a run that is continued, too.
+    # DDP sorts gradients into buckets at its first backward pass, and sums them in that order from the second pass
+    # on. With one pass before the training, a continued run computes the same steps, to the bit.
     model(train_data[:1][0].to(device)).sum().backward()
     optimizer.zero_grad()
 

@@ -18,7 +18,7 @@ CLUSTERS_OWN = ROOT / "tests/cluster/test_cluster.py"
 MARKERS = (
     "cluster: starts the cluster or uses it, as its fixture and launchers tell: no two such tests may run at a time",
     "row(started_by, mpi): the row of the matrix that a test runs",
-    "thorough: left out by tests/run, and run by tests/run --all",
+    "thorough(instead): left out by tests/run, which has something else instead; run by tests/run --all",
     "gpu: needs a GPU; run by tests/gpu/run",
     "alone: measures time or fills the machine, so that nothing else may run beside it",
     "unit: plain functions, in this process (set by itself where nothing else is)",

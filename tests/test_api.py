@@ -83,7 +83,7 @@ def test_a_process_that_its_parent_has_cut_off_from_mpirun_is_alone(name: str) -
     assert check(done).stdout == "again\n" * 2
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_twenty_groups_one_after_another")
 def test_one_group_after_another(quick: Mpi) -> None:
     assert check(own_main(quick, 2, PROGRAM, "again")).stdout == "again\n" * 2
 
@@ -112,13 +112,13 @@ def test_under_the_launcher_too(quick: Mpi, how: str) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.thorough
+@pytest.mark.thorough("test_each_communicator_has_its_group")
 @pytest.mark.parametrize("name", ["mpich", "openmpi4"])
 def test_simulation_and_training_share_an_mpirun(name: str) -> None:
     check_coupled(own_main(MPIS[name], 4, EXAMPLES / "coupled.py"))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_each_communicator_has_its_group")
 def test_simulation_and_training_share_an_srun(cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]
     need(mpi.missing())
@@ -241,7 +241,7 @@ def test_tests_that_use_a_group(quick: Mpi, tmp_path: Path) -> None:
     assert "mpiddp" not in done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same on one node")
 @pytest.mark.parametrize(("how", "pmi"), [("with", "pmix"), ("exit", "pmi2")])
 def test_a_program_that_fails_on_three_nodes(how: str, pmi: str, cluster: Cluster) -> None:
     mpi = MPIS["openmpi4" if pmi == "pmix" else "impi"]

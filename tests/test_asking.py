@@ -340,7 +340,7 @@ def test_a_rank_whose_interpreter_native_code_holds(path: str, where: str, quick
         assert job.process.poll() is None
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("stacks of main threads")
 def test_threads_and_a_picture(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     """Both threads of a dead-lock are shown, where py-spy is on the path of the job, and else how to get it."""
     for path, threads in ((f"{VENVS / 'base/bin'}:/usr/bin:/bin", ["take_second", "lock_against_each_other.<locals>"]),
@@ -399,7 +399,7 @@ def test_the_users_folders(variable: str, monkeypatch: pytest.MonkeyPatch) -> No
         Path(user_folder({}, variable, ".local", "state")).mkdir(parents=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_asking_changes_nothing on one node")
 def test_asking_changes_nothing_on_three_nodes(cluster: Cluster) -> None:
     env = {"XDG_STATE_HOME": f"{RUN}/state"}
 
@@ -494,7 +494,7 @@ def test_a_sigint_to_a_job_that_stands_still(quick: Mpi, state: dict[str, str]) 
     assert lines[begin + 3] == "  rank 1 is not in all_reduce, where others wait"
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_a_sigint_to_a_job_that_stands_still")
 def test_a_sigint_to_a_job_whose_ranks_are_all_in_a_collective(quick: Mpi, state: dict[str, str]) -> None:
     """No rank can obey it, and the launcher waits for a second one."""
     with started(SIX[2], None, ZOO, "network", env=state) as job:
@@ -517,7 +517,7 @@ def table_after(job: Job, head: str) -> list[str]:
     raise AssertionError(f"the job has ended without {head}")
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_a_sigint_to_a_job_that_stands_still")
 def test_a_timeout_names_the_rank_that_was_waited_for(quick: Mpi, state: dict[str, str]) -> None:
     done = mpiexec(quick, 3, "--group-timeout=4", ZOO, "python", env=state)
     report = done.stderr[done.stderr.index("mpiddp: failed: "):].splitlines()

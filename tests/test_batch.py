@@ -98,7 +98,7 @@ def edited(folder: Path, name: str, **values: object) -> Path:
     return copy
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("other tests submit these scripts, or similar ones")
 @pytest.mark.parametrize(("name", "values"), [
     ("llsub.sh", {"MODULES": "pytorch mpi/openmpi", "cpus_per_task": 2, "gres": "gpu:2"}),
     ("srun_pmix.sh", {"MODULES": "pytorch"}), ("requeue.sh", {"ENVIRONMENT": ACTIVATE}),
@@ -125,7 +125,7 @@ def test_llsub(cluster: Cluster, folder: Path, arguments: tuple[str, ...]) -> No
     check_hello_of_four(job.wait())
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("Enroot with Pyxis")
 def test_apptainer(cluster: Cluster, folder: Path) -> None:
     """A stand-in for the command: the script's words for it are the test."""
     (image := folder / "image.sif").touch()
@@ -136,7 +136,7 @@ def test_apptainer(cluster: Cluster, folder: Path) -> None:
     assert told == [f"apptainer exec --nv --bind /tmp,{folder} {image} {said}"] * 4
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("Enroot with Pyxis")
 def test_enroot_without_pyxis(cluster: Cluster, folder: Path) -> None:
     """A stand-in for the command, which hands on no variable but those that it is told."""
     (image := folder / f"image{folder.name}.sqsh").touch()
@@ -185,7 +185,7 @@ def loading(script: Path, modules: str) -> Path:
     return script
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_peers.py runs a script with Accelerate")
 def test_an_accelerate_script_with_its_configuration(cluster: Cluster, folder: Path) -> None:
     """The model is compiled, as it says; what it says of nodes, processes and ports is not taken."""
     (config := folder / "config.yaml").write_text(CONFIGURATION + "distributed_type: MULTI_CPU\nuse_cpu: true\n")
@@ -284,7 +284,7 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("other tests queue a job again and compare weights")
 @pytest.mark.parametrize(("why", "epochs"), [("drain", 30), ("scancel", 30), ("walltime", 100)])
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, why: str, epochs: int
@@ -401,7 +401,7 @@ def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:
         line for line in (BATCH / "README.md").read_text().splitlines() if line.startswith("| `accelerate.sh` |"))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("other batch scripts are submitted")
 def test_recipes_are_converted(cluster: Cluster, folder: Path) -> None:
     """Of the second script is left what sets up the environment, with an argument, as conda's activate has it."""
     (activate := folder / "activate").write_text(f'[ "$1" = pytorch ] || exit 1\n. {ACTIVATE}\n')

@@ -82,7 +82,7 @@ def test_pals(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.thorough
+@pytest.mark.thorough("pals.sh and flux.sh over stand-ins")
 def test_pbs(tmp_path: Path) -> None:
     """By a real Open MPI's mpirun, which finds no PBS and takes the host file."""
     (nodes := tmp_path / "nodes").write_text("localhost\nlocalhost\n")
@@ -92,7 +92,7 @@ def test_pbs(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.thorough
+@pytest.mark.thorough("pals.sh and flux.sh over stand-ins")
 def test_jsrun(tmp_path: Path) -> None:
     (hosts := tmp_path / "hosts").write_text("launch\nn1\nn1\n")
     script = edited(tmp_path, "jsrun.sh", MODULES="", GPUS=2, CORES=1, COMMAND=HELLO)

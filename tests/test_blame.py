@@ -95,7 +95,7 @@ def test_an_interrupt_that_nobody_sent(how: str, quick: Mpi, script: Path) -> No
     assert "sent to the job from outside" not in done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("raise KeyboardInterrupt")
 @pytest.mark.parametrize("end", ["", "\n    except KeyboardInterrupt:\n        sys.exit(5)"])
 def test_an_interrupt_that_was_sent(end: str, quick: Mpi, script: Path) -> None:
     how = "os.kill(os.getpid(), signal.SIGINT); time.sleep(600)"

@@ -55,7 +55,7 @@ def test_a_bad_node_is_named(cluster: Cluster, fault: str) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("a check of a node that sends slowly; lost ranks as plain functions")
 @pytest.mark.parametrize("after_s", [6.0, 11.0])
 def test_a_node_that_stands_still_is_named_and_the_others_are_checked(
     cluster: Cluster, folder: Path, after_s: float
@@ -74,7 +74,7 @@ def test_a_node_that_stands_still_is_named_and_the_others_are_checked(
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("what a check's files say, from plain figures")
 def test_what_is_asked_for_is_written(cluster: Cluster, folder: Path) -> None:
     done = check_of_three(cluster, "--quick", "--json", folder / "check.json", "--svg", folder / "check.svg",
                           "--suspects", folder / "bad.txt", "--check-history", folder / "history")
@@ -93,7 +93,7 @@ def test_what_is_asked_for_is_written(cluster: Cluster, folder: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("a check of a node that sends slowly; lost ranks as plain functions")
 def test_a_way_has_the_bandwidth_that_mpi_finds(cluster: Cluster, folder: Path) -> None:
     mpi, file = MPIS["openmpi4"], folder / "check.json"
     with impair.slow_links(cluster, 125e6):
@@ -110,7 +110,7 @@ def test_a_way_has_the_bandwidth_that_mpi_finds(cluster: Cluster, folder: Path) 
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("a check of a node that sends slowly; lost ranks as plain functions")
 def test_the_documents_batch_script_trains_without_the_bad_node(cluster: Cluster, folder: Path) -> None:
     mpi = MPIS["openmpi4"]
     lines = re.search(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)

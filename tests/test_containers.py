@@ -64,7 +64,7 @@ def mounts() -> list[str]:
 PLAIN = {"OMPI_MCA_pml": "ob1"}  # with what it takes by itself, no message of Debian's Open MPI 4.1 gets through
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_a_first_process_that_crashes_is_named_by_the_others")
 @pytest.mark.parametrize(("name", "env"), [("openmpi4", PLAIN), ("openmpi5", {})])
 def test_hello_from_containers_on_two_nodes(cluster: Cluster, image: Path, name: str, env: dict[str, str]) -> None:
     mpi = MPIS[name]

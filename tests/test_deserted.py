@@ -112,7 +112,7 @@ def test_a_rank_that_waits_for_one_that_has_left_is_named(quick: Mpi, tmp_path: 
     assert re.search(r"^  where +\S+script\.py, line 5, in <module>$", done.stderr, re.MULTILINE)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same, simulated")
 def test_a_rank_that_works_while_others_wait_or_have_ended_is_not_said_to_hang(quick: Mpi, tmp_path: Path) -> None:
     """Rank 2 waits in a group of its own for rank 1, which takes long; rank 0 has ended."""
     path = script(tmp_path, "pair = dist.new_group([1, 2])", "if rank == 1:", "    time.sleep(16)", "if rank:",

@@ -16,7 +16,7 @@ from tests.cluster.cluster import RUN
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, need, single_node_environ
 from tests.test_readme import FIRST
 
-FOLDERS = ("", "batch", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
+FOLDERS = ("", ".github", "batch", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
     "LLsub", "accelerate", "bsub", "ch-run", "conda", "flux", "grep", "ibrun", "jq", "jsrun", "kill", "mpiexec",
@@ -103,14 +103,19 @@ RUN_BY = {
     "python -m pip download --dest wheels --only-binary=:all: -c tests/constraints.txt -r tests/gpu/requirements.txt": (
         "tests/test_on_gpus.py::test_a_machine_without_a_network", "pip download"),
     "tests/gpu/run --table table.md": ("tests/test_on_gpus.py::test_a_python_without_torch", "tests/gpu/run"),
-    "pip install .": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
-    "pip install '.[examples]'": ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
-    FIRST: ("tests/test_readme.py::test_the_first_command_trains", "FIRST"),
+    **dict.fromkeys(("pip install .", "pip install '.[examples]'", "pip install '.[mpich]'", FIRST), (
+        "tests/test_readme.py::test_the_first_command_trains", "FIRST")),
+    **dict.fromkeys(("mpirun -n 2 mpiddp train.py", "pip uninstall mpiddp"), (
+        "tests/test_readme.py::test_the_first_command_trains", 'mpiexec -n 2 mpiddp')),
+    "python -m tests.left_out": (
+        "tests/test_thorough.py::test_the_table_says_what_runs_in_the_place_of_what_is_left_out", "tests.left_out"),
+    "python -m tests.pictures trace.json": ("tests/test_readme.py::test_the_pictures_are_drawn", "pictures.trace_svg"),
 }
 # What sets up and runs the tests: a script of ours that has these words.
 SET_UP = {
     "tests/run": (".ci/run", "tests/run"),
     "tests/run --all": ("tests/run", "--all"),
+    "tests/run tests/test_plan.py": ("tests/run", 'pytest "$@"'),
     "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
     "pip install drawsvg": ("tests/constraints.txt", "drawsvg=="),
     "pip install matplotlib": ("tests/constraints.txt", "matplotlib=="),
@@ -124,7 +129,7 @@ NAMED = {
     "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
     "srun --output=%x-%j.%t.out", "torchrun …",
     "python -m mpiddp [options] script.py [arguments]", "ibrun python -m mpiddp train.py",
-    "flux alloc", "flux batch", "flux job timeleft", "flux run -o pmi=off", "srun --mpi=cray_shasta", "srun --mpi=none",
+    "flux alloc", "flux batch", "flux job timeleft", "flux run -o pmi=off", "scontrol requeue", "srun --mpi=none",
 }
 
 
@@ -199,7 +204,8 @@ LIKE_OTHERS = {  # test_matrix.py, test_api.py or another command here is their 
     "mpiexec -n 2 python -m mpiddp examples/hello_world.py", "mpiexec -n 2 python -m mpiddp train.py",
     "mpirun -n 2 python -m mpiddp train.py", "mpirun -n 2 python -m mpiddp --show 0 examples/hello_world.py",
     "mpiexec -n 4 python examples/coupled.py", "srun --mpi=pmi2 python -m mpiddp train.py",
-    "mpirun -n 2 python -m mpiddp --explain=1 examples/hello_world.py", "python -m venv --system-site-packages VENV",
+    "mpirun -n 2 python -m mpiddp --explain=1 examples/hello_world.py",
+    "mpirun -n 2 python -m mpiddp --facts facts.json --explain train.py", "python -m venv --system-site-packages VENV",
 }
 SAID = re.compile(r"\] hello from \[|^epoch 9: loss 0\.0|^trainer \d/2: loss ", re.MULTILINE)  # once by a rank
 

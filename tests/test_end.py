@@ -114,7 +114,7 @@ def test_the_exit_functions_of_a_scripts_libraries_run(mpi: Mpi, script: Script)
 
 
 @pytest.mark.mpi
-@pytest.mark.thorough
+@pytest.mark.thorough("test_a_profiler_that_runs_us_writes_its_results")
 def test_the_exit_functions_of_a_profiler_run(tmp_path: Path) -> None:
     """It is in the process before torch, by LD_PRELOAD; this one is C's own library of mathematics."""
     path = tmp_path / "script.py"
@@ -135,7 +135,7 @@ def test_a_child_that_the_script_forks_is_left_to_itself(quick: Mpi, script: Scr
     assert "mpiddp: failed" not in done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same on one node")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_a_rank_that_fails_ends_the_job_on_three_nodes(mpi: Mpi, cluster: Cluster) -> None:
     start = time.monotonic()

@@ -21,24 +21,24 @@ def accuracy(done: Done, ranks: int) -> float:
     return float(found[0][0])
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the README's commands train")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_learns(quick: Mpi, ranks: int) -> None:
     assert accuracy(mpiexec(quick, ranks, TRAIN), ranks) >= 0.95
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the README's commands train")
 def test_training_learns_with_six_ranks_on_three_nodes(cluster: Cluster) -> None:
     assert accuracy(srun(cluster, MPIS["mpich"], "-N3 --ntasks-per-node=2", TRAIN), 6) >= 0.95
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("other examples train")
 def test_progress_is_shown_by_one_rank(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, TRAIN, "--epochs", 1))
     assert done.stderr.count("0/1 [00:00<?, ?it/s]") == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("another example goes on from its checkpoint")
 def test_a_second_run_continues_from_the_checkpoint(quick: Mpi, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
     check(mpiexec(quick, 2, TRAIN, "--epochs", 3, "--checkpoint", whole))
@@ -49,7 +49,7 @@ def test_a_second_run_continues_from_the_checkpoint(quick: Mpi, tmp_path: Path) 
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("README's batch script trains")
 def test_a_script_for_one_gpu_made_distributed(quick: Mpi, tmp_path: Path) -> None:
     """It learns the same, and rank 0 saves what the script for one GPU can load."""
     check(alone(quick, EXAMPLES / "single_gpu.py", cwd=tmp_path))
@@ -60,7 +60,7 @@ def test_a_script_for_one_gpu_made_distributed(quick: Mpi, tmp_path: Path) -> No
     assert all(abs(weight - 1) < 0.3 for weights in (one, other) for weight in weights["weight"].flatten())
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("another program is stopped and queued again by Slurm")
 def test_the_example_that_stops_goes_on_to_the_same_weights(quick: Mpi, tmp_path: Path) -> None:
     """It is sent a signal before its first step; its last step is done once."""
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"

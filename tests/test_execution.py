@@ -63,7 +63,7 @@ def test_a_rank_does_so_while_another_one_ends_in_order(quick: Mpi, tmp_path: Pa
     assert check(mpiexec(quick, 2, script), 3).stdout == "replaced\n"
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_the_new_program_makes_its_group_and_gives_the_status")
 def test_mpiddp_itself_is_refused_as_the_new_program(quick: Mpi, script: Path) -> None:
     done = check(mpiexec(quick, 2, script, "mpiddp"), 3)
     assert done.stderr.count("mpiddp: cannot start: started-again\n") == 1

@@ -13,7 +13,7 @@ def test_some_kills(quick: Mpi) -> None:
     assert kill_helpers(quick, 8)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("eight sentinels and relays are killed under MPICH")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_many_kills(mpi: Mpi) -> None:
     need(mpi.missing())

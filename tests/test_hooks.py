@@ -65,7 +65,7 @@ def test_each_rank_that_raises_calls_its_hook_first(mpi: Mpi, tmp_path: Path) ->
     assert done.stderr.count("mpiddp: failed: ") == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_each_rank_that_raises_calls_its_hook_first")
 def test_what_a_hook_prints_besides_a_traceback_is_shown(quick: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(HOOK.replace("raise V", "if rank == '1': time.sleep(1)\nraise V"))

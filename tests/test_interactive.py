@@ -52,7 +52,7 @@ def test_a_debugger_on_rank_0(name: str, tmp_path: Path) -> None:
                                  cwd=ROOT).stdout)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same on one node")
 def test_a_debugger_on_rank_0_under_srun(cluster: Cluster) -> None:
     mpi, script = MPIS["openmpi4"], RUN / "debugged.py"
     script.write_text(DEBUGGED)

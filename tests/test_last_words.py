@@ -105,7 +105,7 @@ def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, scri
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same on one node")
 @pytest.mark.parametrize("pmi", ["pmi2", "pmix"])
 def test_a_slow_hook_under_srun(pmi: str, cluster: Cluster, tmp_path: Path) -> None:
     """Under pmi2 each rank exits by itself, and Slurm kills the others as soon as one has."""

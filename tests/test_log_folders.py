@@ -77,7 +77,7 @@ def test_launches_side_by_side_have_a_folder_each(quick: Mpi, tmp_path: Path) ->
             assert len(numbers) >= 12
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("launches beside each other")
 def test_launches_one_after_another_and_again_after_a_requeue(quick: Mpi, tmp_path: Path) -> None:
     """Each goes on in the files that it had before the job was queued again, and keeps its index."""
     logs = tmp_path / "logs"

@@ -124,7 +124,7 @@ def test_a_prefix_that_is_none(quick: Mpi, tmp_path: Path, form: str) -> None:
     assert done.stderr.count("may have the fields rank, local_rank, host and time, as in '[{rank} {host}] ', got ") == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same on one node")
 def test_logs_of_three_nodes(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", "--log-dir", "/tmp/logs", "--show",
                       "local-0", "--prefix", "-m", "this"))

@@ -110,7 +110,7 @@ def test_a_map_of_another_kind_is_refused(quick: Mpi) -> None:
     assert done.stderr.count("must end in .json or .svg, got 'map.png'") == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a job prints its map")
 def test_a_job_draws_its_map(quick: Mpi, tmp_path: Path) -> None:
     check(mpiexec(quick, 2, "--map", tmp_path / "map.svg", HELLO))
     assert "rank 1" in (tmp_path / "map.svg").read_text()
@@ -126,7 +126,7 @@ def test_a_job_prints_its_map_unless_it_shall_be_quiet(quick: Mpi) -> None:
     assert "ranks" not in check(mpiexec(quick, 2, "--quiet", HELLO)).stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same on one node")
 def test_the_map_of_three_nodes_in_a_file(cluster: Cluster) -> None:
     file = Path("/tmp/map.json")  # node1's own
     read = f"import json; print(json.dumps(json.load(open('{file}'))))"

@@ -82,7 +82,7 @@ def test_mpirun_gives_every_rank_its_place(mpi: Mpi) -> None:
     assert places(mpiexec(mpi, 2, PROGRAMS / "whoami.py")) == ["localhost"] * 2
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("any order of nodes, Open MPI 4.1")
 @pytest.mark.parametrize("mpi", [MPIS["openmpi4"], MPIS["mpich"]], ids=lambda mpi: mpi.name)
 def test_cyclic_and_uneven_placement(mpi: Mpi, cluster: Cluster) -> None:
     nodes = places(srun(cluster, mpi, "-n5 -N3 --distribution=cyclic", PROGRAMS / "whoami.py"))

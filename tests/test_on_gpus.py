@@ -17,7 +17,7 @@ MOST_MB = 60
 
 
 @pytest.mark.process
-@pytest.mark.thorough
+@pytest.mark.thorough("the tests of GPUs can be collected")
 def test_a_machine_without_a_network(tmp_path: Path) -> None:
     need([] if os.geteuid() == 0 else ["root, to take the network away"])
     (download,) = re.findall(r"^    python (-m pip download .*)$", DOCUMENT.read_text(), re.MULTILINE)

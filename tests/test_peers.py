@@ -64,7 +64,7 @@ def test_where_the_store_listens_on_one_node(peer: str) -> None:
     assert found <= allowed
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same without torchrun beside it")
 def test_the_status_of_a_script_that_fails(quick: Mpi) -> None:
     check(mpiexec(quick, 2, PROGRAMS / "fails.py", 1, 7), 7)
     check(processes.run(*torchrun(PROGRAMS / "fails.py", 1, 7), timeout=DEADLINE_S, env=ENVIRON, cwd=ROOT), 1)

@@ -56,7 +56,7 @@ def test_two_worlds_with_a_port_each(quick: Mpi) -> None:
     assert done.stdout == "halves 2 of 2\n" * 4
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_each_communicator_has_its_group")
 def test_a_world_without_the_last_rank(quick: Mpi) -> None:
     assert check(mpiexec(quick, 3, PROGRAMS / "groups.py", "first")).stdout == "first 2 of 2\n" * 2
 
@@ -85,7 +85,7 @@ def test_twenty_groups_one_after_another(quick: Mpi, options: list[str]) -> None
     assert noise(done) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same on one node")
 def test_twenty_groups_one_after_another_on_three_nodes(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 -n3", PROGRAMS / "recreate.py", 20))
     assert done.stdout == "20 groups\n" * 3

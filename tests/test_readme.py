@@ -12,10 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from tests import processes
+from tests import pictures, processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
-from tests.support import EXAMPLES, MPIS, ROOT, Mpi, alone, check, mpiexec_command, need, single_node_environ, srun
+from tests.support import (
+    EXAMPLES,
+    MPIS,
+    ROOT,
+    Mpi,
+    alone,
+    check,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+    srun,
+)
 
 README = (ROOT / "README.md").read_text()
 (FIRST,) = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)).splitlines()
@@ -30,8 +42,23 @@ def section(title: str) -> str:
     return README.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 160
+def test_it_is_short_and_the_first_screen_starts_a_training() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 300
+    screen = "\n".join(lines[:40])
+    assert FIRST in screen
+    assert "sbatch job.sh" in screen
+    assert "\nsrun " in screen
+
+
+def test_the_pictures_are_drawn(tmp_path: Path, quick: Mpi) -> None:
+    """The map as README shows it, and a trace of the same kind."""
+    assert pictures.map_svg() == pictures.MAP.read_text()
+    check(mpiexec(quick, 2, "--trace", tmp_path / "trace.json", EXAMPLES / "hello_world.py"))
+    drawn = pictures.trace_svg(json.loads((tmp_path / "trace.json").read_text()))
+    for words in (">rank 1 on ", ">import torch<", ">script<"):
+        assert words in drawn
+        assert words in pictures.TRACE.read_text()
 
 
 @pytest.fixture
@@ -46,21 +73,26 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.process
-@pytest.mark.thorough
+@pytest.mark.thorough("once, when tests/run makes the environments")
 def test_the_first_command_trains(clone: Path) -> None:
     """In an environment with nothing of this one but the way to Python and to packages.
 
-    The list of problems is installed with the code.
+    The list of problems is installed with the code, and so is the command `mpiddp`; both can be uninstalled.
     """
     kept = {name: value for name, value in os.environ.items() if name.startswith(("HOME", "PIP_", "LANG", "SSL_"))}
     kept["PIP_NO_COMPILE"] = "1"  # all of torch: the modules that the training needs are compiled by its import
     venvs = str(ROOT / ".venvs")
     path = ":".join(part for part in os.environ["PATH"].split(":") if not part.startswith(venvs))
-    done = check(processes.run("sh", "-c", FIRST, timeout=600, cwd=clone, env={**kept, "PATH": path}))
+    env = {**kept, "PATH": path}
+    done = check(processes.run("sh", "-c", FIRST, timeout=600, cwd=clone, env=env))
     ((share, size),) = ACCURACY.findall(done.stdout)
     assert int(size) == 2
     assert float(share) >= 0.95
     assert len(list(clone.glob(".venv/lib/python*/site-packages/mpiddp/PROBLEMS.md"))) == 1
+    command = ". .venv/bin/activate && mpiexec -n 2 mpiddp examples/hello_world.py && pip uninstall --yes mpiddp"
+    done = check(processes.run("sh", "-c", command, timeout=300, cwd=clone, env=env))
+    assert done.stdout.count("] hello from [") == 2
+    assert list(clone.glob(".venv/lib/python*/site-packages/mpiddp*")) == [*clone.glob(".venv/bin/mpiddp")] == []
 
 
 def test_the_batch_script_of_ten_lines(cluster: Cluster) -> None:
@@ -135,7 +167,8 @@ def test_the_names_of_problems_are_told_of() -> None:
 
 
 def test_the_times_are_those_of_the_benchmarks() -> None:
-    rows = {row[0]: row[1:] for line in section("Compared with").splitlines() if (row := line.strip("| ").split(" | "))}
+    rows = {row[0]: row[1:] for line in section("Compared with torchrun").splitlines()
+            if (row := line.strip("| ").split(" | "))}
     costs = json.loads((ROOT / "tests/benchmarks/startup.json").read_text())
     for row, job in (("start to end, 1 rank", "1 rank"), ("6 ranks, 3 nodes, `srun`", "6 ranks on 3 nodes, srun")):
         peers = ("mpiddp", "torchrun", "accelerate launch", "plain recipe")

@@ -145,7 +145,7 @@ def test_a_closed_end_is_no_error() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.thorough
+@pytest.mark.thorough("no other test")
 def test_lines_of_jobs_with_one_pipe_are_whole() -> None:
     assert list(starts.look(len(MPIS))) == []
 

@@ -63,7 +63,7 @@ def test_ranks_that_wait_inside_torch_are_named(quick: Mpi, tmp_path: Path) -> N
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("six ranks of an MPICH with two cells for messages")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 @pytest.mark.parametrize("ranks", [96, 256])
 @pytest.mark.parametrize("options", [["--no-init"], []], ids=["script", "group"])
@@ -72,12 +72,12 @@ def test_many_ranks_start(mpi: Mpi, ranks: int, options: list[str], tmp_path: Pa
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("six ranks of an MPICH with two cells for messages")
 def test_512_ranks_start(tmp_path: Path) -> None:
     check(mpiexec(MPIS["openmpi4"], 512, PROGRAMS / "meets.py", tmp_path, env=LIGHT, timeout=2 * MANY_S))
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("six ranks of an MPICH with two cells for messages")
 def test_72_ranks_start_with_torch(quick: Mpi, tmp_path: Path) -> None:
     check(mpiexec(quick, 72, PROGRAMS / "meets.py", tmp_path, env={"OMP_NUM_THREADS": "1"}, timeout=4 * DEADLINE_S))

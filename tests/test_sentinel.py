@@ -466,7 +466,7 @@ def test_a_package_that_is_missing_everywhere(quick: Mpi) -> None:
     assert re.search(r"others +the same on all 4 ranks\n", done.stderr), done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a package that is missing everywhere")
 def test_a_package_that_is_missing_on_a_node(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", PROGRAMS / "lacks_package.py", "node2"), 1)
     assert re.search(r"mpiddp: failed: rank \d on node2: ModuleNotFoundError: ", done.stderr), done.stderr

@@ -93,7 +93,7 @@ def test_a_start_is_recorded_then_staged_then_reused(machine: Machine) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.thorough
+@pytest.mark.thorough("--stage on this machine: recorded, staged, reused, noexec")
 def test_killed_at_any_moment(machine: Machine) -> None:
     """What is staged then is right, and nothing is left of the killed one."""
     option, draw = f"--stage={machine.ours}", random.Random(22)
@@ -138,7 +138,7 @@ def test_a_folder_that_will_not_do(machine: Machine, options: str, said: str) ->
 
 
 @pytest.mark.process
-@pytest.mark.thorough
+@pytest.mark.thorough("--stage on this machine: recorded, staged, reused, noexec")
 def test_a_disk_that_gets_full_meanwhile(machine: Machine) -> None:
     """statvfs(3) promises what is not there: another tenant's files, made while this job writes."""
     need(["fallocate"] if not Path("/usr/bin/fallocate").exists() else [])
@@ -164,7 +164,7 @@ SAME = {
 
 
 @pytest.mark.process
-@pytest.mark.thorough
+@pytest.mark.thorough("--stage on this machine: recorded, staged, reused, noexec")
 @pytest.mark.parametrize("name", SAME)
 def test_programs_do_the_same(machine: Machine, name: str) -> None:
     arguments, env = SAME[name], {"ACCELERATE_USE_CPU": "true", }
@@ -178,7 +178,7 @@ def test_programs_do_the_same(machine: Machine, name: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.thorough
+@pytest.mark.thorough("--stage on this machine: recorded, staged, reused, noexec")
 def test_what_is_edited_or_installed_is_seen(machine: Machine, tmp_path: Path) -> None:
     """An editable install, by a .pth file of the environment, and a package that comes after a mirror was kept."""
     site = next(machine.python.parents[1].glob("lib/python*/site-packages"))
@@ -201,7 +201,7 @@ def test_what_is_edited_or_installed_is_seen(machine: Machine, tmp_path: Path) -
             (site / name).unlink(missing_ok=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("--stage on this machine: recorded, staged, reused, noexec")
 def test_three_nodes_read_once(cluster: Cluster, python: Path) -> None:
     """As tests.benchmarks.staging counts: operations beside those of one rank; and a node that sees another folder."""
     ours, hello = ("-m", "mpiddp", "--quiet"), ("-c", "import torch; print(torch.__file__)")

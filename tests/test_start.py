@@ -93,7 +93,7 @@ def test_another_torch_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
     check_refused(done, "version-skew", "torch is 2.13.0", "but 2.12.0 on node3")
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_another_torch_on_a_node")
 def test_another_python_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
     """Open MPI 5's environment on node1, with Debian's library in it: another prefix, and all else the same."""
     other = MPIS["openmpi5"].python
@@ -162,7 +162,7 @@ def with_a_stopped_rank(cluster: Cluster) -> Done:
     return done
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_a_rank_that_hangs_ends_the_job_at_the_deadline")
 @pytest.mark.parametrize("name", ["openmpi4", "mpich"])
 def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], name: str) -> None:
     done, seconds = hangs[name]

@@ -94,7 +94,7 @@ def test_mpirun_finds_the_nodes_of_an_allocation(mpi: Mpi, cluster: Cluster) -> 
     assert {one["host"] for one in check_hello(done, 3)} == {"node1", "node2", "node3"}
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("mpirun in a batch job and in salloc, Open MPI 4.1")
 @pytest.mark.parametrize(("default", "mpi"), [
     pytest.param(default, mpi, id=f"{default}-{name}") for default in STEPS for name, mpi in MPIS.items()])
 def test_mpirun_finds_the_nodes_of_a_batch_job(default: str, mpi: Mpi, cluster: Cluster, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_two_jobs_and_another_step_in_one_allocation(cluster: Cluster) -> None:
     assert list(found.values()) == [{"0", "1", "2"}] * 2, done.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("mpirun in a batch job and in salloc, Open MPI 4.1")
 def test_a_heterogeneous_job_is_one_world(cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]
     need(mpi.missing())

@@ -87,7 +87,7 @@ def test_a_rank_that_ends_early_takes_nothing_from_the_others(cluster: Cluster) 
     assert done.stdout == "2 went on\n" * 2
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_twenty_groups_one_after_another")
 def test_starts_in_a_row_beside_a_job_that_holds_ports(quick: Mpi) -> None:
     """Hold a thousand ports, torchrun's default among them, and start many times."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(1000)]

@@ -354,7 +354,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]
     return weights(folder / "c.pt")
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 @pytest.mark.parametrize("kind", ["SIGKILL", "once", "SIGSEGV"])
 def test_a_job_goes_on_to_the_same_weights(
     quick: Mpi, tmp_path: Path, kind: str, healthy: dict[str, torch.Tensor]
@@ -368,7 +368,7 @@ def test_a_job_goes_on_to_the_same_weights(
     assert not list(tmp_path.glob(".mpiddp-supervise-*"))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 def test_a_rank_that_stands_still_at_its_end(quick: Mpi, tmp_path: Path, healthy: dict[str, torch.Tensor]) -> None:
     done = check(supervise(quick, tmp_path, [], *job("end", 1, tmp_path, "--exit-timeout", 3)))
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "done"]
@@ -383,7 +383,7 @@ def test_a_bug_stops_it(quick: Mpi, tmp_path: Path) -> None:
     assert "stops: two attempts ended alike, with no checkpoint written between: rank 1 on " in done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
     """On a file system of its own, on which no checkpoint has room."""
     need(["root"] if os.geteuid() else [])
@@ -677,7 +677,7 @@ def wait_until_gone(folder: Path) -> None:
         time.sleep(0.3)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 @pytest.mark.parametrize("is_between", [False, True], ids=["in", "between"])
 @pytest.mark.parametrize("end", ["scancel", "requeue"])
 def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, end: str, is_between: bool) -> None:
@@ -697,7 +697,7 @@ def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, en
     wait_until_gone(folder)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 def test_no_attempt_begins_that_the_walltime_would_end(cluster: Cluster, folder: Path) -> None:
     number = in_batch(cluster, folder, "pmix", "once", "--time=1", supervise="--stop-before 28")
     job = cluster.wait_for_job(number, 90)

@@ -50,7 +50,7 @@ def test_a_trace(quick: Mpi, tmp_path: Path) -> None:
                      r"mpiddp's own part was \d+ ms \(at most \d+ ms\)$", done.stderr, re.MULTILINE)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the same on one node")
 def test_a_trace_of_three_nodes(cluster: Cluster) -> None:
     file = RUN / "trace.json"
     check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", "--trace", file, HELLO))

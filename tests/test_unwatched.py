@@ -65,7 +65,7 @@ def test_a_rank_that_is_killed_is_reported(who: str, cause: str, quick: Mpi) -> 
     assert done.stderr.count("mpiddp: failed:") == bool(cause)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a sentinel that is killed is reported")
 def test_it_is_said_where_the_launcher_reads(quick: Mpi, tmp_path: Path) -> None:
     """The rank's own output goes to a log."""
     need(quick.missing())
@@ -86,7 +86,7 @@ def test_a_rank_that_is_killed_with_its_sentinel(who: str, quick: Mpi) -> None:
         assert done.stderr.count("mpiddp: failed:") == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a sentinel that is killed is reported")
 @pytest.mark.parametrize("who", ["1", "0"])
 def test_a_rank_in_native_code_is_not_taken_for_dead(who: str, quick: Mpi) -> None:
     need(quick.missing())
@@ -95,7 +95,7 @@ def test_a_rank_in_native_code_is_not_taken_for_dead(who: str, quick: Mpi) -> No
     assert missed(done) == who
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a sentinel that is killed, on one node")
 @pytest.mark.parametrize("how", ["end", "raise"])
 def test_on_three_nodes(how: str, cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]

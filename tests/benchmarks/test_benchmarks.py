@@ -24,7 +24,7 @@ def test_accusing(quick: Mpi) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_failure(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.failure", "--quick")).stdout
     for name in ("mpiddp, MPICH mpiexec", "torchrun"):
@@ -32,7 +32,7 @@ def test_failure(quick: Mpi) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_flood(quick: Mpi) -> None:
     need(missing_components())
     table = check(alone(quick, "-m", "tests.benchmarks.flood", "--quick", timeout=180)).stdout
@@ -41,19 +41,19 @@ def test_flood(quick: Mpi) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_threads(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.threads", "--quick", timeout=120)).stdout
     assert len(re.findall(r"^1 rank  .* steps/s +\d\.\d\d of torchrun's$", table, re.MULTILINE)) == 6, table
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_stopping(quick: Mpi) -> None:
     told = check(mpiexec(quick, 2, ROOT / "tests/benchmarks/stopping.py", 200)).stdout
     assert re.search(r"^should_stop\(\) \d+\.\d us, gloo all-reduce \d+\.\d us, median of 200 calls$", told), told
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_asking(quick: Mpi) -> None:
     told = check(alone(quick, "-m", "tests.benchmarks.asking", "--quick", timeout=120)).stdout
     assert re.search(r"^\d+ steps/s; asked every 0\.\d\d s \d\.\d{4} of that \(median of 1 pairs\), so every 10 s "
@@ -68,7 +68,7 @@ def test_questions(quick: Mpi) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_startup(quick: Mpi, tmp_path: Path) -> None:
     files = tmp_path / "costs.json", tmp_path / "costs.svg"
     options = ["--quick", "--json", files[0], "--svg", files[1]]
@@ -80,7 +80,7 @@ def test_startup(quick: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_scale(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.scale", "--quick")).stdout
     rows = re.findall(r"^ +(\d) +[\d.]+ +([\d.]+) +[\d.]+ +([\d.]+) +[\d.]+ +[\d.]+ +([\d.]+)$", table, re.MULTILINE)
@@ -92,7 +92,7 @@ def test_scale(quick: Mpi) -> None:
     assert sum(parts) == pytest.approx(whole, abs=0.03)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_recovery(quick: Mpi, tmp_path: Path) -> None:
     picture = tmp_path / "months.svg"
     told = check(alone(quick, "-m", "tests.benchmarks.recovery", "--quick", "--svg", picture)).stdout
@@ -102,7 +102,7 @@ def test_recovery(quick: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_restarts(quick: Mpi) -> None:
     told = check(alone(quick, "-m", "tests.benchmarks.restarts", "--quick", timeout=300)).stdout
     line = r"^(\w.*?) +\d+\.\d\d s +\d+\.\d\d of torchrun's   back in \d of 1 runs$"
@@ -110,7 +110,7 @@ def test_restarts(quick: Mpi) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_output(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.output", "--quick", timeout=200)).stdout
     for name in ("mpiddp --show fold", "torchrun --tee 3 --log-dir", "mpirun --tag-output"):

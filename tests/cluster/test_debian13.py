@@ -27,7 +27,7 @@ from tests.support import (
 from tests.test_fit import check_refused
 from tests.test_readme import ACCURACY, FIRST, clone  # noqa: F401 (a fixture)
 
-pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
+pytestmark = [pytest.mark.cluster, pytest.mark.thorough("the same on this machine's own system")]
 HELLO = EXAMPLES / "hello_world.py"
 BOTH = [pytest.param(mpi, id=mpi.name) for mpi in (OPEN_MPI, MPICH)]
 on_cluster = pytest.mark.parametrize("cluster", ["debian13"], indirect=True)

@@ -144,7 +144,7 @@ def test_a_slow_link_is_slow_in_its_direction(
 
 @pytest.mark.parametrize("size", [2**20, 2**26])
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("other ways to make a node bad: a slow link, a small /dev/shm")
 def test_all_links_have_the_same_rate_for_small_and_large_messages(unharmed: Cluster, size: int) -> None:
     with impair.slow_links(unharmed, GIGABIT):
         for way in (OUT, IN):
@@ -153,7 +153,7 @@ def test_all_links_have_the_same_rate_for_small_and_large_messages(unharmed: Clu
 
 @pytest.mark.parametrize(("direction", "ways"), [("out", 1), ("in", 1), ("both", 2)])
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("other ways to make a node bad: a slow link, a small /dev/shm")
 def test_a_delay_holds_each_way(unharmed: Cluster, direction: impair.Direction, ways: int) -> None:
     before = round_trip(unharmed, OUT)
     with impair.delay(unharmed, "node2", 0.005, direction):
@@ -168,7 +168,7 @@ def test_a_delay_holds_each_way(unharmed: Cluster, direction: impair.Direction, 
 
 
 @pytest.mark.parametrize(("direction", "bad"), [("out", (OUT,)), ("in", (IN,)), ("both", (OUT, IN))])
-@pytest.mark.thorough
+@pytest.mark.thorough("other ways to make a node bad: a slow link, a small /dev/shm")
 def test_lost_packets_are_sent_again(
     unharmed: Cluster, direction: impair.Direction, bad: tuple[tuple[str, str], ...]
 ) -> None:
@@ -181,7 +181,7 @@ def test_lost_packets_are_sent_again(
 
 
 @pytest.mark.alone
-@pytest.mark.thorough
+@pytest.mark.thorough("other ways to make a node bad: a slow link, a small /dev/shm")
 def test_half_a_cpu_is_all_that_a_nodes_steps_get(unharmed: Cluster) -> None:
     def best(node: str) -> float:
         return max(float(check(unharmed.run("srun", "-w", node, "-n1", sys.executable, "-c", SPIN,
@@ -204,7 +204,7 @@ def test_a_small_shm_is_full_soon(unharmed: Cluster) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-@pytest.mark.thorough
+@pytest.mark.thorough("other ways to make a node bad: a slow link, a small /dev/shm")
 def test_a_wrong_clock_is_wrong_on_one_node(unharmed: Cluster, launcher: str) -> None:
     mpi = MPIS["mpich" if launcher == "srun" else "openmpi4"]
     need(mpi.missing())
@@ -222,7 +222,7 @@ def test_a_wrong_clock_is_wrong_on_one_node(unharmed: Cluster, launcher: str) ->
         assert 0.19 < waited < 1.5
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("other ways to make a node bad: a slow link, a small /dev/shm")
 def test_frozen_processes_stand_still_and_are_killed(unharmed: Cluster) -> None:
     def counts() -> dict[str, int]:
         return {node: (RUN / f"count-{node}").stat().st_size for node in ("node1", "node2")}

@@ -24,7 +24,7 @@ def test_a_rank_that_runs_out_of_memory(quick: Mpi, group: Path) -> None:
     assert processes.leftovers(env) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 def test_a_job_that_ran_out_of_memory_once_is_started_again(quick: Mpi, group: Path, tmp_path: Path) -> None:
     need(quick.missing())
     script = [str(one) for one in (PROGRAMS / "faulty.py", "memory", 1, 30, tmp_path / "notes",

@@ -221,7 +221,7 @@ def test_a_rank_that_is_killed_with_its_nodes_slurmd(launcher: Launcher, cluster
     assert re.search(r"mpiddp: failed: rank \d on node3: ended by SIGKILL", text), text
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a node's slurmd is killed")
 @pytest.mark.parametrize("launcher", [LAUNCHERS[4], LAUNCHERS[3]], ids=lambda one: one.name)
 def test_a_step_daemon_that_is_killed(launcher: Launcher, cluster: Cluster) -> None:
     """Under pmi2 nobody else notices, and srun waits; under pmix Open MPI ends the node's ranks, with no word why."""

@@ -114,7 +114,7 @@ def test_a_job_that_stands_still_says_so_in_time(
         assert (b"mpiddp: no rank has moved for " in said) == (kind != "slow"), said
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("test_a_job_that_goes_on_is_not_said_to_stand_still")
 def test_a_training_is_not_said_to_stand_still(quick: Mpi, tmp_path: Path) -> None:
     """With validations, checkpoints, and a worker that stands still, ten times, half as long as a hang would last."""
     done = check(mpiexec(quick, 2, "--stall=4", ZOO.with_name("training.py"), 30, 2, tmp_path / "digits.pt"))

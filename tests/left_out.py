@@ -1,0 +1,59 @@
+"""What `tests/run` leaves out: `python -m tests.left_out` prints a table of the tests that are marked `thorough`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import ROOT
+
+CASES_SHOWN = 3  # of those that run in tests/run: the others are counted
+
+
+class Collector:
+    """A plugin of pytest that keeps what was collected."""
+
+    def __init__(self) -> None:
+        self.items: list[pytest.Item] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Keep the tests."""
+        self.items = session.items
+
+
+def rows() -> Iterator[tuple[str, int, int, str]]:
+    """Yield each test that tests/run does not run, or not wholly.
+
+    A row has its name, its number of cases in tests/run and in all, and what tests/run has instead: the marker's
+    argument, or the names of the cases.
+    """
+    collector = Collector()
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", str(ROOT / "tests")], [collector])
+    if status:
+        sys.exit(output.getvalue())
+    tests: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in collector.items:
+        tests.setdefault((item.nodeid.partition("::")[0], item.originalname), []).append(item)
+    for (_, name), cases in tests.items():
+        markers = [marker for case in cases if (marker := case.get_closest_marker("thorough"))]
+        quick = [case.name.removeprefix(name).strip("[]") for case in cases if not case.get_closest_marker("thorough")]
+        if markers:
+            reason = next((marker.args[0] for marker in markers if marker.args), "")
+            names = ", ".join(quick[:CASES_SHOWN]) + ", …" * (len(quick) > CASES_SHOWN)
+            yield name, len(quick), len(cases), reason or names
+
+
+def main() -> None:
+    """Print the table."""
+    print("| test | cases in `tests/run` | with `--all` | `tests/run` has instead |\n| --- | --- | --- | --- |")
+    for name, quick, cases, instead in rows():
+        print(f"| `{name}` | {quick} | {cases} | {instead} |")
+
+
+if __name__ == "__main__":
+    main()
