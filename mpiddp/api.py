@@ -186,7 +186,7 @@ def should_stop() -> bool:
     --stop-before. Without a job of mpiddp's this process decides alone.
     """
     global _stop
-    progress.note_step()
+    progress.count_step()
     if job := _launched() or _own:
         return job.stop(_stop).due()
     if _stop is None:

@@ -66,5 +66,5 @@ def error_record(verdict: Verdict, who: Member | None, callstack: str, timestamp
     extra = {"py_callstack": callstack or first.text, "timestamp": str(timestamp), "rank": rank,
              "host": first.host, "exitcode": first.status, "pid": who.pid if who else None, "kind": first.kind,
              "cause": first.cause, "where": first.where, "signal": first.signal, "outside": verdict.outside,
-             "steps": progress.steps()}
+             "steps": progress.step_count()}
     return {"message": {"message": message, "errorCode": first.status, "extraInfo": extra}}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ..base.stderr import write_all
 from ..ipc.helper_process import HelperProcess, OwnDescriptors
 from ..sentinel.protocol import Message
-from ..where.dumper import FOR_OTHERS
+from ..where.dumper import NON_FAULT_SIGNALS
 from .forwarder import FOREVER_S, PIPE_BYTES, relay
 from .protocol import AskLost, Forward, Forwarded, Lost, Outflow, OutputSettled, RankEnds, SettleOutput
 
@@ -140,7 +140,7 @@ def pass_on(ways: dict[int, int]) -> None:
 
 def pass_on_forever(ways: dict[int, int]) -> None:
     """Do so until nobody can write to any of them, in a thread that leaves signals to others."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_OTHERS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, NON_FAULT_SIGNALS)
     with contextlib.suppress(OSError):  # the script has closed one
         while ways:
             awaited = select.poll()

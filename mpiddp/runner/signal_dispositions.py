@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..sentinel.protocol import END_SIGNAL
-from ..where.dumper import caught
+from ..where.dumper import handled_signals
 
 # Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH
 # swallows SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.
@@ -47,7 +47,7 @@ def give_signals_back() -> None:
 
 def caught_in_c(numbers: Iterable[int]) -> set[int]:
     """Return the signals that have a handler unknown to Python: faulthandler.register() sets such ones."""
-    return {number for number in caught(numbers) if signal.getsignal(number) == signal.SIG_DFL}
+    return {number for number in handled_signals(numbers) if signal.getsignal(number) == signal.SIG_DFL}
 
 
 def silence_handlers() -> None:

@@ -23,7 +23,7 @@ from ..ipc.helper_process import HelperProcess, OwnDescriptors, check_helpers, s
 from ..output.protocol import Outflow
 from ..planning.environment import Endpoint
 from ..where import progress  # noqa: F401 (shared with the sentinel, which is forked after that)
-from ..where.dumper import Window, caught
+from ..where.dumper import StackDumper, handled_signals
 from ..where.protocol import Answers, Stacks
 from .protocol import (
     END_SIGNAL,
@@ -85,7 +85,7 @@ class SentinelHandle:
         self._inbox: dict[type[Message], Message] = {}
         self._hears_crashes = False
         self._wakeup: Wakeup | None = None
-        self._window: Window | None = None
+        self._window: StackDumper | None = None
         self._stop_telling: Callable[[], object] = bool  # of programs that the script starts
         self._end: Callable[[int], object] = sys.exit
         self._script_ended: ScriptEnded | None = None
@@ -148,15 +148,15 @@ class SentinelHandle:
                 faulthandler.enable(file=self._channel.fileno())
                 self._hears_crashes = True
         with contextlib.suppress(OSError):
-            self._window = Window()
+            self._window = StackDumper()
             ends: list[tuple[Stacks | Answers | Outflow, int]] = [
-                (Stacks(self._window.writing), self._window.reading), (Answers(), self._window.its),
+                (Stacks(self._window.write_end), self._window.read_end), (Answers(), self._window.sentinel_socket),
                 *([(Outflow(), outflow)] if outflow >= 0 else [])]
             for told, descriptor in ends:
                 self._channel.send(told, descriptor)
         self._signals.setblocking(False)
         self._wakeup = Wakeup(self._signals.fileno())
-        if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not caught([signal.SIGQUIT]):
+        if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not handled_signals([signal.SIGQUIT]):
             signal.signal(signal.SIGQUIT, leave_to_sentinel)
         self._stop_telling = tell_of_programs(lambda pid: self._channel.send(Forked(pid)))
 
@@ -170,7 +170,7 @@ class SentinelHandle:
         if self._hears_crashes:
             faulthandler.disable()
         if self._window is not None:
-            self._window.end()
+            self._window.close()
         self._hear_no_signals()
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(END_SIGNAL) == self._on_end_signal:
@@ -245,7 +245,7 @@ class SentinelHandle:
         self._signals.close()
         self._its_signals.close()
         if self._window is not None:
-            self._window.forget()
+            self._window.release_signal()
 
     def _say_goodbye(self) -> None:
         """Tell the coordinator that this rank leaves in order; a sentinel that was killed may not have passed it on."""
@@ -303,8 +303,8 @@ class SentinelHandle:
             show_crashes()
             self._hears_crashes = False
         if self._window is not None:
-            self._window.end()
-            self._window.forget()
+            self._window.close()
+            self._window.release_signal()
             self._window = None
         if self._joined.member.rank == 0:
             self._say("the rank goes on unwatched, and nobody decides which rank fails first: each reports by itself; "

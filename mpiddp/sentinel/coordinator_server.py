@@ -24,7 +24,7 @@ from ..ipc.channel import Wire
 from ..ipc.event_loop import Loop
 from ..ipc.listener import Entrance, keep_alive
 from ..where.protocol import Ask, Inspect, Inspected, Whereabouts
-from ..where.registry import Card, job_number, remove, withdraw, write
+from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint
 from . import events
 from .coordinator import Coordinator, State
 from .errands import Errands, run_unheard
@@ -32,7 +32,7 @@ from .process_cleanup import cancel
 from .protocol import Coordinate, Hello, Interrupted, Message, Sent, Watched
 
 if TYPE_CHECKING:
-    from ..where.service import Inquiry, Letters
+    from ..where.service import Outgoing, SnapshotService
 
 OWN_LINK = 0  # to this process's own watcher
 STALL_LINK = -1  # to nobody: --stall asks
@@ -61,9 +61,9 @@ class Office:
         self.port = self._entrance.port
         self._loop, self._watched, self._post, self._errands = loop, watched, post, errands
         self._coordinator = Coordinator(watched, began_s)
-        self._made_inquiry: Inquiry | None = None
+        self._made_inquiry: SnapshotService | None = None
         self._request, self._mark = request, ""
-        self._card: Card | None = None
+        self._card: JobEndpoint | None = None
         self._interrupted = False  # ranks got a SIGINT
         self._wires: dict[int, Wire] = {}
         self._last_link = OWN_LINK
@@ -75,8 +75,8 @@ class Office:
     def join(self, member: Member) -> None:
         """Admit this process's own rank, and let the job be found by those who ask where its ranks are."""
         self.handle(events.OwnRank(OWN_LINK, member))
-        card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
-                    member.world_size, __version__)
+        card = JobEndpoint(member.run_id, *find_job_number(), member.host, self._request.address, self.port,
+                           self._request.token, member.world_size, __version__)
         self._card = card
         if RESTARTS in os.environ and member.error_file:
             self._mark = f"{member.error_file}{RUNNING}"
@@ -85,18 +85,18 @@ class Office:
         if self._watched.stall_s:
             self._look_for_stall()
 
-    def _be_ready(self, card: Card) -> None:
+    def _be_ready(self, card: JobEndpoint) -> None:
         """Be ready to be asked: also when a file system that Python imports from answers no more."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             self._inquiry()
             import_module("hmac")  # of ipc/listener.py, where no other rank has called
-        run_unheard(partial(write, card))
+        run_unheard(partial(write_endpoint, card))
 
     def close(self) -> None:
         """Let the job be found no more."""
         self._loop.drop_timers("card")
         if self._card:
-            run_unheard(partial(withdraw, self._card))
+            run_unheard(partial(remove_endpoint, self._card))
 
     def hear_own(self, message: Sent) -> None:
         """Take a message of this process's own watcher."""
@@ -114,7 +114,7 @@ class Office:
     def close_down(self) -> None:
         """Tell all that the job is over, in order; mpiddp.supervise, too: mpirun's status may hide a lost node."""
         if self._mark:
-            run_unheard(partial(remove, self._mark))
+            run_unheard(partial(remove_file, self._mark))
         self.handle(events.OwnRankLeft())
 
     def flush(self) -> None:
@@ -134,7 +134,7 @@ class Office:
             self._send([(message.asker, message)])
         elif isinstance(message, Whereabouts):
             if link in self._coordinator.peers.by_link:
-                self._send(self._inquiry().survey.hear(self._coordinator.peers.by_link[link].rank, message))
+                self._send(self._inquiry().collector.take(self._coordinator.peers.by_link[link].rank, message))
         else:
             self._interrupted |= isinstance(message, Interrupted)
             self.handle(events.FromPeer(link, message))
@@ -167,41 +167,41 @@ class Office:
             case events.CancelStep():
                 self._errands.run(partial(cancel, self._watched.step))
 
-    def _send(self, letters: Letters) -> None:
+    def _send(self, letters: Outgoing) -> None:
         for link, message in letters:
             if link == OWN_LINK:
                 self._post(events.FromCoordinator(message))
             elif link == STALL_LINK:
                 self._take_look()
             elif link == SHOW_LINK:
-                say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
+                say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().format_table()}")
             elif link == JUDGE_LINK:
                 self._judge()
             elif link == DESERTED_LINK:
-                self.handle(events.Deserted(self._inquiry().deserted(time.monotonic())))
+                self.handle(events.Deserted(self._inquiry().find_deadlock(time.monotonic())))
             elif link in self._wires and not self._wires[link].post(message):
                 self._loop.await_room(self._wires[link])
 
     def _ask(self, asker: int) -> None:
         """Ask all sentinels where their ranks are, for the one who has asked over a link."""
         peers = self._coordinator.peers
-        survey = self._inquiry().survey
-        questions = survey.ask(asker, {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched},
-                               {rank: peers.hosts[rank] for rank in peers.by_rank})
+        collector = self._inquiry().collector
+        questions = collector.request(asker, {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched},
+                                      {rank: peers.hosts[rank] for rank in peers.by_rank})
         if questions:  # none is on its way
-            self._loop.set_timer("survey", LONGEST_S, lambda: self._send(survey.answer()))
+            self._loop.set_timer("survey", LONGEST_S, lambda: self._send(collector.finish()))
             self._send(questions)
 
-    def _inquiry(self) -> Inquiry:
+    def _inquiry(self) -> SnapshotService:
         if self._made_inquiry is None:
-            from ..where.service import Inquiry  # not while the job starts
+            from ..where.service import SnapshotService  # not while the job starts
 
-            self._made_inquiry = Inquiry(self._watched.stall_s)
+            self._made_inquiry = SnapshotService(self._watched.stall_s)
         return self._made_inquiry
 
     def _judge(self) -> None:
         """Tell the coordinator where the ranks are, and the user, if a SIGINT came and no rank obeys it."""
-        seen = self._inquiry().seen({report.rank: report.where for report in self._coordinator.reports})
+        seen = self._inquiry().observe({report.rank: report.where for report in self._coordinator.reports})
         self.handle(events.Found(seen))
         ignored = self._interrupted and self._coordinator.state is State.LISTENING
         if ignored and seen.table and not self._loop.is_set("shown"):
@@ -210,11 +210,11 @@ class Office:
 
     def _look_for_stall(self) -> None:
         self._ask(STALL_LINK)
-        self._loop.set_timer("stall", self._inquiry().pause_s, self._look_for_stall)
+        self._loop.set_timer("stall", self._inquiry().stall_interval_s, self._look_for_stall)
 
     def _take_look(self) -> None:
         """Say that the job stands still, or goes on; end it if that was asked for."""
-        found = self._inquiry().standstill(time.monotonic())
+        found = self._inquiry().find_stall(time.monotonic())
         if found is None:
             return
         say(f"mpiddp: {found.text}")
@@ -241,7 +241,7 @@ class Office:
             except (EOFError, OSError) as error:
                 self._close(link)
                 if self._made_inquiry is not None:
-                    self._made_inquiry.survey.forget(link)
+                    self._made_inquiry.collector.forget(link)
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:

@@ -35,7 +35,7 @@ from .startup_timeout import OTHERS_S
 from .watcher import State, Watcher
 
 if TYPE_CHECKING:
-    from ..where.sampler import Looking
+    from ..where.sampler import ProcessSampler
 
 ENDING_S = 5.0  # for the sentinel to come to its end after something went wrong
 BUSY_S = 0.05  # between two looks whether this process is needed
@@ -76,7 +76,7 @@ class Sentinel:
                                         began_s, self._errands)
         self._leftovers = Leftovers(process.pid)
         self._sight = Sight()
-        self._looking: Looking | None = None
+        self._looking: ProcessSampler | None = None
         self._wait_status: int | None = None
         self._outflow: Wire | None = None  # to the relay of the rank's output
         self._events: deque[events.WatcherEvent] = deque()
@@ -223,13 +223,13 @@ class Sentinel:
             inspect_threads(self.loop, self._process.pid, request, lambda found: self.post(events.Noticed(found)))
         elif isinstance(request, Where):
             if self._looking is None:
-                from ..where.sampler import Looking  # not while the rank starts
+                from ..where.sampler import ProcessSampler  # not while the rank starts
 
                 sight = self._sight if self._sight.socket >= 0 else Sight()  # the window's second end is on its way
                 port = self._watcher.member.store_port if self._watcher.member else 0
-                self._looking = Looking(self.loop, self._process.pid, sight, port,
-                                        lambda found: self.post(events.Noticed(found)))
-            self._looking.look(request, ended)
+                self._looking = ProcessSampler(self.loop, self._process.pid, sight, port,
+                                               lambda found: self.post(events.Noticed(found)))
+            self._looking.sample(request, ended)
         else:
             self._connections.tell_coordinator(Condition(self._process.is_stopped()))
 
