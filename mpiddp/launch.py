@@ -27,7 +27,7 @@ from .discovery import launchers, runtime
 from .discovery.collect import look_at_host
 from .discovery.mpi import library, needs_exit_functions
 from .failure import exception
-from .output.redirect import Output, buffer_by_lines, is_relayed, outlet_of
+from .output.redirect import Output, choose_output_target, enable_line_buffering, needs_relay
 from .runner import embedding, script, signals
 from .runner.ending import Ending
 from .runner.exec import refuse_again
@@ -94,7 +94,7 @@ def start(config: LaunchConfig) -> RunningJob:
         os.environ.pop("MPIDDP_ERROR_FILE", None)
     started_by = launchers.detect(os.environ)
     note_preloaded()
-    output = Output(is_relayed(config))
+    output = Output(needs_relay(config))
     sentinel = fork_sentinel(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
     with refusing_early(sentinel), signals.held() if stop else contextlib.nullcontext():
@@ -112,8 +112,8 @@ def start(config: LaunchConfig) -> RunningJob:
     started = watch(membership, config, sentinel, output, stop)  # 8
     assert started.ending
     if config.explain is None:
-        buffer_by_lines()
-        started.ending.direct(outlet_of(membership, config))
+        enable_line_buffering()
+        started.ending.direct(choose_output_target(membership, config))
     if config.init:
         sentinel.stage("process group")
         create_group(started, config)  # 9
@@ -246,9 +246,9 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
         sentinel.settle()
         sentinel.dismiss()
         raise
-    started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)
+    started = watch(membership, config, sentinel, Output(needs_relay(config)), stop)
     assert started.ending
-    started.ending.direct(outlet_of(membership, config))
+    started.ending.direct(choose_output_target(membership, config))
     started.ending.watch(leave)
     started.guard = Guard(started.ending, leave)
     return started

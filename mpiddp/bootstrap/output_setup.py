@@ -16,7 +16,7 @@ from ..base.stderr import say
 from ..discovery import runtime, schedulers
 from ..failure.rank import LogPlan
 from ..ipc.channel import listen
-from ..output.index import NAME, write_index
+from ..output.index import INDEX_NAME, write_index
 from ..output.protocol import Folding
 from ..planning.environment import Endpoint
 from ..planning.problems import check_logs
@@ -117,7 +117,7 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
     folder = claim_folder(roll, place, f"{config.log_dir}/{name}", run_id)
     host, kind, most_bytes = runtime.hostname(), config.log_compress, config.log_max_bytes
     path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log"
-    log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", kind, most_bytes, token)
+    log = LogPlan(path, place.rank, host, run_id, f"{folder}/{INDEX_NAME}", kind, most_bytes, token)
     opened = Opened(log, create(path), kind == "zstd" and not any(map(find_spec, ZSTD)))
     has_index = roll.agree("opening logs", opened, lambda ranks: begin(ranks, roll.hosts))
     return log if has_index else log._replace(ranks_file="")

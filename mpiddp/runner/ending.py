@@ -35,7 +35,7 @@ from ..failure.rank import Member
 from ..failure.report import record, tell
 from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, OWN, Report, Verdict
 from ..output import index
-from ..output.redirect import Outlet, Output, keeping_open, let_flush_fail
+from ..output.redirect import Output, OutputTarget, keep_streams_open, make_flush_fail
 from ..planning.environment import Endpoint
 from ..sentinel.client import SentinelHandle
 from ..sentinel.protocol import Ruling
@@ -81,14 +81,14 @@ class Ending:
         """Let the sentinel meet the others': from now on it may ask this process to end itself."""
         self._sentinel.join(self._member, endpoint, self._end_as_told)
 
-    def direct(self, outlet: Outlet) -> None:
-        """Send this process's output to an outlet from now on."""
-        self._outflow = self._output.begin(outlet)
+    def direct(self, target: OutputTarget) -> None:
+        """Send this process's output to a target from now on."""
+        self._outflow = self._output.start(target)
 
     @property
     def terminal(self) -> int:
         """The descriptor of the terminal's stderr, wherever this process's own leads."""
-        return self._output.terminal
+        return self._output.terminal_fd
 
     def watch_script(self, leave: Callable[[], object]) -> None:
         """Prepare for the script: notice whatever ends this process.
@@ -117,7 +117,7 @@ class Ending:
                 if status & 0xFF:
                     self.fail(exception.describe_exit(status, sys._getframe(1), self._member.rank, self._member.host))
                 leave()
-                c_exit(self._output.status(0))
+                c_exit(self._output.exit_status(0))
             hard_exit(status)
 
         os._exit = self._replaced_exit = _exit
@@ -141,7 +141,7 @@ class Ending:
             self.drop_script()
         self._leave()
         self.drop_script()
-        status = self._output.status(status, self._unwritten or flush())
+        status = self._output.exit_status(status, self._unwritten or flush())
         self._note(status)
         c_exit(status)
 
@@ -156,7 +156,7 @@ class Ending:
         if teardown.is_handling_signals():
             silence_handlers()
         self._unwritten = flush()
-        with keeping_open():
+        with keep_streams_open():
             teardown.drop(self._loaded, self._limit, self.main)
         flush()
 
@@ -176,12 +176,12 @@ class Ending:
     def has_lost_log(self) -> bool:
         """Tell whether the log has lost some of what was written so far, as far as that is known."""
         flush()
-        return self._output.log_lost(ASKING_S) >= 0
+        return self._output.query_log_loss(ASKING_S) >= 0
 
     def close(self) -> bool:
         """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
-        lost = self._output.end(in_order=True)
-        self._note(self._output.status(self.status))
+        lost = self._output.finish(in_order=True)
+        self._note(self._output.exit_status(self.status))
         self._sentinel.dismiss()
         return lost
 
@@ -189,10 +189,10 @@ class Ending:
         """Let this process go on without a job."""
         if os._exit is self._replaced_exit:
             os._exit = hard_exit
-        self._output.end(in_order=True)
+        self._output.finish(in_order=True)
         self._sentinel.release()
         if self.close():
-            let_flush_fail()
+            make_flush_fail()
 
     @property
     def failed(self) -> bool:
@@ -246,7 +246,7 @@ class Ending:
             self.drop_script()
         self._sentinel.through()
         flush_streams()
-        self._output.end()
+        self._output.finish()
         self._note(self.status or self._ruling.status)
         if self._told:
             let_through()
@@ -285,7 +285,7 @@ class Ending:
 
     def end_job(self, status: int) -> NoReturn:
         """End the job on every rank with a status; see `Member.exits`."""
-        self._output.settle()
+        self._output.flush()
         if self._noted is None:
             self._note(status)
         if not self._member.exits:
@@ -316,7 +316,7 @@ class Ending:
         if stack and error is not None:
             self._shown = True
             exception.show(error, self._full)
-            self._output.reveal(stack)
+            self._output.tee_to_terminal(stack)
         self._tell(verdict, stack)
 
     def _tell(self, verdict: Verdict, stack: str = "") -> None:
@@ -325,10 +325,10 @@ class Ending:
             return
         self._told = True
         after_s = time.monotonic() - self._sentinel.start
-        lost = self._output.log_lost(ASKING_FAILED_S)
-        words = tell(verdict, self._member, after_s, lost, self._output.say)
-        self._output.reveal(words)
-        index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
+        lost = self._output.query_log_loss(ASKING_FAILED_S)
+        words = tell(verdict, self._member, after_s, lost, self._output.print_unfolded)
+        self._output.tee_to_terminal(words)
+        index.try_update_record(self._member.log, is_first=verdict.first.rank == self._member.rank)
         error_record = record(verdict, self._member, shortened(stack, LONG_TEXT)) if self._member.error_file else ""
         is_stream = stream_of(self._member.error_file) >= 0  # of this process alone
         if (not self._sentinel.told("" if is_stream else error_record) or is_stream) and error_record:
@@ -341,7 +341,7 @@ class Ending:
         """Note this process's exit status in the index of the logs."""
         if self.is_ours() and status != self._noted:
             self._noted = status
-            index.note_end(self._member.log, status)
+            index.try_update_record(self._member.log, status)
 
     def _cut_off(self, ruling: Ruling, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""

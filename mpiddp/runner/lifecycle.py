@@ -18,7 +18,7 @@ from ..bootstrap.refusal import refuse_alone
 from ..discovery.runtime import hostname
 from ..discovery.script import knows_of_ranks
 from ..failure import exception
-from ..output.redirect import let_flush_fail
+from ..output.redirect import make_flush_fail
 from . import script, signals
 from .exec import keep_connected, note_exec
 
@@ -301,7 +301,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     except BaseException as error:  # a signal's handler may raise here, too
         ending.fail_leaving(error)
     if lost and config.python_exit:
-        let_flush_fail()
+        make_flush_fail()
 
 
 def give_way(job: RunningJob, config: LaunchConfig, call: str) -> None:

@@ -133,7 +133,7 @@ class Sentinel:
                 if error_file:
                     self._errands.write(error_file, record(verdict, who))
                 if who is not None:
-                    self._errands.run(partial(index.note, who.log, is_first=True))
+                    self._errands.run(partial(index.update_record, who.log, is_first=True))
             case events.WriteRecord(error_file, text):
                 self._errands.write(error_file, text)
             case events.AskHosts(line, timeout_s):
@@ -276,8 +276,8 @@ class Sentinel:
     def _note_in_index(self) -> None:
         """Note how the rank has ended, where it has not done that."""
         if (member := self._watcher.member) is not None:
-            status = index.exit_status(self._wait_status)
-            self._errands.run(partial(index.note, member.log, status, again=False))
+            status = index.shell_status(self._wait_status)
+            self._errands.run(partial(index.update_record, member.log, status, overwrite=False))
 
     def _end_when_idle(self) -> None:
         """End this process when nobody needs it any more."""
