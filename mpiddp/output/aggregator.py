@@ -152,7 +152,6 @@ class Aggregator:
                 raise ValueError(f"{kind!r} from another relay")
 
     def _take_data(self, source: Hashable, ranks: int, stream: int, data: bytes) -> None:
-        """Take what a rank has written."""
         splitter = self._splitters.get((source, stream))
         if splitter is None:
             splitter = self._splitters[source, stream] = Splitter()
@@ -175,19 +174,18 @@ class Aggregator:
         if changes := self._bars.take_changes():
             self._sink.draw(changes)
 
-    def _show_due(self) -> None:
-        """Show the lines that have waited for a window, now that all sources have been read."""
-        self._show(is_due=True)
-
     def _show(self, source: Hashable = None, is_due: bool = False) -> None:
-        """Show the lines that are ready; hold `source` back if it is far ahead of others."""
+        """Show the lines that are ready; hold `source` back if it is far ahead of others.
+
+        With `is_due` all sources have been read: no line waits longer than a window then.
+        """
         now_s = time.monotonic()
         if ready := self._merger.pop_ready(now_s, is_due):
             self._draw_bars()
             self._sink.show(ready)
         due_s = self._merger.next_due_s()
         if due_s is not None and not self._loop.is_set("window"):
-            self._loop.set_timer("window", max(0.0, due_s - now_s), self._show_due)
+            self._loop.set_timer("window", max(0.0, due_s - now_s), partial(self._show, is_due=True))
         if source == OWN_RANK or source in self._connections:
             self._hold_or_resume(source)
         if self._held and self._sink.has_room():

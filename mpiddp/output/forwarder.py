@@ -175,7 +175,6 @@ class Forwarder:
             self._sink.take(stream, data)
 
     def _pause(self, stream: int) -> None:
-        """Forward a line that has no end."""
         if self._drop_policy is not None and (rest := self._drop_policy.finish(stream)):
             self._sink.take(stream, rest)
         self._sink.take(stream, b"")
@@ -299,7 +298,6 @@ class PassThrough:
         then()
 
     def _format_prefix(self) -> bytes:
-        """Return the prefix of lines that come now."""
         if not self._form:
             return self._prefix
         from datetime import datetime

@@ -364,7 +364,6 @@ class LineMerger:
             not cursor.own and self._ends.before is cursor.anchor)
 
     def _append(self, cursor: Cursor, lines: MergedLines, now_s: float) -> None:
-        """Append lines of a source to the list."""
         self._frontrunner = cursor if self._is_frontrunner(cursor) else None
         block = PendingLines(lines, cursor, now_s)
         block.position = (self._number,)

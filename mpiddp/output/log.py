@@ -180,7 +180,6 @@ class RankLog:
             self._open()
 
     def _await_compression(self) -> None:
-        """Wait until the last file that was rotated is compressed."""
         if self._compressing is not None:
             self._compressing.join()
             self._compressing = None
@@ -196,7 +195,6 @@ class RankLog:
             return None
 
     def _write_all(self, data: bytes) -> None:
-        """Write as much of the data as the file takes."""
         note = b"\n[mpiddp: %d bytes are missing here]\n" % self._missing if self._missing else b""
         rest = note + data
         try:

@@ -36,14 +36,13 @@ NON_FAULT_SIGNALS = signal.valid_signals() - {
 class StackDumper:
     """The rank's ends of a pipe and a socket to its sentinel.
 
-    Over the socket the sentinel requests that a thread of the rank flushes the script's files, or sends the main
-    thread's stack and a `Progress`, as soon as the interpreter lets it. ASK_SIGNAL requests the stack of a process that
-    the rank has forked, and of the rank if its thread does not answer: a handler in Python writes it to the pipe. So
-    the interpreter always reads its stack itself. A handler in C, such as faulthandler's, may crash the process: the
-    signal comes between any two instructions, also in the middle of a call (python/cpython#116008).
+    A thread of the rank answers requests that come by the socket: for the main thread's stack and a `Progress`, or to
+    flush the script's files. ASK_SIGNAL requests the stack of a process that the rank has forked, and of the rank if
+    its thread does not answer: a handler in Python writes it to the pipe. A handler in C, such as faulthandler's, may
+    crash the process: the signal comes also in the middle of a call (python/cpython#116008).
 
-    Where native code holds the interpreter, the sentinel lets py-spy read the stack from outside. Where Yama
-    forbids that (prctl(2), PR_SET_PTRACER), each process permits it.
+    If native code holds the interpreter, py-spy reads the stack from outside. Where Yama forbids that (prctl(2),
+    PR_SET_PTRACER), each process permits it.
     """
 
     def __init__(self) -> None:

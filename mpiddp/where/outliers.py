@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..base.text import duration, ranges
 from ..failure import stack
@@ -56,10 +56,8 @@ def split_by_oddity(location: Location, samples: Sequence[RankSample], odd: set[
 
 def find_outliers(members: Members) -> Outliers:
     """Return which ranks are odd, and sentences about them; `members` are the ranks at each location."""
-    held = {location: samples for location, samples in members.items() if location.activity.is_held}
-    silent = {location: samples for location, samples in members.items() if location.activity is Activity.SILENT}
-    rest = {location: samples for location, samples in members.items()
-            if location not in held and location not in silent}
+    held, others = partition(members, lambda location: location.activity.is_held)
+    silent, rest = partition(others, lambda location: location.activity is Activity.SILENT)
     has_no_reference = (held or silent) and len(rest) == 1
     odd, findings = compare_running(rest) if rest and not has_no_reference else (set(), [])
     return odd | (collect_ranks(held) if rest else set()), [*format_states({**held, **silent}), *findings]
@@ -67,13 +65,10 @@ def find_outliers(members: Members) -> Outliers:
 
 def compare_running(members: Members) -> Outliers:
     """Compare ranks that nothing holds; return as find_outliers() does."""
-    waiting = {location: samples for location, samples in members.items() if location.activity.waits_for_ranks}
-    busy = {location: samples for location, samples in members.items() if location.activity is Activity.BUSY}
-    others = {location: samples for location, samples in members.items()
-              if location not in waiting and location not in busy}
+    waiting, rest = partition(members, lambda location: location.activity.waits_for_ranks)
+    busy, others = partition(rest, lambda location: location.activity is Activity.BUSY)
     if waiting and others:
-        loading = {location: samples for location, samples in others.items() if location.activity is Activity.LOADER}
-        standing = {location: samples for location, samples in others.items() if location not in loading}
+        loading, standing = partition(others, lambda location: location.activity is Activity.LOADER)
         state = f"not {describe_wait(waiting)}"
         return collect_ranks(others), [*format_states(loading), *format_states(standing, state)]
     if waiting and busy:
@@ -92,32 +87,36 @@ def compare_waiting(members: Members) -> Outliers:
     """Compare ranks that all wait for others; return as find_outliers() does."""
     common = majority_location(members)
     if len(members) == 1:
-        (location,) = members
-        if len({sample.sequences for samples in members.values() for sample in samples}) > 1:
+        ((location, samples),) = members.items()
+        if len({sample.sequences for sample in samples}) > 1:
             return set(), []
-        suspect = (": where that lasts, the network or a device stands still"
-                   if location.activity is Activity.COLLECTIVE else "")
+        is_suspect = location.activity is Activity.COLLECTIVE
+        suspect = ": where that lasts, the network or a device stands still" if is_suspect else ""
         return set(), [f"all ranks are {describe_location(location)}{suspect}"]
-    odd = {location: samples for location, samples in members.items() if location != common}
-    lines = [f"{format_ranks(collect_ranks({location: samples}))} {describe_location(location)}"
-             for location, samples in odd.items()]
-    if common is None or any(location.collective in POINT_TO_POINT for location in members):
-        if common:
-            lines.append(f"{format_ranks(collect_ranks({common: members[common]}))} {describe_location(common)}")
-        is_mismatch = not any(location.activity is Activity.ENDED or location.collective in POINT_TO_POINT
-                              for location in members)
-        return set(), [*lines, MISMATCH] if is_mismatch else lines
-    return collect_ranks(odd), [*lines, f"the others are {describe_location(common)}"]
+    majority, odd = partition(members, lambda location: location == common)
+    findings = [f"{format_ranks(collect_ranks({location: samples}))} {describe_location(location)}"
+                for group in (odd, majority) for location, samples in group.items()]
+    has_pairs = any(location.collective in POINT_TO_POINT for location in members)
+    if common is None or has_pairs:
+        is_mismatch = not has_pairs and not any(location.activity is Activity.ENDED for location in members)
+        return set(), [*findings, MISMATCH] if is_mismatch else findings
+    return collect_ranks(odd), [*findings[:-1], f"the others are {describe_location(common)}"]
 
 
 def compare_locations(members: Members) -> Outliers:
     """Compare ranks of which none waits for others in torch's own code; return as find_outliers() does."""
-    others = {location: samples for location, samples in members.items() if location.activity is not Activity.BUSY}
+    _, others = partition(members, lambda location: location.activity is Activity.BUSY)
     if not others:
         return set(), ["all ranks are busy: they work, or spin as GPUs and MPI let them"]
     common = majority_location(members)
-    odd = {location: samples for location, samples in others.items() if location != common} if common else {}
+    odd = {location: samples for location, samples in others.items() if common and location != common}
     return collect_ranks(odd), format_states(odd, "not where most are")
+
+
+def partition(members: Members, predicate: Callable[[Location], bool]) -> tuple[Members, Members]:
+    """Return the ranks at the locations for which a predicate holds, and the other ranks."""
+    matches = {location: samples for location, samples in members.items() if predicate(location)}
+    return matches, {location: samples for location, samples in members.items() if location not in matches}
 
 
 def find_late_ranks(members: Members) -> Outliers:

@@ -22,27 +22,17 @@ SIGNAL_TURNS = 4  # of a main thread between two samples, for the signal that as
 
 
 class ProcSample(NamedTuple):
-    """A process as /proc shows it.
+    """A process as /proc shows it. The last four fields are those of all its threads, and of its ended children."""
 
-    - `state`: a letter (man 5 proc)
-    - `wchan`: the kernel function in which its main thread sleeps; empty if that is not shown
-    - `main_s`: the time for which its main thread has run or waited for a processor
-    - `ran_s`: the time for which it has run, in so many `turns`
-    - `busy_s`: processor time of all its threads, and of its children that have ended; so are the next two
-    - `moved_bytes`: what was read and written, also for major page faults, but without recv() and send()
-    - `faults`: minor page faults
-    - `unseen`: what the kernel does not show; empty for nothing
-    """
-
-    state: str
-    wchan: str
-    main_s: float
-    ran_s: float
-    turns: int
-    busy_s: float
-    moved_bytes: int
-    faults: int = 0
-    unseen: str = ""
+    state: str  # a letter (man 5 proc)
+    wchan: str  # the kernel function in which its main thread sleeps; empty if that is not shown
+    main_s: float  # for which its main thread has run or waited for a processor
+    ran_s: float  # for which it has run
+    turns: int  # in which it has run
+    busy_s: float  # processor time
+    moved_bytes: int  # read and written, also for major page faults, but without recv() and send()
+    faults: int = 0  # minor page faults
+    unseen: str = ""  # what of it the kernel does not show; empty for nothing
 
     @property
     def is_stopped(self) -> bool:

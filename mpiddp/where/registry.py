@@ -16,23 +16,18 @@ MAX_FILE_BYTES = 2**16  # an endpoint has some hundred
 
 
 class JobEndpoint(NamedTuple):
-    """How to reach a job's coordinator, and what the job is called.
+    """What the job is called, and where its coordinator listens."""
 
-    `run_id` is the job's own name, `number` that of the scheduler, empty without one; `by_slurm` says that it is
-    Slurm's, and `step` is the number of its step, or of Flux's job in a batch job, empty for none. The coordinator
-    listens on `address` and `port` of `host`, and requires `token`.
-    """
-
-    run_id: str
-    number: str
-    by_slurm: bool
-    step: str
+    run_id: str  # the job's own name
+    number: str  # the scheduler's; empty without one
+    by_slurm: bool  # whether that is Slurm's
+    step: str  # the number of the job's step, or of Flux's job in a batch job; empty for none
     host: str
     address: str
     port: int
-    token: str
-    ranks: int
-    version: str
+    token: str  # that a client has to know
+    ranks: int  # how many
+    version: str  # of mpiddp
 
     @property
     def name(self) -> str:

@@ -290,7 +290,6 @@ class ProcessSampler:
         return sample.is_held or pid in self._collector.native or bool(other_program_name(pid, self._pid))
 
     def _describe_child(self, pid: int, sample: ProcSample) -> tuple[object, ...]:
-        """Return a child as `Whereabouts` has it."""
         frames = self._collector.stacks.get(pid, [])
         return (pid, stack.as_lists(frames), sample.state, sample.wchan, other_program_name(pid, self._pid),
                 self._collector.native.get(pid, ""))

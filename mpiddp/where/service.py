@@ -102,14 +102,11 @@ def parse_children(text: str) -> tuple[ChildProcess, ...]:
 
 
 class StallReport(NamedTuple):
-    """What to print when ranks do not move, or move again, and why the job ends, empty if the ranks move.
+    """Ranks do not move, or move again."""
 
-    `rank` is the first odd one, NOBODY if none is.
-    """
-
-    text: str
-    cause: str
-    rank: int
+    text: str  # to print
+    cause: str  # of the job's end, empty if the ranks move
+    rank: int  # the first odd one, NOBODY if none is
 
 
 class SnapshotService:

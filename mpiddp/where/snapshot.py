@@ -59,42 +59,26 @@ class CollectiveSeq(NamedTuple):
 
 
 class RankSample(NamedTuple):
-    """The state of a rank, as its sentinel has sampled it.
-
-    - `frames`: the stack of its main thread, outermost first; empty if no stack came
-    - `state`: the letter in /proc/PID/stat; empty for a process that is gone
-    - `wchan`: the kernel function in which the main thread sleeps
-    - `cores`: the share of a processor that the main thread used or waited for, while it was sampled
-    - `busy_s`: processor time of the rank and its descendants since their start; without the rank's own if it `spins`
-    - `moved_bytes`: what they have read, written, and received and sent by TCP, without what they sent to the sentinel
-      and the traffic of the job's store
-    - `answered`: whether the sentinel has answered
-    - `has_ended`: whether the script has come to its end
-    - `steps`: calls of mpiddp.should_stop(), the last one `step_age_s` ago
-    - `spins`: whether it uses a processor while it waits for its GPU
-    - `faults`: minor page faults of the rank and its descendants
-    - `unseen`: which of these figures the kernel does not show; empty for none
-    - `native`: why there are no frames while native code holds the interpreter
-    """
+    """The state of a rank, as its sentinel has sampled it."""
 
     rank: int
     host: str
-    frames: tuple[Frame, ...] = ()
-    state: str = ""
-    wchan: str = ""
-    cores: float = 0.0
-    busy_s: float = 0.0
-    moved_bytes: int = 0
-    answered: bool = True
-    has_ended: bool = False
+    frames: tuple[Frame, ...] = ()  # the main thread's stack, outermost first; empty if none came
+    state: str = ""  # the letter in /proc/PID/stat; empty for a process that is gone
+    wchan: str = ""  # the kernel function in which the main thread sleeps
+    cores: float = 0.0  # the share of a processor that the main thread used or waited for, while it was sampled
+    busy_s: float = 0.0  # processor time of it and its descendants since their start; without its own if it `spins`
+    moved_bytes: int = 0  # that they read, wrote, sent and received; without the job's store, and what the sentinel got
+    answered: bool = True  # whether the sentinel has
+    has_ended: bool = False  # whether the script has come to its end
     children: tuple[ChildProcess, ...] = ()
-    steps: int = 0
-    step_age_s: float = 0.0
+    steps: int = 0  # calls of mpiddp.should_stop()
+    step_age_s: float = 0.0  # since the last one
     sequences: tuple[CollectiveSeq, ...] = ()
-    spins: bool = False
-    faults: int = 0
-    unseen: str = ""
-    native: str = ""
+    spins: bool = False  # whether it uses a processor while it waits for its GPU
+    faults: int = 0  # minor page faults of it and its descendants
+    unseen: str = ""  # which of these figures the kernel does not show; empty for none
+    native: str = ""  # why there are no frames while native code holds the interpreter
 
 
 class Location(NamedTuple):
