@@ -58,7 +58,7 @@ class Forwarder:
         self._control, self._streams, self._rank_name = control, streams, message.who
         self._loop = Loop(self._on_error)
         self._is_held = False
-        self._rank_is_gone = self._is_complete = False  # complete: the rank has ended by itself
+        self._is_rank_gone = self._is_complete = False  # complete: the rank has ended by itself
         self._awaits_stack = False  # which the sentinel sends if the rank has crashed
         self._drop_policy: DropPolicy | None = None
         self._unfolded_prefix = ""  # before lines that should be folded and are not
@@ -127,7 +127,7 @@ class Forwarder:
 
     def _replace_upstream(self) -> PassThrough:
         """Return the sink without the aggregator; what the rank has left running may still write."""
-        if not self._rank_is_gone:
+        if not self._is_rank_gone:
             say(f"mpiddp: {self._rank_name}: the relay that its output was folded by is gone; some of it may be lost")
         return self._pass_through()
 
@@ -163,7 +163,7 @@ class Forwarder:
 
     def _close_if_done(self) -> None:
         """End when the rank has; but not before all is shown: its sentinel may report on it then."""
-        if not self._streams and self._rank_is_gone and not self._awaits_stack:
+        if not self._streams and self._is_rank_gone and not self._awaits_stack:
             self._sink.flush(lambda: self._sink.close(self._end))
 
     def _take(self, stream: int, data: bytes) -> None:
@@ -201,7 +201,7 @@ class Forwarder:
             self._catch_up()
             for stream in list(self._streams):
                 self._pause(stream)
-            self._rank_is_gone = True
+            self._is_rank_gone = True
             if self._awaits_stack:
                 self._loop.set_timer("stack", CRASH_STACK_TIMEOUT_S, self._take_stack)
             if self._streams:

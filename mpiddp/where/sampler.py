@@ -255,7 +255,7 @@ class ProcessSampler:
         """End the sample when all stacks have come and processor time can be measured, or at the timeout."""
         if self._request is not None:
             length_s = max(CPU_INTERVAL_S, self._collector.timeout_s)
-            self._loop.set_timer("looked", max(0.0, self._began_s + length_s - time.monotonic()), self._end)
+            self._loop.set_timer("sample", max(0.0, self._began_s + length_s - time.monotonic()), self._end)
 
     def _end(self) -> None:
         request, self._request = self._request, None
