@@ -27,7 +27,7 @@ from .discovery import launchers, runtime
 from .discovery.collect import look_at_host
 from .discovery.mpi import library, needs_exit_functions
 from .failure import exception
-from .output.redirect import Output, choose_output_target, enable_line_buffering, needs_relay
+from .output.redirect import Output, choose_output_target, enable_line_buffering, is_relayed
 from .runner import embedding, script, signals
 from .runner.ending import Ending
 from .runner.exec import refuse_again
@@ -94,7 +94,7 @@ def start(config: LaunchConfig) -> RunningJob:
         os.environ.pop("MPIDDP_ERROR_FILE", None)
     started_by = launchers.detect(os.environ)
     note_preloaded()
-    output = Output(needs_relay(config))
+    output = Output(is_relayed(config))
     sentinel = fork_sentinel(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
     with refusing_early(sentinel), signals.held() if stop else contextlib.nullcontext():
@@ -246,7 +246,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
         sentinel.settle()
         sentinel.dismiss()
         raise
-    started = watch(membership, config, sentinel, Output(needs_relay(config)), stop)
+    started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)
     assert started.ending
     started.ending.direct(choose_output_target(membership, config))
     started.ending.watch(leave)

@@ -46,7 +46,7 @@ def test_a_rank_that_waits_for_several_at_their_end() -> None:
     [at(0), at(1)],  # nobody has come to its end
     [over(0), over(1)],
     [over(0), at(1), at(2, MAIN, LOAD)],  # which the others may wait for
-    [over(0), at(1), at(2, answered=False)],
+    [over(0), at(1), at(2, has_answered=False)],
     [over(0), at(1), at(2, state="T")],
     [over(0, entered=5), at(1), at(2)],  # it has done its part
     [over(0, names="0-1"), at(1, names="1-2"), at(2, names="1-2")],  # another group's

@@ -125,7 +125,7 @@ def test_a_rank_that_cannot_be_seen_is_told_of_once() -> None:
     assert second.startswith("no rank has moved for 40 s (")
 
 
-@pytest.mark.parametrize("hidden", [rank(3, answered=False), rank(3, unseen="its sockets cannot be seen")])
+@pytest.mark.parametrize("hidden", [rank(3, has_answered=False), rank(3, unseen="its sockets cannot be seen")])
 def test_nothing_is_concluded_of_a_rank_that_is_not_seen(hidden: object) -> None:
     stall = StallDetector(10.0)
     lines = [stall.update([rank(0), hidden], float(second)) for second in range(0, 60, 2)]  # type: ignore[list-item]

@@ -124,7 +124,7 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
      ["rank 1 is stopped, by SIGSTOP or a debugger"]),
     ([rank(0), rank(1, (), state="D", wchan="fuse_get_req"), rank(2, (MAIN, LOAD))], [1, 2],
      ["rank 1 is held by the kernel", "rank 2 is not in all_reduce, where others wait"]),
-    ([rank(0), rank(1), rank(2, answered=False)], [2], None),
+    ([rank(0), rank(1), rank(2, has_answered=False)], [2], None),
     ([rank(0), rank(1, ()), rank(2, (MAIN, LOAD))], [2],
      ["rank 1 is silent: no stack came, ask again", "rank 2 is not in all_reduce, where others wait"]),
     ([rank(0), rank(1), rank(2, has_ended=True)], [2],
@@ -254,7 +254,7 @@ def test_a_rank_whose_answer_cannot_be_read_does_not_void_the_others() -> None:
     collector.request(5, {0: 0, 1: 1}, {0: "n1", 1: "n2"})
     collector.take(0, told)
     collector.take(1, told._replace(children="[[7]]"))
-    assert [one.answered for one in collector.samples] == [True, False]
+    assert [one.has_answered for one in collector.samples] == [True, False]
 
 
 def test_a_stack_with_names_that_break_lines() -> None:
@@ -271,7 +271,7 @@ def test_a_look_that_shows_nothing_of_a_rank_is_no_movement() -> None:
     for second in range(0, 40, 2):
         now = rank(0, sequences=(CollectiveSeq(7, "0-1", "0"),), steps=3)
         seen = [now, now._replace(sequences=(), steps=0), now._replace(frames=()),
-                now._replace(answered=False, frames=())]
+                now._replace(has_answered=False, frames=())]
         said.append(stall.update([seen[second // 2 % 4]], float(second)))
     assert [line for line in said if line] == [
         f"no rank has moved for {at_s} s ({OBSERVED_SIGNS})" for at_s in (10, 20)]
@@ -305,7 +305,7 @@ def test_for_whom_others_may_have_waited() -> None:
     reports = (MAIN, STEP, Frame(Kind.OURS, f"{stack.OURS}failure/exception.py", 9, "show"),
                Frame(Kind.PYTHON, f"{stack.PYTHON}traceback.py", 9, "format"))
     ranks = [rank(0, reports), rank(1, (MAIN, LOAD)), rank(2), rank(3, has_ended=True),
-             rank(4, (MAIN, STEP), cores=1.0), rank(5, ()), rank(6, answered=False)]
+             rank(4, (MAIN, STEP), cores=1.0), rank(5, ()), rank(6, has_answered=False)]
     assert find_free_ranks(ranks) == {1, 4}
 
 

@@ -189,7 +189,7 @@ class RankLog:
         try:
             return compress(path, self._plan.compression, is_new)
         except Exception as error:  # of a library, too
-            if self._may_report():
+            if self._can_report():
                 reason = getattr(error, "strerror", "") or error
                 say(f"mpiddp: {self._rank_name}: cannot compress {path}: {reason}; it stays as it is")
             return None
@@ -246,12 +246,12 @@ class RankLog:
             return
         self.lost_from = position
         update_record(self._plan, lost=position)
-        if self._may_report():
+        if self._can_report():
             others = f"; {self._plan.ranks_file} tells of other ranks" if self._plan.ranks_file else ""
             say(f"mpiddp: {self._rank_name}: cannot write {self._plan.path}: {error.strerror} (at byte {position}); "
                 f"this output is lost, what follows is tried again{others}")
 
-    def _may_report(self) -> bool:
+    def _can_report(self) -> bool:
         """Return whether no rank of the job on this node has reported; the kernel frees the name with a process."""
         if self._report_lock is not None:
             return False

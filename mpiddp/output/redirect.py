@@ -52,7 +52,7 @@ def choose_output_target(membership: Membership, config: LaunchConfig) -> Output
     return OutputTarget(is_shown, Forward(log, filled(config.prefix, fields), who, is_shown))
 
 
-def needs_relay(config: LaunchConfig) -> bool:
+def is_relayed(config: LaunchConfig) -> bool:
     """Return whether output may go to a log, get a prefix, or be folded."""
     return bool(config.log_dir) or bool(config.prefix) or config.shown.folded
 
@@ -61,7 +61,7 @@ class Output:
     """The output of a rank. If it is shown and has neither log nor prefix, nothing is redirected."""
 
     def __init__(self, relayed: bool) -> None:
-        """Fork a relay if `relayed` (see needs_relay()), before MPI is there."""
+        """Fork a relay if `relayed` (see is_relayed()), before MPI is there."""
         open_closed_streams()
         self._relay = RelayClient() if relayed else None
         self._terminal: tuple[int, int] | None = None

@@ -32,7 +32,7 @@ def build_snapshot(samples: Sequence[RankSample]) -> Snapshot:
     members: dict[Location, list[RankSample]] = {}
     for sample in samples:
         key = (sample.frames, sample.state, sample.wchan, sample.cores >= BUSY_CORES, sample.cores < IDLE_CORES,
-               sample.answered, sample.has_ended, bool(sample.native),
+               sample.has_answered, sample.has_ended, bool(sample.native),
                tuple(child._replace(pid=0) for child in sample.children))
         if key not in locations:
             locations[key] = locate(sample)
@@ -65,7 +65,7 @@ def find_outliers(members: Members) -> Outliers:
 
 def compare_running(members: Members) -> Outliers:
     """Compare ranks that nothing holds; return as find_outliers() does."""
-    waiting, rest = partition(members, lambda location: location.activity.waits_for_ranks)
+    waiting, rest = partition(members, lambda location: location.activity.is_waiting)
     busy, others = partition(rest, lambda location: location.activity is Activity.BUSY)
     if waiting and others:
         loading, standing = partition(others, lambda location: location.activity is Activity.LOADER)
@@ -250,7 +250,7 @@ def locate(sample: RankSample) -> Location:
 def classify_activity(sample: RankSample) -> Activity:
     """Return what a rank does."""
     states = {"": Activity.GONE, "X": Activity.GONE, "Z": Activity.GONE, "T": Activity.STOPPED, "t": Activity.STOPPED}
-    if not sample.answered:
+    if not sample.has_answered:
         return Activity.LOST
     if sample.state in states:
         return states[sample.state]

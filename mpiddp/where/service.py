@@ -70,7 +70,7 @@ class SnapshotCollector:
         for rank in sorted(self._hosts):
             host, answer = self._hosts[rank], self._answers.get(rank)
             if answer is None:
-                samples.append(RankSample(rank, host, answered=False))
+                samples.append(RankSample(rank, host, has_answered=False))
                 continue
             steps, age_s, groups, spins = answer.progress or NO_PROGRESS
             try:
@@ -80,7 +80,7 @@ class SnapshotCollector:
                     sequences[groups] = parse_sequences(groups)
                 children = parse_children(answer.children)
             except (ValueError, TypeError, RecursionError):  # the other ranks are shown nevertheless
-                samples.append(RankSample(rank, host, answered=False))
+                samples.append(RankSample(rank, host, has_answered=False))
                 continue
             samples.append(RankSample(
                 rank, host, stacks[answer.stack], answer.state, answer.kernel, answer.cores, answer.busy_s,
@@ -131,7 +131,7 @@ class SnapshotService:
                    for sample in self.collector.samples]
         snapshot = build_snapshot(samples)
         is_telling = snapshot.odd_group is not None or all(
-            group.location.activity.waits_for_ranks for group in snapshot.groups)
+            group.location.activity.is_waiting for group in snapshot.groups)
         return Seen(describe_locations(samples), find_free_ranks(samples), waiting_calls(samples),
                     "\n".join(format_table(snapshot)) if is_telling else "",
                     has_groups=any(len(sample.sequences) > 1 for sample in samples), deserted=find_deadlock(samples))

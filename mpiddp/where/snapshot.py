@@ -28,7 +28,7 @@ class Activity(enum.Enum):
         return self in (Activity.LOST, Activity.GONE, Activity.STOPPED, Activity.KERNEL)
 
     @property
-    def waits_for_ranks(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the rank waits for other ranks."""
         return self in (Activity.COLLECTIVE, Activity.ENDED)
 
@@ -69,7 +69,7 @@ class RankSample(NamedTuple):
     cores: float = 0.0  # the share of a processor that the main thread used or waited for, while it was sampled
     busy_s: float = 0.0  # processor time of it and its descendants since their start; without its own if it `spins`
     moved_bytes: int = 0  # that they read, wrote, sent and received; without the job's store, and what the sentinel got
-    answered: bool = True  # whether the sentinel has
+    has_answered: bool = True  # whether the sentinel has
     has_ended: bool = False  # whether the script has come to its end
     children: tuple[ChildProcess, ...] = ()
     steps: int = 0  # calls of mpiddp.should_stop()

@@ -54,14 +54,14 @@ class StallDetector:
         stalled_s = now_s - self._moved_s
         if stalled_s < self._next_s:
             return ""
-        if hidden := [sample for sample in samples if not sample.answered or (sample.unseen and not sample.has_ended)]:
+        if hidden := [sample for sample in samples if not sample.has_answered or (sample.unseen and not sample.has_ended)]:
             return self._report_hidden(hidden)
         self._next_s, self.stalled_s = 2 * stalled_s, stalled_s
         return f"no rank has moved for {duration(stalled_s)} ({OBSERVED_SIGNS})"
 
     def _report_hidden(self, hidden: Sequence[RankSample]) -> str:
         """Return once per rank and reason that a stall cannot be detected."""
-        reasons = {sample.rank: sample.unseen if sample.answered else "its sentinel does not answer"
+        reasons = {sample.rank: sample.unseen if sample.has_answered else "its sentinel does not answer"
                    for sample in hidden}
         new = {rank: reason for rank, reason in reasons.items() if self._reported.get(rank) != reason}
         if not new:
@@ -74,7 +74,7 @@ class StallDetector:
 
 def merge_sample(before: RankSample, now: RankSample) -> RankSample:
     """Merge a new sample into the last one; missing fields keep their value."""
-    if not now.answered:
+    if not now.has_answered:
         return before
     latest = now if now.sequences or now.steps else before
     return now._replace(frames=now.frames or before.frames, sequences=latest.sequences, steps=latest.steps)
@@ -117,7 +117,7 @@ def find_deadlock(samples: Sequence[RankSample]) -> Report | None:
     """
     ended = [sample for sample in samples if classify_activity(sample) is Activity.ENDED]
     living = [sample for sample in samples if classify_activity(sample) is not Activity.ENDED]
-    if not all(map(is_waiting, living)):
+    if not all(map(is_in_collective, living)):
         return None
     missed = {sample.rank: [other for other in ended if has_missed_call(other, sample)] for sample in living}
     first = next((sample for sample in living if missed[sample.rank]), None)
@@ -133,10 +133,10 @@ def find_deadlock(samples: Sequence[RankSample]) -> Report | None:
     return Report(NOBODY, "", ABSENT, cause, DEADLOCK_STATUS, waiting_calls([first]).get(first.rank, ""))
 
 
-def is_waiting(sample: RankSample) -> bool:
+def is_in_collective(sample: RankSample) -> bool:
     """Return whether a rank waits in a collective; one that computes on a GPU may do so in any function of torch."""
     return classify_activity(sample) is Activity.COLLECTIVE or (
-        sample.answered and sample.spins and stack.waits_in_torch(sample.frames))
+        sample.has_answered and sample.spins and stack.waits_in_torch(sample.frames))
 
 
 def has_missed_call(ended: RankSample, waiting: RankSample) -> bool:
