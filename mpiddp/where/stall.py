@@ -54,7 +54,9 @@ class StallDetector:
         stalled_s = now_s - self._moved_s
         if stalled_s < self._next_s:
             return ""
-        if hidden := [sample for sample in samples if not sample.has_answered or (sample.unseen and not sample.has_ended)]:
+        hidden = [sample for sample in samples
+                  if not sample.has_answered or (sample.unseen and not sample.has_ended)]
+        if hidden:
             return self._report_hidden(hidden)
         self._next_s, self.stalled_s = 2 * stalled_s, stalled_s
         return f"no rank has moved for {duration(stalled_s)} ({OBSERVED_SIGNS})"
