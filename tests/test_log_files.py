@@ -155,7 +155,7 @@ def test_a_second_attempt_goes_on_after_the_first(kind: str, tmp_path: Path) -> 
     last.close(is_complete=True)  # as when the rank has left nothing running that wrote more
     assert read(whole).endswith("five\nsix\n")
     assert sorted(tmp_path.iterdir()) == sorted({whole, *([] if kind else tmp_path.glob("*.part"))})
-    assert last.lost == -1
+    assert last.lost_from == -1
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
