@@ -187,7 +187,7 @@ def should_stop() -> bool:
     mpiddp's this process decides alone.
     """
     global _stop
-    progress.note_step()
+    progress.count_step()
     if job := _find_launched() or _own_job:
         return job.join_stop(_stop).is_due()
     if _stop is None:

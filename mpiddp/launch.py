@@ -46,7 +46,7 @@ from .discovery import launchers, runtime
 from .discovery.collect import look_at_host
 from .discovery.mpi import library, needs_exit_functions
 from .failure import exception
-from .output.redirect import Output, buffer_by_lines, is_relayed, outlet_of
+from .output.redirect import Output, choose_output_target, enable_line_buffering, is_relayed
 from .runner import embedding, script, signals
 from .runner.exec import check_started_once
 from .runner.lifecycle import RunningJob, leave_job, run_script
@@ -122,8 +122,8 @@ def start(config: LaunchConfig) -> RunningJob:
     started = watch(membership, config, sentinel, output, stop)  # 8
     assert started.termination
     if config.explain is None:
-        buffer_by_lines()
-        started.termination.redirect_output(outlet_of(membership, config))
+        enable_line_buffering()
+        started.termination.redirect_output(choose_output_target(membership, config))
     if config.init:
         sentinel.report_stage("process group")
         create_group(started, config)  # 9
@@ -270,7 +270,7 @@ def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None
         raise
     started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)
     assert started.termination
-    started.termination.redirect_output(outlet_of(membership, config))
+    started.termination.redirect_output(choose_output_target(membership, config))
     started.termination.watch_process(leave)
     started.guard = ExitGuard(started.termination, leave)
     return started

@@ -47,7 +47,7 @@ def unheard(mpi: Mpi, command: str, **env: str) -> Done:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_lost_answers(command: str, quick: Mpi, state: dict[str, str]) -> None:
     with listening(partial(answer_as_job, picture=PICTURE)) as port:
-        registry.write(CARD._replace(port=port))
+        registry.write_endpoint(CARD._replace(port=port))
         assert check(led(quick, command, "> /dev/full", **state), 120).stderr == FULL
         assert check(led(quick, command, ">&-", **state), 120).stderr == FULL.replace(
             "No space left on device", "Bad file descriptor")
@@ -57,7 +57,7 @@ def test_lost_answers(command: str, quick: Mpi, state: dict[str, str]) -> None:
 @pytest.mark.parametrize("command", [*COMMANDS, "mpiddp.where --json"])
 def test_an_encoding_that_lacks_characters(command: str, quick: Mpi, state: dict[str, str]) -> None:
     with listening(partial(answer_as_job, picture=PICTURE)) as port:
-        registry.write(CARD._replace(port=port))
+        registry.write_endpoint(CARD._replace(port=port))
         done = check(alone(quick, "-m", *command.split(), env={**state, **ASCII}))
         assert done.stderr == ""
         assert done.stdout.isascii()

@@ -24,8 +24,8 @@ from mpiddp.ipc.codec import encode
 from mpiddp.ipc.listener import NONCE_BYTES, ServerHandshake
 from mpiddp.where import client, registry
 from mpiddp.where.protocol import ASK_SIGNAL, SnapshotReply
-from mpiddp.where.py_spy import NEEDED
-from mpiddp.where.registry import Card, read_all
+from mpiddp.where.py_spy import INSTALL_HINT
+from mpiddp.where.registry import JobEndpoint, read_endpoints
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
@@ -50,7 +50,7 @@ from tests.support import (
 
 WHERE = ("-m", "mpiddp.where")
 SIX = [replace(launcher, whole=True) for launcher in LAUNCHERS]
-CARD = Card("mpiddp-1234abcd", "", False, "", socket.gethostname(), "127.0.0.1", 1, "secret", 4, __version__)
+CARD = JobEndpoint("mpiddp-1234abcd", "", False, "", socket.gethostname(), "127.0.0.1", 1, "secret", 4, __version__)
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_no_job(number: str, words: str, quick: Mpi, state: dict[str, str]) -> N
 def test_a_job_that_was_killed_is_forgotten(quick: Mpi, state: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    registry.write(CARD._replace(port=port))
-    (file,) = Path(registry.folder()).iterdir()
+    registry.write_endpoint(CARD._replace(port=port))
+    (file,) = Path(registry.registry_folder()).iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert refused(quick, state) == "job mpiddp-1234abcd is over: it was killed, and could not say so"
     assert not file.exists()
@@ -91,16 +91,16 @@ def test_a_job_is_found_where_the_users_group_may_write_above_its_card(tmp_path:
     before = os.umask(0o002)
     try:
         (tmp_path / ".local/state").mkdir(parents=True)
-        registry.write(CARD)
+        registry.write_endpoint(CARD)
     finally:
         os.umask(before)
-    assert list(read_all().values()) == [CARD]
-    assert Path(registry.folder()).stat().st_mode & 0o777 == 0o700
+    assert list(read_endpoints().values()) == [CARD]
+    assert Path(registry.registry_folder()).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_job_of_another_version(quick: Mpi, state: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        registry.write(CARD._replace(version="0.0.1", port=server.getsockname()[1]))
+        registry.write_endpoint(CARD._replace(version="0.0.1", port=server.getsockname()[1]))
         assert refused(quick, state) == (
             f"the job has mpiddp 0.0.1, this is {__version__}: use the job's environment")
 
@@ -112,7 +112,7 @@ def test_a_port_that_is_somebody_elses_by_now(quick: Mpi, state: dict[str, str])
             connection.close()
 
         threading.Thread(target=turn_away, daemon=True).start()
-        registry.write(CARD._replace(port=server.getsockname()[1]))
+        registry.write_endpoint(CARD._replace(port=server.getsockname()[1]))
         assert refused(quick, state).startswith("job mpiddp-1234abcd has just ended, or the sentinel of its rank 0 ")
 
 
@@ -121,7 +121,7 @@ def test_a_network_that_cannot_be_reached_from_here(state: dict[str, str]) -> No
     with socket.create_server(("127.0.0.1", 0)) as server:
         card = CARD._replace(number="48211", by_slurm=True, host="n005", port=server.getsockname()[1])
         with pytest.raises(client.UnansweredError) as caught:
-            client.ask(card)
+            client.request_snapshot(card)
         server.settimeout(0)
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -164,41 +164,41 @@ def test_which_of_several(state: dict[str, str]) -> None:
     names = [f"mpiddp-{number}234abcd" for number in range(4)]
     with listening(answer_as_job) as port:
         for name in names:
-            registry.write(CARD._replace(run_id=name, port=port if name in names[:2] else 1))
-        assert client.find("mpiddp-3").run_id == names[3]
-        assert len(read_all()) == 4
+            registry.write_endpoint(CARD._replace(run_id=name, port=port if name in names[:2] else 1))
+        assert client.find_endpoint("mpiddp-3").run_id == names[3]
+        assert len(read_endpoints()) == 4
         with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-\S+ \(mpiddp-\S+\), mpiddp-\S+ \(\S+$"):
-            client.find("")
-        assert sorted(card.run_id for card in read_all().values()) == names[:2]
-        registry.remove(registry.path_of(CARD._replace(run_id=names[0])))
-        registry.write(CARD._replace(run_id=names[3]))
-        assert client.find("").run_id == names[1]
+            client.find_endpoint("")
+        assert sorted(card.run_id for card in read_endpoints().values()) == names[:2]
+        registry.remove_file(registry.endpoint_path(CARD._replace(run_id=names[0])))
+        registry.write_endpoint(CARD._replace(run_id=names[3]))
+        assert client.find_endpoint("").run_id == names[1]
     for name in names:
-        registry.write(CARD._replace(run_id=name))
+        registry.write_endpoint(CARD._replace(run_id=name))
     with pytest.raises(client.UnansweredError, match="no job of yours is running with mpiddp"):
-        client.find("")
-    assert read_all() == {}
+        client.find_endpoint("")
+    assert read_endpoints() == {}
 
 
 def test_silent_jobs_are_asked_side_by_side(state: dict[str, str]) -> None:
     with listening(lambda _: time.sleep(DEADLINE_S)) as silent, listening(answer_as_job) as port:
         for number in range(99):
-            registry.write(CARD._replace(run_id=f"mpiddp-{number}", port=silent))
-        registry.write(CARD._replace(run_id="mpiddp-live", port=port))
+            registry.write_endpoint(CARD._replace(run_id=f"mpiddp-{number}", port=silent))
+        registry.write_endpoint(CARD._replace(run_id="mpiddp-live", port=port))
         began_s = time.monotonic()
-        assert client.find("").run_id == "mpiddp-live"
-        assert time.monotonic() - began_s < 50 * client.TRYING_S
-        assert len(read_all()) == 100
+        assert client.find_endpoint("").run_id == "mpiddp-live"
+        assert time.monotonic() - began_s < 50 * client.PROBE_TIMEOUT_S
+        assert len(read_endpoints()) == 100
 
 
 def test_a_card_that_nobody_answers_for_is_forgotten_in_the_end(state: dict[str, str]) -> None:
     """When it is older than any job, or than what runs on this host."""
     with listening(lambda _: time.sleep(DEADLINE_S)) as silent:
         for number, (host, age_s) in enumerate([("n005", 0.0), ("n005", 40 * 86400.0), (CARD.host, 1e9)]):
-            registry.write(card := CARD._replace(run_id=f"mpiddp-{number}", host=host, port=silent))
-            os.utime(registry.path_of(card), (time.time() - age_s,) * 2)
-        assert client.find("").run_id == "mpiddp-0"
-        assert [card.run_id for card in read_all().values()] == ["mpiddp-0"]
+            registry.write_endpoint(card := CARD._replace(run_id=f"mpiddp-{number}", host=host, port=silent))
+            os.utime(registry.endpoint_path(card), (time.time() - age_s,) * 2)
+        assert client.find_endpoint("").run_id == "mpiddp-0"
+        assert [card.run_id for card in read_endpoints().values()] == ["mpiddp-0"]
 
 
 def test_slurm_tells_which_jobs_are_over(cluster: Cluster, quick: Mpi, state: dict[str, str]) -> None:
@@ -206,7 +206,7 @@ def test_slurm_tells_which_jobs_are_over(cluster: Cluster, quick: Mpi, state: di
     env = {**quick.environ(), **state}
     held = check(cluster.run("sbatch", "--parsable", "--hold", "--wrap=true", timeout=30, cwd=ROOT)).stdout.strip()
     for number in (held, "99999998", "99999999"):
-        registry.write(CARD._replace(run_id=f"mpiddp-{number}", number=number, by_slurm=True, host="n005"))
+        registry.write_endpoint(CARD._replace(run_id=f"mpiddp-{number}", number=number, by_slurm=True, host="n005"))
 
     def asked_for() -> str:
         return check(cluster.run(str(quick.python), *WHERE, timeout=DEADLINE_S, env=env, cwd=ROOT), 1).stderr
@@ -226,10 +226,10 @@ def test_who_has_the_port_of_a_dead_job_learns_nothing(quick: Mpi, state: dict[s
             heard.append(connection.recv(1000))
 
     with listening(pretend) as port:
-        registry.write(CARD._replace(port=port))
+        registry.write_endpoint(CARD._replace(port=port))
         assert refused(quick, state) == "job mpiddp-1234abcd is over: it was killed, and could not say so"
     assert len(b"".join(heard)) == NONCE_BYTES
-    assert read_all() == {}
+    assert read_endpoints() == {}
 
 
 GROUP = {"at": "busy", "place": "", "collective": "", "hosts": ["n0"], "odd": False, "sequence": None}
@@ -242,39 +242,40 @@ def test_an_answer_that_cannot_be_is_not_expanded(ranks: list[object], state: di
     text = json.dumps({**json.loads(HUGE), "groups": [{**GROUP, "ranks": ranks}]})
     words = "gives an answer that this mpiddp does not understand"
     with listening(partial(answer_as_job, picture=text)) as port, pytest.raises(client.UnansweredError, match=words):
-        client.ask(CARD._replace(port=port))
+        client.request_snapshot(CARD._replace(port=port))
 
 
 @pytest.mark.parametrize("change", [{"port": "80"}, {"port": 2**16}, {"address": "n[0-99999999]"}, {"ranks": -1},
                                     {"token": None}, {"host": 7}, {"more": 1}])
 def test_a_card_that_cannot_be_is_left_out(change: dict[str, object], state: dict[str, str]) -> None:
-    registry.write(CARD)
-    (path,) = read_all()
+    registry.write_endpoint(CARD)
+    (path,) = read_endpoints()
     Path(path).write_text(json.dumps({**CARD._asdict(), **change}))
-    assert read_all() == {}
+    assert read_endpoints() == {}
 
 
 @pytest.mark.process
 def test_steps_of_one_job(state: dict[str, str]) -> None:
     for step in "01":
-        registry.write(CARD._replace(run_id=f"mpiddp-{step}", number="48211", by_slurm=True, step=step, host="n005"))
-    assert [client.find(f"48211.{step}").name for step in "01"] == ["48211", "48211.1"]
+        registry.write_endpoint(
+            CARD._replace(run_id=f"mpiddp-{step}", number="48211", by_slurm=True, step=step, host="n005"))
+    assert [client.find_endpoint(f"48211.{step}").name for step in "01"] == ["48211", "48211.1"]
     with pytest.raises(client.UnansweredError, match=r"which job\? mpiddp-\d \(48211(\.1)?\), "):
-        client.find("48211")
+        client.find_endpoint("48211")
 
 
 def test_something_else_in_the_folder(quick: Mpi, state: dict[str, str]) -> None:
-    Path(registry.folder()).mkdir(parents=True)
-    Path(registry.folder(), "notes.txt").write_text("milk")
-    Path(registry.folder(), "notes.json").write_text("{}")
-    Path(registry.folder(), "lost.json").symlink_to("nowhere")
+    Path(registry.registry_folder()).mkdir(parents=True)
+    Path(registry.registry_folder(), "notes.txt").write_text("milk")
+    Path(registry.registry_folder(), "notes.json").write_text("{}")
+    Path(registry.registry_folder(), "lost.json").symlink_to("nowhere")
     assert refused(quick, state) == "no job of yours is running with mpiddp, or it is still starting"
 
 
 def answers_here() -> bool:
     """Ask the job that runs, and tell whether it has answered."""
     try:
-        return bool(client.ask(client.find(""))[0].groups)
+        return bool(client.request_snapshot(client.find_endpoint(""))[0].groups)
     except client.UnansweredError:
         return False
 
@@ -336,7 +337,8 @@ def test_a_rank_whose_interpreter_native_code_holds(path: str, where: str, quick
         assert re.match(rf"  1 rank +1 .* odd +.*{where}", odd), done.stdout
         assert re.match(r"  3 ranks +0,2-3 .* waiting +zoo.py:", waiting)
         assert findings[0] == "  rank 1 is not in all_reduce, where others wait"
-        assert findings[1:] == ([f"  what native code hides of rank 1: {NEEDED}"] if "native code" in where else [])
+        hidden = [f"  what native code hides of rank 1: {INSTALL_HINT}"]
+        assert findings[1:] == (hidden if "native code" in where else [])
         assert job.process.poll() is None
 
 
@@ -344,7 +346,7 @@ def test_a_rank_whose_interpreter_native_code_holds(path: str, where: str, quick
 def test_threads_and_a_picture(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     """Both threads of a dead-lock are shown, where py-spy is on the path of the job, and else how to get it."""
     for path, threads in ((f"{VENVS / 'base/bin'}:/usr/bin:/bin", ["take_second", "lock_against_each_other.<locals>"]),
-                          ("/usr/bin:/bin", [NEEDED])):
+                          ("/usr/bin:/bin", [INSTALL_HINT])):
         with started(SIX[2], None, ZOO, "lock", env={**state, "PATH": path}) as job:
             job.await_ready(SIX[2].ranks)
             while "odd" not in alone(quick, *WHERE, env=state).stdout:
@@ -426,14 +428,14 @@ def test_a_deep_stack_in_a_folder_with_an_umlaut(quick: Mpi, state: dict[str, st
         "dist.barrier()\nprint('READY\\n', end='', flush=True)\ndeeper(70)\ndist.barrier()\n")
     with started(replace(SIX[2], whole=False), None, folder / "deep.py", env=state) as job:
         job.await_ready(2)
-        while not read_all():
+        while not read_endpoints():
             time.sleep(0.1)
         for _ in range(5):
-            found, _ = client.ask(client.find(""))
+            found, _ = client.request_snapshot(client.find_endpoint(""))
             odd, waiting = found.groups
             assert odd.ranks == (1,)
-            assert odd.place.words.startswith("deep.py:10 <module> → … → deep.py:5 deeper → deep.py:7 deeper")
-            assert waiting.place.collective == "barrier"
+            assert odd.location.line.startswith("deep.py:10 <module> → … → deep.py:5 deeper → deep.py:7 deeper")
+            assert waiting.location.collective == "barrier"
 
 
 def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:

@@ -209,4 +209,3 @@ def test_the_file_has_units_in_its_names() -> None:
     assert written["findings"][0].keys() == {"subject", "words", "hosts", "nodes", "ways", "quantity", "ratio"}
     assert json.loads(json.dumps(written))["ranks"][0]["host"] == "n000"
     assert written["versions"].keys() >= {"mpiddp", "python", "torch"}
-@pytest.mark.process

@@ -10,8 +10,8 @@ import pytest
 from mpiddp.failure import stack
 from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, Report, Scene, Seen, judge
 from mpiddp.failure.stack import Frame, Kind
-from mpiddp.where.snapshot import Entered, Rank
-from mpiddp.where.stall import Deserted, deserted, listed
+from mpiddp.where.snapshot import CollectiveSeq, RankSample
+from mpiddp.where.stall import DeadlockDetector, find_deadlock, parse_ranks
 from tests.support import Mpi, check, mpiexec
 from tests.test_where import LOAD, MAIN, rank
 
@@ -19,17 +19,17 @@ STOPS = (MAIN, Frame(Kind.OURS, f"{stack.OURS}api.py", 9, "should_stop"))
 SUMMARY = Frame(Kind.LIBRARY, "/lib/site-packages/torch/_tensor.py", 9, "item")
 
 
-def at(number: int, *frames: Frame, entered: int = 5, names: str = "0-2", **fields: object) -> Rank:
-    found = rank(number, **fields, entered=(Entered(entered, names, "0"),))
+def at(number: int, *frames: Frame, entered: int = 5, names: str = "0-2", **fields: object) -> RankSample:
+    found = rank(number, **fields, sequences=(CollectiveSeq(entered, names, "0"),))
     return found._replace(frames=frames) if frames else found
 
 
-def over(number: int, entered: int = 4, **fields: object) -> Rank:
-    return at(number, entered=entered, ended=True, **fields)
+def over(number: int, entered: int = 4, **fields: object) -> RankSample:
+    return at(number, entered=entered, has_ended=True, **fields)
 
 
 def test_ranks_that_wait_for_one_at_its_end() -> None:
-    report = deserted([over(0), at(1), at(2)])
+    report = find_deadlock([over(0), at(1), at(2)])
     assert report is not None
     cause = "ranks 1-2 wait in all_reduce for rank 0 on n0, which has come to the end of the script"
     assert report[:5] == (NOBODY, "", ABSENT, cause, 1)
@@ -37,7 +37,7 @@ def test_ranks_that_wait_for_one_at_its_end() -> None:
 
 
 def test_a_rank_that_waits_for_several_at_their_end() -> None:
-    report = deserted([over(0), at(1), over(2)])
+    report = find_deadlock([over(0), at(1), over(2)])
     assert report is not None
     assert report.cause == "rank 1 on n0 waits in all_reduce for ranks 0,2, which have come to the end of the script"
 
@@ -46,47 +46,47 @@ def test_a_rank_that_waits_for_several_at_their_end() -> None:
     [at(0), at(1)],  # nobody has come to its end
     [over(0), over(1)],
     [over(0), at(1), at(2, MAIN, LOAD)],  # which the others may wait for
-    [over(0), at(1), at(2, heard=False)],
+    [over(0), at(1), at(2, has_answered=False)],
     [over(0), at(1), at(2, state="T")],
     [over(0, entered=5), at(1), at(2)],  # it has done its part
     [over(0, names="0-1"), at(1, names="1-2"), at(2, names="1-2")],  # another group's
-    [over(0)._replace(entered=()), at(1, names="1-2"), at(2, names="1-2")],
+    [over(0)._replace(sequences=()), at(1, names="1-2"), at(2, names="1-2")],
     [over(0), at(1, MAIN, SUMMARY), at(2)],
 ])
-def test_a_job_that_may_go_on(ranks: list[Rank]) -> None:
-    assert deserted(ranks) is None
+def test_a_job_that_may_go_on(ranks: list[RankSample]) -> None:
+    assert find_deadlock(ranks) is None
 
 
 def test_a_rank_that_has_destroyed_its_groups_at_its_end() -> None:
-    assert deserted([over(0)._replace(entered=()), at(1), at(2)]) is not None
+    assert find_deadlock([over(0)._replace(sequences=()), at(1), at(2)]) is not None
 
 
 def test_ranks_that_wait_for_their_gpus() -> None:
-    assert deserted([over(0), at(1, MAIN, SUMMARY, spins=True, cores=1.0), at(2)]) is not None
+    assert find_deadlock([over(0), at(1, MAIN, SUMMARY, spins=True, cores=1.0), at(2)]) is not None
 
 
 @pytest.mark.parametrize(("steps", "waits"), [(7, False), (6, True)])
 def test_a_rank_that_waits_in_should_stop(steps: int, waits: bool) -> None:
-    found = deserted([over(0, entered=5, steps=steps), at(1, *STOPS, steps=7), at(2, *STOPS, steps=7)])
+    found = find_deadlock([over(0, entered=5, steps=steps), at(1, *STOPS, steps=7), at(2, *STOPS, steps=7)])
     assert (found is not None) is waits
 
 
 def test_two_looks_without_a_movement() -> None:
-    looks = Deserted()
+    looks = DeadlockDetector()
     ranks = [over(0), at(1), at(2)]
     moved = [over(0), at(1)._replace(moved_bytes=10**6), at(2)]
-    assert [looks.see(seen, 5.0 * number) is not None for number, seen in enumerate([ranks, ranks, moved, moved])] == [
-        False, True, False, True]
+    reports = [looks.update(seen, 5.0 * number) for number, seen in enumerate([ranks, ranks, moved, moved])]
+    assert [report is not None for report in reports] == [False, True, False, True]
 
 
 def test_ranks_in_words_are_read_as_far_as_they_are_there() -> None:
-    assert listed("0-2,5,8-9") == {0, 1, 2, 5, 8, 9}
-    assert listed("0,2,4,6,8 and 3 more ranges") == {0, 2, 4, 6, 8}
+    assert parse_ranks("0-2,5,8-9") == {0, 1, 2, 5, 8, 9}
+    assert parse_ranks("0,2,4,6,8 and 3 more ranges") == {0, 2, 4, 6, 8}
 
 
 def test_the_timeout_of_a_rank_at_its_end_names_both() -> None:
     late = Report(0, "n0", CONSEQUENCE, "waited 9 s for the end of rank 1 on n0", 1)
-    report = deserted([over(0), at(1), at(2)])
+    report = find_deadlock([over(0), at(1), at(2)])
     verdict = judge([late], 2.0, Scene({0: "n0", 1: "n0", 2: "n0"}, world_size=3, seen=Seen(deserted=report)))
     assert verdict is not None
     assert verdict.first.cause.endswith("to the end of the script: waited 9 s for the end of rank 1 on n0")

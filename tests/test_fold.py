@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.output import line_merger
-from mpiddp.output.fd_writer import Overflow
-from mpiddp.output.line_merger import LineMerger, MergedLines, named
-from mpiddp.output.lines import Prefixer, Splitter, pieces, prefixed
-from mpiddp.output.terminal import Bar, Bars
-from mpiddp.output.upstream import lines_of, of_lines
+from mpiddp.output.line_merger import LineMerger, MergedLines, format_ranks
+from mpiddp.output.streams import DropPolicy, Prefixer, Splitter, add_prefix, split_for_pipe
+from mpiddp.output.terminal import ProgressBar, ProgressBars
+from mpiddp.output.upstream import decode_lines, encode_lines
 
 FOUR = 0b1111
 
@@ -27,18 +26,18 @@ def bits(ranks: Iterable[int]) -> int:
 
 def singles(lines: Sequence[MergedLines]) -> list[MergedLines]:
     copies = [MergedLines(one.ranks, one.stream, one.lines.copy(), one.others) for one in lines]
-    return [one.cut(1) for one in copies for _ in range(len(one.lines))]
+    return [one.split_off(1) for one in copies for _ in range(len(one.lines))]
 
 
 def screen(lines: Sequence[MergedLines]) -> list[str]:
-    found = [f"[{named(one.ranks)}] {line}" for one in lines for line in str(one).split("\n")]
-    assert found == [f"[{named(one.ranks)}] {one}" for one in singles(lines)]
+    found = [f"[{format_ranks(one.ranks)}] {line}" for one in lines for line in str(one).split("\n")]
+    assert found == [f"[{format_ranks(one.ranks)}] {one}" for one in singles(lines)]
     return found
 
 
 def say(one: LineMerger, rank: int, lines: Sequence[str], now_s: float = 0.0, stream: int = 1) -> None:
     if lines:
-        one.take(rank, MergedLines(1 << rank, stream, list(lines)), now_s)
+        one.add(rank, MergedLines(1 << rank, stream, list(lines)), now_s)
 
 
 def folded(streams: Sequence[Sequence[str]], order: Sequence[int] = (), window_s: float = 1.0) -> list[str]:
@@ -47,11 +46,11 @@ def folded(streams: Sequence[Sequence[str]], order: Sequence[int] = (), window_s
     if order:
         left = [list(lines) for lines in streams]
         for rank in order:
-            one.take(rank, MergedLines(1 << rank, 1, [left[rank].pop(0)]), 0.0)
+            one.add(rank, MergedLines(1 << rank, 1, [left[rank].pop(0)]), 0.0)
     else:
         for rank, lines in enumerate(streams):
             say(one, rank, lines)
-    return screen([*one.ready(0.0), *one.rest()])
+    return screen([*one.pop_ready(0.0), *one.pop_all()])
 
 
 @pytest.mark.parametrize(("streams", "shown"), [
@@ -93,33 +92,33 @@ def test_a_line_that_one_rank_alone_says_stands_before_what_all_say_after_it() -
 def test_lines_wait_for_a_window_after_the_last_rank_that_joined() -> None:
     one = LineMerger(FOUR, 1.0)
     for rank, at_s in ((0, 0.0), (1, 0.9), (2, 1.8)):
-        assert one.ready(at_s) == []
-        one.take(rank, MergedLines(1 << rank, 1, ["a"]), at_s)
-    assert one.due_s() == 2.8
-    assert one.ready(2.7, is_due=True) == one.ready(9.0) == []
-    assert screen(one.ready(2.8, is_due=True)) == ["[0-2] a"]
-    assert one.due_s() is None
+        assert one.pop_ready(at_s) == []
+        one.add(rank, MergedLines(1 << rank, 1, ["a"]), at_s)
+    assert one.next_due_s() == 2.8
+    assert one.pop_ready(2.7, is_due=True) == one.pop_ready(9.0) == []
+    assert screen(one.pop_ready(2.8, is_due=True)) == ["[0-2] a"]
+    assert one.next_due_s() is None
     for number in range(7):  # not for ever
-        one.take(number % 4, MergedLines(1 << number % 4, 1, [f"b {number}"]), 10.0 + 0.9 * number)
-    assert screen(one.ready(15.5, is_due=True))[0].startswith("[0-3] b 0…3")
+        one.add(number % 4, MergedLines(1 << number % 4, 1, [f"b {number}"]), 10.0 + 0.9 * number)
+    assert screen(one.pop_ready(15.5, is_due=True))[0].startswith("[0-3] b 0…3")
 
 
 def test_a_rank_alone_is_shown_at_once() -> None:
     one = LineMerger(4, 1.0)
-    one.take(2, MergedLines(4, 1, ["a", "a", "b"]), 0.0)
-    assert screen(one.ready(0.0)) == ["[2] a", "[2] a", "[2] b"]
-    one.take(2, MergedLines(4, 2, ["c"]), 0.0)
-    assert screen(one.rest()) == ["[2] c"]
-    assert one.ready(0.0) == []
+    one.add(2, MergedLines(4, 1, ["a", "a", "b"]), 0.0)
+    assert screen(one.pop_ready(0.0)) == ["[2] a", "[2] a", "[2] b"]
+    one.add(2, MergedLines(4, 2, ["c"]), 0.0)
+    assert screen(one.pop_all()) == ["[2] c"]
+    assert one.pop_ready(0.0) == []
 
 
 def test_nobody_waits_for_ranks_that_have_ended() -> None:
     one = LineMerger(FOUR, 1.0)
     say(one, 0, ["a"], stream=2)
-    one.gone(2 + 4)
-    assert one.ready(0.0) == []
-    one.gone(8)
-    assert [(line.stream, str(line)) for line in one.ready(0.0)] == [(2, "a")]
+    one.remove_ranks(2 + 4)
+    assert one.pop_ready(0.0) == []
+    one.remove_ranks(8)
+    assert [(line.stream, str(line)) for line in one.pop_ready(0.0)] == [(2, "a")]
 
 
 def say_many(one: LineMerger, word: str, thousands: int, now_s: float) -> None:
@@ -129,31 +128,31 @@ def say_many(one: LineMerger, word: str, thousands: int, now_s: float) -> None:
 
 
 def test_a_rank_that_is_far_ahead_is_held_back_until_the_others_are_known_to_be_silent() -> None:
-    one, most = LineMerger(FOUR, 1.0), line_merger.AHEAD // 1000
+    one, most = LineMerger(FOUR, 1.0), line_merger.MAX_LINES_AHEAD // 1000
     say_many(one, "line", most, 0.0)
     assert not one.is_ahead(0)
     say(one, 0, ["one more"], 0.5)
     assert one.is_ahead(0)
     assert not one.is_ahead(1)
-    assert one.ready(0.9) == []
+    assert one.pop_ready(0.9) == []
     say_many(one, "step", most, 1.5)
-    assert len(screen(one.ready(1.5))) == (2 * most - 1) * 1000 + 1
+    assert len(screen(one.pop_ready(1.5))) == (2 * most - 1) * 1000 + 1
     assert not one.is_ahead(0)
     say(one, 1, ["one more"], 1.6)
-    assert one.ready(1.6) == []
+    assert one.pop_ready(1.6) == []
 
 
 def test_who_hurries_waits_for_nobody_where_very_many_lines_wait() -> None:
     one = LineMerger(FOUR, 1.0, hurries=True)
-    say_many(one, "line", line_merger.AHEAD // 1000, 0.0)
-    assert len(screen(one.ready(0.0))) == line_merger.AHEAD // 2
+    say_many(one, "line", line_merger.MAX_LINES_AHEAD // 1000, 0.0)
+    assert len(screen(one.pop_ready(0.0))) == line_merger.MAX_LINES_AHEAD // 2
 
 
 def test_lines_that_take_much_room_are_not_kept() -> None:
     one = LineMerger(FOUR, 1.0)
     for number in range(20):
         say(one, 0, [f"{number} {'x' * 2**20}"], 0.0)
-    assert len(one.ready(0.0)) == 20 - 15
+    assert len(one.pop_ready(0.0)) == 20 - 15
 
 
 def test_blocks_that_are_cut_leave_nothing_behind() -> None:
@@ -162,9 +161,9 @@ def test_blocks_that_are_cut_leave_nothing_behind() -> None:
         say(one, 0, [f"a {number}", "b", "c"])
         for line in (f"a {number}", "odd", "c"):
             say(one, 1, [line])
-        one.ready(0.0)
-    one.rest()
-    assert one._size == one._waits == 0
+        one.pop_ready(0.0)
+    one.pop_all()
+    assert one._size == one._pending_count == 0
 
 
 def test_places_that_are_used_up_are_made_anew() -> None:
@@ -172,8 +171,8 @@ def test_places_that_are_used_up_are_made_anew() -> None:
     one = LineMerger(3, 1.0)
     for rank, lines in enumerate(streams):
         for line in lines:
-            one.take(rank, MergedLines(1 << rank, 1, [line]), 0.0)
-    shown = screen(one.rest())
+            one.add(rank, MergedLines(1 << rank, 1, [line]), 0.0)
+    shown = screen(one.pop_all())
     assert shown[0] == "[0] a"
     assert shown[-1] == "[0-1] b"
     assert len(shown) == 52
@@ -205,9 +204,9 @@ def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[st
 
     def hand_on(rest: bool = False) -> None:
         for name, node in nodes.items():
-            for lines in lines_of(of_lines(node.rest() if rest else node.ready(now_s, is_due=True))):
-                root.take(name, lines, now_s)
-        shown.extend(root.rest() if rest else root.ready(now_s, is_due=True))
+            for lines in decode_lines(encode_lines(node.pop_all() if rest else node.pop_ready(now_s, is_due=True))):
+                root.add(name, lines, now_s)
+        shown.extend(root.pop_all() if rest else root.pop_ready(now_s, is_due=True))
 
     turns = data.draw(st.permutations([rank for rank, lines in enumerate(streams) for _ in lines]))
     left = [list(lines) for lines in streams]
@@ -240,16 +239,16 @@ for step in range(10):
             if random.random() < 1e-4:
                 odd[rank, step] = f"odd {'x' * random.randrange(99)}"
                 lines.insert(1, odd[rank, step])
-            nodes[at].take(rank, MergedLines(1 << rank, 1, lines), now_s)
-        for one in nodes[at].ready(now_s, is_due=True):
-            root.take(at, one, now_s)
-    shown += root.ready(now_s, is_due=True)
+            nodes[at].add(rank, MergedLines(1 << rank, 1, lines), now_s)
+        for one in nodes[at].pop_ready(now_s, is_due=True):
+            root.add(at, one, now_s)
+    shown += root.pop_ready(now_s, is_due=True)
     now_s += 2
 for at, node in enumerate(nodes):
-    for one in node.rest():
-        root.take(at, one, now_s)
-shown += root.rest()
-shown = [one.cut(1) for one in shown for _ in range(len(one.lines))]
+    for one in node.pop_all():
+        root.add(at, one, now_s)
+shown += root.pop_all()
+shown = [one.split_off(1) for one in shown for _ in range(len(one.lines))]
 assert sum(one.ranks.bit_count() for one in shown) == 10 * 2 * 10_000 + len(odd)
 assert sum(str(one).startswith("epoch") for one in shown) == 10, len(shown)
 assert sorted(str(one) for one in shown if one.ranks.bit_count() == 1) == sorted(odd.values())
@@ -268,7 +267,7 @@ def test_ten_thousand_ranks_take_little_room() -> None:
 
 
 def test_numbers_of_more_digits_than_python_reads() -> None:
-    (line,) = lines_of(of_lines([MergedLines(1 << 20_000, 1, ["a \udcff " + "7" * 5000])]))
+    (line,) = decode_lines(encode_lines([MergedLines(1 << 20_000, 1, ["a \udcff " + "7" * 5000])]))
     assert (line.ranks, line.stream, str(line)) == (1 << 20_000, 1, "a \udcff " + "7" * 5000)
     assert folded([["7" * 5000], ["8" * 5000]]) == ["[0-1] {" + "7" * 5000 + "," + "8" * 5000 + "}"]
 
@@ -322,34 +321,34 @@ def test_a_line_that_is_very_long_is_taken_for_several() -> None:
 
 
 def test_the_bar_of_the_lowest_rank_is_shown() -> None:
-    bars = Bars()
-    bars.take([Bar(3, 2, "3: 10%"), Bar(1, 2, "1: 10%")])
-    assert bars.news() == [Bar(1, 2, "1: 10%")]
-    assert bars.news() == []
-    bars.take([Bar(3, 2, "3: 20%")])
-    assert bars.news() == []
-    bars.take([Bar(1, 2, " ")])
-    assert bars.news() == [Bar(1, 2, ""), Bar(3, 2, "3: 20%")]
-    bars.gone(bits([3]))
-    assert bars.news() == [Bar(3, 2, "")]
+    bars = ProgressBars()
+    bars.update([ProgressBar(3, 2, "3: 10%"), ProgressBar(1, 2, "1: 10%")])
+    assert bars.take_changes() == [ProgressBar(1, 2, "1: 10%")]
+    assert bars.take_changes() == []
+    bars.update([ProgressBar(3, 2, "3: 20%")])
+    assert bars.take_changes() == []
+    bars.update([ProgressBar(1, 2, " ")])
+    assert bars.take_changes() == [ProgressBar(1, 2, ""), ProgressBar(3, 2, "3: 20%")]
+    bars.remove_ranks(bits([3]))
+    assert bars.take_changes() == [ProgressBar(3, 2, "")]
     assert bars.lowest() is None
 
 
 def test_pieces_are_whole_lines() -> None:
-    found = pieces(prefixed(b"\n".join([b"x" * 998] * 9 + [b"y" * 8998, b"z"]), b"> "))
+    found = split_for_pipe(add_prefix(b"\n".join([b"x" * 998] * 9 + [b"y" * 8998, b"z"]), b"> "))
     assert b"".join(found) == (b"> " + b"x" * 998 + b"\n") * 9 + b"> " + b"y" * 8998 + b"\n> z\n"
     assert [len(one) for one in found] == [4004, 4004, 1001, 9001, 4]
 
 
 def test_what_is_dropped_is_counted() -> None:
     room = [True]
-    one = Overflow(lambda: room[0])
-    assert one.let_through(1, b"a\nb") == b"a\n"
+    one = DropPolicy(lambda: room[0])
+    assert one.admit(1, b"a\nb") == b"a\n"
     room[0] = False
-    assert one.let_through(1, b"b\nc\nd") == b""
-    assert one.let_through(2, b"") == b""
+    assert one.admit(1, b"b\nc\nd") == b""
+    assert one.admit(2, b"") == b""
     room[0] = True
-    assert one.let_through(1, b"\n") == b"[mpiddp: 2 lines are dropped here]\nd\n"
-    assert one.let_through(1, b"e") == b""
-    assert one.rest(1) == b"e"
-    assert one.rest(1) == b""
+    assert one.admit(1, b"\n") == b"[mpiddp: 2 lines are dropped here]\nd\n"
+    assert one.admit(1, b"e") == b""
+    assert one.finish(1) == b"e"
+    assert one.finish(1) == b""

@@ -17,8 +17,8 @@ from mpiddp.failure.rank import LogPlan
 from mpiddp.ipc.channel import Channel, listen
 from mpiddp.ipc.codec import Codec
 from mpiddp.output import forwarder
-from mpiddp.output.aggregator import Gathering
-from mpiddp.output.forwarder import relay
+from mpiddp.output.aggregator import Aggregator
+from mpiddp.output.forwarder import forward_output
 from mpiddp.output.protocol import AggregationConfig, ForwardConfig, RankToRelay, RelayToRank
 from tests import processes
 from tests.cluster import Cluster
@@ -165,14 +165,14 @@ def test_a_relay_that_fails_lets_output_pass_by_itself(
     def fail(*_: object) -> None:
         raise ValueError("seven")
 
-    monkeypatch.setattr(Gathering, "take", fail)
+    monkeypatch.setattr(Aggregator, "take", fail)
     monkeypatch.setattr(forwarder, "set_process_title", lambda _: None)
     sock, its = socket.socketpair()
     ours: Channel[RankToRelay, RelayToRank] = Channel(sock, Codec(RelayToRank))
     pipes = [os.pipe(), os.pipe()]
     folding = AggregationConfig(0, "3", "", 0, "token", 1.0, False, True)
     ours.send(ForwardConfig(LogPlan(), "[{rank}] ", "rank 0 on n0", True, folding), listen("127.0.0.1", 0).detach())
-    running = threading.Thread(target=relay, args=(its, pipes[0][0], pipes[1][0]))
+    running = threading.Thread(target=forward_output, args=(its, pipes[0][0], pipes[1][0]))
     running.start()
     os.write(pipes[0][1], b"lost\n")
     time.sleep(0.3)

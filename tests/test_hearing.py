@@ -22,11 +22,11 @@ import pytest
 
 from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.sentinel.process import Sentinel
-from mpiddp.where import collector, dumper, sampler
-from mpiddp.where.collector import YOUNG_S, Hearing, complaint
-from mpiddp.where.process_sample import Glance
+from mpiddp.where import dumper, sampler
+from mpiddp.where.process_sample import ProcSample
 from mpiddp.where.protocol import ASK_SIGNAL, TRACER, TRACER_END, InspectFds, SampleRequest
-from mpiddp.where.py_spy import NEEDED
+from mpiddp.where.py_spy import INSTALL_HINT
+from mpiddp.where.sampler import MIN_AGE_S, StackCollector, extract_error
 from tests.support import PROGRAMS, ROOT, VENVS
 
 DEADLINE_S = 20
@@ -40,31 +40,31 @@ class Asked:
         self.pid, self.child = pid, child
         self.errors: list[Exception] = []
         self._loop = EventLoop(self.errors.append)
-        self._hearing = Hearing(self._loop, pid, sight)
+        self._collector = StackCollector(self._loop, pid, sight)
         os.write(sight.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
 
     @property
     def native(self) -> list[str]:
         """Why the stacks of both are not seen, as they were asked last."""
-        return [self._hearing.native.get(one, "") for one in (self.pid, self.child)]
+        return [self._collector.native.get(one, "") for one in (self.pid, self.child)]
 
     def ask(self) -> list[str]:
         """Return the functions in which both are, as soon as all is heard that comes in time."""
         began_s = time.monotonic()
 
         def look() -> None:
-            left_s = began_s + self._hearing.wait_s - time.monotonic()
+            left_s = began_s + self._collector.timeout_s - time.monotonic()
             self._loop.set_timer("over", max(0.0, left_s), end)
 
         def end() -> None:
             self._loop.stop()
 
         self._loop.stopped = False
-        self._hearing.ask([self.child], look)
+        self._collector.collect([self.child], look)
         look()
         self._loop.run()
         assert self.errors == []
-        found = [self._hearing.stacks.get(one, []) for one in (self.pid, self.child)]
+        found = [self._collector.stacks.get(one, []) for one in (self.pid, self.child)]
         return [" ".join(frame.function for frame in frames) for frames in found]
 
 
@@ -78,7 +78,7 @@ def windowed(what: str) -> Iterator[Asked]:
         try:
             words, ends, _, _ = socket.recv_fds(ours, 100, 2)
             descriptor, child = map(int, words.split())
-            time.sleep(YOUNG_S + 0.2)
+            time.sleep(MIN_AGE_S + 0.2)
             yield Asked(process.pid, child, InspectFds(ends[0], descriptor, ends[1]))
             for end in ends:
                 os.close(end)
@@ -94,7 +94,7 @@ def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int, monkeyp
     One whose handlers raise exceptions gets each of them.
     """
     sent: set[int] = set()
-    monkeypatch.setattr(collector.os, "kill", lambda pid, number, kill=os.kill: (sent.add(number), kill(pid, number)))
+    monkeypatch.setattr(sampler.os, "kill", lambda pid, number, kill=os.kill: (sent.add(number), kill(pid, number)))
     with windowed(what) as both:
         end, heard = time.monotonic() + ANSWERING_S, 0
         while heard < most:
@@ -111,16 +111,16 @@ def test_an_exception_of_the_scripts_own_handler_reaches_the_script(name: str, m
     def interrupted(*_: object) -> None:
         raise TimeoutError
 
-    own = dumper.Window()
+    own = dumper.StackDumper()
     try:
         with monkeypatch.context() as patched, pytest.raises(TimeoutError):
             patched.setattr(dumper, name, interrupted)
             os.kill(os.getpid(), ASK_SIGNAL)
-        os.close(own.reading)
+        os.close(own.read_end)
         os.kill(os.getpid(), ASK_SIGNAL)  # which nobody reads
     finally:
-        own.end()
-        own.forget()
+        own.close()
+        own.release_signal()
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -128,10 +128,10 @@ def test_the_garbage_collector_stays_as_it_was(collects: bool) -> None:
     before = gc.isenabled()
     (gc.enable if collects else gc.disable)()
     try:
-        frame = dumper.frame_of(threading.get_ident())
+        frame = dumper.read_frame(threading.get_ident())
         assert gc.isenabled() == collects
         assert frame is not None
-        assert frame.f_code.co_name == "frame_of"
+        assert frame.f_code.co_name == "read_frame"
     finally:
         (gc.enable if before else gc.disable)()
 
@@ -141,7 +141,7 @@ def test_a_rank_that_is_gone_with_a_question_unread_is_no_error() -> None:
     loop = EventLoop(errors.append)
     ours, its = socket.socketpair()
     with ours, its:
-        Hearing(loop, os.getpid(), InspectFds(-1, -1, os.dup(ours.fileno())))
+        StackCollector(loop, os.getpid(), InspectFds(-1, -1, os.dup(ours.fileno())))
         ours.send(b"?")
         its.close()
         loop.set_timer("over", 0.1, loop.stop)
@@ -177,16 +177,16 @@ def test_native_code_hides_a_stack_without_py_spy(what: str, monkeypatch: pytest
             assert both.ask()[0] == ""
             found = both.native[0]
             assert time.monotonic() < end
-    assert found == NEEDED
+    assert found == INSTALL_HINT
 
 
 @pytest.mark.parametrize(("printed", "told"), [
-    (NEEDED, NEEDED), ("", "py-spy has printed nothing"),
+    (INSTALL_HINT, INSTALL_HINT), ("", "py-spy has printed nothing"),
     ('[\n  {\n    "pid"\npy-spy has taken more', "py-spy has taken more"),
     ("Error: Permission denied\n\nStack backtrace:\n   0: anyhow", "Error: Permission denied"),
 ])
 def test_what_py_spy_says_in_the_place_of_a_stack(printed: str, told: str) -> None:
-    assert complaint(printed) == told
+    assert extract_error(printed) == told
 
 
 @pytest.mark.parametrize(("scope", "lets"), [("0", False), ("1", True), ("2", False), ("", False)])
@@ -200,7 +200,7 @@ def test_a_rank_lets_its_sentinel_trace_it_where_yama_asks_for_that(
         prctl=lambda number, tracer, *rest: called.append((number, tracer.value, *rest))))
     if scope:
         (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
-    dumper.allowing(77)()
+    dumper.make_permission(77)()
     assert called == ([(0x59616D61, 77, 0, 0, 0)] if lets else [])
 
 
@@ -214,9 +214,9 @@ def test_half_a_window_is_not_looked_through(
 
     def look(loop: object, pid: int, sight: InspectFds, store_port: int, tell: object) -> object:
         seen.append(sight)
-        return SimpleNamespace(look=lambda *_: None)
+        return SimpleNamespace(sample=lambda *_: None)
 
-    monkeypatch.setattr(sampler, "Looking", look)
+    monkeypatch.setattr(sampler, "ProcessSampler", look)
     sentinel = SimpleNamespace(_sampler=None, _inspect_fds=fds, loop=None, _process=SimpleNamespace(pid=1),
                                _watcher=SimpleNamespace(member=None))
     Sentinel._observe_rank(cast(Sentinel, sentinel), SampleRequest(1), ended=False)
@@ -225,7 +225,7 @@ def test_half_a_window_is_not_looked_through(
 
 def test_who_runs_no_python() -> None:
     """Only one who could have answered, or has slept all the time."""
-    before = Glance("S", "", 1.0, 1.0, 5, 1.0, 0)
+    before = ProcSample("S", "", 1.0, 1.0, 5, 1.0, 0)
     assert before.has_slept(before)
     assert not before._replace(turns=6).has_slept(before)
     assert not before._replace(state="R").has_slept(before)

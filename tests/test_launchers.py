@@ -22,8 +22,8 @@ from mpiddp.planning import cores, devices, gpus, problems
 from mpiddp.planning.advice import advice_for
 from mpiddp.planning.compatibility import check_fit, check_tasks, check_whole, hidden, unlaunched
 from mpiddp.planning.gpus import Choice
-from mpiddp.where.client import UnansweredError, find
-from mpiddp.where.registry import Card, job_number, write
+from mpiddp.where.client import UnansweredError, find_endpoint
+from mpiddp.where.registry import JobEndpoint, find_job_number, write_endpoint
 
 MPICH = Library("MPICH", (5, 0, 2), "/lib/libmpi.so.12", frozenset({"pmi"}))
 CRAY_BUILT = Library("MPICH", (4, 1), "/opt/x/libmpi.so.12", ALL_INTERFACES)  # it has loaded Cray's libpmi
@@ -289,11 +289,11 @@ def test_a_job_is_found_by_what_its_scheduler_calls_it(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    card = Card("mpiddp-1", *job_number(), "n1", "127.0.0.1", 4000, "token", 2, "0")
-    write(card)
-    assert {name: find(name).run_id for name in names} == dict.fromkeys(names, "mpiddp-1")
+    card = JobEndpoint("mpiddp-1", *find_job_number(), "n1", "127.0.0.1", 4000, "token", 2, "0")
+    write_endpoint(card)
+    assert {name: find_endpoint(name).run_id for name in names} == dict.fromkeys(names, "mpiddp-1")
     with pytest.raises(UnansweredError):
-        find("77.pbs01")
+        find_endpoint("77.pbs01")
 
 
 @pytest.mark.parametrize(("environ", "start"), [

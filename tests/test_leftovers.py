@@ -13,8 +13,8 @@ from mpiddp.discovery.launchers import detect
 from mpiddp.planning.compatibility import check_tasks
 from mpiddp.supervise.__main__ import version_of
 from mpiddp.supervise.allocation import expand_nodelists
-from mpiddp.where.client import UnansweredError, find
-from mpiddp.where.registry import Card, write
+from mpiddp.where.client import UnansweredError, find_endpoint
+from mpiddp.where.registry import JobEndpoint, write_endpoint
 from tests.test_launchers import FLUX_PMIX, FLUX_SIMPLE, FLUX_TASK, HYDRA, MPIRUN, STEP
 
 OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
@@ -122,6 +122,6 @@ def test_another_job_is_not_asked(
     number: str, step: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    write(Card("mpiddp-1", number, False, step, "n1", "127.0.0.1", 4000, "token", 2, "0"))
+    write_endpoint(JobEndpoint("mpiddp-1", number, False, step, "n1", "127.0.0.1", 4000, "token", 2, "0"))
     with pytest.raises(UnansweredError):
-        find(asked)
+        find_endpoint(asked)

@@ -17,8 +17,16 @@ from typing import Any
 import pytest
 
 from mpiddp.failure.rank import LogPlan
-from mpiddp.output.index import NAME, RECORD_BYTES, exit_status, last_line, note, record, write_index
-from mpiddp.output.log import LINE_BYTES, SUFFIXES, Log
+from mpiddp.output.index import (
+    INDEX_NAME,
+    RECORD_BYTES,
+    format_last_line,
+    make_record,
+    shell_status,
+    update_record,
+    write_index,
+)
+from mpiddp.output.log import LINE_BYTES, SUFFIXES, RankLog
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -83,7 +91,7 @@ def index_of(folder: Path, is_known: Callable[[dict[str, Any]], bool]) -> list[d
     """Return the records of a job's ranks, when all is known that is waited for."""
     deadline = time.monotonic() + GONE_S
     while True:
-        (path,) = folder.glob(f"*/{NAME}")
+        (path,) = folder.glob(f"*/{INDEX_NAME}")
         records: list[dict[str, Any]] = json.loads(path.read_text())
         if all(map(is_known, records)):
             return records
@@ -117,9 +125,9 @@ def test_zstd_that_is_not_there_is_refused_once(quick: Mpi, tmp_path: Path) -> N
     assert done.stderr.count("mpiddp: cannot start: no-zstd\n  found    Python has no zstd (on ") == 1
 
 
-def written(plan: LogPlan, pieces: Sequence[bytes]) -> Log:
+def written(plan: LogPlan, pieces: Sequence[bytes]) -> RankLog:
     """Return a log to which pieces were written, and which is complete."""
-    log = Log(plan, "rank 3 on n07")
+    log = RankLog(plan, "rank 3 on n07")
     for piece in pieces:
         log.write(piece)
     log.close(is_complete=True)
@@ -136,10 +144,10 @@ def test_a_second_attempt_goes_on_after_the_first(kind: str, tmp_path: Path) -> 
     written(plan, [])
     assert read(whole) == ""
     written(plan, [b"one\n", b"two"])
-    killed = Log(plan, "rank 3 on n07")
+    killed = RankLog(plan, "rank 3 on n07")
     killed.write(b"three\n" * 25)
     path.with_name(f"{whole.name}.part").write_bytes(b"half of it")
-    last = Log(plan, "rank 3 on n07")
+    last = RankLog(plan, "rank 3 on n07")
     for log, text in ((last, b"four\n"), (killed, b"five\n"), (last, b"six\n")):
         log.write(text)
     assert path.read_text().endswith("three\nfour\nfive\nsix\n")
@@ -148,7 +156,7 @@ def test_a_second_attempt_goes_on_after_the_first(kind: str, tmp_path: Path) -> 
     last.close(is_complete=True)  # as when the rank has left nothing running that wrote more
     assert read(whole).endswith("five\nsix\n")
     assert sorted(tmp_path.iterdir()) == sorted({whole, *([] if kind else tmp_path.glob("*.part"))})
-    assert last.lost == -1
+    assert last.lost_from == -1
 
 
 @pytest.mark.process
@@ -167,7 +175,7 @@ def test_an_attempt_rotates_the_log_of_the_one_before(kind: str, tmp_path: Path)
 
 def test_a_log_that_somebody_removes_is_made_again_when_it_is_full(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
-    log = Log(LogPlan(str(path), most_bytes=200), "rank 3 on n07")
+    log = RankLog(LogPlan(str(path), most_bytes=200), "rank 3 on n07")
     for number in range(100):
         log.write(b"line %03d\n" % number)
         if number == 42:
@@ -178,7 +186,7 @@ def test_a_log_that_somebody_removes_is_made_again_when_it_is_full(tmp_path: Pat
 
 def test_a_log_that_is_not_complete_stays_plain(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
-    log = Log(LogPlan(str(path), compression="gzip"), "rank 3 on n07")
+    log = RankLog(LogPlan(str(path), compression="gzip"), "rank 3 on n07")
     log.write(b"seven\nno end")
     log.write_stack("Fatal Python error")
     log.close(is_complete=False)
@@ -189,7 +197,7 @@ def test_a_log_that_is_not_complete_stays_plain(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_compressed_stays_plain(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rank-00003.n07.log"
     (tmp_path / "rank-00003.n07.log.gz.part").symlink_to("/dev/full")
-    log = Log(LogPlan(str(path), compression="gzip", token=tmp_path.name), "rank 3 on n07")
+    log = RankLog(LogPlan(str(path), compression="gzip", token=tmp_path.name), "rank 3 on n07")
     log.write(b"seven\n")
     log.close(is_complete=True)
     assert path.read_text() == "seven\n"
@@ -214,7 +222,7 @@ def test_a_log_keeps_the_newest_lines(kind: str, most_bytes: int, tmp_path: Path
     assert before.endswith("\n")
     assert most_bytes <= len(before) <= most_bytes + LINE_BYTES
     assert len(last) <= most_bytes + LINE_BYTES
-    assert log.lost == -1
+    assert log.lost_from == -1
 
 
 def test_a_line_that_is_too_long_is_cut(tmp_path: Path) -> None:
@@ -283,7 +291,7 @@ def test_a_disk_that_is_full_from_the_start(quick: Mpi, tmp_path: Path) -> None:
 def test_a_file_that_takes_nothing_any_more_is_opened_again(tmp_path: Path) -> None:
     """As where an NFS server has forgotten it (ESTALE); this descriptor has become one for reading."""
     path = tmp_path / "rank-00003.n07.log"
-    log = Log(LogPlan(str(path)), "rank 3 on n07")
+    log = RankLog(LogPlan(str(path)), "rank 3 on n07")
     log.write(b"one\n")
     (descriptor,) = [int(one.name) for one in Path("/proc/self/fd").iterdir() if one.exists() and one.samefile(path)]
     reading = os.open(path, os.O_RDONLY)
@@ -291,7 +299,7 @@ def test_a_file_that_takes_nothing_any_more_is_opened_again(tmp_path: Path) -> N
     os.close(reading)
     log.write(b"two\n")
     assert path.read_text() == "one\ntwo\n"
-    assert log.lost == -1
+    assert log.lost_from == -1
 
 
 @pytest.mark.parametrize("how", ["raises", "requeue"])
@@ -301,7 +309,8 @@ def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Pat
     check(mpiexec(quick, 3, *options, script, how), 1 if how == "raises" else 0)
     records = index_of(tmp_path / "logs", has_ended)
     assert [one["rank"] for one in records] == [0, 1, 2]
-    assert all((path.parent / one["file"]).exists() for path in tmp_path.glob(f"logs/*/{NAME}") for one in records)
+    (path,) = tmp_path.glob(f"logs/*/{INDEX_NAME}")
+    assert all((path.parent / one["file"]).exists() for one in records)
     assert [one["lost"] for one in records] == [None] * 3
     if how == "raises":
         assert (records[1]["status"], records[1]["last"]) == (1, "[rank1]: ValueError: seven")
@@ -314,10 +323,11 @@ def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Pat
 def test_the_documents_commands_find_the_odd_rank(tmp_path: Path) -> None:
     folder = tmp_path / "logs/48211"
     folder.mkdir(parents=True)
-    logs = [LogPlan(f"{folder}/rank-{rank:05d}.n07.log", rank, "n07", "a-job", f"{folder}/{NAME}") for rank in range(4)]
-    write_index(f"{folder}/{NAME}", logs)
+    logs = [LogPlan(f"{folder}/rank-{rank:05d}.n07.log", rank, "n07", "a-job", f"{folder}/{INDEX_NAME}")
+            for rank in range(4)]
+    write_index(f"{folder}/{INDEX_NAME}", logs)
     for log, status in zip(logs, (0, 139, 0, 7), strict=True):
-        note(log, status, tail=b"begin of epoch 7\n", is_first=status == 139)
+        update_record(log, status, tail=b"begin of epoch 7\n", is_first=status == 139)
     text = (ROOT / "mpiddp/README.md").read_text()
     for begin, found, many in (("grep ", '"rank": 1, .*"status": 139 .*"begin of epoch 7"', 1),
                                ("jq -r", "(1 n07 139|3 n07 7) begin of epoch 7", 2)):
@@ -340,40 +350,40 @@ ODD = {
 
 @pytest.mark.parametrize("tail", ODD)
 def test_an_odd_last_line_is_json(tail: bytes) -> None:
-    found = last_line(tail, 100)
+    found = format_last_line(tail, 100)
     assert found.decode() == ODD[tail]
     assert len(found) <= 100
     assert isinstance(json.loads(found), str)
 
 
 def test_an_index_is_json_at_any_moment(tmp_path: Path) -> None:
-    path = tmp_path / NAME
+    path = tmp_path / INDEX_NAME
     logs = [LogPlan(f"{tmp_path}/rank-{rank:05d}.{'n' * 63}.log.zst", rank, "n" * 63, "mpiddp-12345678", str(path))
             for rank in range(3)]
     write_index(str(path), logs)
     for rank, status, lost, tail in ((2, 139, None, None), (0, None, 2**63, b"x" * 500), (1, None, None, b"x" * 500),
                                      (1, None, None, b"short")):
-        note(logs[rank], status, lost, tail)
+        update_record(logs[rank], status, lost, tail)
         records = json.loads(path.read_text())
         assert [one["rank"] for one in records] == [0, 1, 2]
-    note(logs[2], status=1, tail=b"late", again=False)
+    update_record(logs[2], status=1, tail=b"late", overwrite=False)
     records = json.loads(path.read_text())
     assert (records[0]["lost"], records[1]["last"]) == (2**63, "short")
     assert (records[2]["status"], records[2]["last"]) == (139, "late")
-    note(logs[0]._replace(job="another"), status=3)
-    note(logs[0]._replace(rank=7), status=3)
+    update_record(logs[0]._replace(job="another"), status=3)
+    update_record(logs[0]._replace(rank=7), status=3)
     assert json.loads(path.read_text()) == records
 
 
 def test_a_record_has_room_whatever_the_rank_is_called() -> None:
     log = LogPlan(f"/logs/rank-1234567.{'n' * 63}.log.zst", 1_234_567, "n" * 63, "mpiddp-12345678", "/logs/ranks.json")
-    assert len(record(log)) == RECORD_BYTES
-    assert record(log).index(b'"last": ') < RECORD_BYTES - 200
+    assert len(make_record(log)) == RECORD_BYTES
+    assert make_record(log).index(b'"last": ') < RECORD_BYTES - 200
 
 
 @pytest.mark.parametrize(("wait_status", "status"), [(None, None), (0, 0), (7 << 8, 7), (9, 137), (11 | 0x80, 139)])
 def test_an_exit_status_is_a_shells(wait_status: int | None, status: int | None) -> None:
-    assert exit_status(wait_status) == status
+    assert shell_status(wait_status) == status
 
 
 def test_no_room_is_no_reason_to_open_a_file_again() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from mpiddp.base.files import open_for_writing
 from mpiddp.failure.rank import LogPlan
-from mpiddp.output.fd_writer import Sink
-from mpiddp.output.log import Log
+from mpiddp.output.log import RankLog
+from mpiddp.output.streams import FdWriter
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
@@ -291,7 +291,7 @@ def test_output_is_not_lost_in_silence_where_the_relay_is_killed(quick: Mpi, tmp
 def test_a_sink_that_fails_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
     """A terminal that was hung up takes nothing more: EIO."""
     master, terminal = os.openpty()
-    sink = Sink(terminal, "stdout", "rank 3 on n07")
+    sink = FdWriter(terminal, "stdout", "rank 3 on n07")
     sink.write(b"seven\n")
     os.close(master)
     sink.write(b"eight\n")
@@ -299,17 +299,17 @@ def test_a_sink_that_fails_is_told_once(capfd: pytest.CaptureFixture[str]) -> No
     os.close(terminal)
     assert capfd.readouterr().err == ("mpiddp: rank 3 on n07: cannot write stdout: Input/output error (at byte 6); "
                                       "this output is lost, what follows is tried again\n")
-    assert sink.failed
+    assert sink.has_failed
 
 
 def test_a_sink_that_nobody_reads_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
     source, pipe = os.pipe()
     os.close(source)
-    sink = Sink(pipe, "stdout", "rank 3 on n07")
+    sink = FdWriter(pipe, "stdout", "rank 3 on n07")
     sink.write(b"seven\n")
     os.close(pipe)
     assert capfd.readouterr().err == ""
-    assert not sink.failed
+    assert not sink.has_failed
 
 
 @pytest.mark.parametrize("options", first_of([["--prefix"], [], ["--log-dir"]]), ids=" ".join)
@@ -327,14 +327,14 @@ def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], cl
 
 def test_a_log_tells_how_much_is_missing_in_all(tmp_path: Path) -> None:
     (path := tmp_path / "log").symlink_to("/dev/full")
-    log = Log(LogPlan(str(path)), "rank 3 on n07")
+    log = RankLog(LogPlan(str(path)), "rank 3 on n07")
     for data in (b"seven\n", b"eight\n", b""):
         log.write(data)
     path.unlink()
     for data in (b"nine\n", b"ten\n"):
         log.write(data)
     assert path.read_text() == "\n[mpiddp: 12 bytes are missing here]\nnine\nten\n"
-    assert log.lost == 0
+    assert log.lost_from == 0
 
 
 @pytest.mark.parametrize("planted", ["file", "folder"])

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.where import traffic
-from mpiddp.where.process_sample import PACKET, READ_AHEAD, Glance
-from mpiddp.where.stall import Stall, has_moved
+from mpiddp.where.process_sample import PACKET, READ_AHEAD, ProcSample, TcpCounter, list_socket_inodes
+from mpiddp.where.stall import StallDetector, has_moved
 from tests import processes
 from tests.cluster import shared
 from tests.support import DEADLINE_S, PROGRAMS, Done, Mpi, check, first_of, mpiexec_command, need, single_node_environ
@@ -19,7 +18,7 @@ from tests.test_where import rank
 
 STALL_S, MOVING_S = 4, 12
 SLOW = shared.Speed(bytes_per_s=400_000)
-SLEEPS = Glance("S", "hrtimer_nanosleep", 0.0, 0.0, 7, 0.0, 0)
+SLEEPS = ProcSample("S", "hrtimer_nanosleep", 0.0, 0.0, 7, 0.0, 0)
 
 
 def moving(mpi: Mpi, kind: str, folder: Path, *before: str) -> Done:
@@ -68,23 +67,23 @@ def test_what_a_connection_has_moved() -> None:
     own, deadline = [os.getpid()], time.monotonic() + DEADLINE_S
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
-        seen, without = traffic.Traffic(1), traffic.Traffic(address[1])
+        seen, without = TcpCounter(1), TcpCounter(address[1])
         with socket.create_connection(address), listener.accept()[0]:  # and then one end waits for the other
             pass
         with socket.create_connection(address) as ours, listener.accept()[0] as its, socket.socket() as half:
             half.connect(address)
             half.close()  # while the other end is still to be accepted
-            (before, hidden), (before_without, _) = seen.see(own), without.see(own)
+            (before, hidden), (before_without, _) = seen.count(own), without.count(own)
             assert hidden == ""
             ours.sendall(bytes(100_000))
             left = 100_000
             while left:
                 left -= len(its.recv(left))
-            while seen.see(own)[0] < before + 200_000:  # what was sent counts when it is acknowledged
+            while seen.count(own)[0] < before + 200_000:  # what was sent counts when it is acknowledged
                 assert time.monotonic() < deadline
-            assert seen.see(own) == (before + 200_000, "")
-            assert without.see(own) == (before_without - 100_000, "")  # as the end that listens has read
-        assert seen.see(own) == (before + 200_000, "")  # what was closed is not taken back
+            assert seen.count(own) == (before + 200_000, "")
+            assert without.count(own) == (before_without - 100_000, "")  # as the end that listens has read
+        assert seen.count(own) == (before + 200_000, "")  # what was closed is not taken back
 
 
 @pytest.mark.process
@@ -93,17 +92,17 @@ def test_sockets_of_a_process_that_has_ended() -> None:
     if child == 0:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert traffic.sockets_of(child) == set()  # nobody has waited for it
+    assert list_socket_inodes(child) == set()  # nobody has waited for it
     os.waitpid(child, 0)
-    assert traffic.sockets_of(child) == set()
+    assert list_socket_inodes(child) == set()
 
 
 def test_a_read_that_goes_on_in_the_kernel() -> None:
-    reads = SLEEPS._replace(state="D", kernel="folio_wait_bit_common")
+    reads = SLEEPS._replace(state="D", wchan="folio_wait_bit_common")
     assert reads.fed_bytes(reads) == 0  # as in a file system that does not answer
     assert reads._replace(turns=9).fed_bytes(reads) == 2 * READ_AHEAD
     assert reads._replace(turns=9).fed_bytes(SLEEPS) == 0
-    receives = SLEEPS._replace(kernel="unix_stream_read_generic")
+    receives = SLEEPS._replace(wchan="unix_stream_read_generic")
     assert receives._replace(turns=10).fed_bytes(receives) == 0  # it was asked for its stack
     assert receives._replace(turns=107).fed_bytes(receives) == 96 * PACKET
     assert SLEEPS._replace(turns=107).fed_bytes(SLEEPS) == 0  # it polls
@@ -117,26 +116,27 @@ def test_how_much_is_movement(faults: int, moved_bytes: int, moves: bool) -> Non
 
 def test_a_rank_that_cannot_be_seen_is_told_of_once() -> None:
     hidden = rank(3, unseen="its sockets cannot be seen (Permission denied)")
-    stall, said = Stall(10.0), []
+    stall, said = StallDetector(10.0), []
     for second in range(0, 60, 2):
         ranks = [rank(0), hidden if second < 40 else rank(3)]
-        said.append(stall.see(ranks, float(second)))
+        said.append(stall.update(ranks, float(second)))
     first, second = [line for line in said if line]
     assert first == ("--stall cannot tell whether the ranks move: of rank 3, its sockets cannot be seen "
                      "(Permission denied)")
     assert second.startswith("no rank has moved for 40 s (")
 
 
-@pytest.mark.parametrize("hidden", [rank(3, heard=False), rank(3, unseen="its sockets cannot be seen")])
+@pytest.mark.parametrize("hidden", [rank(3, has_answered=False), rank(3, unseen="its sockets cannot be seen")])
 def test_nothing_is_concluded_of_a_rank_that_is_not_seen(hidden: object) -> None:
-    stall = Stall(10.0)
-    lines = [stall.see([rank(0), hidden], float(second)) for second in range(0, 60, 2)]  # type: ignore[list-item]
+    stall = StallDetector(10.0)
+    lines = [stall.update([rank(0), hidden], float(second)) for second in range(0, 60, 2)]  # type: ignore[list-item]
     assert len([line for line in lines if line]) == 1
-    assert stall.lasts_s == 0.0
+    assert stall.stalled_s == 0.0
 
 
 def test_ranks_that_have_all_ended_do_not_hang() -> None:
     """Rank 0 may compress its log for minutes."""
-    stall = Stall(10.0)
-    assert [stall.see([rank(0, ended=True), rank(1, ended=True)], float(at)) for at in range(0, 60, 2)] == [""] * 30
-    assert any(stall.see([rank(0, ended=True), rank(1)], float(at)) for at in range(60, 120, 2))
+    stall = StallDetector(10.0)
+    both = [rank(0, has_ended=True), rank(1, has_ended=True)]
+    assert [stall.update(both, float(at)) for at in range(0, 60, 2)] == [""] * 30
+    assert any(stall.update([rank(0, has_ended=True), rank(1)], float(at)) for at in range(60, 120, 2))

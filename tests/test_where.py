@@ -13,13 +13,13 @@ from mpiddp.base.text import format_ranges
 from mpiddp.failure import stack
 from mpiddp.failure.stack import Frame, Kind
 from mpiddp.ipc.codec import Codec, encode
-from mpiddp.where.dumper import as_printed
-from mpiddp.where.outliers import free, picture
+from mpiddp.where.dumper import format_calls
+from mpiddp.where.outliers import build_snapshot, find_free_ranks
 from mpiddp.where.protocol import Progress, Sample, SnapshotReply
-from mpiddp.where.rendering import as_json, from_json, lines
-from mpiddp.where.service import Survey, workers
-from mpiddp.where.snapshot import Entered, Rank, Worker
-from mpiddp.where.stall import LOOKED_AT, Stall
+from mpiddp.where.rendering import as_json, format_table, from_json
+from mpiddp.where.service import SnapshotCollector, parse_children
+from mpiddp.where.snapshot import ChildProcess, CollectiveSeq, RankSample
+from mpiddp.where.stall import OBSERVED_SIGNS, StallDetector
 
 SITE = "/env/lib/python3.11/site-packages/"
 STEP = Frame(Kind.SCRIPT, "/home/me/train.py", 92, "step")
@@ -46,8 +46,8 @@ LOADS = (MAIN, library("torch/utils/data/dataloader.py", "__next__"),
 IDLE = (library("torch/utils/data/_utils/worker.py", "_worker_loop"), Frame(Kind.PYTHON, "/usr/queues.py", 4, "get"))
 
 
-def rank(number: int, frames: tuple[Frame, ...] = REDUCES, **fields: object) -> Rank:
-    return Rank(number, f"n{number // 4}", frames, **{"state": "S", **fields})  # type: ignore[arg-type]
+def rank(number: int, frames: tuple[Frame, ...] = REDUCES, **fields: object) -> RankSample:
+    return RankSample(number, f"n{number // 4}", frames, **{"state": "S", **fields})  # type: ignore[arg-type]
 
 
 def test_what_an_interpreter_tells_is_read() -> None:
@@ -111,7 +111,7 @@ def test_a_program_that_is_installed_is_the_script() -> None:
     assert [one.kind for one in found] == [Kind.SCRIPT, Kind.SCRIPT, Kind.LIBRARY]
 
 
-WORKERS = (Worker(77, IDLE, "S"), Worker(78, (LOAD, ITEM), "S", "pipe_read"))
+WORKERS = (ChildProcess(77, IDLE, "S"), ChildProcess(78, (LOAD, ITEM), "S", "pipe_read"))
 SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GPUs and MPI let them"
 
 
@@ -122,14 +122,14 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
     ([rank(0), *(rank(one, (MAIN, STEP), cores=0.97) for one in (1, 2, 3))], [], [f"ranks 1-3 are {SPINS}"]),
     ([rank(0), rank(1, (), state="T"), rank(2)], [1],
      ["rank 1 is stopped, by SIGSTOP or a debugger"]),
-    ([rank(0), rank(1, (), state="D", kernel="fuse_get_req"), rank(2, (MAIN, LOAD))], [1, 2],
+    ([rank(0), rank(1, (), state="D", wchan="fuse_get_req"), rank(2, (MAIN, LOAD))], [1, 2],
      ["rank 1 is held by the kernel", "rank 2 is not in all_reduce, where others wait"]),
-    ([rank(0), rank(1), rank(2, heard=False)], [2], None),
+    ([rank(0), rank(1), rank(2, has_answered=False)], [2], None),
     ([rank(0), rank(1, ()), rank(2, (MAIN, LOAD))], [2],
      ["rank 1 is silent: no stack came, ask again", "rank 2 is not in all_reduce, where others wait"]),
-    ([rank(0), rank(1), rank(2, ended=True)], [2],
+    ([rank(0), rank(1), rank(2, has_ended=True)], [2],
      ["rank 2 is at the end of the script", "the others are in all_reduce (train.py:92 step)"]),
-    ([rank(0), rank(1, ended=True), rank(2, ended=True)], [0],
+    ([rank(0), rank(1, has_ended=True), rank(2, has_ended=True)], [0],
      ["rank 0 is in all_reduce (train.py:92 step)", "the others are at the end of the script"]),
     ([rank(0), rank(1), rank(2, (MAIN, *collective("broadcast")))], [2],
      ["rank 2 is in broadcast (train.py:120 <module>)", "the others are in all_reduce (train.py:92 step)"]),
@@ -137,7 +137,7 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
      ["rank 0 is in all_reduce (train.py:92 step)", "rank 1 is in broadcast (train.py:120 <module>)",
       "they wait in unlike calls: one of them has left a call out, or makes one that the others do not make"]),
     ([rank(0), rank(1), rank(2, (MAIN, *collective("recv")))], [], None),  # two of a pipeline's three
-    ([rank(one, workers=WORKERS) for one in range(3)], [],
+    ([rank(one, children=WORKERS) for one in range(3)], [],
      ["all ranks are in all_reduce (train.py:92 step): where that lasts, the network or a device stands still"]),
     ([rank(0, BACKWARD), rank(1, BACKWARD, cores=0.2)], [1],
      ["rank 1 is busy, and not in backward, where others wait: slow, or spinning as GPUs and MPI let them"]),
@@ -146,15 +146,15 @@ SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GP
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, STEP)), rank(2, (MAIN, LOAD))], [2], ["rank 2 is not where most are"]),
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, LOAD))], [], []),
     ([rank(0), rank(1, ())], [], ["rank 1 is silent: no stack came, ask again"]),
-    ([rank(0), rank(1, LOADS, workers=WORKERS)], [1], ["rank 1 is waiting for a worker of its DataLoader"]),
-    ([rank(0), rank(1, (), kernel="hrtimer_nanosleep", native="no py-spy"), rank(2)], [1],
+    ([rank(0), rank(1, LOADS, children=WORKERS)], [1], ["rank 1 is waiting for a worker of its DataLoader"]),
+    ([rank(0), rank(1, (), wchan="hrtimer_nanosleep", native="no py-spy"), rank(2)], [1],
      ["rank 1 is not in all_reduce, where others wait", "what native code hides of rank 1: no py-spy"]),
     ([rank(0), rank(1, (), cores=1.0, native="no py-spy"), rank(2)], [1],
      [f"rank 1 is {SPINS}", "what native code hides of rank 1: no py-spy"]),
 ])
-def test_what_follows(ranks: list[Rank], odd: list[int], findings: list[str] | None) -> None:
-    found = picture(ranks)
-    assert sorted(number for group in found.groups if group.odd for number in group.ranks) == odd
+def test_what_follows(ranks: list[RankSample], odd: list[int], findings: list[str] | None) -> None:
+    found = build_snapshot(ranks)
+    assert sorted(number for group in found.groups if group.is_odd for number in group.ranks) == odd
     assert findings is None or list(found.findings) == findings
 
 
@@ -174,50 +174,52 @@ def test_ranks_at_one_line_that_have_entered_unlike_collectives(
 ) -> None:
     """NCCL counts collectives; gloo what two ranks send each other, too, and one that sends less is not odd."""
     for spins in (True, False):
-        ranks = [rank(number, entered=tuple(Entered(count, *group) for count, group in zip(
+        ranks = [rank(number, sequences=tuple(CollectiveSeq(count, *group) for count, group in zip(
             counts, (WORLD, PAIR), strict=False)), spins=spins) for number, counts in enumerate(entered)]
-        found = picture(ranks)
+        found = build_snapshot(ranks)
         assert list(found.findings) == findings
-        assert [one for group in found.groups if group.odd for one in group.ranks] == (odd if spins else [])
+        assert [one for group in found.groups if group.is_odd for one in group.ranks] == (odd if spins else [])
 
 
 def test_the_sequence_and_the_step_are_shown() -> None:
-    ranks = [rank(number, entered=(Entered(18204, "0-1", "0"),), steps=7, step_age_s=250 - number) for number in (0, 1)]
-    found = picture(ranks)
+    ranks = [rank(number, sequences=(CollectiveSeq(18204, "0-1", "0"),), steps=7, step_age_s=250 - number)
+             for number in (0, 1)]
+    found = build_snapshot(ranks)
     assert found.step == "step 7 for 4 min 9 s"
-    assert lines(found)[0].endswith("→ all_reduce (sequence 18,204)")
+    assert format_table(found)[0].endswith("→ all_reduce (sequence 18,204)")
     assert from_json(as_json(found), 10**6) == found
-    assert picture([ranks[0], ranks[1]._replace(steps=9)]).step == "steps 7 to 9, the last one for 4 min 9 s"
+    assert build_snapshot([ranks[0], ranks[1]._replace(steps=9)]).step == "steps 7 to 9, the last one for 4 min 9 s"
 
 
 def test_a_worker_that_its_rank_waits_for() -> None:
-    found = picture([rank(0), rank(1, LOADS, workers=WORKERS), rank(2, workers=WORKERS[:1])])
+    found = build_snapshot([rank(0), rank(1, LOADS, children=WORKERS), rank(2, children=WORKERS[:1])])
     assert [group.ranks for group in found.groups] == [(1,), (0, 2)]
-    assert found.groups[0].place.words == (
+    assert found.groups[0].location.line == (
         "train.py:120 <module> → __next__; "
         "its child: train.py:88 load_batch → dataset.py:17 __getitem__ → pipe_read()")
 
 
 def test_what_native_code_hides() -> None:
-    worker = Worker(78, (), "S", "futex_do_wait", native="no py-spy")
-    found = picture([rank(0), rank(1, (), kernel="hrtimer_nanosleep", native="no py-spy"),
-                     rank(2, LOADS, workers=(worker,))])
-    assert [group.place.words for group in found.groups if group.odd] == [
+    worker = ChildProcess(78, (), "S", "futex_do_wait", native="no py-spy")
+    found = build_snapshot([rank(0), rank(1, (), wchan="hrtimer_nanosleep", native="no py-spy"),
+                            rank(2, LOADS, children=(worker,))])
+    assert [group.location.line for group in found.groups if group.is_odd] == [
         "native code, which holds the interpreter → hrtimer_nanosleep()",
         "train.py:120 <module> → __next__; its child: native code, which holds the interpreter → futex_do_wait()"]
     assert found.findings[-1] == "what native code hides of ranks 1-2: no py-spy"
-    assert free([rank(1, (), native="no py-spy")]) == {1}
+    assert find_free_ranks([rank(1, (), native="no py-spy")]) == {1}
 
 
 def test_two_process_groups_of_the_same_ranks() -> None:
-    ranks = [rank(number, entered=(Entered(7, "0-1", "0"), Entered(3 + number, "0-1", "4"))) for number in (0, 1)]
-    assert picture(ranks).findings == ("rank 0 is at sequence 3 of ranks 0-1 (group 4), rank 1 at 4",)
+    ranks = [rank(number, sequences=(CollectiveSeq(7, "0-1", "0"), CollectiveSeq(3 + number, "0-1", "4")))
+             for number in (0, 1)]
+    assert build_snapshot(ranks).findings == ("rank 0 is at sequence 3 of ranks 0-1 (group 4), rank 1 at 4",)
 
 
 def test_a_child_that_runs_another_program() -> None:
-    (waits,) = workers('[[77, [], "S", "do_nanosleep", "my sleep", ""]]')
-    found = picture([rank(0), rank(1, (MAIN, LOAD), workers=(waits,))])
-    assert found.groups[0].place.words.endswith("; its child: my sleep → do_nanosleep()")
+    (waits,) = parse_children('[[77, [], "S", "do_nanosleep", "my sleep", ""]]')
+    found = build_snapshot([rank(0), rank(1, (MAIN, LOAD), children=(waits,))])
+    assert found.groups[0].location.line.endswith("; its child: my sleep → do_nanosleep()")
 
 
 def test_a_deep_stack_is_told_in_part() -> None:
@@ -236,77 +238,80 @@ def test_names_that_break_lines() -> None:
     children = json.dumps([(77, stack.as_lists(frames), "S", ODD, ODD, "")])
     told = Sample(1, stack.as_text(frames), "S", ODD, 0.0, 1.0, 0, False, children,
                        Progress(9, 1.0, json.dumps([(7, "0-1", ODD)]), False))
-    survey = Survey()
-    survey.ask(5, {0: 0}, {0: "n1"})
-    survey.hear(0, read(encode(told)))
-    (found,) = survey.ranks
-    assert (found.frames, found.entered) == (frames, (Entered(7, "0-1", ODD),))
-    assert found.workers == (Worker(77, frames, "S", ODD, ODD),)
-    assert all(line.isprintable() for line in lines(picture(survey.ranks)))
-    assert from_json(as_json(picture(survey.ranks)), 1) == picture(survey.ranks)
+    collector = SnapshotCollector()
+    collector.request(5, {0: 0}, {0: "n1"})
+    collector.take(0, read(encode(told)))
+    (found,) = collector.samples
+    assert (found.frames, found.sequences) == (frames, (CollectiveSeq(7, "0-1", ODD),))
+    assert found.children == (ChildProcess(77, frames, "S", ODD, ODD),)
+    assert all(line.isprintable() for line in format_table(build_snapshot(collector.samples)))
+    assert from_json(as_json(build_snapshot(collector.samples)), 1) == build_snapshot(collector.samples)
 
 
 def test_a_rank_whose_answer_cannot_be_read_does_not_void_the_others() -> None:
     told = Sample(1, stack.as_text((MAIN, LOAD)), "S", "", 0.0, 1.0, 0, False, "")
-    survey = Survey()
-    survey.ask(5, {0: 0, 1: 1}, {0: "n1", 1: "n2"})
-    survey.hear(0, told)
-    survey.hear(1, told._replace(children="[[7]]"))
-    assert [one.heard for one in survey.ranks] == [True, False]
+    collector = SnapshotCollector()
+    collector.request(5, {0: 0, 1: 1}, {0: "n1", 1: "n2"})
+    collector.take(0, told)
+    collector.take(1, told._replace(children="[[7]]"))
+    assert [one.has_answered for one in collector.samples] == [True, False]
 
 
 def test_a_stack_with_names_that_break_lines() -> None:
     code = compile("def f(): return frame()\nresult = f()", "a\nb\rc\x85d\u2028.py", "exec")
     names: dict[str, Any] = {"frame": sys._getframe}
     exec(code, names)
-    text = as_printed(names["result"])
+    text = format_calls(names["result"])
     found = stack.read(text)
     assert (found[-1].function, found[-1].file) == ("f", "a\\nb\rc\x85d\u2028.py")
 
 
 def test_a_look_that_shows_nothing_of_a_rank_is_no_movement() -> None:
-    stall, said = Stall(10.0), []
+    stall, said = StallDetector(10.0), []
     for second in range(0, 40, 2):
-        now = rank(0, entered=(Entered(7, "0-1", "0"),), steps=3)
-        seen = [now, now._replace(entered=(), steps=0), now._replace(frames=()), now._replace(heard=False, frames=())]
-        said.append(stall.see([seen[second // 2 % 4]], float(second)))
-    assert [line for line in said if line] == [f"no rank has moved for {at_s} s ({LOOKED_AT})" for at_s in (10, 20)]
+        now = rank(0, sequences=(CollectiveSeq(7, "0-1", "0"),), steps=3)
+        seen = [now, now._replace(sequences=(), steps=0), now._replace(frames=()),
+                now._replace(has_answered=False, frames=())]
+        said.append(stall.update([seen[second // 2 % 4]], float(second)))
+    assert [line for line in said if line] == [
+        f"no rank has moved for {at_s} s ({OBSERVED_SIGNS})" for at_s in (10, 20)]
 
 
 def test_a_rank_that_is_never_seen_moves_if_it_works() -> None:
     """It has no window, or keeps silent: the kernel tells what it uses."""
-    stall = Stall(10.0)
-    said = [stall.see([rank(0, (), state="R", busy_s=float(now)), rank(1, ())], float(now)) for now in range(0, 40, 2)]
+    stall = StallDetector(10.0)
+    said = [stall.update([rank(0, (), state="R", busy_s=float(now)), rank(1, ())], float(now))
+            for now in range(0, 40, 2)]
     assert [line for line in said if line] == []
-    said = [stall.see([rank(0, (), state="R", busy_s=40.0), rank(1, ())], float(now)) for now in range(40, 56, 2)]
-    assert [line for line in said if line] == [f"no rank has moved for 10 s ({LOOKED_AT})"]
+    said = [stall.update([rank(0, (), state="R", busy_s=40.0), rank(1, ())], float(now)) for now in range(40, 56, 2)]
+    assert [line for line in said if line] == [f"no rank has moved for 10 s ({OBSERVED_SIGNS})"]
 
 
 @pytest.mark.parametrize(("ticks", "moves"), [(2, False), (5, True)])
 def test_two_ticks_of_the_kernels_clock_are_no_movement(ticks: int, moves: bool) -> None:
     """Who uses almost nothing crosses a hundredth of a second now and then, in its own time and the kernel's."""
-    stall = Stall(4.0)
-    said = [stall.see([rank(0, busy_s=0.01 * ticks * (look % 3)), rank(1)], look * 0.8) for look in range(12)]
+    stall = StallDetector(4.0)
+    said = [stall.update([rank(0, busy_s=0.01 * ticks * (look % 3)), rank(1)], look * 0.8) for look in range(12)]
     assert any(said) != moves
 
 
 def test_what_a_rank_uses_while_it_waits_at_its_end_is_no_movement() -> None:
-    stall = Stall(10.0)
-    said = [stall.see([rank(0, ended=True, busy_s=float(now)), rank(1)], float(now)) for now in range(0, 14, 2)]
-    assert f"no rank has moved for 10 s ({LOOKED_AT})" in said
+    stall = StallDetector(10.0)
+    said = [stall.update([rank(0, has_ended=True, busy_s=float(now)), rank(1)], float(now)) for now in range(0, 14, 2)]
+    assert f"no rank has moved for 10 s ({OBSERVED_SIGNS})" in said
 
 
 def test_for_whom_others_may_have_waited() -> None:
     reports = (MAIN, STEP, Frame(Kind.OURS, f"{stack.OURS}failure/exception.py", 9, "show"),
                Frame(Kind.PYTHON, f"{stack.PYTHON}traceback.py", 9, "format"))
-    ranks = [rank(0, reports), rank(1, (MAIN, LOAD)), rank(2), rank(3, ended=True), rank(4, (MAIN, STEP), cores=1.0),
-             rank(5, ()), rank(6, heard=False)]
-    assert free(ranks) == {1, 4}
+    ranks = [rank(0, reports), rank(1, (MAIN, LOAD)), rank(2), rank(3, has_ended=True),
+             rank(4, (MAIN, STEP), cores=1.0), rank(5, ()), rank(6, has_answered=False)]
+    assert find_free_ranks(ranks) == {1, 4}
 
 
 def test_a_picture_of_many_places_is_short_and_soon_there() -> None:
     ranks = [rank(number, (MAIN, STEP._replace(line=number), *collective("all_reduce"))) for number in range(10_000)]
-    text = as_json(picture(ranks))
+    text = as_json(build_snapshot(ranks))
     assert len(text) < 100_000
     assert len(from_json(text, 10**6).groups) == 200
 
@@ -319,11 +324,11 @@ def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
         frames = (MAIN, STEP._replace(line=number % 50), *collective("all_reduce"))
         answers.append(encode(Sample(1, stack.as_text(frames), "S", "futex", 0.0, 1.0, 0, False, "",
                                           Progress(9, 1.0, groups, True))))
-    survey = Survey()
+    collector = SnapshotCollector()
     ranks = range(10_000)
-    assert len(survey.ask(5, dict(zip(ranks, ranks, strict=True)), dict.fromkeys(ranks, "n1"))) == 10_000
+    assert len(collector.request(5, dict(zip(ranks, ranks, strict=True)), dict.fromkeys(ranks, "n1"))) == 10_000
     tracemalloc.start()
-    found = [survey.hear(number, read(line)) for number, line in enumerate(answers)]
+    found = [collector.take(number, read(line)) for number, line in enumerate(answers)]
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found[:-1] == [[]] * 9_999

@@ -16,7 +16,7 @@ from ..base.stderr import write_line
 from ..discovery import runtime, schedulers
 from ..failure.rank import LogPlan
 from ..ipc.channel import listen
-from ..output.index import NAME, write_index
+from ..output.index import INDEX_NAME, write_index
 from ..output.protocol import AggregationConfig
 from ..planning.environment import Endpoint
 from ..planning.problems import check_logs
@@ -119,7 +119,8 @@ def open_log(rendezvous: Rendezvous, place: RankPosition, config: LaunchConfig, 
     folder = claim_folder(rendezvous, place, f"{config.log_dir}/{name}", run_id)
     host, compression = runtime.hostname(), config.log_compress
     path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log"
-    log = LogPlan(path, place.rank, host, run_id, f"{folder}/{NAME}", compression.value, config.log_max_bytes, token)
+    index = f"{folder}/{INDEX_NAME}"
+    log = LogPlan(path, place.rank, host, run_id, index, compression.value, config.log_max_bytes, token)
     lacks_zstd = compression is LogCompression.ZSTD and not any(map(find_spec, ZSTD_MODULES))
     opened = OpenedLog(log, create_log(path), lacks_zstd)
     has_index = rendezvous.exchange("opening logs", opened, lambda ranks: begin_index(ranks, rendezvous.hosts))

@@ -1,4 +1,4 @@
-"""Output of several ranks comes together: on each node that of its ranks, and on rank 0's node that of all nodes."""
+"""Aggregates the output of several ranks: on each node that of its ranks, on rank 0's node that of all nodes."""
 
 from __future__ import annotations
 
@@ -12,144 +12,145 @@ from typing import TYPE_CHECKING
 from ..ipc.event_loop import EventLoop
 from ..ipc.listener import AuthListener, enable_keepalive
 from .line_merger import LineMerger, MergedLines
-from .lines import Splitter
 from .protocol import AggregationConfig
-from .terminal import Bar, Bars
-from .upstream import OUTPUT, Kind, Link, lines_of, ranks_of
+from .streams import Splitter
+from .terminal import ProgressBar, ProgressBars
+from .upstream import FrameConnection, FrameKind, decode_lines, decode_ranks
 
 if TYPE_CHECKING:
-    from .terminal import Screen
+    from .terminal import TerminalRenderer
     from .upstream import Upstream
 
-NODE = 0.25  # of the window, for the lines of a node: rank 0's node waits for other nodes afterwards
-SETTLING_S, SETTLING_NODE_S = 0.6, 0.3  # for all, and for those of a node, to hand on what they have said
-CLOSING_S = 2.0  # for the others to end after this rank
-DRAWING_S = 0.2  # between two looks at progress bars
+NODE_WINDOW_SHARE = 0.25  # of the window, for the lines of a node: rank 0's node waits for other nodes afterwards
+DRAIN_TIMEOUT_S, NODE_DRAIN_TIMEOUT_S = 0.6, 0.3  # for all relays, and for those of a node, to send their output
+CLOSE_TIMEOUT_S = 2.0  # for the other ranks to end after this one
+BAR_INTERVAL_S = 0.2  # between two updates of progress bars
 
-OWN = "own"  # the source that is this rank
+OWN_RANK = "own"  # the source that is this process's rank
+OUTPUT_KINDS = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.LINES)
 
 
-class Gathering:
-    """Folds what comes from sources: this process's own rank, other ranks, and nodes; `way` is where it goes."""
+class Aggregator:
+    """Merges the output of its sources, this process's own rank, other ranks, and nodes, and sends it to `sink`."""
 
-    def __init__(self, loop: EventLoop, folding: AggregationConfig, listener: int, way: Screen | Upstream,
-                 hold: Callable[[bool], None]) -> None:
-        """Listen at a descriptor for other relays; `hold` is called to hold the own rank back, or to let it go on."""
-        self._loop, self._way, self._hold = loop, way, hold
-        self._left = int(folding.expected, 16)  # the ranks that may say something
-        self._bit = 1 << folding.rank
-        self._merger = LineMerger(self._left, folding.window_s * (NODE if folding.port else 1), folding.drops)
-        self._entrance = AuthListener(
-            loop, socket.socket(fileno=listener), folding.token, self._left.bit_count(), self._admit)
-        self._links: dict[Hashable, Link] = {}
-        self._admitted = 0  # so many, each a source of that number
+    def __init__(
+        self, loop: EventLoop, folding: AggregationConfig, listener: int, sink: TerminalRenderer | Upstream,
+        hold: Callable[[bool], None],
+    ) -> None:
+        """Listen at a descriptor for other relays; `hold` is called to hold the own rank back, or to resume it."""
+        self._loop, self._sink, self._hold = loop, sink, hold
+        self._expected = int(folding.expected, 16)  # the ranks from which output may come
+        self._own_bit = 1 << folding.rank
+        window_s = folding.window_s * (NODE_WINDOW_SHARE if folding.port else 1)
+        self._merger = LineMerger(self._expected, window_s, folding.drops)
+        self._listener = AuthListener(
+            loop, socket.socket(fileno=listener), folding.token, self._expected.bit_count(), self._admit)
+        self._connections: dict[Hashable, FrameConnection] = {}  # by source
+        self._last_source = 0
         self._splitters: dict[tuple[Hashable, int], Splitter] = {}
-        self._held: set[Hashable] = set()
-        self._awaited: set[Hashable] = set()  # links that hand on what they have
-        self._after: list[Callable[[], object]] = []  # what to do when they have
-        self._closed: Callable[[], object] | None = None
-        self._bars = Bars()
+        self._held: set[Hashable] = set()  # sources
+        self._draining: set[Hashable] = set()  # sources that send what they have
+        self._after_drain: list[Callable[[], object]] = []
+        self._after_close: Callable[[], object] | None = None
+        self._bars = ProgressBars()
 
     @property
-    def lost(self) -> bool:
-        """Tell whether stdout lost something."""
-        return self._way.lost
+    def has_lost_output(self) -> bool:
+        """Whether stdout has lost something."""
+        return self._sink.has_lost_output
 
     def has_room(self) -> bool:
-        """Tell whether the own rank may say more now."""
-        return self._way.has_room() and not self._merger.is_ahead(OWN)
+        """Return whether the own rank may write more now."""
+        return self._sink.has_room() and not self._merger.is_ahead(OWN_RANK)
 
     def take(self, stream: int, data: bytes) -> None:
-        """Take data of the own rank; empty data says that the stream pauses."""
-        self._take_data(OWN, self._bit, stream, data)
-        self._show(OWN)
+        """Take data of the own rank; empty data means that the stream pauses."""
+        self._take_data(OWN_RANK, self._own_bit, stream, data)
+        self._show(OWN_RANK)
 
-    def settle(self, then: Callable[[], object]) -> None:
-        """Show all that the ranks have said before, then call `then`."""
-        self.drain(partial(self._way.settle, then))
+    def flush(self, then: Callable[[], object]) -> None:
+        """Call `then` when all that the ranks have written before is shown."""
+        self.drain(partial(self._sink.flush, then))
 
     def drain(self, then: Callable[[], object]) -> None:
-        """Let all hand on what they have, then call `then`."""
-        self._after.append(then)
-        if len(self._after) > 1:
+        """Call `then` when all sources have sent their output, or at the timeout."""
+        self._after_drain.append(then)
+        if len(self._after_drain) > 1:
             return
-        for source, link in list(self._links.items()):
-            self._ask(source, link)
-        self._loop.set_timer("settling", SETTLING_NODE_S if self._way.is_far else SETTLING_S, self._settled)
-        self._settle_if_through()
+        for source, connection in list(self._connections.items()):
+            self._request_drain(source, connection)
+        timeout_s = NODE_DRAIN_TIMEOUT_S if self._sink.is_remote else DRAIN_TIMEOUT_S
+        self._loop.set_timer("drain", timeout_s, self._end_drain)
+        self._end_drain_if_done()
 
-    def _ask(self, source: Hashable, link: Link) -> None:
-        """Ask a relay for what it has."""
-        if link.send(Kind.DRAIN):
-            self._awaited.add(source)
+    def _request_drain(self, source: Hashable, connection: FrameConnection) -> None:
+        if connection.send(FrameKind.DRAIN):
+            self._draining.add(source)
 
     def close(self, then: Callable[[], object]) -> None:
-        """Call `then` when the other ranks have ended, too, or do not; this one has."""
-        self._gone(OWN, self._bit)
-        self._closed = then
-        self._loop.set_timer("closing", CLOSING_S, self._close)
-        self._close_if_through()
+        """Call `then` when the other ranks have ended, too, or at the timeout; this one has ended."""
+        self._end_ranks(OWN_RANK, self._own_bit)
+        self._after_close = then
+        self._loop.set_timer("close", CLOSE_TIMEOUT_S, self._close)
+        self._close_if_done()
 
     def abandon(self) -> None:
-        """Let the others show their output themselves."""
-        for name in ("window", "bars", "settling", "closing"):
+        """Disconnect the other relays, which show their output themselves then."""
+        for name in ("window", "bars", "drain", "close"):
             self._loop.cancel_timers(name)
-        self._entrance.close()
-        for link in self._links.values():
-            self._loop.unwatch(link.fileno())
-            link.close()
-        self._links.clear()
-        self._way.abandon()
-        after, self._after = self._after, []
-        for act in after:
-            self._loop.call_safely(act)
+        self._listener.close()
+        for connection in self._connections.values():
+            self._loop.unwatch(connection.fileno())
+            connection.close()
+        self._connections.clear()
+        self._sink.abandon()
+        self._call_after_drain()
 
     def _admit(self, connection: socket.socket) -> None:
-        """Take the connection of another relay, which has shown the token."""
+        """Take the authenticated connection of another relay."""
         connection.settimeout(None)
         enable_keepalive(connection)
-        self._admitted += 1
-        self._links[self._admitted] = link = Link(connection)
-        self._loop.watch(link.fileno(), partial(self._hear, self._admitted))
+        self._last_source += 1
+        self._connections[self._last_source] = frames = FrameConnection(connection)
+        self._loop.watch(frames.fileno(), partial(self._receive, self._last_source))
 
-    def _hear(self, source: int) -> None:
-        link = self._links[source]
-        if self._closed is not None:  # what comes late is waited for
-            self._loop.set_timer("closing", CLOSING_S, self._close)
+    def _receive(self, source: int) -> None:
+        connection = self._connections[source]
+        if self._after_close is not None:  # output that comes late extends the timeout
+            self._loop.set_timer("close", CLOSE_TIMEOUT_S, self._close)
         try:
-            for kind, data in link.receive():
-                link.untold += len(data) if kind in OUTPUT else 0
-                self._take(source, link, kind, data)
+            for kind, data in connection.receive():
+                connection.unacked_bytes += len(data) if kind in OUTPUT_KINDS else 0
+                self._take_frame(source, connection, kind, data)
         except EOFError:
-            self._drop(source, link)
+            self._disconnect(source, connection)
         self._show(source)
 
-    def _take(self, source: int, link: Link, kind: Kind, data: bytes) -> None:
+    def _take_frame(self, source: int, connection: FrameConnection, kind: FrameKind, data: bytes) -> None:
         match kind:
-            case Kind.STDOUT | Kind.STDERR:
-                self._take_data(source, link.ranks, int(kind), data)
-            case Kind.LINES:
+            case FrameKind.STDOUT | FrameKind.STDERR:
+                self._take_data(source, connection.ranks, int(kind), data)
+            case FrameKind.LINES:
                 now_s = time.monotonic()
-                for lines in lines_of(data):
-                    self._merger.take(source, lines, now_s)
-            case Kind.RANKS:
-                link.ranks = ranks_of(data)
-                if self._after:
-                    self._ask(source, link)
-            case Kind.BAR:
-                self._draw(*(Bar(*one) for one in json.loads(data)))
-            case Kind.GONE:
-                self._gone(None, ranks_of(data))
-            case Kind.SETTLE:
-                self.settle(partial(link.send, Kind.SETTLED))
-            case Kind.DRAINED:
-                self._awaited.discard(source)
-                self._settle_if_through()
+                for lines in decode_lines(data):
+                    self._merger.add(source, lines, now_s)
+            case FrameKind.RANKS:
+                connection.ranks = decode_ranks(data)
+                if self._after_drain:
+                    self._request_drain(source, connection)
+            case FrameKind.BAR:
+                self._update_bars(*(ProgressBar(*fields) for fields in json.loads(data)))
+            case FrameKind.RANKS_DONE:
+                self._end_ranks(None, decode_ranks(data))
+            case FrameKind.FLUSH:
+                self.flush(partial(connection.send, FrameKind.FLUSHED))
+            case FrameKind.DRAINED:
+                self._draining.discard(source)
+                self._end_drain_if_done()
             case _:
                 raise ValueError(f"{kind!r} from another relay")
 
     def _take_data(self, source: Hashable, ranks: int, stream: int, data: bytes) -> None:
-        """Take what one rank has written."""
         splitter = self._splitters.get((source, stream))
         if splitter is None:
             splitter = self._splitters[source, stream] = Splitter()
@@ -157,106 +158,109 @@ class Gathering:
         block = splitter.take(data)
         if block is not None:
             lines = block.decode(errors="surrogateescape").split("\n")
-            self._merger.take(source, MergedLines(ranks, stream, lines), time.monotonic())
+            self._merger.add(source, MergedLines(ranks, stream, lines), time.monotonic())
         if splitter.bar != before:
-            self._draw(Bar(ranks.bit_length() - 1, stream, splitter.bar.decode(errors="surrogateescape")))
+            self._update_bars(
+                ProgressBar(ranks.bit_length() - 1, stream, splitter.bar.decode(errors="surrogateescape")))
 
-    def _draw(self, *bars: Bar) -> None:
-        """Hand on soon which progress bar is to be seen."""
-        self._bars.take(bars)
+    def _update_bars(self, *bars: ProgressBar) -> None:
+        """Take new states of progress bars; the sink gets them within BAR_INTERVAL_S."""
+        self._bars.update(bars)
         if not self._loop.has_timer("bars"):
-            self._loop.set_timer("bars", DRAWING_S, self._draw_bars)
+            self._loop.set_timer("bars", BAR_INTERVAL_S, self._draw_bars)
 
     def _draw_bars(self) -> None:
-        if news := self._bars.news():
-            self._way.draw(news)
-
-    def _show_due(self) -> None:
-        """Hand on the lines that have waited for a window, now that all sources have been heard."""
-        self._show(is_due=True)
+        if changes := self._bars.take_changes():
+            self._sink.draw(changes)
 
     def _show(self, source: Hashable = None, is_due: bool = False) -> None:
-        """Hand on the lines that are ready; hold a source back that is far ahead of others, until it is not."""
+        """Show the lines that are ready; hold `source` back if it is far ahead of others.
+
+        With `is_due` all sources have been read: no line waits longer than a window then.
+        """
         now_s = time.monotonic()
-        if ready := self._merger.ready(now_s, is_due):
+        if ready := self._merger.pop_ready(now_s, is_due):
             self._draw_bars()
-            self._way.show(ready)
-        due_s = self._merger.due_s()
+            self._sink.show(ready)
+        due_s = self._merger.next_due_s()
         if due_s is not None and not self._loop.has_timer("window"):
-            self._loop.set_timer("window", max(0.0, due_s - now_s), self._show_due)
-        if source == OWN or source in self._links:
-            self._let_go_on(source)
-        if self._held and self._way.has_room():
-            self.let_all_go_on()
+            self._loop.set_timer("window", max(0.0, due_s - now_s), partial(self._show, is_due=True))
+        if source == OWN_RANK or source in self._connections:
+            self._hold_or_resume(source)
+        if self._held and self._sink.has_room():
+            self.resume_all()
 
-    def let_all_go_on(self) -> None:
-        """Let sources go on that were held back, if they may."""
+    def resume_all(self) -> None:
+        """Resume the sources that are held back, if there is room for them."""
         for source in list(self._held):
-            self._let_go_on(source)
+            self._hold_or_resume(source)
 
-    def _let_go_on(self, source: Hashable) -> None:
-        """Let a source go on, by telling it that what it has said is taken; hold it back if it is ahead of others."""
-        held = not self._way.has_room() or self._merger.is_ahead(source)
-        (self._held.add if held else self._held.discard)(source)
-        if source == OWN:
-            self._hold(held)
-        elif not held and (link := self._links[source]).untold:
-            link.send(Kind.TAKEN, b"%d" % link.untold)
-            link.untold = 0
+    def _hold_or_resume(self, source: Hashable) -> None:
+        """Hold a source back if it is far ahead of others, else acknowledge its output, which resumes it."""
+        is_held = not self._sink.has_room() or self._merger.is_ahead(source)
+        (self._held.add if is_held else self._held.discard)(source)
+        if source == OWN_RANK:
+            self._hold(is_held)
+        elif not is_held and (connection := self._connections[source]).unacked_bytes:
+            connection.send(FrameKind.ACK, b"%d" % connection.unacked_bytes)
+            connection.unacked_bytes = 0
 
-    def _drop(self, source: int, link: Link) -> None:
-        """Forget a relay that has ended."""
-        self._loop.unwatch(link.fileno())
+    def _disconnect(self, source: int, connection: FrameConnection) -> None:
+        """Remove a relay that has ended."""
+        self._loop.unwatch(connection.fileno())
         for stream in (1, 2):
             if (source, stream) in self._splitters:
-                self._take_data(source, link.ranks, stream, b"")
-        del self._links[source]
+                self._take_data(source, connection.ranks, stream, b"")
+        del self._connections[source]
         self._held.discard(source)
-        link.close()
-        self._awaited.discard(source)
-        self._gone(source, link.ranks)
+        connection.close()
+        self._draining.discard(source)
+        self._end_ranks(source, connection.ranks)
 
-    def _gone(self, source: Hashable, ranks: int) -> None:
-        """Expect nothing more of these ranks."""
-        self._left &= ~ranks
+    def _end_ranks(self, source: Hashable, ranks: int) -> None:
+        """Expect no more output of these ranks."""
+        self._expected &= ~ranks
         for key in [key for key in self._splitters if key[0] == source]:
             del self._splitters[key]
-        self._merger.gone(ranks)
-        self._bars.gone(ranks)
+        self._merger.remove_ranks(ranks)
+        self._bars.remove_ranks(ranks)
         self._show()
-        self._way.gone(ranks)
-        self._settle_if_through()
-        self._close_if_through()
+        self._sink.remove_ranks(ranks)
+        self._end_drain_if_done()
+        self._close_if_done()
 
-    def _settle_if_through(self) -> None:
-        """Settle once all have handed on what they have, those too that have not connected yet."""
-        missing = self._left & ~self._bit
-        for link in self._links.values():
-            missing &= ~link.ranks
-        if self._after and not self._awaited and not missing:
-            self._settled()
+    def _end_drain_if_done(self) -> None:
+        """End a drain once all have sent their output, also those that had not connected yet."""
+        missing = self._expected & ~self._own_bit
+        for connection in self._connections.values():
+            missing &= ~connection.ranks
+        if self._after_drain and not self._draining and not missing:
+            self._end_drain()
 
-    def _settled(self) -> None:
-        """Show all that has been handed on, and do what was to be done after that."""
-        self._loop.cancel_timers("settling")
-        self._awaited.clear()
+    def _end_drain(self) -> None:
+        """Show all output, and make the calls that have waited for that."""
+        self._loop.cancel_timers("drain")
+        self._draining.clear()
         self._show_rest()
-        after, self._after = self._after, []
+        self._call_after_drain()
+
+    def _call_after_drain(self) -> None:
+        after, self._after_drain = self._after_drain, []
         for act in after:
             self._loop.call_safely(act)
 
     def _show_rest(self) -> None:
-        if rest := self._merger.rest():
-            self._way.show(rest)
+        if rest := self._merger.pop_all():
+            self._sink.show(rest)
 
-    def _close_if_through(self) -> None:
-        if self._closed is not None and not self._left & ~self._bit:
+    def _close_if_done(self) -> None:
+        if self._after_close is not None and not self._expected & ~self._own_bit:
             self._close()
 
     def _close(self) -> None:
         """Show what is left, and end."""
-        self._loop.cancel_timers("closing")
-        then, self._closed = self._closed, None
+        self._loop.cancel_timers("close")
+        then, self._after_close = self._after_close, None
         self._show_rest()
         if then is not None:
             then()

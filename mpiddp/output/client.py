@@ -1,4 +1,4 @@
-"""The rank's end of its relay."""
+"""The rank's side of its output relay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..base.stderr import write_all
 from ..ipc.codec import Codec, Text, Unreadable
 from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, HelperProcess, OwnedDescriptors
-from .forwarder import FOREVER_S, PIPE_BYTES, relay
+from .forwarder import NO_TIMEOUT_S, PIPE_BYTES, forward_output
 from .protocol import (
     Flush,
     Flushed,
@@ -33,37 +33,37 @@ CODEC: Codec[RelayToRank] = Codec(RelayToRank)
 
 Awaited = TypeVar("Awaited", Flushed, LossReply, Forwarded)
 
-SETTLING_S = 1.5  # for all that ranks have written to be shown
+FLUSH_TIMEOUT_S = 1.5  # for all that ranks have written to be shown
 
 
-class Relay:
-    """A process that passes a rank's output on; it gets all of it even if the rank crashes.
+class RelayClient:
+    """Starts the output relay, a process that forwards a rank's output: all of it, even if the rank crashes.
 
-    This process can read what is written to the relay, too: so nobody's output fails if that is killed, but waits.
+    The rank keeps the read ends of the pipes, too: if the relay is killed, no write fails, and the rank forwards what
+    is in them.
     """
 
     def __init__(self) -> None:
-        """Fork it; where that fails it is gone from the beginning."""
+        """Fork the relay; if that fails, it counts as gone."""
         self._descriptors = OwnedDescriptors()
-        self._reading, self._writing = zip(os.pipe(), os.pipe(), strict=True)
-        for descriptor in self._reading:
+        self._read_ends, self._write_ends = zip(os.pipe(), os.pipe(), strict=True)
+        for descriptor in self._read_ends:
             self._descriptors.add(descriptor)
         self._helper: HelperProcess[RankToRelay, RelayToRank] = HelperProcess(
-            f"the output relay of process {os.getpid()}", lambda sock: relay(sock, *self._reading), CODEC,
-            kept=self._reading)
+            f"the output relay of process {os.getpid()}", lambda sock: forward_output(sock, *self._read_ends), CODEC,
+            kept=self._read_ends)
         self._helper.reap_forking_child()
         self._channel = self._helper.channel
         self._inbox: dict[type[Any], RelayToRank | Text | Unreadable] = {}
 
     def dismiss(self) -> None:
         """End the relay, which is not needed."""
-        self._helper.close()
-        self._descriptors.close()
-        for descriptor in self._writing:
+        self.close()
+        for descriptor in self._write_ends:
             os.close(descriptor)
 
-    def begin(self, forward: ForwardConfig, listener: int = -1) -> int:
-        """Take over stdout and stderr, and a descriptor that listens for other relays, if there is one.
+    def start(self, forward: ForwardConfig, listener: int = -1) -> int:
+        """Redirect stdout and stderr to the relay; `listener` is a descriptor that listens for other relays, if any.
 
         Return a socket for the sentinel, where output is folded or goes to a log; else -1.
         """
@@ -76,7 +76,7 @@ class Relay:
             self._channel.send(RelaySocket(), its.fileno())
             its.close()
             outflow = ours.detach()
-        for descriptor, pipe in enumerate(self._writing, start=1):
+        for descriptor, pipe in enumerate(self._write_ends, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
         return outflow
@@ -85,28 +85,29 @@ class Relay:
         """Call `on_death` once if the relay dies."""
         self._helper.monitor(on_death)
 
-    def replace(self, terminal: Sequence[int]) -> None:
-        """Pass on in the place of a relay that is gone, to two descriptors, what it has not read.
+    def take_over(self, terminal: Sequence[int]) -> None:
+        """Forward to two descriptors what a relay that is gone has not read.
 
-        So does a thread with what other processes write, as the workers of a DataLoader.
+        A thread forwards what other processes, such as the workers of a DataLoader, write later.
         """
-        left = {one: os.dup(to) for one, to in zip(self._reading, terminal, strict=True) if self._descriptors.owns(one)}
-        for source in left:
+        targets = {source: os.dup(target) for source, target in zip(self._read_ends, terminal, strict=True)
+                   if self._descriptors.owns(source)}
+        for source in targets:
             os.set_blocking(source, False)
-        pass_on(left)
+        copy_available(targets)
         with contextlib.suppress(RuntimeError):  # no thread can be started
-            _thread.start_new_thread(pass_on_forever, (left,))
+            _thread.start_new_thread(copy_until_closed, (targets,))
 
-    def settle(self) -> None:
-        """Wait, not for long, until all is shown that ranks have written."""
+    def flush(self) -> None:
+        """Wait, up to FLUSH_TIMEOUT_S, until all that ranks have written is shown."""
         self._channel.send(Flush())
         with contextlib.suppress(EOFError, OSError):
-            self._await(Flushed, SETTLING_S)
+            self._await(Flushed, FLUSH_TIMEOUT_S)
 
-    def log_lost(self, timeout_s: float) -> int:
+    def query_log_loss(self, timeout_s: float) -> int:
         """Return the first byte that the log has lost of what was written so far.
 
-        Returns -1 for none, and where the relay does not answer in time: it may wait for a slow reader.
+        Returns -1 for none, and at the timeout: the relay may wait for a slow reader.
         """
         self._channel.send(QueryLoss())
         try:
@@ -114,20 +115,20 @@ class Relay:
         except (EOFError, OSError):
             return -1
 
-    def end(self, in_order: bool) -> bool:
-        """Wait until the relay has passed on what this rank wrote, and tell whether stdout lost some of it.
+    def finish(self, in_order: bool) -> bool:
+        """Wait until the relay has forwarded what this rank wrote, and return whether stdout lost some of it.
 
         A slow reader is waited for, as without a relay, and if the rank ends `in_order` the log is compressed, where
-        that is wanted. Other processes may still write to the relay. Raises EOFError, or another OSError, where it is
-        gone.
+        that is wanted. Other processes may still write to the relay. Raises EOFError, or another OSError, if the relay
+        is gone.
         """
         self._helper.stop_monitoring()
         self._channel.send(RankEnds(in_order))
         self._channel.shut_down()
-        return self._await(Forwarded, FOREVER_S).lost
+        return self._await(Forwarded, NO_TIMEOUT_S).lost
 
     def close(self) -> None:
-        """Close what this process has of it, after end()."""
+        """Close this process's descriptors of the relay."""
         self._helper.close()
         self._descriptors.close()
 
@@ -140,23 +141,23 @@ class Relay:
         return message
 
 
-def pass_on(ways: dict[int, int]) -> None:
-    """Write what can be read from descriptors now, each to another one; forget those that nobody can write to."""
-    for source, target in list(ways.items()):
+def copy_available(targets: dict[int, int]) -> None:
+    """Copy what can be read from descriptors now, each to its target; remove those that nobody can write to."""
+    for source, target in list(targets.items()):
         with contextlib.suppress(BlockingIOError):
             while data := os.read(source, PIPE_BYTES):
                 with contextlib.suppress(OSError):
                     write_all(target, data)
-            del ways[source]
+            del targets[source]
 
 
-def pass_on_forever(ways: dict[int, int]) -> None:
-    """Do so until nobody can write to any of them, in a thread that leaves signals to others."""
+def copy_until_closed(targets: dict[int, int]) -> None:
+    """Copy until nobody can write to any of the descriptors, in a thread that leaves signals to others."""
     signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)
     with contextlib.suppress(OSError):  # the script has closed one
-        while ways:
-            awaited = select.poll()
-            for source in ways:
-                awaited.register(source, select.POLLIN)
-            awaited.poll()
-            pass_on(ways)
+        while targets:
+            poll = select.poll()
+            for source in targets:
+                poll.register(source, select.POLLIN)
+            poll.poll()
+            copy_available(targets)

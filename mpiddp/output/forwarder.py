@@ -1,4 +1,4 @@
-"""The relay's process: it passes a rank's output on, to the terminal, to a log, to both, or to be folded."""
+"""The output relay's process: it forwards a rank's output to the terminal, to a log, to both, or to an aggregator."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from ..ipc.channel import Channel
 from ..ipc.codec import Codec, Text, Unreadable
 from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import set_process_title
-from .fd_writer import Sink
-from .lines import Prefixer
-from .log import Log
+from .log import RankLog
 from .protocol import (
     AggregationConfig,
     CrashStack,
@@ -35,11 +33,11 @@ from .protocol import (
     RelayToSentinel,
     SentinelToRelay,
 )
+from .streams import DropPolicy, FdWriter, Prefixer
 
 if TYPE_CHECKING:
-    from .aggregator import Gathering
-    from .fd_writer import Overflow
-    from .terminal import Screen
+    from .aggregator import Aggregator
+    from .terminal import TerminalRenderer
     from .upstream import Upstream
 
 RankChannel = Channel[RelayToRank, RankToRelay]
@@ -47,64 +45,64 @@ SentinelChannel = Channel[RelayToSentinel, SentinelToRelay]
 RANK_CODEC: Codec[RankToRelay] = Codec(RankToRelay)
 SENTINEL_CODEC: Codec[SentinelToRelay] = Codec(SentinelToRelay)
 
-FOREVER_S = 10**6
+NO_TIMEOUT_S = 10**6
 PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
-STACK_S = 1.0  # for the sentinel to send the stack of a rank that is gone
+CRASH_STACK_TIMEOUT_S = 1.0  # for the sentinel to send the stack of a rank that has crashed
 
 
-def relay(sock: socket.socket, out: int, err: int) -> None:
-    """Pass on what comes from two pipes until they are closed, and tell the rank whether its part was lost."""
+def forward_output(sock: socket.socket, out: int, err: int) -> None:
+    """Forward what comes from two pipes until they are closed; the rank's requests come by `control`."""
     control = RankChannel(sock, RANK_CODEC)
     try:
-        message, *others = control.receive(FOREVER_S)
+        message, *others = control.receive(NO_TIMEOUT_S)
     except EOFError:
         return
     assert isinstance(message, ForwardConfig)
     set_process_title(f"mpiddp: output of {message.who}")
-    Process(control, {1: out, 2: err}, message).run(others)
+    Forwarder(control, {1: out, 2: err}, message).run(others)
 
 
-class Process:
-    """Reads a rank's `streams`, and writes them to its log and to wherever they are shown."""
+class Forwarder:
+    """Reads a rank's `streams`, and writes them to its log and to a sink, which shows them."""
 
     def __init__(self, control: RankChannel, streams: dict[int, int], message: ForwardConfig) -> None:
-        self._control, self._streams, self._who = control, streams, message.who
-        self._loop = EventLoop(self._excuse)
-        self._held = self._is_gone = False
-        self._in_order = False  # the rank ends so
-        self._awaits_stack = False  # which the sentinel sends when the rank has crashed
-        self._overflow: Overflow | None = None
-        self._alone = ""  # before lines that are not folded where they should be
-        self._has_lost = False
-        self._log = Log(message.log, message.who) if message.log.path else None
-        self._way: Passing | Gathering | Upstream
+        self._control, self._streams, self._rank_name = control, streams, message.who
+        self._loop = EventLoop(self._on_error)
+        self._is_held = False
+        self._is_rank_gone = self._is_complete = False  # complete: the rank has ended by itself
+        self._awaits_stack = False  # which the sentinel sends if the rank has crashed
+        self._drop_policy: DropPolicy | None = None
+        self._unfolded_prefix = ""  # before lines that should be folded and are not
+        self._has_lost_output = False
+        self._log = RankLog(message.log, message.who) if message.log.path else None
+        self._sink: PassThrough | Aggregator | Upstream
         if message.folding is None:
-            self._way = Passing(message.prefix, message.who, message.shown)
+            self._sink = PassThrough(message.prefix, message.who, message.shown)
         else:
             listener = control.take_descriptor() if message.folding.gathers else -1
-            self._way = self._fold(message.folding, message.prefix, listener)
+            self._sink = self._make_folding_sink(message.folding, message.prefix, listener)
         for source in streams.values():
             os.set_blocking(source, False)
-        self._loop.watch(control, self._hear)
+        self._loop.watch(control, self._receive)
         self._listen()
 
     def run(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
-        """Pass all on; these messages have come already."""
+        """Forward all output; these messages have come already."""
         self._answer(messages)
         self._loop.run()
-        self._tell_all()
+        self._finish()
 
-    def _tell_all(self) -> None:
-        """Tell the rank that all is passed on, and the index of the logs how this one stands."""
+    def _finish(self) -> None:
+        """Close the log, and tell the rank that all output is forwarded."""
         if self._log is not None:
-            self._log.close(is_complete=self._in_order)
-        self._control.send(Forwarded(self._way.lost or self._has_lost))
+            self._log.close(is_complete=self._is_complete)
+        self._control.send(Forwarded(self._sink.has_lost_output or self._has_lost_output))
 
-    def _fold(self, folding: AggregationConfig, prefix: str, listener: int) -> Gathering | Upstream | Passing:
-        """Return where output goes that is folded: to another relay, or to what gathers that of others here."""
-        from .fd_writer import Overflow
-
-        self._alone, ranks = f"[{folding.rank}] ", int(folding.expected, 16)
+    def _make_folding_sink(
+        self, folding: AggregationConfig, prefix: str, listener: int
+    ) -> Aggregator | Upstream | PassThrough:
+        """Return the sink of folded output: another relay, or an aggregator here."""
+        self._unfolded_prefix, ranks = f"[{folding.rank}] ", int(folding.expected, 16)
         upstream: Upstream | None = None
         if folding.port:
             from .upstream import Upstream
@@ -112,57 +110,58 @@ class Process:
             try:
                 upstream = Upstream(self._loop, (folding.address, folding.port), folding.token, ranks)
             except OSError as error:
-                write_line(f"mpiddp: {self._who}: its output cannot be folded with that of others: {error}")
+                write_line(f"mpiddp: {self._rank_name}: its output cannot be folded with that of others: {error}")
         if listener < 0 and upstream is None:
-            return self._show_alone()
+            return self._pass_through()
         if listener < 0:
             assert upstream
-            upstream.on_lost = self._lose
+            upstream.on_disconnect = self._replace_upstream
             upstream.on_drain = self._drain
-            upstream.on_full, upstream.on_room = partial(self._hold, True), partial(self._hold, False)
+            upstream.on_pause, upstream.on_resume = partial(self._hold, True), partial(self._hold, False)
             if folding.drops:
-                self._overflow = Overflow(upstream.has_room)
+                self._drop_policy = DropPolicy(upstream.has_room)
             return upstream
-        from .aggregator import Gathering
-        from .terminal import Screen
+        from .aggregator import Aggregator
+        from .terminal import TerminalRenderer
 
-        def screen() -> Screen:
-            return Screen(prefix, self._who)
+        def make_renderer() -> TerminalRenderer:
+            return TerminalRenderer(prefix, self._rank_name)
 
-        gathering = Gathering(self._loop, folding, listener, upstream or screen(), self._hold)
+        aggregator = Aggregator(self._loop, folding, listener, upstream or make_renderer(), self._hold)
         if upstream is not None:
-            upstream.on_lost, upstream.on_drain = screen, partial(self._drain, gathering=gathering)
-            upstream.on_room = gathering.let_all_go_on
+            upstream.on_disconnect, upstream.on_drain = make_renderer, partial(self._drain, aggregator=aggregator)
+            upstream.on_resume = aggregator.resume_all
         if folding.drops:
-            self._overflow = Overflow(gathering.has_room)
-        return gathering
+            self._drop_policy = DropPolicy(aggregator.has_room)
+        return aggregator
 
-    def _show_alone(self) -> Passing:
-        return Passing(self._alone, self._who)
+    def _pass_through(self) -> PassThrough:
+        return PassThrough(self._unfolded_prefix, self._rank_name)
 
-    def _lose(self) -> Passing:
-        """Go on without the relay that folded this one's output; what the rank has left running may still write."""
-        if not self._is_gone:
-            write_line(f"mpiddp: {self._who}: the relay that its output was folded by is gone; some of it may be lost")
-        return self._show_alone()
+    def _replace_upstream(self) -> PassThrough:
+        """Return the sink without the aggregator; what the rank has left running may still write."""
+        if not self._is_rank_gone:
+            write_line(f"mpiddp: {self._rank_name}: the relay that its output was folded by is gone; "
+                       "some of it may be lost")
+        return self._pass_through()
 
     def _listen(self) -> None:
         for stream, source in self._streams.items():
             self._loop.watch(source, partial(self._read, stream))
 
-    def _hold(self, held: bool) -> None:
-        """Do not read what the rank writes: it waits, once the pipe is full."""
-        if self._overflow is not None or held == self._held:
+    def _hold(self, is_held: bool) -> None:
+        """Stop reading what the rank writes, or resume: it blocks once the pipe is full."""
+        if self._drop_policy is not None or is_held == self._is_held:
             return
-        self._held = held
-        if held:
+        self._is_held = is_held
+        if is_held:
             for source in self._streams.values():
                 self._loop.unwatch(source)
         else:
             self._listen()
 
     def _read(self, stream: int) -> None:
-        """Pass on what has come; empty data says that nobody has the stream open any more."""
+        """Forward what has come; at the end of a stream nobody has it open any more."""
         try:
             data = os.read(self._streams[stream], PIPE_BYTES)
         except BlockingIOError:  # it was read already
@@ -170,46 +169,45 @@ class Process:
         if data:
             self._take(stream, data)
             return
-        if not self._held:
+        if not self._is_held:
             self._loop.unwatch(self._streams[stream])
         del self._streams[stream]
         self._pause(stream)
-        self._close_if_through()
+        self._close_if_done()
 
-    def _close_if_through(self) -> None:
+    def _close_if_done(self) -> None:
         """End when the rank has; but not before all is shown: its sentinel may report on it then."""
-        if not self._streams and self._is_gone and not self._awaits_stack:
-            self._way.settle(lambda: self._way.close(self._end))
+        if not self._streams and self._is_rank_gone and not self._awaits_stack:
+            self._sink.flush(lambda: self._sink.close(self._end))
 
     def _take(self, stream: int, data: bytes) -> None:
         if self._log is not None:
             self._log.write(data)
-        if self._overflow is not None:
-            data = self._overflow.let_through(stream, data)
+        if self._drop_policy is not None:
+            data = self._drop_policy.admit(stream, data)
         if data:
-            self._way.take(stream, data)
+            self._sink.take(stream, data)
 
     def _pause(self, stream: int) -> None:
-        """Pass on a line that has no end."""
-        if self._overflow is not None and (rest := self._overflow.rest(stream)):
-            self._way.take(stream, rest)
-        self._way.take(stream, b"")
+        if self._drop_policy is not None and (rest := self._drop_policy.finish(stream)):
+            self._sink.take(stream, rest)
+        self._sink.take(stream, b"")
 
     def _catch_up(self) -> None:
-        """Pass on what the rank has written by now."""
+        """Forward what the rank has written by now."""
         for stream in list(self._streams):
             self._read(stream)
 
-    def _drain(self, reply: Callable[[], object], gathering: Gathering | None = None) -> None:
-        """Hand on all that there is, then reply."""
+    def _drain(self, reply: Callable[[], object], aggregator: Aggregator | None = None) -> None:
+        """Forward all output that there is, then reply."""
         self._catch_up()
-        if gathering is not None:
-            gathering.drain(reply)
+        if aggregator is not None:
+            aggregator.drain(reply)
         else:
             reply()
 
-    def _hear(self) -> None:
-        """Hear the rank: when it ends, or is gone, tell it whether all it wrote is passed on."""
+    def _receive(self) -> None:
+        """Take the rank's messages; when it is gone, finish."""
         try:
             messages = self._control.receive()
         except (EOFError, OSError):
@@ -217,36 +215,35 @@ class Process:
             self._catch_up()
             for stream in list(self._streams):
                 self._pause(stream)
-            self._is_gone = True
+            self._is_rank_gone = True
             if self._awaits_stack:
-                self._loop.set_timer("stack", STACK_S, self._take_stack)
+                self._loop.set_timer("stack", CRASH_STACK_TIMEOUT_S, self._take_stack)
             if self._streams:
-                self._way.settle(self._tell_all)
-            self._close_if_through()
+                self._sink.flush(self._finish)
+            self._close_if_done()
         else:
             self._answer(messages)
 
     def _answer(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
-        """Answer what the rank asks."""
         for message in messages:
             self._catch_up()
             match message:
                 case RankEnds(in_order):
-                    self._in_order, self._awaits_stack = in_order, False
+                    self._is_complete, self._awaits_stack = in_order, False
                 case Flush():
-                    self._way.settle(lambda: self._control.send(Flushed()))
+                    self._sink.flush(lambda: self._control.send(Flushed()))
                 case QueryLoss():
-                    self._control.send(LossReply(self._log.lost if self._log is not None else -1))
+                    self._control.send(LossReply(self._log.lost_from if self._log is not None else -1))
                 case RelaySocket():
                     sentinel = SentinelChannel(socket.socket(fileno=self._control.take_descriptor()), SENTINEL_CODEC)
                     self._awaits_stack = self._log is not None
-                    self._loop.watch(sentinel, partial(self._hear_sentinel, sentinel))
+                    self._loop.watch(sentinel, partial(self._receive_from_sentinel, sentinel))
                 case ForwardConfig() | Text() | Unreadable():
                     pass
                 case _:
                     assert_never(message)
 
-    def _hear_sentinel(self, sentinel: SentinelChannel) -> None:
+    def _receive_from_sentinel(self, sentinel: SentinelChannel) -> None:
         try:
             messages = sentinel.receive()
         except (EOFError, OSError):
@@ -256,71 +253,70 @@ class Process:
         for message in messages:
             self._catch_up()
             if isinstance(message, Flush):
-                self._way.settle(lambda: sentinel.send(Flushed()))
+                self._sink.flush(lambda: sentinel.send(Flushed()))
             elif isinstance(message, CrashStack):
                 self._take_stack(message.text)
 
     def _take_stack(self, text: str = "") -> None:
-        """Write the stack of a crash to the log, empty for none: nothing more is waited for."""
+        """Write the stack of a crash to the log, empty for none; then nothing more comes from the sentinel."""
         if self._log is not None and text:
             self._log.write_stack(text)
         if self._awaits_stack:
             self._awaits_stack = False
-            self._close_if_through()
+            self._close_if_done()
 
     def _end(self) -> None:
         self._loop.stop()
 
-    def _excuse(self, error: Exception) -> None:
-        """Say what went wrong here, and let the rank's output pass on by itself, where it was to be folded."""
-        write_line(f"mpiddp: output of {self._who}: {type(error).__name__}: {error}; some of it may be lost")
-        if isinstance(self._way, Passing):
+    def _on_error(self, error: Exception) -> None:
+        """Report an error of ours, and go on unfolded if output is folded."""
+        write_line(f"mpiddp: output of {self._rank_name}: {type(error).__name__}: {error}; some of it may be lost")
+        if isinstance(self._sink, PassThrough):
             return
-        broken, self._way, self._overflow, self._has_lost = self._way, self._show_alone(), None, True
-        if not self._held:
+        broken, self._sink, self._drop_policy, self._has_lost_output = self._sink, self._pass_through(), None, True
+        if not self._is_held:
             for source in self._streams.values():
                 self._loop.unwatch(source)
-        self._held = False
+        self._is_held = False
         self._listen()
         broken.abandon()
-        self._close_if_through()
+        self._close_if_done()
 
 
-class Passing:
-    """Passes the output of the rank called `who` to the terminal, if it is `shown`.
+class PassThrough:
+    """The sink that writes a rank's output to the terminal, if it `is_shown`.
 
     `prefix` is put before its lines, with their time in the place of its field `time` (str.format).
     """
 
-    def __init__(self, prefix: str, who: str, shown: bool = True) -> None:
-        self._shown = shown
+    def __init__(self, prefix: str, rank_name: str, is_shown: bool = True) -> None:
+        self._is_shown = is_shown
         self._form = prefix if field_names(prefix) else ""
         self._prefix = b"" if self._form else prefix.format().encode(errors="replace")
-        self._terminal = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
-        self._lines = {stream: Prefixer(self._now) for stream in (1, 2)} if prefix else None
+        self._writers = {1: FdWriter(1, "stdout", rank_name), 2: FdWriter(2, "stderr", rank_name)}
+        self._prefixers = {stream: Prefixer(self._format_prefix) for stream in (1, 2)} if prefix else None
 
     @property
-    def lost(self) -> bool:
-        """Tell whether stdout lost something."""
-        return self._terminal[1].failed
+    def has_lost_output(self) -> bool:
+        """Whether stdout has lost something."""
+        return self._writers[1].has_failed
 
     def take(self, stream: int, data: bytes) -> None:
-        """Pass on data of a stream; empty data says that the stream pauses, and a line without an end is passed on."""
-        if not self._shown:
+        """Write data of a stream; empty data means that the stream pauses: a line without an end is written."""
+        if not self._is_shown:
             return
-        for text in self._lines[stream].take(data, time.monotonic()) if self._lines else [data]:
-            self._terminal[stream].write(text)
+        for text in self._prefixers[stream].take(data, time.monotonic()) if self._prefixers else [data]:
+            self._writers[stream].write(text)
 
-    def settle(self, then: Callable[[], object]) -> None:
-        """Call `then`: all is passed on."""
+    def flush(self, then: Callable[[], object]) -> None:
+        """Call `then`: nothing waits here."""
         then()
 
     def close(self, then: Callable[[], object]) -> None:
-        """Call `then`: all is passed on."""
+        """Call `then`: nothing waits here."""
         then()
 
-    def _now(self) -> bytes:
-        """Return the prefix of lines that come now."""
+    def _format_prefix(self) -> bytes:
         if not self._form:
             return self._prefix
         from datetime import datetime

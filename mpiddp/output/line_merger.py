@@ -1,4 +1,4 @@
-"""Merges the lines of many ranks: equal ones, and those that differ in numbers alone, become one. No I/O, no clock.
+"""Merges equal lines of many ranks, and those that differ in numbers only, into one line. No I/O, no clock.
 
 A source is a rank, or a node that has merged the lines of its ranks. Ranks are the bits of an integer, so that
 thousands take little memory.
@@ -20,17 +20,18 @@ TOKEN = re.compile(r"([-+0-9\033](?:(?:(?<=[0-9])|(?<=[-+])(?<![\w.].)(?=[0-9]))
                    r"|(?<=\033)\[[0-9;:?]*[A-Za-z]))")
 ESCAPE = "\033"  # begins an escape sequence
 MASK = "\ud800"  # stands for a number; decoded output never contains it, not even as an escaped byte
-LISTED = 3  # different values of a number that are listed; of more, the smallest and the largest are shown
-COLUMNS = 16  # ranks whose numbers are kept, before only the smallest and the largest are
+MAX_LISTED_VALUES = 3  # of a number; of more, the smallest and the largest are shown
+MAX_COLUMNS = 16  # ranks whose numbers are kept; of more, only the smallest and the largest numbers are
 
-CANDIDATES = 16  # pending lines that are compared to find the one with the most equal integers
-OWN = 64  # lines that a source alone has printed which may still move before a line that others have printed
-LONGEST = 5  # windows, for a line that ranks join one after the other
-AHEAD = 10_000  # lines that a source may be ahead of the oldest pending one
-MANY = 1_000  # pending lines from which on a rank is not waited for that has been silent for a window
-MOST = 16 * 2**20  # characters of pending lines
+MAX_CANDIDATES = 16  # pending lines that are compared to find the one with the most equal integers
+MAX_MOVABLE_LINES = 64  # lines of one source alone that may still move before a line of several sources
+MAX_WINDOWS = 5  # for a line that ranks join one after the other
+MAX_LINES_AHEAD = 10_000  # of a source before the oldest pending line
+PATIENT_LINES = 1_000  # pending lines up to which a rank is waited for that has been silent for a window
+MAX_MASKS = 1_000  # whose usual number of equal integers is kept
+MAX_PENDING_CHARACTERS = 16 * 2**20
 
-place = attrgetter("place")
+get_position = attrgetter("position")
 
 
 class MergedLines:
@@ -46,14 +47,14 @@ class MergedLines:
         self._masked: tuple[list[str], list[str]] | None = None
 
     def __str__(self) -> str:
-        """Return the text that people see."""
+        """Return the text to show."""
         text = "\n".join(self.lines)
         if not self.others:
             return text
         own = self.numbers
         numbers = own.copy()
-        for at in {at for column in self.others for at in compress(count(), map(ne, own, column))}:
-            numbers[at] = value_range({own[at], *(column[at] for column in self.others)})
+        for index in {index for column in self.others for index in compress(count(), map(ne, own, column))}:
+            numbers[index] = format_values({own[index], *(column[index] for column in self.others)})
         if ESCAPE in text:
             rest = iter(numbers)
             return TOKEN.sub(lambda token: token[0] if token[0].startswith(ESCAPE) else next(rest), text)
@@ -72,7 +73,7 @@ class MergedLines:
         return self.mask()[1]
 
     def mask(self) -> tuple[list[str], list[str]]:
-        """Return the masks, and the numbers."""
+        """Return `masks` and `numbers`."""
         if self._masked is None:
             text = "\n".join(self.lines)
             parts = TOKEN.split(text)
@@ -85,7 +86,7 @@ class MergedLines:
                 self._masked = MASK.join(parts[::2]).split("\n"), numbers
         return self._masked
 
-    def cut(self, size: int) -> MergedLines:
+    def split_off(self, size: int) -> MergedLines:
         """Remove the first lines, and return them."""
         first = MergedLines(self.ranks, self.stream, self.lines[:size])
         if self.others or self._masked is not None:
@@ -99,75 +100,76 @@ class MergedLines:
         return first
 
     def merge(self, other: MergedLines) -> None:
-        """Add ranks that have printed the same lines, but for numbers."""
+        """Add ranks that have printed the same lines, except for numbers."""
         self.ranks |= other.ranks
         if other.others or (self.lines != other.lines and self.numbers != other.numbers):
             self.others = [*self.others, other.numbers, *other.others]
-            if len(self.others) > COLUMNS:
-                self.others = extremes(self.others)
+            if len(self.others) > MAX_COLUMNS:
+                self.others = limit_values(self.others)
 
 
-def extremes(columns: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return columns in which each number has one value more than LISTED at most, its smallest and its largest too."""
-    if len(columns) <= LISTED + 1:
+def limit_values(columns: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return columns with at most MAX_LISTED_VALUES + 1 values for each number, the smallest and the largest too."""
+    if len(columns) <= MAX_LISTED_VALUES + 1:
         return list(map(list, columns))
-    found = []
+    rows = []
     for values in zip(*columns, strict=True):
-        low_to_high = sorted({*values}, key=value)
-        found.append([*low_to_high[:LISTED], low_to_high[-1]])
-    longest = max(map(len, found))
-    return [[one[min(at, len(one) - 1)] for one in found] for at in range(longest)]
+        low_to_high = sorted({*values}, key=number_key)
+        rows.append([*low_to_high[:MAX_LISTED_VALUES], low_to_high[-1]])
+    longest = max(map(len, rows))
+    return [[row[min(index, len(row) - 1)] for row in rows] for index in range(longest)]
 
 
-def value_range(numbers: Iterable[str]) -> str:
+def format_values(numbers: Iterable[str]) -> str:
     """Return different numbers as people see them: {7,8}, or 7…90."""
-    low_to_high = sorted(numbers, key=value)
-    return "{" + ",".join(low_to_high) + "}" if len(low_to_high) <= LISTED else f"{low_to_high[0]}…{low_to_high[-1]}"
+    low_to_high = sorted(numbers, key=number_key)
+    return ("{" + ",".join(low_to_high) + "}" if len(low_to_high) <= MAX_LISTED_VALUES else
+            f"{low_to_high[0]}…{low_to_high[-1]}")
 
 
-def value(number: str) -> tuple[float, str]:
-    """Return what numbers are sorted by."""
+def number_key(number: str) -> tuple[float, str]:
+    """Return the sort key of a number."""
     return float(number), number
 
 
-def named(ranks: int) -> str:
+def format_ranks(ranks: int) -> str:
     """Return the ranks that are the bits of an integer, as in 0-3,8."""
     digits = f"{ranks:b}"[::-1]
-    return ",".join(f"{one.start()}" if one.end() - one.start() == 1 else f"{one.start()}-{one.end() - 1}"
-                    for one in re.finditer("1+", digits))
+    return ",".join(f"{row.start()}" if row.end() - row.start() == 1 else f"{row.start()}-{row.end() - 1}"
+                    for row in re.finditer("1+", digits))
 
 
 class Cursor:
-    """How far a source is: at `anchor`, and after that, lines of its `own`, which no other source has printed.
+    """The position of a source: its last line that others have printed, too, and after that, lines of its `own`.
 
-    `ranks` are those whose lines it has handed over, the last ones at `heard_s`.
+    `ranks` are those whose lines it has brought, the last ones at `last_s`.
     """
 
-    __slots__ = ("anchor", "heard_s", "own", "ranks")
+    __slots__ = ("anchor", "last_s", "own", "ranks")
 
     def __init__(self, anchor: PendingLines) -> None:
         self.anchor, self.own = anchor, list[PendingLines]()
-        self.ranks, self.heard_s = 0, 0.0
+        self.ranks, self.last_s = 0, 0.0
 
-    def advance(self, one: PendingLines) -> None:
-        """Let lines of its own, up to this one, stay where they are."""
-        size = self.own.index(one) + 1
-        self.anchor = one
+    def advance(self, line: PendingLines) -> None:
+        """Move the anchor to a line of its own; that, and those before it, move no more."""
+        size = self.own.index(line) + 1
+        self.anchor = line
         for fixed in self.own[:size]:
             fixed.owner = None
         del self.own[:size]
 
 
 class PendingLines(MergedLines):
-    """Lines that wait for more ranks, in a linked list in the order of their `place`.
+    """Lines that wait for more ranks, in a linked list in the order of their `position`.
 
-    As long as one source alone has printed them, and they may move, that is their `owner`. A place is that of the first
-    line: the number of lines that came before it. Where lines are moved in between, their place has a component more.
+    As long as one source alone has printed them, and they may move, its cursor is their `owner`. A position is that of
+    the first line: the number of lines that came before it. The position of moved lines has one more component.
     """
 
-    __slots__ = ("after", "before", "began_s", "is_indexed", "joined_s", "owner", "place")
+    __slots__ = ("after", "before", "began_s", "is_indexed", "joined_s", "owner", "position")
 
-    place: tuple[int, ...]
+    position: tuple[int, ...]
 
     def __init__(self, lines: MergedLines, owner: Cursor | None, now_s: float) -> None:
         super().__init__(lines.ranks, lines.stream, lines.lines, lines.others)
@@ -177,27 +179,27 @@ class PendingLines(MergedLines):
         self.before = self.after = self
 
     def link(self, before: PendingLines) -> None:
-        """Stand after `before`."""
+        """Insert this after `before`."""
         self.before, self.after = before, before.after
         before.after = self.after.before = self
 
     def unlink(self) -> None:
-        """Stand nowhere."""
+        """Remove this from the list."""
         self.before.after, self.after.before = self.after, self.before
         self.before = self.after = self
 
     @property
     def is_linked(self) -> bool:
-        """Tell whether they still wait."""
+        """Whether this is in the list."""
         return self.after is not self
 
     def split(self, size: int) -> PendingLines:
-        """Return the first lines, which from now on stand before the others by themselves."""
+        """Return the first lines, as an element of the list before the others."""
         if size == len(self.lines):
             return self
-        first = PendingLines(self.cut(size), self.owner, self.began_s)
-        first.joined_s, first.place = self.joined_s, self.place
-        self.place = (*self.place[:-1], self.place[-1] + size)
+        first = PendingLines(self.split_off(size), self.owner, self.began_s)
+        first.joined_s, first.position = self.joined_s, self.position
+        self.position = (*self.position[:-1], self.position[-1] + size)
         first.link(self.before)
         if self.owner is not None:
             self.owner.own.insert(self.owner.own.index(self), first)
@@ -205,243 +207,246 @@ class PendingLines(MergedLines):
 
 
 class LineMerger:
-    """Keeps lines until all ranks that are expected have printed them, or no more of them will.
+    """Keeps lines until all expected ranks have printed them, or none of the missing ranks will.
 
-    That is so when no rank has joined them for `window_s`, or when very many lines wait, if it `hurries`. The lines of
+    None will if no rank has joined them for `window_s`, or when very many lines are pending, if `hurries`. The lines of
     a source stay in their order.
     """
 
     def __init__(self, expected: int, window_s: float, hurries: bool = False) -> None:
         self._expected, self._window_s = expected, window_s
-        self._most_lines = AHEAD // 2 if hurries else math.inf
+        self._max_pending = MAX_LINES_AHEAD // 2 if hurries else math.inf
         self._ends = PendingLines(MergedLines(0, 0, []), None, 0.0)  # before the first line, and after the last one
-        self._ends.place, self._ends.is_indexed = (-1,), True
-        self._number = self._done = self._size = 0  # lines that have come, and that have gone; characters that wait
+        self._ends.position, self._ends.is_indexed = (-1,), True
+        self._number = self._done = 0  # lines that have come, and that have gone
+        self._size = 0  # characters of pending lines
         self._moved = 0  # lines that have been moved
         self._began_s = math.inf
-        self._by_mask: dict[tuple[int, str], list[PendingLines]] = {}  # single lines, by their stream, too
-        self._leader: Cursor | None = None  # which alone has printed all lines after its anchor
-        self._through: list[MergedLines] = []  # lines that wait for nobody
-        self._usual: dict[str, int] = {}  # how many integers were equal when lines of a mask were merged
+        self._by_mask: dict[tuple[int, str], list[PendingLines]] = {}  # single lines, by stream and mask
+        self._frontrunner: Cursor | None = None  # which alone has printed all lines after its anchor
+        self._through: list[MergedLines] = []  # lines that wait for no rank
+        self._usual_equal: dict[str, int] = {}  # how many integers were equal when lines of a mask were merged
         self._cursors: dict[Hashable, Cursor] = {}
         self._awaited: Cursor | None = None  # for which the first line waits, or has waited
 
-    def take(self, source: Hashable, lines: MergedLines, now_s: float) -> None:
-        """Take the next lines of a source; they belong to the merger from now on."""
-        if not self._waits and not self._expected & ~lines.ranks:
+    def add(self, source: Hashable, lines: MergedLines, now_s: float) -> None:
+        """Add the next lines of a source; they belong to the merger from now on."""
+        if not self._pending_count and not self._expected & ~lines.ranks:
             self._through.append(lines)
             return
         cursor = self._cursor(source, lines.ranks, now_s)
-        if len(self._usual) > MANY:
-            self._usual.clear()
+        if len(self._usual_equal) > MAX_MASKS:
+            self._usual_equal.clear()
         while lines.lines:
             following = cursor.anchor.after if cursor.anchor.is_linked else self._ends.after
-            if size := 0 if cursor.own else self._alike(following, lines):
-                self._join(cursor, following.split(size), lines.cut(size), now_s)
-            elif self._leads(cursor):
+            if size := 0 if cursor.own else self._count_alike(following, lines):
+                self._merge(cursor, following.split(size), lines.split_off(size), now_s)
+            elif self._is_frontrunner(cursor):
                 self._append(cursor, lines, now_s)
                 return
             else:
-                line = lines.cut(1)
-                if found := self._find(cursor, line):
-                    self._join(cursor, found, line, now_s)
+                line = lines.split_off(1)
+                if match := self._find_match(cursor, line):
+                    self._merge(cursor, match, line, now_s)
                 else:
                     self._append(cursor, line, now_s)
 
-    def gone(self, ranks: int) -> None:
+    def remove_ranks(self, ranks: int) -> None:
         """Expect nothing of these ranks any more."""
         self._expected &= ~ranks
 
-    def ready(self, now_s: float, is_due: bool = False) -> list[MergedLines]:
-        """Return the lines that wait for nobody any more, in their order.
+    def pop_ready(self, now_s: float, is_due: bool = False) -> list[MergedLines]:
+        """Return the lines that wait for no rank any more, in their order.
 
-        With `is_due` all sources have been heard, and so they are not waited for any longer than a window.
+        With `is_due` all sources have been read: no line waits longer than a window then.
         """
-        found, self._through = self._through, []
-        while self._waits and self._is_ready(self._ends.after, now_s, is_due):
-            found.append(self._pop())
-        return found
+        ready, self._through = self._through, []
+        while self._pending_count and self._is_ready(self._ends.after, now_s, is_due):
+            ready.append(self._pop())
+        return ready
 
-    def due_s(self) -> float | None:
-        """Return when to look for lines that are ready, if nothing comes before; None if no line waits."""
-        return self._end_of(self._ends.after) if self._waits else None
+    def next_due_s(self) -> float | None:
+        """Return when the first pending line is due, None if no line is pending."""
+        return self._due_s(self._ends.after) if self._pending_count else None
 
-    def rest(self) -> list[MergedLines]:
-        """Return all lines that wait."""
-        found, self._through = self._through, []
-        while self._waits:
-            found.append(self._pop())
-        return found
+    def pop_all(self) -> list[MergedLines]:
+        """Return all lines."""
+        lines, self._through = self._through, []
+        while self._pending_count:
+            lines.append(self._pop())
+        return lines
 
     def is_ahead(self, source: Hashable) -> bool:
-        """Tell whether a source is too far ahead of others to be listened to."""
-        if not self._waits or source not in self._cursors:
+        """Return whether a source is too far ahead of others to be read."""
+        if not self._pending_count or source not in self._cursors:
             return False
         cursor = self._cursors[source]
         last = cursor.own[-1] if cursor.own else cursor.anchor
-        return last.place[0] + len(last.lines) - self._done > AHEAD
+        return last.position[0] + len(last.lines) - self._done > MAX_LINES_AHEAD
 
     @property
-    def _waits(self) -> int:
-        """The number of lines that wait."""
+    def _pending_count(self) -> int:
         return self._number - self._done
 
     def _cursor(self, source: Hashable, ranks: int, now_s: float) -> Cursor:
         if source not in self._cursors:
             self._cursors[source] = Cursor(self._ends)
             self._began_s = min(self._began_s, now_s)
-        found = self._cursors[source]
-        found.heard_s, found.ranks = now_s, found.ranks | ranks
-        return found
+        cursor = self._cursors[source]
+        cursor.last_s, cursor.ranks = now_s, cursor.ranks | ranks
+        return cursor
 
-    def _alike(self, ours: PendingLines, theirs: MergedLines) -> int:
-        """Return with how many lines both begin alike, but for numbers.
+    def _count_alike(self, pending: PendingLines, lines: MergedLines) -> int:
+        """Return with how many lines both begin alike, except for numbers.
 
-        Of integers as many have to be equal as usual, or all: step 7 is not step 5.
+        As many integers have to be equal as usual, or all: step 7 is not step 5.
         """
-        if ours is self._ends or ours.stream != theirs.stream:
+        if pending is self._ends or pending.stream != lines.stream:
             return 0
-        size = min(len(ours.lines), len(theirs.lines))
-        if ours.lines[:size] == theirs.lines[:size]:
+        size = min(len(pending.lines), len(lines.lines))
+        if pending.lines[:size] == lines.lines[:size]:
             return size
-        masks, numbers = ours.masks, ours.numbers
-        size = next(compress(count(), map(ne, masks, theirs.masks)), size)
-        differing = (at for at in compress(count(), map(ne, numbers, theirs.numbers)) if numbers[at].isdecimal())
+        masks, numbers = pending.masks, pending.numbers
+        size = next(compress(count(), map(ne, masks, lines.masks)), size)
+        differing = (index for index in compress(count(), map(ne, numbers, lines.numbers))
+                     if numbers[index].isdecimal())
         first = next(differing, None)
         if first is None:
             return size
         ends = list(accumulate(mask.count(MASK) for mask in masks[:size]))
-        for at, group in groupby(chain([first], differing), key=partial(bisect_right, ends)):
-            if at == size:
+        for row, group in groupby(chain([first], differing), key=partial(bisect_right, ends)):
+            if row == size:
                 break
-            integers = sum(map(str.isdecimal, numbers[ends[at - 1] if at else 0:ends[at]]))
-            if integers - len(list(group)) < self._usual.get(masks[at], integers):
-                return at
+            integers = sum(map(str.isdecimal, numbers[ends[row - 1] if row else 0:ends[row]]))
+            if integers - len(list(group)) < self._usual_equal.get(masks[row], integers):
+                return row
         return size
 
-    def _find(self, cursor: Cursor, line: MergedLines) -> PendingLines | None:
-        """Return the line that a source may join which has the most equal integers, and of these the first.
+    def _find_match(self, cursor: Cursor, line: MergedLines) -> PendingLines | None:
+        """Return the first of the lines with the most equal integers that a source may join.
 
-        So step 7 of a rank that prints less than others does not become their step 5.
+        Prevents matching a sparse logger's step 7 with others' step 5.
         """
         self._index()
         mask, lines = line.masks[0], self._by_mask.get((line.stream, line.masks[0]), [])
-        at = bisect_right(lines, cursor.anchor.place, key=place)
+        start = bisect_right(lines, cursor.anchor.position, key=get_position)
         integers = [number if number.isdecimal() else None for number in line.numbers]
-        usual = self._usual.get(mask)
-        found, most, enough = None, -1, len(integers) - integers.count(None) if usual is None else usual
-        for one in lines[at:at + CANDIDATES]:
-            if (equal := sum(map(eq, one.numbers, integers))) > most and may_join(cursor, one, line.ranks):
-                found, most = one, equal
+        usual = self._usual_equal.get(mask)
+        best, most, enough = None, -1, len(integers) - integers.count(None) if usual is None else usual
+        for candidate in lines[start:start + MAX_CANDIDATES]:
+            equal = sum(map(eq, candidate.numbers, integers))
+            if equal > most and can_join(cursor, candidate, line.ranks):
+                best, most = candidate, equal
                 if most >= enough:
                     break
         if usual is not None and most < usual:
-            self._usual[mask] = usual - 1
+            self._usual_equal[mask] = usual - 1
             return None
-        if found is not None:
-            self._usual[mask] = most
-        return found
+        if best is not None:
+            self._usual_equal[mask] = most
+        return best
 
     def _index(self) -> None:
-        """Let all lines be found by their mask, each by itself; those that cannot be yet are at the end."""
-        one = self._ends.before
-        while not one.is_indexed:
-            one = one.before
-        while (one := one.after) is not self._ends:
-            one.mask()  # all lines at once
-            for _ in range(len(one.lines)):
-                line = one.split(1)
+        """Add the lines that have come last to the index of masks, each as an element of its own."""
+        block = self._ends.before
+        while not block.is_indexed:
+            block = block.before
+        while (block := block.after) is not self._ends:
+            block.mask()  # all lines at once
+            for _ in range(len(block.lines)):
+                line = block.split(1)
                 line.is_indexed = True
                 self._by_mask.setdefault((line.stream, line.masks[0]), []).append(line)
 
-    def _leads(self, cursor: Cursor) -> bool:
-        """Tell whether nobody else has printed what comes after a source's anchor."""
-        return cursor is self._leader or not self._waits or (not cursor.own and self._ends.before is cursor.anchor)
+    def _is_frontrunner(self, cursor: Cursor) -> bool:
+        """Return whether no other source has printed what comes after a source's anchor."""
+        return cursor is self._frontrunner or not self._pending_count or (
+            not cursor.own and self._ends.before is cursor.anchor)
 
     def _append(self, cursor: Cursor, lines: MergedLines, now_s: float) -> None:
-        """Put lines of a source at the end."""
-        self._leader = cursor if self._leads(cursor) else None
-        one = PendingLines(lines, cursor, now_s)
-        one.place = (self._number,)
-        one.link(self._ends.before)
-        self._number += len(one.lines)
-        self._size += sum(map(len, one.lines)) + len(one.lines)
-        cursor.own.append(one)
-        if len(cursor.own) > OWN:
-            cursor.advance(cursor.own[-OWN - 1])
+        self._frontrunner = cursor if self._is_frontrunner(cursor) else None
+        block = PendingLines(lines, cursor, now_s)
+        block.position = (self._number,)
+        block.link(self._ends.before)
+        self._number += len(block.lines)
+        self._size += sum(map(len, block.lines)) + len(block.lines)
+        cursor.own.append(block)
+        if len(cursor.own) > MAX_MOVABLE_LINES:
+            cursor.advance(cursor.own[-MAX_MOVABLE_LINES - 1])
 
-    def _join(self, cursor: Cursor, one: PendingLines, lines: MergedLines, now_s: float) -> None:
-        """Merge lines of a source with those that wait; what it alone has printed before moves before them."""
-        one.merge(lines)
-        one.joined_s = now_s
-        if one.owner is cursor:
+    def _merge(self, cursor: Cursor, pending: PendingLines, lines: MergedLines, now_s: float) -> None:
+        """Merge lines of a source into pending ones; what it alone has printed before moves before them."""
+        pending.merge(lines)
+        pending.joined_s = now_s
+        if pending.owner is cursor:
             return
-        if one.owner is not None:
-            one.owner.advance(one)
+        if pending.owner is not None:
+            pending.owner.advance(pending)
         for own in cursor.own:
-            if own.place > one.place:
-                same = self._by_mask[own.stream, own.masks[0]]
-                same.remove(own)
+            if own.position > pending.position:
+                alike = self._by_mask[own.stream, own.masks[0]]
+                alike.remove(own)
                 own.unlink()
-                own.link(one.before)
-                own.place = (*one.place[:-1], one.place[-1] - 1, self._moved)
+                own.link(pending.before)
+                own.position = (*pending.position[:-1], pending.position[-1] - 1, self._moved)
                 self._moved += 1
-                insort(same, own, key=place)
+                insort(alike, own, key=get_position)
             own.owner = None
-        cursor.anchor, cursor.own = one, []
+        cursor.anchor, cursor.own = pending, []
 
     def _pop(self) -> MergedLines:
-        one = self._ends.after
-        if one.owner is not None:
-            one.owner.advance(one)
-        one.unlink()
-        self._ends.place = one.place  # others come after it
-        self._done += len(one.lines)
-        self._size -= sum(map(len, one.lines)) + len(one.lines)
-        if one.is_indexed:
-            key = one.stream, one.masks[0]
-            self._by_mask[key].remove(one)
+        block = self._ends.after
+        if block.owner is not None:
+            block.owner.advance(block)
+        block.unlink()
+        self._ends.position = block.position  # others come after it
+        self._done += len(block.lines)
+        self._size -= sum(map(len, block.lines)) + len(block.lines)
+        if block.is_indexed:
+            key = block.stream, block.masks[0]
+            self._by_mask[key].remove(block)
             if not self._by_mask[key]:
                 del self._by_mask[key]
-        return one.cut(len(one.lines))  # what is left of it, and of its links, takes little memory
+        return block.split_off(len(block.lines))  # what is left of it, and of its links, takes little memory
 
-    def _is_ready(self, one: PendingLines, now_s: float, is_due: bool) -> bool:
-        missing = self._expected & ~one.ranks
-        if not missing or (is_due and now_s >= self._end_of(one)):
+    def _is_ready(self, block: PendingLines, now_s: float, is_due: bool) -> bool:
+        missing = self._expected & ~block.ranks
+        if not missing or (is_due and now_s >= self._due_s(block)):
             return True
-        if self._size > MOST or self._waits > self._most_lines:
+        if self._size > MAX_PENDING_CHARACTERS or self._pending_count > self._max_pending:
             return True
-        if self._waits > MANY and not missing & self._talking(now_s):
+        if self._pending_count > PATIENT_LINES and not missing & self._active_ranks(now_s):
             return True
-        return self._have_passed(one, missing)
+        return self._have_passed(block, missing)
 
-    def _have_passed(self, one: PendingLines, missing: int) -> bool:
-        """Tell whether the ranks that a line lacks have all printed what comes after it."""
+    def _have_passed(self, block: PendingLines, missing: int) -> bool:
+        """Return whether the ranks that are missing in a line have all printed something that comes after it."""
         awaited = self._awaited
-        if awaited is not None and awaited.ranks & missing and awaited.anchor.place <= one.place:
+        if awaited is not None and awaited.ranks & missing and awaited.anchor.position <= block.position:
             return False
         for cursor in self._cursors.values():
             if cursor.ranks & missing:
-                if cursor.anchor.place <= one.place:
+                if cursor.anchor.position <= block.position:
                     self._awaited = cursor
                     return False
                 missing &= ~cursor.ranks
         return not missing
 
-    def _end_of(self, one: PendingLines) -> float:
-        return min(one.joined_s + self._window_s, one.began_s + LONGEST * self._window_s)
+    def _due_s(self, block: PendingLines) -> float:
+        return min(block.joined_s + self._window_s, block.began_s + MAX_WINDOWS * self._window_s)
 
-    def _talking(self, now_s: float) -> int:
-        """Return the ranks of sources that were heard in the last window; all, while the first one is not over."""
-        found = -1 if now_s - self._began_s < self._window_s else 0
+    def _active_ranks(self, now_s: float) -> int:
+        """Return the ranks of sources that have brought lines in the last window; all, during the first window."""
+        ranks = -1 if now_s - self._began_s < self._window_s else 0
         for cursor in self._cursors.values():
-            if now_s - cursor.heard_s < self._window_s:
-                found |= cursor.ranks
-        return found
+            if now_s - cursor.last_s < self._window_s:
+                ranks |= cursor.ranks
+        return ranks
 
 
-def may_join(cursor: Cursor, one: PendingLines, ranks: int) -> bool:
-    """Tell whether ranks of a source may join a line that waits: none has printed that already, or more since."""
-    if one.ranks & ranks:
+def can_join(cursor: Cursor, pending: PendingLines, ranks: int) -> bool:
+    """Return whether ranks of a source may join a pending line: none has printed it already, or more since."""
+    if pending.ranks & ranks:
         return False
-    return one.owner is not cursor or not any(own.ranks & ranks for own in cursor.own[cursor.own.index(one):])
+    return pending.owner is not cursor or not any(
+        own.ranks & ranks for own in cursor.own[cursor.own.index(pending):])

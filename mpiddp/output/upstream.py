@@ -1,4 +1,4 @@
-"""The connection that takes output to rank 0's node: its frames, and its sender."""
+"""Sends output to the relay of another rank: the frames of that connection, and its sending end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from ..ipc.event_loop import EventLoop
 from ..ipc.listener import ClientHandshake, enable_keepalive
-from .line_merger import MergedLines, extremes
-from .terminal import Bar
+from .line_merger import MergedLines, limit_values
+from .terminal import ProgressBar
 
-HEAD = struct.Struct(">BI")
+HEADER = struct.Struct(">BI")
 READ_BYTES = 2**16
-WINDOW_BYTES = 2**16  # on the way: what a rank has said that crashes can be handed on soon
+MAX_UNACKED_BYTES = 2**16  # so that the output of a rank that crashes is sent soon
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a frame holds."""
 
     STDOUT = 1  # bytes of a rank, none where the stream pauses
@@ -29,18 +29,15 @@ class Kind(enum.IntEnum):
     RANKS = 3  # those that a connection is for
     LINES = 4  # of several ranks, folded
     BAR = 5  # the state of a progress bar
-    GONE = 6  # ranks that say nothing any more
-    SETTLE = 7  # show all that was said before this
-    SETTLED = 8
-    DRAIN = 9  # hand on all that there is
+    RANKS_DONE = 6  # ranks from which no more output comes
+    FLUSH = 7  # show all output sent before this
+    FLUSHED = 8
+    DRAIN = 9  # send all output that there is
     DRAINED = 10
-    TAKEN = 11  # how many bytes of output have been taken
+    ACK = 11  # how many bytes of output have been taken
 
 
-OUTPUT = (Kind.STDOUT, Kind.STDERR, Kind.LINES)
-
-
-class Link:
+class FrameConnection:
     """A connection to another relay."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -48,21 +45,21 @@ class Link:
         self._socket.setblocking(True)
         self._begun = b""
         self.ranks = 0  # those that it is for
-        self.untold = 0  # bytes of output that have come from there, which it has not been told
+        self.unacked_bytes = 0  # of output that was received
 
     def fileno(self) -> int:
         """Return the descriptor, -1 once closed."""
         return self._socket.fileno()
 
-    def send(self, kind: Kind, data: bytes = b"") -> bool:
-        """Send a frame, wait until the other end takes it, and tell whether it is there."""
+    def send(self, kind: FrameKind, data: bytes = b"") -> bool:
+        """Send a frame, block until the other end takes it, and return whether there is another end."""
         try:
-            self._socket.sendall(HEAD.pack(kind, len(data)) + data)
+            self._socket.sendall(HEADER.pack(kind, len(data)) + data)
         except OSError:
             return False
         return True
 
-    def receive(self) -> Iterator[tuple[Kind, bytes]]:
+    def receive(self) -> Iterator[tuple[FrameKind, bytes]]:
         """Yield the frames of one read; raise EOFError when the other end is gone."""
         try:
             data = self._socket.recv(READ_BYTES)
@@ -70,14 +67,14 @@ class Link:
             data = b""
         if not data:
             raise EOFError
-        data, at = self._begun + data, 0
-        while len(data) >= at + HEAD.size:
-            kind, length = HEAD.unpack_from(data, at)
-            if len(data) < at + HEAD.size + length:
+        data, start = self._begun + data, 0
+        while len(data) >= start + HEADER.size:
+            kind, length = HEADER.unpack_from(data, start)
+            if len(data) < start + HEADER.size + length:
                 break
-            at += HEAD.size + length
-            yield Kind(kind), data[at - length:at]
-        self._begun = data[at:]
+            start += HEADER.size + length
+            yield FrameKind(kind), data[start - length:start]
+        self._begun = data[start:]
 
     def close(self) -> None:
         """Close it."""
@@ -85,178 +82,178 @@ class Link:
             self._socket.close()
 
 
-def of_ranks(ranks: int) -> bytes:
-    """Return ranks, the bits of a number, as bytes: Python limits the digits of numbers that are no hexadecimal."""
+def encode_ranks(ranks: int) -> bytes:
+    """Return ranks, the bits of a number, as bytes: hexadecimal, since Python limits the digits of decimal numbers."""
     return f"{ranks:x}".encode()
 
 
-def ranks_of(data: bytes) -> int:
-    """Return the ranks of of_ranks()."""
+def decode_ranks(data: bytes) -> int:
+    """Return the ranks of encode_ranks()."""
     return int(data, 16)
 
 
-def of_lines(lines: Iterable[MergedLines]) -> bytes:
+def encode_lines(lines: Iterable[MergedLines]) -> bytes:
     """Return merged lines as bytes."""
-    return json.dumps([(f"{one.ranks:x}", one.stream, one.lines, extremes(one.others)) for one in lines]).encode()
+    return json.dumps([(f"{block.ranks:x}", block.stream, block.lines, limit_values(block.others))
+                       for block in lines]).encode()
 
 
-def lines_of(data: bytes) -> list[MergedLines]:
-    """Return the lines of of_lines()."""
-    return [MergedLines(int(ranks, 16), *others) for ranks, *others in json.loads(data)]
+def decode_lines(data: bytes) -> list[MergedLines]:
+    """Return the lines of encode_lines()."""
+    return [MergedLines(int(ranks, 16), *fields) for ranks, *fields in json.loads(data)]
 
 
-CONNECTING_S = 5.0
-GREETING_S = 60.0  # for the other relay's proof: its node may be busy
+CONNECT_TIMEOUT_S = 5.0
+AUTHENTICATION_TIMEOUT_S = 60.0  # the other relay's node may be busy
 
 
 class Upstream:
-    """Hands output on to another relay. It calls `on_full` when that takes no more, and `on_room` when it does again.
+    """Sends output to another relay; where that is gone, to a fallback.
 
-    When the other one wants all that there is, `on_drain` is called; when it is gone, `on_lost`, and all goes to what
-    that returns.
+    `on_pause` is called when it takes no more, `on_resume` when it does again, `on_drain` when it requests all output
+    that there is, and `on_disconnect` when it is gone: that returns the fallback.
     """
 
-    is_far = True
+    is_remote = True
 
     def __init__(self, loop: EventLoop, address: tuple[str, int], token: str, ranks: int) -> None:
         """Connect to the relay that listens there, for these ranks; raise OSError where that is not possible."""
         self._loop = loop
-        self._connection = socket.create_connection(address, timeout=CONNECTING_S)
-        enable_keepalive(self._connection)
-        self._link, self._challenge = Link(self._connection), ClientHandshake(token)
-        self._connection.sendall(self._challenge.nonce)
-        self._unsent: list[tuple[Kind, bytes]] | None = [(Kind.RANKS, of_ranks(ranks))]  # until the other end is known
-        self._after: list[Callable[[], object]] = []
-        self.on_lost: Callable[[], Any] = lambda: None
-        self.on_full: Callable[[], object] = lambda: None
-        self.on_room: Callable[[], object] = lambda: None
+        self._socket = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
+        enable_keepalive(self._socket)
+        self._connection, self._challenge = FrameConnection(self._socket), ClientHandshake(token)
+        self._socket.sendall(self._challenge.nonce)
+        self._unsent: list[tuple[FrameKind, bytes]] | None = [
+            (FrameKind.RANKS, encode_ranks(ranks))]  # until the other end is authenticated
+        self._after_flush: list[Callable[[], object]] = []
+        self.on_disconnect: Callable[[], Any] = lambda: None
+        self.on_pause: Callable[[], object] = lambda: None
+        self.on_resume: Callable[[], object] = lambda: None
         self.on_drain: Callable[[Callable[[], object]], object] = lambda reply: reply()
-        self._instead: Any = None
-        self._on_way = 0  # bytes that are not taken yet
-        self._sent: deque[tuple[int, Callable[[], object]]] = deque()  # with their sizes, and how they are shown here
-        loop.watch(self._link.fileno(), self._greet)
-        loop.set_timer("greeting", GREETING_S, self._lose)
+        self._fallback: Any = None
+        self._unacked_bytes = 0
+        self._unacked: deque[tuple[int, Callable[[], object]]] = deque()  # sizes, and calls that use the fallback
+        loop.watch(self._connection.fileno(), self._authenticate)
+        loop.set_timer("authentication", AUTHENTICATION_TIMEOUT_S, self._disconnect)
 
     def has_room(self) -> bool:
-        """Tell whether more may be handed on now."""
-        return self._instead is not None or self._on_way < WINDOW_BYTES
+        """Return whether more may be sent now."""
+        return self._fallback is not None or self._unacked_bytes < MAX_UNACKED_BYTES
 
     @property
-    def lost(self) -> bool:
-        """Tell whether stdout lost something: of the other end it is not known."""
-        return self._instead is not None and self._instead.lost
+    def has_lost_output(self) -> bool:
+        """Whether stdout has lost something here; that of the other end is not known."""
+        return self._fallback is not None and self._fallback.has_lost_output
 
     def take(self, stream: int, data: bytes) -> None:
-        """Hand on data of the own rank."""
-        self._hand_on(Kind(stream), data, lambda: self._instead.take(stream, data))
+        """Send data of the own rank."""
+        self._send_output(FrameKind(stream), data, lambda: self._fallback.take(stream, data))
 
     def show(self, lines: Sequence[MergedLines]) -> None:
-        """Hand on folded lines."""
-        self._hand_on(Kind.LINES, of_lines(lines), lambda: self._instead.show(lines))
+        """Send folded lines."""
+        self._send_output(FrameKind.LINES, encode_lines(lines), lambda: self._fallback.show(lines))
 
-    def draw(self, bars: Sequence[Bar]) -> None:
-        """Hand on the states of progress bars."""
-        if not self._send(Kind.BAR, json.dumps(bars).encode()):
-            self._instead.draw(bars)
+    def draw(self, bars: Sequence[ProgressBar]) -> None:
+        """Send the states of progress bars."""
+        if not self._send(FrameKind.BAR, json.dumps(bars).encode()):
+            self._fallback.draw(bars)
 
-    def gone(self, ranks: int) -> None:
-        """Tell that ranks say nothing any more."""
-        if not self._send(Kind.GONE, of_ranks(ranks)):
-            self._instead.gone(ranks)
+    def remove_ranks(self, ranks: int) -> None:
+        """Send word that no more output comes from ranks."""
+        if not self._send(FrameKind.RANKS_DONE, encode_ranks(ranks)):
+            self._fallback.remove_ranks(ranks)
 
-    def settle(self, then: Callable[[], object]) -> None:
-        """Let all be shown that was said before; call `then` when it is."""
-        self._after.append(then)
-        if not self._send(Kind.SETTLE, b""):
-            self._settle_here()
+    def flush(self, then: Callable[[], object]) -> None:
+        """Call `then` when all output that was sent before is shown."""
+        self._after_flush.append(then)
+        if not self._send(FrameKind.FLUSH, b""):
+            self._flush_fallback()
 
     def abandon(self) -> None:
-        """Hand on nothing any more; what was to be done when all is shown is done now."""
-        self._loop.cancel_timers("greeting")
-        if self._instead is None:
-            self._loop.unwatch(self._link.fileno())
-            self._link.close()
-        after, self._after = self._after, []
+        """Disconnect, and make the calls that wait for a flush now."""
+        self._loop.cancel_timers("authentication")
+        self.close(lambda: None)
+        after, self._after_flush = self._after_flush, []
         for then in after:
             then()
 
     def close(self, then: Callable[[], object]) -> None:
-        """End, since the own rank has nothing more to say."""
-        if self._instead is None:
-            self._loop.unwatch(self._link.fileno())
-            self._link.close()
+        """Disconnect, since no more output comes from the own rank, and call `then`."""
+        if self._fallback is None:
+            self._loop.unwatch(self._connection.fileno())
+            self._connection.close()
         then()
 
-    def _send(self, kind: Kind, data: bytes) -> bool:
-        """Send a frame, and tell whether the other end is there to take it."""
+    def _send(self, kind: FrameKind, data: bytes) -> bool:
+        """Send a frame, and return whether the other end is there to take it."""
         if self._unsent is not None:
             self._unsent.append((kind, data))
-        elif self._instead is None and not self._link.send(kind, data):
-            self._lose()
-        return self._instead is None
+        elif self._fallback is None and not self._connection.send(kind, data):
+            self._disconnect()
+        return self._fallback is None
 
-    def _hand_on(self, kind: Kind, data: bytes, show_here: Callable[[], object]) -> None:
-        """Send output, or show it here if the other end is not there."""
-        if self._instead is not None:
-            show_here()
+    def _send_output(self, kind: FrameKind, data: bytes, use_fallback: Callable[[], object]) -> None:
+        """Send output, or use the fallback if there is one."""
+        if self._fallback is not None:
+            use_fallback()
             return
-        self._on_way += len(data)
-        self._sent.append((len(data), show_here))
+        self._unacked_bytes += len(data)
+        self._unacked.append((len(data), use_fallback))
         if self._send(kind, data) and not self.has_room():
-            self.on_full()
+            self.on_pause()
 
-    def _note_taken(self, size: int) -> None:
-        self._on_way -= size
-        while self._sent and self._sent[0][0] <= size:
-            size -= self._sent.popleft()[0]
-        if self._sent:
-            left, show_here = self._sent.popleft()
-            self._sent.appendleft((left - size, show_here))
+    def _take_ack(self, size: int) -> None:
+        self._unacked_bytes -= size
+        while self._unacked and self._unacked[0][0] <= size:
+            size -= self._unacked.popleft()[0]
+        if self._unacked:
+            left, use_fallback = self._unacked.popleft()
+            self._unacked.appendleft((left - size, use_fallback))
 
-    def _greet(self) -> None:
-        """Take the other end's proof that it knows the token, and send ours, and what has waited for that."""
+    def _authenticate(self) -> None:
+        """Check the other end's proof that it knows the token; then send ours, and the frames that have waited."""
         try:
-            shown = self._challenge.feed(self._connection.recv(self._challenge.missing_bytes))
-            if shown:
-                self._connection.sendall(shown)
+            proof = self._challenge.feed(self._socket.recv(self._challenge.missing_bytes))
+            if proof:
+                self._socket.sendall(proof)
         except (EOFError, OSError):
-            self._lose()
+            self._disconnect()
             return
-        if shown:
-            self._loop.cancel_timers("greeting")
-            self._loop.unwatch(self._link.fileno())
-            self._loop.watch(self._link.fileno(), self._hear)
+        if proof:
+            self._loop.cancel_timers("authentication")
+            self._loop.unwatch(self._connection.fileno())
+            self._loop.watch(self._connection.fileno(), self._receive)
             unsent, self._unsent = self._unsent or [], None
             for kind, data in unsent:
                 self._send(kind, data)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
-            for kind, data in self._link.receive():
-                if kind is Kind.TAKEN:
-                    self._note_taken(int(data))
-                    self.on_room()
-                elif kind is Kind.DRAIN:
-                    self.on_drain(lambda: self._link.send(Kind.DRAINED))
-                elif kind is Kind.SETTLED and self._after:
-                    self._after.pop(0)()
+            for kind, data in self._connection.receive():
+                if kind is FrameKind.ACK:
+                    self._take_ack(int(data))
+                    self.on_resume()
+                elif kind is FrameKind.DRAIN:
+                    self.on_drain(lambda: self._connection.send(FrameKind.DRAINED))
+                elif kind is FrameKind.FLUSHED and self._after_flush:
+                    self._after_flush.pop(0)()
         except EOFError:
-            self._lose()
+            self._disconnect()
 
-    def _lose(self) -> None:
-        """Note that the other relay is gone, or does not prove to be one."""
-        if self._instead is None:
-            self._loop.cancel_timers("greeting")
+    def _disconnect(self) -> None:
+        """Switch to the fallback: the other relay is gone, or not authenticated."""
+        if self._fallback is None:
+            self._loop.cancel_timers("authentication")
             self._unsent = None
-            self._loop.unwatch(self._link.fileno())
-            self._link.close()
-            self._instead = self.on_lost()
-            while self._sent:
-                self._sent.popleft()[1]()
-            self._settle_here()
-            self.on_room()
+            self._loop.unwatch(self._connection.fileno())
+            self._connection.close()
+            self._fallback = self.on_disconnect()
+            while self._unacked:
+                self._unacked.popleft()[1]()
+            self._flush_fallback()
+            self.on_resume()
 
-    def _settle_here(self) -> None:
-        after, self._after = self._after, []
+    def _flush_fallback(self) -> None:
+        after, self._after_flush = self._after_flush, []
         for then in after:
-            self._instead.settle(then)
+            self._fallback.flush(then)

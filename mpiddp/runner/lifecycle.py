@@ -18,7 +18,7 @@ from ..bootstrap.refusal import refuse_alone
 from ..discovery.runtime import hostname
 from ..discovery.script import knows_of_ranks
 from ..failure import exception
-from ..output.redirect import let_flush_fail
+from ..output.redirect import make_flush_fail
 from . import script, signals
 from .exec import hook_exec, keep_connected
 
@@ -299,7 +299,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     except BaseException as error:  # a signal's handler may raise here, too
         termination.fail_at_end(error)
     if is_lost and config.python_exit:
-        let_flush_fail()
+        make_flush_fail()
 
 
 def leave_before_exec(job: RunningJob, config: LaunchConfig, call: str) -> None:

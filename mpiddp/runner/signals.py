@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ..ipc.helper_process import END_SIGNAL
-from ..where.dumper import caught
+from ..where.dumper import handled_signals
 
 # Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH swallows
 # SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.
@@ -60,7 +60,7 @@ def restore_dispositions() -> None:
 
 def find_c_handlers(numbers: Iterable[int]) -> set[int]:
     """Return the signals with a handler unknown to Python, as faulthandler.register() sets one."""
-    return {number for number in caught(numbers) if signal.getsignal(number) == signal.SIG_DFL}
+    return {number for number in handled_signals(numbers) if signal.getsignal(number) == signal.SIG_DFL}
 
 
 def mute_handlers() -> None:

@@ -35,7 +35,7 @@ from ..failure.rank import Member
 from ..failure.report import record, tell
 from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, OWN, Report, Verdict
 from ..output import index
-from ..output.redirect import Outlet, Output, keeping_open, let_flush_fail
+from ..output.redirect import Output, OutputTarget, keep_streams_open, make_flush_fail
 from ..planning.environment import Endpoint
 from ..sentinel.client import SentinelClient
 from ..sentinel.protocol import Decision
@@ -82,14 +82,14 @@ class Termination:
         """Make the sentinel join the others; from now on it may ask this process to end itself."""
         self._sentinel.register(self._member, endpoint, self._end_on_request)
 
-    def redirect_output(self, outlet: Outlet) -> None:
+    def redirect_output(self, outlet: OutputTarget) -> None:
         """Send this process's output to an outlet from now on."""
-        self._relay_socket = self._output.begin(outlet)
+        self._relay_socket = self._output.start(outlet)
 
     @property
     def terminal(self) -> int:
         """The descriptor of the terminal's stderr, wherever this process's own leads."""
-        return self._output.terminal
+        return self._output.terminal_fd
 
     def watch_script(self, leave: Callable[[], object]) -> None:
         """Notice whatever ends this process from now on, when the script starts; see watch_process()."""
@@ -118,7 +118,7 @@ class Termination:
                 if status & 0xFF:
                     self.fail(exception.describe_exit(status, sys._getframe(1), self._member.rank, self._member.host))
                 leave()
-                c_exit(self._output.status(0))
+                c_exit(self._output.exit_status(0))
             hard_exit(status)
 
         os._exit = self._exit_hook = _exit
@@ -127,10 +127,10 @@ class Termination:
         """Undo watch_process(); this process goes on without a job."""
         if os._exit is self._exit_hook:
             os._exit = hard_exit
-        self._output.end(in_order=True)
+        self._output.finish(in_order=True)
         self._sentinel.detach()
         if self.close():
-            let_flush_fail()
+            make_flush_fail()
 
     # In order
 
@@ -153,7 +153,7 @@ class Termination:
             self.drop_script()
         self._leave()
         self.drop_script()
-        status = self._output.status(status, self._flush_error or flush())
+        status = self._output.exit_status(status, self._flush_error or flush())
         self._record_status(status)
         c_exit(status)
 
@@ -168,7 +168,7 @@ class Termination:
         if teardown.is_handling_signals():
             mute_handlers()
         self._flush_error = flush()
-        with keeping_open():
+        with keep_streams_open():
             teardown.drop_modules(self._loaded, self._grace_timer, self.main_globals)
         flush()
 
@@ -188,12 +188,12 @@ class Termination:
     def has_lost_log(self) -> bool:
         """Return whether the log has lost some of what was written so far, as far as is known."""
         flush()
-        return self._output.log_lost(LOSS_QUERY_TIMEOUT_S) >= 0
+        return self._output.query_log_loss(LOSS_QUERY_TIMEOUT_S) >= 0
 
     def close(self) -> bool:
         """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
-        is_lost = self._output.end(in_order=True)
-        self._record_status(self._output.status(self.status))
+        is_lost = self._output.finish(in_order=True)
+        self._record_status(self._output.exit_status(self.status))
         self._sentinel.dismiss()
         return is_lost
 
@@ -274,7 +274,7 @@ class Termination:
             self.drop_script()
         self._sentinel.report_cleanup_done()
         flush_streams()
-        self._output.end()
+        self._output.finish()
         self._record_status(self.status or self._decision.status)
         if self._report_printed:
             flush_and_wait()
@@ -286,7 +286,7 @@ class Termination:
 
     def end_job(self, status: int) -> NoReturn:
         """End the job on every rank with a status; see `Member.exits`."""
-        self._output.settle()
+        self._output.flush()
         if self._recorded_status is None:
             self._record_status(status)
         if not self._member.exits:
@@ -322,7 +322,7 @@ class Termination:
         if stack and error is not None:
             self._traceback_printed = True
             exception.show(error, self._full)
-            self._output.reveal(stack)
+            self._output.tee_to_terminal(stack)
         self._print_report(verdict, stack)
 
     def _print_report(self, verdict: Verdict, stack: str = "") -> None:
@@ -331,12 +331,12 @@ class Termination:
             return
         self._report_printed = True
         after_s = time.monotonic() - self._sentinel.start
-        lost = self._output.log_lost(LOSS_QUERY_FAILED_TIMEOUT_S)
-        self._output.reveal(tell(verdict, self._member, after_s, lost, self._output.say))
-        index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
+        lost = self._output.query_log_loss(LOSS_QUERY_FAILED_TIMEOUT_S)
+        self._output.tee_to_terminal(tell(verdict, self._member, after_s, lost, self._output.print_unfolded))
+        index.try_update_record(self._member.log, is_first=verdict.first.rank == self._member.rank)
         path = self._member.error_file
         stack = truncate_middle(stack, LONG_TEXT)
-        error_record = record(verdict, self._member, progress.steps(), stack) if path else ""
+        error_record = record(verdict, self._member, progress.step_count(), stack) if path else ""
         is_stream = parse_stream_path(path) >= 0  # of this process alone
         if (not self._sentinel.report_printed("" if is_stream else error_record) or is_stream) and error_record:
             writer = threading.Thread(target=write_file, args=(path, error_record), daemon=True)
@@ -348,7 +348,7 @@ class Termination:
         """Record this process's exit status in the index of the logs."""
         if self.is_own_process() and status != self._recorded_status:
             self._recorded_status = status
-            index.note_end(self._member.log, status)
+            index.try_update_record(self._member.log, status)
 
     def _on_grace_expired(self, decision: Decision, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""

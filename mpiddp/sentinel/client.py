@@ -33,7 +33,7 @@ from ..ipc.helper_process import (
 from ..output.protocol import RelaySocket
 from ..planning.environment import Endpoint
 from ..where import progress  # noqa: F401 (shared with the sentinel, which is forked after that)
-from ..where.dumper import Window, caught
+from ..where.dumper import StackDumper, handled_signals
 from ..where.protocol import QuerySocket, StackPipe
 from . import protocol
 from .protocol import Decision, EndRank, JobEnds, ListenPort, RegisterRank, UnfinishedRanks
@@ -111,7 +111,7 @@ class SentinelClient:
         self._inbox: dict[type[Any], Received | Text | Unreadable] = {}
         self._reports_crashes = False
         self._wakeup_fd: WakeupFd | None = None
-        self._window: Window | None = None
+        self._window: StackDumper | None = None
         self._stop_reporting_programs: Callable[[], object] = bool
         self._end: Callable[[int], object] = sys.exit
         self._script_ended: protocol.ScriptEnded | None = None
@@ -175,15 +175,16 @@ class SentinelClient:
                 faulthandler.enable(file=self._channel.fileno())
                 self._reports_crashes = True
         with contextlib.suppress(OSError):
-            self._window = Window()
+            self._window = StackDumper()
             carriers: list[tuple[StackPipe | QuerySocket | RelaySocket, int]] = [
-                (StackPipe(self._window.writing), self._window.reading), (QuerySocket(), self._window.its),
+                (StackPipe(self._window.write_end), self._window.read_end),
+                (QuerySocket(), self._window.sentinel_socket),
                 *([(RelaySocket(), relay_socket)] if relay_socket >= 0 else [])]
             for message, descriptor in carriers:
                 self._channel.send(message, descriptor)
         self._signals.setblocking(False)
         self._wakeup_fd = WakeupFd(self._signals.fileno())
-        if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not caught([signal.SIGQUIT]):
+        if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not handled_signals([signal.SIGQUIT]):
             signal.signal(signal.SIGQUIT, leave_to_sentinel)
         self._stop_reporting_programs = report_programs(lambda pid: self._channel.send(protocol.ChildStarted(pid)))
 
@@ -197,7 +198,7 @@ class SentinelClient:
         if self._reports_crashes:
             faulthandler.disable()
         if self._window is not None:
-            self._window.end()
+            self._window.close()
         self._stop_reporting_signals()
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(END_SIGNAL) == self._on_end_signal:
@@ -275,7 +276,7 @@ class SentinelClient:
         self._signals.close()
         self._its_signals.close()
         if self._window is not None:
-            self._window.forget()
+            self._window.release_signal()
 
     def _leave_coordinator(self) -> None:
         """Send the coordinator `Leave`, too: a sentinel that was killed may not have passed it on."""
@@ -328,8 +329,8 @@ class SentinelClient:
             show_crashes()
             self._reports_crashes = False
         if self._window is not None:
-            self._window.end()
-            self._window.forget()
+            self._window.close()
+            self._window.release_signal()
             self._window = None
         if self._registration.member.rank == 0:
             self._say("the rank goes on unwatched, and nobody decides which rank fails first: each reports by itself; "

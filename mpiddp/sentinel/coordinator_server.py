@@ -27,7 +27,7 @@ from ..ipc.event_loop import EventLoop
 from ..ipc.listener import AuthListener, enable_keepalive
 from ..where import progress
 from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
-from ..where.registry import Card, job_number, remove, withdraw, write
+from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint
 from . import events, protocol
 from .background import BackgroundTasks, run_detached
 from .coordinator import Coordinator, State
@@ -35,7 +35,7 @@ from .events import CoordinatorCommand
 from .process_cleanup import cancel_step
 
 if TYPE_CHECKING:
-    from ..where.service import Inquiry
+    from ..where.service import SnapshotService
 
 PeerChannel = Channel[protocol.CoordinatorSends, protocol.CoordinatorReceives]
 CODEC: Codec[protocol.CoordinatorReceives] = Codec(protocol.CoordinatorReceives)
@@ -73,9 +73,9 @@ class CoordinatorServer:
         self.port = self._listener.port
         self._loop, self._watched, self._post, self._tasks = loop, watched, post, tasks
         self._coordinator = Coordinator(watched, began_s)
-        self._lazy_inquiry: Inquiry | None = None
+        self._lazy_inquiry: SnapshotService | None = None
         self._request, self._running_mark = request, ""
-        self._card: Card | None = None
+        self._card: JobEndpoint | None = None
         self._is_interrupted = False  # ranks got a SIGINT
         self._channels: dict[int, PeerChannel] = {}
         self._last_link = OWN_LINK
@@ -87,8 +87,8 @@ class CoordinatorServer:
     def register_own_rank(self, member: Member) -> None:
         """Admit this process's own rank, and let `mpiddp.where` find the job."""
         self.handle(events.OwnRankJoined(OWN_LINK, member))
-        card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
-                    member.world_size, __version__)
+        card = JobEndpoint(member.run_id, *find_job_number(), member.host, self._request.address, self.port,
+                           self._request.token, member.world_size, __version__)
         self._card = card
         if RESTART_VARIABLE in os.environ and member.error_file:
             self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"
@@ -97,12 +97,12 @@ class CoordinatorServer:
         if self._watched.stall_s:
             self._check_for_stall()
 
-    def _warm_up(self, card: Card) -> None:
+    def _warm_up(self, card: JobEndpoint) -> None:
         """Import now what `where` needs: a later import could stand still on a dead file system."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
             self._inquiry()
             import_module("hmac")  # of ipc/listener.py, if no other rank has connected
-        run_detached(partial(write, card))
+        run_detached(partial(write_endpoint, card))
 
     @property
     def is_busy(self) -> bool:
@@ -112,7 +112,7 @@ class CoordinatorServer:
     def finish_job(self) -> None:
         """Report to all, mpiddp.supervise too, that the job is over in order: mpirun's status may hide a lost node."""
         if self._running_mark:
-            run_detached(partial(remove, self._running_mark))
+            run_detached(partial(remove_file, self._running_mark))
         self.handle(events.OwnRankEnded(in_order=True))
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class CoordinatorServer:
             time.sleep(0.01)
         self._loop.cancel_timers("card")
         if self._card:
-            run_detached(partial(withdraw, self._card))
+            run_detached(partial(remove_endpoint, self._card))
 
     def handle_own_message(self, message: protocol.SentinelToCoordinator) -> None:
         """Take a message of this process's own watcher."""
@@ -141,7 +141,7 @@ class CoordinatorServer:
             case Sample():
                 if link in self._coordinator.peers.by_link:
                     rank = self._coordinator.peers.by_link[link].rank
-                    self._deliver(self._inquiry().survey.hear(rank, message))
+                    self._deliver(self._inquiry().collector.take(rank, message))
             case ThreadsRequest():
                 raise ValueError("a sentinel asks for threads")
             case _:
@@ -168,7 +168,7 @@ class CoordinatorServer:
             case events.PrintReason(verdict, member, after_s, error_file):
                 tell(verdict, member, after_s)
                 if error_file:
-                    self._tasks.write(error_file, record(verdict, member, progress.steps()))
+                    self._tasks.write(error_file, record(verdict, member, progress.step_count()))
             case CoordinatorCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_step, self._watched.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
@@ -189,35 +189,35 @@ class CoordinatorServer:
                 case Requester.STALL_CHECK:
                     self._report_stall()
                 case Requester.SIGQUIT:
-                    write_line(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
+                    write_line(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().format_table()}")
                 case Requester.DECISION:
                     self._report_snapshot()
                 case Requester.FINISHED_CHECK:
-                    self.handle(events.WaitForFinishedRank(self._inquiry().deserted(time.monotonic())))
+                    self.handle(events.WaitForFinishedRank(self._inquiry().find_deadlock(time.monotonic())))
                 case _:
                     self._send(link, message)
 
     def _request_snapshot(self, requester: int) -> None:
         """Ask all sentinels where their ranks are, for a requester or a connection."""
         peers = self._coordinator.peers
-        survey = self._inquiry().survey
-        requests = survey.ask(requester, {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched},
-                              {rank: peers.hosts[rank] for rank in peers.by_rank})
+        collector = self._inquiry().collector
+        links = {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched}
+        requests = collector.request(requester, links, {rank: peers.hosts[rank] for rank in peers.by_rank})
         if requests:  # none is under way
-            self._loop.set_timer("snapshot", SNAPSHOT_TIMEOUT_S, lambda: self._deliver(survey.answer()))
+            self._loop.set_timer("snapshot", SNAPSHOT_TIMEOUT_S, lambda: self._deliver(collector.finish()))
             self._deliver(requests)
 
-    def _inquiry(self) -> Inquiry:
+    def _inquiry(self) -> SnapshotService:
         if self._lazy_inquiry is None:
-            from ..where.service import Inquiry  # not while the job starts
+            from ..where.service import SnapshotService  # not while the job starts
 
-            self._lazy_inquiry = Inquiry(self._watched.stall_s)
+            self._lazy_inquiry = SnapshotService(self._watched.stall_s)
         return self._lazy_inquiry
 
     def _report_snapshot(self) -> None:
         """Pass a snapshot to the coordinator, and print it if a SIGINT came and no rank obeys it."""
         failed = {report.rank: report.where for report in self._coordinator.evidence.reports}
-        snapshot = self._inquiry().seen(failed)
+        snapshot = self._inquiry().observe(failed)
         self.handle(events.SnapshotTaken(snapshot))
         is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
         if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
@@ -227,11 +227,11 @@ class CoordinatorServer:
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
-        self._loop.set_timer("stall", self._inquiry().pause_s, self._check_for_stall)
+        self._loop.set_timer("stall", self._inquiry().stall_interval_s, self._check_for_stall)
 
     def _report_stall(self) -> None:
         """Print that the job stands still, or goes on; end it if that was asked for."""
-        standstill = self._inquiry().standstill(time.monotonic())
+        standstill = self._inquiry().find_stall(time.monotonic())
         if standstill is None:
             return
         write_line(f"mpiddp: {standstill.text}")
@@ -259,7 +259,7 @@ class CoordinatorServer:
             except (EOFError, OSError) as error:
                 self._close(link)
                 if self._lazy_inquiry is not None:
-                    self._lazy_inquiry.survey.forget(link)
+                    self._lazy_inquiry.collector.forget(link)
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:

@@ -47,7 +47,7 @@ from .startup_timeout import REPORTS_SPREAD_S
 from .watcher import State, Watcher
 
 if TYPE_CHECKING:
-    from ..where.sampler import Looking
+    from ..where.sampler import ProcessSampler
 
 RelayChannel = Channel[SentinelToRelay, RelayToSentinel]
 RELAY_CODEC: Codec[RelayToSentinel] = Codec(RelayToSentinel)
@@ -92,7 +92,7 @@ class Sentinel:
             self.loop, rank, signals, watched, self.post, self._check_process, began_s, self._tasks)
         self._cleanup = ProcessCleanup(process.pid)
         self._inspect_fds = InspectFds()
-        self._sampler: Looking | None = None
+        self._sampler: ProcessSampler | None = None
         self._wait_status: int | None = None
         self._relay: RelayChannel | None = None
         self._events: deque[events.WatcherEvent] = deque()
@@ -147,9 +147,9 @@ class Sentinel:
                 self._flush_relay()
                 tell(verdict, member, after_s)
                 if error_file:
-                    self._tasks.write(error_file, record(verdict, member, progress.steps()))
+                    self._tasks.write(error_file, record(verdict, member, progress.step_count()))
                 if member is not None:
-                    self._tasks.run(partial(index.note, member.log, is_first=True))
+                    self._tasks.run(partial(index.update_record, member.log, is_first=True))
             case events.WriteRecord(error_file, text):
                 self._tasks.write(error_file, text)
             case events.ProbeHosts(line, timeout_s):
@@ -249,14 +249,14 @@ class Sentinel:
                 self._connections.send_to_coordinator(protocol.StoppedStatus(self._process.is_stopped()))
             case SampleRequest():
                 if self._sampler is None:
-                    from ..where.sampler import Looking  # not while the rank starts
+                    from ..where.sampler import ProcessSampler  # not while the rank starts
 
                     # The second descriptor may be on its way.
                     inspect_fds = self._inspect_fds if self._inspect_fds.socket >= 0 else InspectFds()
                     port = self._watcher.member.store_port if self._watcher.member else 0
-                    self._sampler = Looking(self.loop, self._process.pid, inspect_fds, port,
+                    self._sampler = ProcessSampler(self.loop, self._process.pid, inspect_fds, port,
                                             lambda sample: self.post(events.Observed(sample)))
-                self._sampler.look(request, ended)
+                self._sampler.sample(request, ended)
             case ThreadsRequest():
                 from ..where.sampler import inspect_threads
 
@@ -303,8 +303,8 @@ class Sentinel:
         """Write how the rank has ended to the logs' index, end what it has left behind, and this process."""
         member = self._watcher.member
         if member is not None:
-            status = index.exit_status(self._wait_status)
-            self._tasks.run(partial(index.note, member.log, status, again=False))
+            status = index.shell_status(self._wait_status)
+            self._tasks.run(partial(index.update_record, member.log, status, overwrite=False))
         self._tasks.run(partial(self._cleanup.run, member))
         self._end_when_idle()
 

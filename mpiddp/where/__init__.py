@@ -1,1 +1,1 @@
-"""Where the ranks of a job are: their stacks, merged, and which of them is odd."""
+"""Where the ranks of a job are: stacks of all ranks, grouped, and which ranks are odd."""

@@ -1,4 +1,4 @@
-"""Tell where the ranks of a running job are: `python -m mpiddp.where [JOB]`."""
+"""Prints where the ranks of a running job are: `python -m mpiddp.where [JOB]`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from ..base.files import open_for_writing
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
 from ..options.help import PlainParser
-from .client import Inspecting, UnansweredError, ask, find
-from .registry import Card
-from .rendering import as_json, lines, threads, waits_for_lock
-from .snapshot import Picture
+from .client import InspectOptions, UnansweredError, find_endpoint, request_snapshot
+from .registry import JobEndpoint
+from .rendering import as_json, draw_svg, format_table, format_threads, has_lock_wait
+from .snapshot import Snapshot
 
-HINT = "  a lock that another thread holds? --threads shows all threads, where py-spy is installed"
+LOCK_HINT = "  a lock that another thread holds? --threads shows all threads, where py-spy is installed"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Ask a job and print where its ranks are; return the exit status."""
-    given = parsed(arguments)
+    """Print where a job's ranks are; return the exit status."""
+    options = parse_arguments(arguments)
     try:
-        card = find(given.job)
+        endpoint = find_endpoint(options.job)
         while True:
-            status = show(card, given)
-            if given.watch is None or status:
+            status = print_snapshot(endpoint, options)
+            if options.watch is None or status:
                 return status
-            time.sleep(given.watch)
+            time.sleep(options.watch)
     except UnansweredError as error:
         write_line(f"mpiddp.where: {error}")
         return 1
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def parsed(arguments: list[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = PlainParser("python -m mpiddp.where", description=(
         "Tell where the ranks of a running job stand, and which of them are odd. The job goes on."))
@@ -49,29 +49,29 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--native", action="store_true", help="show the frames of C code, too; stops the ranks for it")
     parser.add_argument("--svg", metavar="FILE", help="draw the ranks' calls as a tree (needs drawsvg)")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
-    given = parser.parse_args(arguments)
-    if given.watch is not None and not given.watch > 0:
-        parser.error(f"--watch {given.watch:g}: must be greater than 0")
-    return given
+    options = parser.parse_args(arguments)
+    if options.watch is not None and not options.watch > 0:
+        parser.error(f"--watch {options.watch:g}: must be greater than 0")
+    return options
 
 
-def show(card: Card, given: argparse.Namespace) -> int:
-    """Ask a job once, and print what it says; draw it, if that was asked for; return the exit status."""
-    picture, inspected = ask(card, Inspecting(given.native) if given.threads or given.native else None)
-    head = f"job {card.name}, {card.ranks:,} rank{'s' * (card.ranks != 1)}{picture.step and f', {picture.step}'}"
-    hint = [] if inspected or not waits_for_lock(picture) else [HINT]
-    table = [head, *lines(picture), *hint, *threads(inspected)]
-    status = print_answer(as_json(picture, inspected) if given.json else "\n".join(table))
-    return draw(picture, head, given.svg) or status if given.svg else status
+def print_snapshot(endpoint: JobEndpoint, options: argparse.Namespace) -> int:
+    """Print a snapshot of a job, and draw it if that was asked for; return the exit status."""
+    inspect = InspectOptions(options.native) if options.threads or options.native else None
+    snapshot, threads = request_snapshot(endpoint, inspect)
+    title = (f"job {endpoint.name}, {endpoint.ranks:,} rank{'s' * (endpoint.ranks != 1)}"
+             f"{snapshot.step and f', {snapshot.step}'}")
+    hint = [] if threads or not has_lock_wait(snapshot) else [LOCK_HINT]
+    table = [title, *format_table(snapshot), *hint, *format_threads(threads)]
+    status = print_answer(as_json(snapshot, threads) if options.json else "\n".join(table))
+    return write_svg(snapshot, title, options.svg) or status if options.svg else status
 
 
-def draw(picture: Picture, head: str, path: str) -> int:
-    """Draw a picture into a file, or say why that cannot be done; return the exit status."""
-    from .rendering import svg
-
+def write_svg(snapshot: Snapshot, title: str, path: str) -> int:
+    """Draw a snapshot into a file, or print why that is not possible; return the exit status."""
     try:
-        with open(open_for_writing(path), "w", encoding="utf-8") as drawn:
-            drawn.write(svg(picture, head))
+        with open(open_for_writing(path), "w", encoding="utf-8") as file:
+            file.write(draw_svg(snapshot, title))
     except (ImportError, OSError) as error:
         needs = " (pip install drawsvg)" if isinstance(error, ImportError) else ""
         write_line(f"mpiddp.where: cannot draw {path}: {error}{needs}")

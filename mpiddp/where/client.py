@@ -1,4 +1,4 @@
-"""One who asks a job where its ranks are."""
+"""Finds a job's endpoint and requests a snapshot from its coordinator."""
 
 from __future__ import annotations
 
@@ -27,43 +27,44 @@ from .protocol import (
     ThreadsReply,
     ThreadsRequest,
 )
-from .registry import Card, path_of, read_all, remove
+from .registry import JobEndpoint, endpoint_path, read_endpoints, remove_file
 from .rendering import from_json
-from .snapshot import Picture
+from .snapshot import Snapshot
 
 CoordinatorChannel = Channel[AskerToCoordinator, CoordinatorToAsker]
 CODEC: Codec[CoordinatorToAsker] = Codec(CoordinatorToAsker)
 
-CONNECTING_S = 5.0
-TRYING_S = 1.0  # to find out whether a job runs
-CALLERS = 100  # jobs that are tried at once
-SLURM_S = 5.0  # for squeue
-OLD_S = 30 * 86400.0  # for which a job is believed to run that cannot be seen
-INSPECTED, INSPECTED_S = 4, 20.0  # ranks, and for them
-UNWATCHED = "the sentinel of its rank 0 was killed, which its output says then"
-ANSWER_S = 15.0  # the coordinator waits two seconds for the ranks; a busy node may take longer for the rest
+CONNECT_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 1.0
+MAX_PROBES = 100  # at a time
+SQUEUE_TIMEOUT_S = 5.0
+MAX_JOB_AGE_S = 30 * 86400.0  # an older job that cannot be reached is taken to be over
+MAX_INSPECTED = 4  # ranks
+INSPECT_TIMEOUT_S = 20.0  # for all of them
+SNAPSHOT_TIMEOUT_S = 15.0  # the coordinator waits two seconds for the ranks; a busy node may take longer for the rest
+SENTINEL_KILLED = "the sentinel of its rank 0 was killed, which its output says then"
+
+Reply = TypeVar("Reply", SnapshotReply, ThreadsReply)
 
 
-Answer = TypeVar("Answer", SnapshotReply, ThreadsReply)
-
-
-class Inspecting(NamedTuple):
-    """What is asked of some ranks besides: all their threads, and the frames of C code if `native`."""
+class InspectOptions(NamedTuple):
+    """Request all threads of some ranks, with the frames of C code if `native`."""
 
     native: bool
 
-    def choose(self, picture: Picture) -> list[int]:
-        """Return the ranks: the odd ones, or one of each place if none is odd; a few at most."""
-        groups = [group for group in picture.groups if group.odd] or list(picture.groups)
-        ranks = groups[0].ranks if len(groups) == 1 and groups[0].odd else [group.ranks[0] for group in groups]
-        return list(ranks[:INSPECTED])
+    def choose_ranks(self, snapshot: Snapshot) -> list[int]:
+        """Return the odd ranks, or one rank of each location if none is odd; a few at most."""
+        groups = [group for group in snapshot.groups if group.is_odd] or list(snapshot.groups)
+        has_one_odd_group = len(groups) == 1 and groups[0].is_odd
+        ranks = groups[0].ranks if has_one_odd_group else [group.ranks[0] for group in groups]
+        return list(ranks[:MAX_INSPECTED])
 
 
 class UnansweredError(Exception):
-    """Nobody answers; the text says why, and what to do."""
+    """No job answers; the text gives the reason, and what to do."""
 
 
-class Life(enum.Enum):
+class JobState(enum.Enum):
     """Whether a job runs, as far as can be seen from here."""
 
     RUNS = "its coordinator answers"
@@ -71,138 +72,152 @@ class Life(enum.Enum):
     UNKNOWN = "it cannot be reached, or does not answer soon"
 
 
-def find(job: str) -> Card:
-    """Return the card of a job by its number or the beginning of its name, of the only one that runs if that is empty.
+def find_endpoint(job: str) -> JobEndpoint:
+    """Return the endpoint of a job by its number or the beginning of its name; if empty, of the only running job.
 
     Raises UnansweredError where there is none, or more than one.
     """
-    cards = read_all()
+    endpoints = read_endpoints()
     wanted = name_job(job)
-    matching = {path: card for path, card in cards.items()
-                if not job or wanted in card.names or card.run_id.startswith(job)
-                or (card.number and not card.by_slurm and not card.step and wanted.partition(".")[0] == card.number)}
-    found = list(matching.values())
-    if len(found) > 1:
-        found = running(matching) or (found if job else [])
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UnansweredError(f"which job? {join_names([f'{card.run_id} ({card.name})' for card in found])}")
+    by_path = {path: endpoint for path, endpoint in endpoints.items()
+               if not job or wanted in endpoint.names or endpoint.run_id.startswith(job)
+               or (endpoint.number and not endpoint.by_slurm and not endpoint.step
+                   and wanted.partition(".")[0] == endpoint.number)}
+    matches = list(by_path.values())
+    if len(matches) > 1:
+        matches = select_running(by_path) or (matches if job else [])
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UnansweredError(f"which job? {join_names([f'{match.run_id} ({match.name})' for match in matches])}")
     if not job:
         raise UnansweredError("no job of yours is running with mpiddp, or it is still starting")
-    others = f"; there is {join_names([card.name for card in cards.values()])}" if cards else ""
+    others = f"; there is {join_names([endpoint.name for endpoint in endpoints.values()])}" if endpoints else ""
     raise UnansweredError(f"no job {job} of yours is running with mpiddp{others}")
 
 
-def running(cards: Mapping[str, Card]) -> list[Card]:
-    """Return those of the cards, which have files, whose jobs run; where none is seen to run, those that may.
+def select_running(endpoints: Mapping[str, JobEndpoint]) -> list[JobEndpoint]:
+    """Return the endpoints, given by their files, of jobs that run; if none is seen to run, of those that may run.
 
-    All are asked at once. The cards of jobs that are over are removed. Of a job that cannot be seen from here Slurm
-    knows whether it runs; without Slurm a card is believed for OLD_S, unless this host has been started since.
+    All are probed at once. The files of jobs that are over are removed. If a job cannot be reached from here, Slurm
+    knows whether it runs. Without Slurm it may run for MAX_JOB_AGE_S, until this host is booted if it ran on it.
     """
-    with ThreadPoolExecutor(CALLERS) as callers:
-        lives = dict(zip(cards, callers.map(life_of, cards.values()), strict=True))
-    unknown = {path: card for path, card in cards.items() if lives[path] is Life.UNKNOWN}
-    queued = slurm_jobs() if any(card.by_slurm for card in unknown.values()) else None
-    for path in cards:
-        if lives[path] is Life.OVER or (path in unknown and is_outdated(path, cards[path])):
+    with ThreadPoolExecutor(MAX_PROBES) as executor:
+        states = dict(zip(endpoints, executor.map(probe_job, endpoints.values()), strict=True))
+    unknown = {path: endpoint for path, endpoint in endpoints.items() if states[path] is JobState.UNKNOWN}
+    queued = list_slurm_jobs() if any(endpoint.by_slurm for endpoint in unknown.values()) else None
+    for path in endpoints:
+        if states[path] is JobState.OVER or (path in unknown and is_outdated(path, endpoints[path])):
             unknown.pop(path, None)
-            remove(path)
-    seen = [card for path, card in cards.items() if lives[path] is Life.RUNS]
-    return seen or [card for card in unknown.values()
-                    if not card.by_slurm or queued is None or card.number in queued]
+            remove_file(path)
+    running = [endpoint for path, endpoint in endpoints.items() if states[path] is JobState.RUNS]
+    return running or [endpoint for endpoint in unknown.values()
+                       if not endpoint.by_slurm or queued is None or endpoint.number in queued]
 
 
-def is_outdated(path: str, card: Card) -> bool:
-    """Tell whether a card is older than any job, or than what runs on this host, if its job did."""
+def is_outdated(path: str, endpoint: JobEndpoint) -> bool:
+    """Return whether an endpoint is older than any job, or than this host's boot if the job ran on this host."""
     try:
         written_s = os.stat(path).st_mtime
     except OSError:
         return False
     booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return written_s < time.time() - OLD_S or (card.host == socket.gethostname() and written_s < booted_s)
+    return written_s < time.time() - MAX_JOB_AGE_S or (
+        endpoint.host == socket.gethostname() and written_s < booted_s)
 
 
-def slurm_jobs() -> set[str] | None:
-    """Return the numbers of this user's jobs that Slurm knows to run or to wait, None where it does not say."""
-    done = call("squeue", "--noheader", "--me", "--format=%A", timeout_s=SLURM_S)
+def list_slurm_jobs() -> set[str] | None:
+    """Return the numbers of this user's jobs that run or wait in Slurm, None if it does not answer."""
+    done = call("squeue", "--noheader", "--me", "--format=%A", timeout_s=SQUEUE_TIMEOUT_S)
     return set(done.stdout.split()) if done is not None and done.returncode == 0 else None
 
 
-def life_of(card: Card) -> Life:
-    """Tell whether a job runs."""
-    if is_out_of_sight(card):
-        return Life.UNKNOWN
+def probe_job(endpoint: JobEndpoint) -> JobState:
+    """Return whether a job runs."""
+    if not is_reachable(endpoint):
+        return JobState.UNKNOWN
     try:
-        connect((card.address, card.port), card.token, TRYING_S, TRYING_S).close()
+        connect((endpoint.address, endpoint.port), endpoint.token, PROBE_TIMEOUT_S, PROBE_TIMEOUT_S).close()
     except (ConnectionRefusedError, PermissionError):
-        return Life.OVER if card.host == socket.gethostname() else Life.UNKNOWN
+        return JobState.OVER if endpoint.host == socket.gethostname() else JobState.UNKNOWN
     except (EOFError, OSError):
-        return Life.UNKNOWN
-    return Life.RUNS
+        return JobState.UNKNOWN
+    return JobState.RUNS
 
 
-def is_out_of_sight(card: Card) -> bool:
-    """Tell whether a job listens to its own host alone, which is another one."""
-    return ipaddress.ip_address(card.address).is_loopback and card.host != socket.gethostname()
+def is_reachable(endpoint: JobEndpoint) -> bool:
+    """Return whether this host may reach a job: not if it listens on the loopback interface of another host."""
+    return not ipaddress.ip_address(endpoint.address).is_loopback or endpoint.host == socket.gethostname()
 
 
-def ask(card: Card, inspect: Inspecting | None = None) -> tuple[Picture, dict[int, str]]:
-    """Return where the ranks of a job are, and what `inspect` wants; raise UnansweredError where it does not say."""
-    if is_out_of_sight(card):
-        raise UnansweredError(elsewhere(card))
-    if card.version != __version__ and life_of(card) is not Life.OVER:
-        raise UnansweredError(f"the job has mpiddp {card.version}, this is {__version__}: use the job's environment")
+def request_snapshot(endpoint: JobEndpoint, options: InspectOptions | None = None) -> tuple[Snapshot, dict[int, str]]:
+    """Return a job's snapshot, and the threads of some ranks if `options` are given.
+
+    Raises UnansweredError if the job does not answer.
+    """
+    if not is_reachable(endpoint):
+        raise UnansweredError(unreachable_hint(endpoint))
+    if endpoint.version != __version__ and probe_job(endpoint) is not JobState.OVER:
+        raise UnansweredError(
+            f"the job has mpiddp {endpoint.version}, this is {__version__}: use the job's environment")
+    is_local = endpoint.host == socket.gethostname()
     try:
-        with connect((card.address, card.port), card.token, CONNECTING_S, ANSWER_S) as connection:
-            return talk(card, connection, inspect)
+        with connect((endpoint.address, endpoint.port), endpoint.token, CONNECT_TIMEOUT_S,
+                     SNAPSHOT_TIMEOUT_S) as connection:
+            return exchange(endpoint, connection, options)
     except (ConnectionRefusedError, PermissionError) as error:
-        if card.host != socket.gethostname():
-            why = ("another program listens there" if isinstance(error, PermissionError) else
-                   "nobody listens there any more, or a firewall refuses")
-            raise UnansweredError(f"{why}: {elsewhere(card)}") from None
-        remove(path_of(card))
-        raise UnansweredError(f"job {card.name} is over: it was killed, and could not say so") from None
+        if not is_local:
+            reason = ("another program listens there" if isinstance(error, PermissionError) else
+                      "nobody listens there any more, or a firewall refuses")
+            raise UnansweredError(f"{reason}: {unreachable_hint(endpoint)}") from None
+        remove_file(endpoint_path(endpoint))
+        raise UnansweredError(f"job {endpoint.name} is over: it was killed, and could not say so") from None
     except (EOFError, ConnectionResetError, BrokenPipeError):
-        raise UnansweredError(f"job {card.name} has just ended, or {UNWATCHED}") from None
+        raise UnansweredError(f"job {endpoint.name} has just ended, or {SENTINEL_KILLED}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise UnansweredError(f"job {card.name} gives an answer that this mpiddp does not understand") from None
+        raise UnansweredError(f"job {endpoint.name} gives an answer that this mpiddp does not understand") from None
     except TimeoutError:
-        here = card.host == socket.gethostname()
-        raise UnansweredError(f"job {card.name} does not answer: {UNWATCHED}" if here else elsewhere(card)) from None
+        reason = f"job {endpoint.name} does not answer: {SENTINEL_KILLED}" if is_local else unreachable_hint(endpoint)
+        raise UnansweredError(reason) from None
     except OSError as error:
-        raise UnansweredError(f"{elsewhere(card)} ({error})") from None
+        raise UnansweredError(f"{unreachable_hint(endpoint)} ({error})") from None
 
 
-def talk(card: Card, connection: socket.socket, inspect: Inspecting | None) -> tuple[Picture, dict[int, str]]:
-    """Ask over a connection; raise EOFError where the other end hangs up, and UnansweredError where it is silent."""
+def exchange(
+    endpoint: JobEndpoint, connection: socket.socket, options: InspectOptions | None
+) -> tuple[Snapshot, dict[int, str]]:
+    """Request a snapshot over a connection, and return as request_snapshot() does.
+
+    Raises EOFError if the other end hangs up, and UnansweredError at the timeout.
+    """
     wire = CoordinatorChannel(connection, CODEC)
     wire.send(SnapshotRequest())
-    shown = hear(wire, SnapshotReply, 1, ANSWER_S)
-    if not shown:
-        raise UnansweredError(f"job {card.name} has not answered for {ANSWER_S:.0f} s")
-    picture = from_json(shown[0].snapshot, card.ranks)
-    ranks = inspect.choose(picture) if inspect is not None else []
+    replies = receive_n(wire, SnapshotReply, 1, SNAPSHOT_TIMEOUT_S)
+    if not replies:
+        raise UnansweredError(f"job {endpoint.name} has not answered for {SNAPSHOT_TIMEOUT_S:.0f} s")
+    snapshot = from_json(replies[0].snapshot, endpoint.ranks)
+    ranks = options.choose_ranks(snapshot) if options is not None else []
     for rank in ranks:
-        wire.send(ThreadsRequest(rank, inspect is not None and inspect.native))
-    threads = {found.rank: found.text for found in hear(wire, ThreadsReply, len(ranks), INSPECTED_S)}
-    return picture, {rank: threads.get(rank, f"no answer in {INSPECTED_S:.0f} s") for rank in ranks}
+        wire.send(ThreadsRequest(rank, options is not None and options.native))
+    threads = {reply.rank: reply.text for reply in receive_n(wire, ThreadsReply, len(ranks), INSPECT_TIMEOUT_S)}
+    return snapshot, {rank: threads.get(rank, f"no answer in {INSPECT_TIMEOUT_S:.0f} s") for rank in ranks}
 
 
-def hear(wire: CoordinatorChannel, kind: type[Answer], count: int, timeout_s: float) -> list[Answer]:
-    """Return so many messages of a kind, or those that came in time."""
+def receive_n(wire: CoordinatorChannel, kind: type[Reply], count: int, timeout_s: float) -> list[Reply]:
+    """Return so many messages of a kind, or fewer at the timeout."""
     deadline = time.monotonic() + timeout_s
-    found: list[Answer] = []
-    while len(found) < count and (left_s := deadline - time.monotonic()) > 0:
+    replies: list[Reply] = []
+    while len(replies) < count and (left_s := deadline - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):
-            found += [message for message in wire.receive(left_s) if isinstance(message, kind)]
-    return found
+            replies += [message for message in wire.receive(left_s) if isinstance(message, kind)]
+    return replies
 
 
-def elsewhere(card: Card) -> str:
-    """Return what to do where a job's network cannot be reached from here."""
-    at = f"job {card.name} listens on {card.address} of {card.host}, which cannot be reached from here"
-    if not card.by_slurm:
-        return f"{at}; ask on {card.host} itself"
-    number, host = shlex.quote(card.number), shlex.quote(card.host)
-    return f"{at}; type\n  srun --jobid={number} --overlap -N1 -n1 -w {host} python -m mpiddp.where {card.run_id}"
+def unreachable_hint(endpoint: JobEndpoint) -> str:
+    """Return what to do if a job's network cannot be reached from here."""
+    reason = f"job {endpoint.name} listens on {endpoint.address} of {endpoint.host}, which cannot be reached from here"
+    if not endpoint.by_slurm:
+        return f"{reason}; ask on {endpoint.host} itself"
+    number, host = shlex.quote(endpoint.number), shlex.quote(endpoint.host)
+    return (f"{reason}; type\n  srun --jobid={number} --overlap -N1 -n1 -w {host} "
+            f"python -m mpiddp.where {endpoint.run_id}")

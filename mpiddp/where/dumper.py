@@ -1,4 +1,4 @@
-"""A window into a rank: its sentinel asks for its stack, and how far it is."""
+"""Stack dumps inside a rank: its sentinel requests its stack, and its progress."""
 
 from __future__ import annotations
 
@@ -22,160 +22,163 @@ from ..ipc.codec import encode
 from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, file_identity
 from .protocol import ASK_SIGNAL, FLUSH, TRACER, TRACER_END, WHERE, Progress, StackSample
 
-ENDING_S = 1.0  # for the thread
-UNHEARD = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the sentinel does not read, or is gone
-MOST_CALLS = 100  # the innermost ones
+THREAD_END_TIMEOUT_S = 1.0
+NO_READER = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the sentinel does not read, or is gone
+MAX_CALLS = 100  # the innermost ones
 OUTERMOST_CALLS = ("_run_module_as_main", "_bootstrap", "<module>")  # of `python -m`, of a thread, and of a script
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-CHILDREN_ALONE = "1"  # there: a process traces its descendants alone, and those that let it
+DESCENDANTS_ONLY = "1"  # there: a process may trace its descendants, and those that permit it
 PR_SET_PTRACER = 0x59616D61  # (linux/prctl.h)
+# What a helper thread leaves to other threads: all signals but those of a fault of its own.
+NON_FAULT_SIGNALS = signal.valid_signals() - {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
-class Window:
-    """What a sentinel sees its rank through: a pipe and a socket.
+class StackDumper:
+    """The rank's ends of a pipe and a socket to its sentinel.
 
-    By the socket a thread of the rank is asked to flush the files that the script has open, or for the stack of the
-    main thread and a `Progress`, which it tells there as soon as the interpreter lets it. ASK_SIGNAL asks each process
-    that the rank has forked for its stack, and the rank where that thread does not answer, by a handler in Python that
-    tells it through the pipe. So the interpreter always reads its stack itself. A handler in C that does so, as
-    faulthandler's, may crash the process: a signal comes between any two instructions, also where a call has been half
-    made (python/cpython#116008).
+    A thread of the rank answers requests that come by the socket: for the main thread's stack and a `Progress`, or to
+    flush the script's files. ASK_SIGNAL requests the stack of a process that the rank has forked, and of the rank if
+    its thread does not answer: a handler in Python writes it to the pipe. A handler in C, such as faulthandler's, may
+    crash the process: the signal comes also in the middle of a call (python/cpython#116008).
 
-    Where native code holds the interpreter, a program that the sentinel starts may read the stack from outside. Yama
-    (prctl(2), PR_SET_PTRACER) forbids that on some systems, unless each process lets the sentinel do so.
+    If native code holds the interpreter, py-spy reads the stack from outside. Where Yama forbids that (prctl(2),
+    PR_SET_PTRACER), each process permits it.
     """
 
     def __init__(self) -> None:
-        """Open it; raise OSError where that can't be, or something else uses the signal."""
-        if caught([ASK_SIGNAL]) or signal.getsignal(ASK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
+        """Start; raise OSError if something else uses the signal, or no descriptor is left."""
+        if handled_signals([ASK_SIGNAL]) or signal.getsignal(ASK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
             raise OSError("the signal is used already")
-        self.reading, self.writing = os.pipe()
-        os.set_blocking(self.writing, False)  # what the sentinel does not read is lost: the rank never waits for it
+        self.read_end, self.write_end = os.pipe()
+        os.set_blocking(self.write_end, False)  # what the sentinel does not read is lost: the rank never waits for it
         try:
-            self._ours, self.its = (one.detach() for one in socket.socketpair())
+            self._socket, self.sentinel_socket = (end.detach() for end in socket.socketpair())
         except OSError:
-            os.close(self.reading)
-            os.close(self.writing)
+            os.close(self.read_end)
+            os.close(self.write_end)
             raise
-        os.set_blocking(self._ours, False)
-        self._files = {one: file_identity(one) for one in (self.reading, self.writing, self._ours, self.its)}
-        self._watched = _thread.get_ident()
-        self._asked, self._telling = 0, 0  # how often it was asked, and the process that tells
-        self._handler = self._on_signal  # one object, by which it is known again
-        self._allow: Callable[[], object] = bool  # the sentinel to trace this process
+        os.set_blocking(self._socket, False)
+        self._files = {descriptor: file_identity(descriptor)
+                       for descriptor in (self.read_end, self.write_end, self._socket, self.sentinel_socket)}
+        self._main_thread = _thread.get_ident()
+        self._signals, self._writing_pid = 0, 0  # that were received and not answered; the process whose handler writes
+        self._handler = self._on_signal  # one object, by which it is recognised
+        self._permit: Callable[[], object] = bool  # lets the sentinel trace this process
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(ASK_SIGNAL, self._handler)
             signal.siginterrupt(ASK_SIGNAL, False)
-        os.register_at_fork(after_in_child=lambda: self._allow())
-        self._answers = _thread.allocate_lock()  # held as long as the thread runs
+        os.register_at_fork(after_in_child=lambda: self._permit())
+        self._thread_runs = _thread.allocate_lock()  # held as long as the thread runs
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)  # handlers that are due run here
             with contextlib.suppress(RuntimeError):  # no thread can be started
-                _thread.start_new_thread(self._answer, ())  # which a script does not find in threading.enumerate()
+                _thread.start_new_thread(self._serve, ())  # which a script does not find in threading.enumerate()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def end(self) -> None:
-        """Close it; a signal that is on its way is no harm, until forget()."""
-        self._allow = bool
+    def close(self) -> None:
+        """Stop; a signal that is on its way does no harm until release_signal()."""
+        self._permit = bool
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(ASK_SIGNAL) == self._handler:
                 signal.signal(ASK_SIGNAL, signal.SIG_IGN)
-        if self._is_ours(self.its):
-            with socket.socket(fileno=os.dup(self.its)) as other, contextlib.suppress(OSError):
-                other.shutdown(socket.SHUT_RDWR)  # which ends the thread
-            self._answers.acquire(timeout=ENDING_S)
+        if self._is_ours(self.sentinel_socket):
+            with (socket.socket(fileno=os.dup(self.sentinel_socket)) as sentinel_socket,
+                  contextlib.suppress(OSError)):
+                sentinel_socket.shutdown(socket.SHUT_RDWR)  # which ends the thread
+            self._thread_runs.acquire(timeout=THREAD_END_TIMEOUT_S)
         for descriptor in filter(self._is_ours, self._files):
             os.close(descriptor)
 
-    def forget(self) -> None:
-        """Let the signal do what it did, because nobody is left to send it."""
+    def release_signal(self) -> None:
+        """Restore the signal's default, since nobody is left to send it."""
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(ASK_SIGNAL) == signal.SIG_IGN:
                 signal.signal(ASK_SIGNAL, signal.SIG_DFL)
 
     def _is_ours(self, descriptor: int) -> bool:
-        """Tell whether a descriptor is still that file: a program may have closed it, and opened another."""
+        """Return whether a descriptor is still that file: a program may have closed it, and opened another."""
         try:
             return file_identity(descriptor) == self._files[descriptor]
         except OSError as error:
-            if error.errno != errno.EBADF:  # a handler of the script's has raised it, which interrupts this
+            if error.errno != errno.EBADF:  # raised by a handler of the script, which has interrupted this
                 raise
             return False
 
-    def _answer(self) -> None:
-        """Answer the sentinel until the window is closed."""
-        from .progress import progress
+    def _serve(self) -> None:
+        """Answer requests until the socket is closed; the body of the thread."""
+        from .progress import read_progress
 
-        asked = select.poll()
-        asked.register(self._ours, select.POLLIN)
-        with self._answers, contextlib.suppress(Exception):  # a thread of ours shows no traceback
-            while asked.poll() and self._is_ours(self._ours) and (requests := os.read(self._ours, 100)):
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        with self._thread_runs, contextlib.suppress(Exception):  # a thread of ours shows no traceback
+            while poll.poll() and self._is_ours(self._socket) and (requests := os.read(self._socket, 100)):
                 if WHERE in requests:
-                    self._tell(self._ours, StackSample(os.getpid(), as_printed(frame_of(self._watched))))
-                    self._tell(self._ours, progress())
+                    self._send(self._socket, StackSample(os.getpid(), format_calls(read_frame(self._main_thread))))
+                    self._send(self._socket, read_progress())
                 if FLUSH in requests:
                     flush_files()
                 if TRACER in requests:
-                    self._allow = allowing(int(requests.partition(TRACER)[2].partition(TRACER_END)[0]))
-                    self._allow()
+                    self._permit = make_permission(int(requests.partition(TRACER)[2].partition(TRACER_END)[0]))
+                    self._permit()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
-        """Be the handler of ASK_SIGNAL; where it comes while that is at work, it tells the same once more."""
-        self._asked += 1
-        while (asked := self._asked) and self._telling != os.getpid():  # a fork may have come while another one told
-            self._telling = os.getpid()
+        """Handle ASK_SIGNAL; if it comes while the handler runs, the same stack is written once more."""
+        self._signals += 1
+        while (signals := self._signals) and self._writing_pid != os.getpid():  # another process, after a fork
+            self._writing_pid = os.getpid()
             try:
                 with contextlib.suppress(RecursionError):  # the script is near its limit; all else is the script's own
-                    self._tell(self.writing, calls_within(select.PIPE_BUF - 2, frame))
+                    self._send(self.write_end, fit_calls(select.PIPE_BUF - 2, frame))
             finally:
-                self._telling = 0
-                self._asked -= asked
+                self._writing_pid = 0
+                self._signals -= signals
 
-    def _tell(self, descriptor: int, message: StackSample | Progress) -> None:
-        """Tell the sentinel, in a line of its own, unless it does not read."""
+    def _send(self, descriptor: int, message: StackSample | Progress) -> None:
+        """Send a message to the sentinel, in a line of its own, unless it does not read."""
         try:
             if self._is_ours(descriptor):
                 os.write(descriptor, b"\n" + encode(message) + b"\n")
         except OSError as error:
-            if error.errno not in UNHEARD:
+            if error.errno not in NO_READER:
                 raise
 
 
-def allowing(tracer: int) -> Callable[[], object]:
-    """Return what lets a process, and its descendants, trace the one that calls it, where Yama asks for that."""
+def make_permission(tracer: int) -> Callable[[], object]:
+    """Return a function that lets `tracer` and its descendants trace the calling process, if Yama asks for that."""
     with contextlib.suppress(OSError), open(YAMA) as file:
-        if file.read().strip() == CHILDREN_ALONE:
+        if file.read().strip() == DESCENDANTS_ONLY:
             import ctypes  # which torch has imported
 
             return functools.partial(ctypes.CDLL(None).prctl, PR_SET_PTRACER, ctypes.c_ulong(tracer), 0, 0, 0)
     return bool
 
 
-def frame_of(thread: int) -> FrameType | None:
-    """Return the frame in which a thread is; from CPython 3.11 a garbage collection may never return meanwhile.
+def read_frame(thread: int) -> FrameType | None:
+    """Return the innermost frame of a thread.
 
-    That is python/cpython#106883.
+    In CPython 3.11 a garbage collection in the meantime may never return (python/cpython#106883).
     """
     if sys.version_info[:2] != (3, 11):
         return sys._current_frames().get(thread)
     # One instruction makes all three calls, so that no other thread, which may set the same, comes between them.
-    collects, _, frames = map(operator.methodcaller("__call__"), (gc.isenabled, gc.disable, sys._current_frames))
-    if collects:
+    was_enabled, _, frames = map(operator.methodcaller("__call__"), (gc.isenabled, gc.disable, sys._current_frames))
+    if was_enabled:
         gc.enable()
-    found: FrameType | None = frames.get(thread)
-    return found
+    frame: FrameType | None = frames.get(thread)
+    return frame
 
 
-def as_printed(frame: FrameType | None, most: int = MOST_CALLS) -> str:
-    """Return a frame and those that have called it, as faulthandler prints them: a line each, the innermost first.
+def format_calls(frame: FrameType | None, max_calls: int = MAX_CALLS) -> str:
+    """Return a frame and its callers, as faulthandler prints them: a line each, the innermost first.
 
-    A thread that runs again meanwhile may have left some: then the outermost ones lack, too.
+    A thread that runs meanwhile may have left some calls: then the outermost ones are missing, too.
     """
     lines: list[str] = []
     outermost = ""
-    while frame is not None and len(lines) < most:
+    while frame is not None and len(lines) < max_calls:
         outermost = frame.f_code.co_name
         file, function = (name.replace("\n", "\\n") for name in (frame.f_code.co_filename, outermost))
         lines.append(f'  File "{file}", line {frame.f_lineno or "???"} in {function}')
@@ -184,15 +187,15 @@ def as_printed(frame: FrameType | None, most: int = MOST_CALLS) -> str:
     return "\n".join(lines if is_whole else [*lines, CUT_STACK]) + "\n"
 
 
-def calls_within(most_bytes: int, frame: FrameType | None) -> StackSample:
-    """Return the innermost calls of this process that a message of so many bytes has room for."""
-    most = MOST_CALLS
-    while len(encode(calls := StackSample(os.getpid(), as_printed(frame, most)))) > most_bytes and most > 1:
-        most = most * 2 // 3
+def fit_calls(max_bytes: int, frame: FrameType | None) -> StackSample:
+    """Return the innermost calls of this process that fit into a message of so many bytes."""
+    max_calls = MAX_CALLS
+    while len(encode(calls := StackSample(os.getpid(), format_calls(frame, max_calls)))) > max_bytes and max_calls > 1:
+        max_calls = max_calls * 2 // 3
     return calls
 
 
-def caught(numbers: Iterable[int]) -> set[int]:
+def handled_signals(numbers: Iterable[int]) -> set[int]:
     """Return the signals for which this process has a handler, Python's or another one."""
     mask = 0
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:  # a name may be no text

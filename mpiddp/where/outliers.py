@@ -1,267 +1,274 @@
-"""Ranks at one place, merged; and which of them differ from the others. Pure functions, for 100,000 ranks."""
+"""Groups ranks by location and finds those that are odd. Pure functions, made for 100,000 ranks."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..base.text import format_duration, format_ranges
 from ..failure import stack
 from ..failure.stack import Frame, Kind
-from .snapshot import HELD, WAITING, At, Group, Picture, Place, Rank, Worker
+from .snapshot import Activity, ChildProcess, Location, RankGroup, RankSample, Snapshot
 
-BETWEEN_TWO = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
-UNLIKE = "they wait in unlike calls: one of them has left a call out, or makes one that the others do not make"
-SHOWN = 20  # ranges of ranks in a sentence
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+MISMATCH = "they wait in unlike calls: one of them has left a call out, or makes one that the others do not make"
+BUSY_CORES = 0.3  # a main thread that uses more works or spins
+IDLE_CORES = 0.1  # one that uses less waits
+MAX_RANGES = 20  # of ranks, in a sentence
+MAX_CHILDREN_SHOWN = 3
+NATIVE = "native code, which holds the interpreter"
+FREE = (Activity.BUSY, Activity.LOADER, Activity.ELSEWHERE, Activity.STOPPED, Activity.KERNEL)
+FAILURE_FORMAT = "{}, line {}, in {}"
+FAILURE_PATTERN = re.compile(r"(.*), line (\d+), in (.*)")
 
-Members = Mapping[Place, Sequence[Rank]]
-Found = tuple[set[int], list[str]]  # the ranks that are odd, and sentences
-
-
-def find(members: Members) -> Found:
-    """Return which ranks are odd, and sentences about them; `members` are the ranks at each place."""
-    held = {place: ranks for place, ranks in members.items() if place.at in HELD}
-    silent = {place: ranks for place, ranks in members.items() if place.at is At.SILENT}
-    rest = {place: ranks for place, ranks in members.items() if place not in held and place not in silent}
-    alone = (held or silent) and len(rest) == 1  # there is nothing to compare it with
-    odd, findings = compare(rest) if rest and not alone else (set(), [])
-    return odd | (numbers(held) if rest else set()), [*sentences({**held, **silent}), *findings]
+Members = Mapping[Location, Sequence[RankSample]]
+Outliers = tuple[set[int], list[str]]  # the odd ranks, and sentences
 
 
-def compare(members: Members) -> Found:
-    """Return what find() does of ranks that nothing holds."""
-    waiting = {place: ranks for place, ranks in members.items() if place.at in WAITING}
-    busy = {place: ranks for place, ranks in members.items() if place.at is At.BUSY}
-    others = {place: ranks for place, ranks in members.items() if place not in waiting and place not in busy}
+def build_snapshot(samples: Sequence[RankSample]) -> Snapshot:
+    """Return where the ranks are, and which are odd."""
+    locations: dict[tuple[object, ...], Location] = {}  # many ranks are alike: each kind is located once
+    members: dict[Location, list[RankSample]] = {}
+    for sample in samples:
+        key = (sample.frames, sample.state, sample.wchan, sample.cores >= BUSY_CORES, sample.cores < IDLE_CORES,
+               sample.has_answered, sample.has_ended, bool(sample.native),
+               tuple(child._replace(pid=0) for child in sample.children))
+        if key not in locations:
+            locations[key] = locate(sample)
+        members.setdefault(locations[key], []).append(sample)
+    odd, findings = find_outliers(members)
+    groups = [group for location, located in members.items() for group in split_by_oddity(location, located, odd)]
+    return Snapshot(tuple(sorted(groups, key=lambda group: (not group.is_odd, len(group.ranks), group.ranks))),
+                    (*findings, *explain_hidden_stacks(samples)), format_steps(samples))
+
+
+def split_by_oddity(location: Location, samples: Sequence[RankSample], odd: set[int]) -> Iterator[RankGroup]:
+    """Yield the odd ranks at a location, then the others."""
+    for is_odd in (True, False):
+        if members := [sample for sample in samples if (sample.rank in odd) == is_odd]:
+            numbers = {sample.sequences[0].number if len(sample.sequences) == 1 else 0 for sample in members}
+            is_common = len(numbers) == 1 and location.activity is Activity.COLLECTIVE
+            yield RankGroup(location, tuple(sample.rank for sample in members),
+                            tuple(dict.fromkeys(sample.host for sample in members)), is_odd,
+                            numbers.pop() if is_common else 0)
+
+
+def find_outliers(members: Members) -> Outliers:
+    """Return which ranks are odd, and sentences about them; `members` are the ranks at each location."""
+    held, others = partition(members, lambda location: location.activity.is_held)
+    silent, rest = partition(others, lambda location: location.activity is Activity.SILENT)
+    has_no_reference = (held or silent) and len(rest) == 1
+    odd, findings = compare_running(rest) if rest and not has_no_reference else (set(), [])
+    return odd | (collect_ranks(held) if rest else set()), [*format_states({**held, **silent}), *findings]
+
+
+def compare_running(members: Members) -> Outliers:
+    """Compare ranks that nothing holds; return as find_outliers() does."""
+    waiting, rest = partition(members, lambda location: location.activity.is_waiting)
+    busy, others = partition(rest, lambda location: location.activity is Activity.BUSY)
     if waiting and others:
-        loading = {place: ranks for place, ranks in others.items() if place.at is At.LOADER}
-        standing = {place: ranks for place, ranks in others.items() if place not in loading}
-        return numbers(others), [*sentences(loading), *sentences(standing, f"not {meeting(waiting)}")]
+        loading, standing = partition(others, lambda location: location.activity is Activity.LOADER)
+        state = f"not {describe_wait(waiting)}"
+        return collect_ranks(others), [*format_states(loading), *format_states(standing, state)]
     if waiting and busy:
-        words = f"busy, and not {meeting(waiting)}: slow, or spinning as GPUs and MPI let them"
-        return numbers(busy) if 2 * len(numbers(busy)) <= len(numbers(members)) else set(), sentences(busy, words)
-    counts = not busy or all(one.spins for ranks in members.values() for one in ranks)
-    late, told = behind(members) if counts else (set(), [])
+        state = f"busy, and not {describe_wait(waiting)}: slow, or spinning as GPUs and MPI let them"
+        is_minority = 2 * len(collect_ranks(busy)) <= len(collect_ranks(members))
+        return collect_ranks(busy) if is_minority else set(), format_states(busy, state)
+    has_settled = not busy or all(sample.spins for samples in members.values() for sample in samples)
+    late, findings = find_late_ranks(members) if has_settled else (set(), [])
     if late:
-        return late, told
-    odd, findings = compare_waiting(members) if waiting else compare_places(members)
-    return odd, [*told, *findings]
+        return late, findings
+    odd, more = compare_waiting(members) if waiting else compare_locations(members)
+    return odd, [*findings, *more]
 
 
-def compare_waiting(members: Members) -> Found:
-    """Return what find() does where all ranks wait for others."""
-    common = majority(members)
+def compare_waiting(members: Members) -> Outliers:
+    """Compare ranks that all wait for others; return as find_outliers() does."""
+    common = majority_location(members)
     if len(members) == 1:
-        (place,) = members
-        where = f"all ranks are {own_words(place)}"
-        lasts = ": where that lasts, the network or a device stands still" if place.at is At.COLLECTIVE else ""
-        return set(), [] if len(sequences(members)) > 1 else [where + lasts]
-    odd = {place: ranks for place, ranks in members.items() if place != common}
-    lines = [f"{ranks_in_words(numbers({place: ranks}))} {own_words(place)}" for place, ranks in odd.items()]
-    if common is None or any(place.collective in BETWEEN_TWO for place in members):
-        more = [f"{ranks_in_words(numbers({common: members[common]}))} {own_words(common)}"] if common else []
-        is_plain = not any(place.at is At.ENDED or place.collective in BETWEEN_TWO for place in members)
-        unlike = [UNLIKE] if is_plain else []
-        return set(), [*lines, *more, *unlike]
-    return numbers(odd), [*lines, f"the others are {own_words(common)}"]
+        ((location, samples),) = members.items()
+        if len({sample.sequences for sample in samples}) > 1:
+            return set(), []
+        is_suspect = location.activity is Activity.COLLECTIVE
+        suspect = ": where that lasts, the network or a device stands still" if is_suspect else ""
+        return set(), [f"all ranks are {describe_location(location)}{suspect}"]
+    majority, odd = partition(members, lambda location: location == common)
+    findings = [f"{format_ranks(collect_ranks({location: samples}))} {describe_location(location)}"
+                for group in (odd, majority) for location, samples in group.items()]
+    has_pairs = any(location.collective in POINT_TO_POINT for location in members)
+    if common is None or has_pairs:
+        is_mismatch = not has_pairs and not any(location.activity is Activity.ENDED for location in members)
+        return set(), [*findings, MISMATCH] if is_mismatch else findings
+    return collect_ranks(odd), [*findings[:-1], f"the others are {describe_location(common)}"]
 
 
-def compare_places(members: Members) -> Found:
-    """Return what find() does where no rank waits for others in torch's own code."""
-    others = {place: ranks for place, ranks in members.items() if place.at is not At.BUSY}
+def compare_locations(members: Members) -> Outliers:
+    """Compare ranks of which none waits for others in torch's own code; return as find_outliers() does."""
+    _, others = partition(members, lambda location: location.activity is Activity.BUSY)
     if not others:
         return set(), ["all ranks are busy: they work, or spin as GPUs and MPI let them"]
-    common = majority(members)
-    odd = {place: ranks for place, ranks in others.items() if place != common} if common else {}
-    return numbers(odd), sentences(odd, "not where most are")
+    common = majority_location(members)
+    odd = {location: samples for location, samples in others.items() if common and location != common}
+    return collect_ranks(odd), format_states(odd, "not where most are")
 
 
-def behind(members: Members) -> Found:
-    """Return which ranks have not entered a collective that others of their process group have, and sentences of it.
+def partition(members: Members, predicate: Callable[[Location], bool]) -> tuple[Members, Members]:
+    """Return the ranks at the locations for which a predicate holds, and the other ranks."""
+    matches = {location: samples for location, samples in members.items() if predicate(location)}
+    return matches, {location: samples for location, samples in members.items() if location not in matches}
 
-    They are odd where the number counts collectives alone, as NCCL's does, and others are ahead in every group.
+
+def find_late_ranks(members: Members) -> Outliers:
+    """Return which ranks have not entered a collective that others of their process group have, and sentences.
+
+    The ranks are odd only if the sequence numbers count collectives alone, as NCCL's do, and others are ahead in each
+    group.
     """
-    ranks = [one for some in members.values() for one in some]
-    numbers_of: dict[tuple[str, str], dict[int, list[int]]] = {}
-    for one in ranks:
-        for number, names, group in one.entered:
-            numbers_of.setdefault((names, group), {}).setdefault(number, []).append(one.rank)
+    samples = [sample for located in members.values() for sample in located]
+    groups: dict[tuple[str, str], dict[int, list[int]]] = {}  # (ranks, name): sequence number: ranks
+    for sample in samples:
+        for number, names, group in sample.sequences:
+            groups.setdefault((names, group), {}).setdefault(number, []).append(sample.rank)
     late: set[int] = set()
-    told = []
-    same = Counter(names for names, _ in numbers_of)
-    for (names, group), found in sorted(numbers_of.items(), key=lambda one: sum(map(len, one[1].values()))):
-        last = max(found)
-        of_ranks = f" of ranks {names}" if len(numbers_of) > 1 else ""
-        of_group = f" (group {group})" if same[names] > 1 else ""
-        others = f"rank {found[last][0]}" if len(found[last]) == 1 else "others"
-        for number, some in sorted(found.items()):
+    findings = []
+    groups_of_ranks = Counter(names for names, _ in groups)
+    for (names, group), ranks_by_number in sorted(groups.items(), key=lambda item: sum(map(len, item[1].values()))):
+        last = max(ranks_by_number)
+        of_ranks = f" of ranks {names}" if len(groups) > 1 else ""
+        of_group = f" (group {group})" if groups_of_ranks[names] > 1 else ""
+        others = f"rank {ranks_by_number[last][0]}" if len(ranks_by_number[last]) == 1 else "others"
+        for number, ranks in sorted(ranks_by_number.items()):
             if number < last:
-                late.update(some)
-                told.append(f"{ranks_in_words(some)} at sequence {number:,}{of_ranks}{of_group}, {others} at {last:,}")
-    ahead = {one.rank for one in ranks} - late
-    if not all(one.spins for one in ranks) or len(late) > len(ahead):
+                late.update(ranks)
+                findings.append(
+                    f"{format_ranks(ranks)} at sequence {number:,}{of_ranks}{of_group}, {others} at {last:,}")
+    ahead = {sample.rank for sample in samples} - late
+    if not all(sample.spins for sample in samples) or len(late) > len(ahead):
         late = set()
-    return late, told
+    return late, findings
 
 
-def sequences(members: Members) -> set[tuple[object, ...]]:
-    """Return how far ranks are, each way once."""
-    return {one.entered for ranks in members.values() for one in ranks}
-
-
-def meeting(waiting: Iterable[Place]) -> str:
-    """Return in words where ranks wait for others."""
-    names = sorted({one.collective for one in waiting} - {""})
+def describe_wait(waiting: Iterable[Location]) -> str:
+    """Return where ranks wait for others, such as `in all_reduce, where others wait`."""
+    names = sorted({location.collective for location in waiting} - {""})
     return f"in {' or '.join(names)}, where others wait" if names else "at the end of the script, where others are"
 
 
-def own_words(place: Place) -> str:
-    """Return in words where ranks wait."""
-    if place.at is At.ENDED:
-        return str(place.at.value)
-    return f"in {place.collective} ({place.words.rpartition(' → ')[0].rpartition(' → ')[2]})"
+def describe_location(location: Location) -> str:
+    """Return where ranks wait: the collective, and the script's line that calls it."""
+    if location.activity is Activity.ENDED:
+        return str(location.activity.value)
+    return f"in {location.collective} ({location.line.rpartition(' → ')[0].rpartition(' → ')[2]})"
 
 
-def sentences(members: Members, words: str = "") -> list[str]:
-    """Return a sentence for each state of the ranks at some places."""
+def format_states(members: Members, state: str = "") -> list[str]:
+    """Return a sentence for each activity of the ranks; `state` takes the place of its description."""
     by_state: dict[str, list[int]] = {}
-    for place, ranks in members.items():
-        by_state.setdefault(words or place.at.value, []).extend(one.rank for one in ranks)
-    return [f"{ranks_in_words(ranks)} {state}" for state, ranks in by_state.items()]
+    for location, samples in members.items():
+        by_state.setdefault(state or location.activity.value, []).extend(sample.rank for sample in samples)
+    return [f"{format_ranks(ranks)} {text}" for text, ranks in by_state.items()]
 
 
-def numbers(members: Members) -> set[int]:
-    """Return the ranks at some places."""
-    return {one.rank for ranks in members.values() for one in ranks}
+def collect_ranks(members: Members) -> set[int]:
+    """Return the ranks at all these locations."""
+    return {sample.rank for samples in members.values() for sample in samples}
 
 
-def majority(members: Members) -> Place | None:
-    """Return the place of more than half of the ranks, if there is one."""
-    largest = max(members, key=lambda place: len(members[place]))
-    return largest if 2 * len(members[largest]) > len(numbers(members)) else None
+def majority_location(members: Members) -> Location | None:
+    """Return the location of more than half of the ranks, if there is one."""
+    largest = max(members, key=lambda location: len(members[location]))
+    return largest if 2 * len(members[largest]) > len(collect_ranks(members)) else None
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """Return `rank 3 is`, or `ranks 0-2,5 are`."""
-    found = sorted(ranks)
-    return f"rank {found[0]} is" if len(found) == 1 else f"ranks {format_ranges(found, SHOWN)} are"
+    ordered = sorted(ranks)
+    return f"rank {ordered[0]} is" if len(ordered) == 1 else f"ranks {format_ranges(ordered, MAX_RANGES)} are"
 
 
-BUSY = 0.3  # of a processor: a main thread that uses more is at work, or spins
-IDLE = 0.1  # of a processor: one that uses less waits
-SHOWN_CHILDREN = 3
-NATIVE = "native code, which holds the interpreter"
-FREE = (At.BUSY, At.LOADER, At.ELSEWHERE, At.STOPPED, At.KERNEL)
-FAILED_AT = "{}, line {}, in {}"
-FAILED = re.compile(r"(.*), line (\d+), in (.*)")
-
-
-def picture(ranks: Sequence[Rank]) -> Picture:
-    """Return where ranks are, and which are odd."""
-    known: dict[tuple[object, ...], Place] = {}  # the many ranks at one place are looked at once
-    members: dict[Place, list[Rank]] = {}
-    for one in ranks:
-        key = (one.frames, one.state, one.kernel, one.cores >= BUSY, one.cores < IDLE, one.heard, one.ended,
-               bool(one.native), tuple(worker._replace(pid=0) for worker in one.workers))
-        if key not in known:
-            known[key] = place_of(one)
-        members.setdefault(known[key], []).append(one)
-    odd, findings = find(members)
-    groups = [group for place, found in members.items() for group in groups_of(place, found, odd)]
-    return Picture(tuple(sorted(groups, key=lambda one: (not one.odd, len(one.ranks), one.ranks))),
-                   (*findings, *unshown(ranks)), step_of(ranks))
-
-
-def groups_of(place: Place, ranks: Sequence[Rank], odd: set[int]) -> Iterator[Group]:
-    """Yield the ranks at one place: those that are odd, and those that are not."""
-    for is_odd in (True, False):
-        if some := [one for one in ranks if (one.rank in odd) == is_odd]:
-            numbers = {one.entered[0].number if len(one.entered) == 1 else 0 for one in some}
-            yield Group(place, tuple(one.rank for one in some), tuple(dict.fromkeys(one.host for one in some)), is_odd,
-                        numbers.pop() if len(numbers) == 1 and place.at is At.COLLECTIVE else 0)
-
-
-def unshown(ranks: Iterable[Rank]) -> Iterator[str]:
-    """Yield why native code hides the stacks of ranks, and of processes that they have forked."""
+def explain_hidden_stacks(samples: Iterable[RankSample]) -> Iterator[str]:
+    """Yield why native code hides the stacks of ranks, and of their children."""
     hidden: dict[str, list[int]] = {}
-    for one in ranks:
-        for reason in {one.native, *(worker.native for worker in one.workers)} - {""}:
-            hidden.setdefault(reason, []).append(one.rank)
-    for reason, some in hidden.items():
-        yield f"what native code hides of rank{'s' * (len(some) > 1)} {format_ranges(some, SHOWN)}: {reason}"
+    for sample in samples:
+        for reason in {sample.native, *(child.native for child in sample.children)} - {""}:
+            hidden.setdefault(reason, []).append(sample.rank)
+    for reason, ranks in hidden.items():
+        yield f"what native code hides of rank{'s' * (len(ranks) > 1)} {format_ranges(ranks, MAX_RANGES)}: {reason}"
 
 
-def step_of(ranks: Iterable[Rank]) -> str:
-    """Return in words at which steps ranks are, and for how long."""
-    stepping = [one for one in ranks if one.steps]
+def format_steps(samples: Iterable[RankSample]) -> str:
+    """Return at which steps the ranks are, and for how long."""
+    stepping = [sample for sample in samples if sample.steps]
     if not stepping:
         return ""
-    first, last = min(one.steps for one in stepping), max(one.steps for one in stepping)
-    age = format_duration(min(one.step_age_s for one in stepping))
+    first, last = min(sample.steps for sample in stepping), max(sample.steps for sample in stepping)
+    age = format_duration(min(sample.step_age_s for sample in stepping))
     return f"step {first:,} for {age}" if first == last else f"steps {first:,} to {last:,}, the last one for {age}"
 
 
-def places_of(ranks: Iterable[Rank]) -> dict[int, str]:
-    """Return in words where ranks are."""
-    return {one.rank: place.words or str(place.at.value) for one in ranks for place in [place_of(one)]}
+def describe_locations(samples: Iterable[RankSample]) -> dict[int, str]:
+    """Return where each rank is, in words."""
+    return {sample.rank: location.line or str(location.activity.value)
+            for sample in samples for location in [locate(sample)]}
 
 
-def calls_of(ranks: Iterable[Rank]) -> dict[int, str]:
-    """Return the script's innermost line of each rank that waits for others there, as reports have it."""
-    return {one.rank: FAILED_AT.format(*found[-1][1:]) for one in ranks if place_of(one).at is At.COLLECTIVE
-            and (found := [frame for frame in one.frames if frame.file == one.frames[0].file])}
+def waiting_calls(samples: Iterable[RankSample]) -> dict[int, str]:
+    """Return the script's innermost line of each rank that waits in a collective, in the format of reports."""
+    return {sample.rank: FAILURE_FORMAT.format(*lines[-1][1:]) for sample in samples
+            if locate(sample).activity is Activity.COLLECTIVE
+            and (lines := [frame for frame in sample.frames if frame.file == sample.frames[0].file])}
 
 
-def free(ranks: Iterable[Rank]) -> set[int]:
-    """Return the ranks that are seen to wait for no others, so that others may have waited for them."""
-    return {one.rank for one in ranks if place_of(one).at in FREE
-            and not any(frame.kind is Kind.OURS for frame in stack.after_script(one.frames))}
+def find_free_ranks(samples: Iterable[RankSample]) -> set[int]:
+    """Return the ranks that wait for no other rank, so that others may wait for them."""
+    return {sample.rank for sample in samples if locate(sample).activity in FREE
+            and not any(frame.kind is Kind.OURS for frame in stack.after_script(sample.frames))}
 
 
-def failed_at(one: Rank, where: str) -> Rank:
-    """Return a rank whose script has raised, as it was before: `where` is the line, as in reports."""
-    found = FAILED.fullmatch(where)
-    file, line, function = found.groups() if found else (where, "0", "")
-    return one._replace(frames=(Frame(Kind.SCRIPT, file, int(line), function),), state="S", kernel="", cores=0.0)
+def move_to_failure(sample: RankSample, where: str) -> RankSample:
+    """Return a rank whose script has raised as it was at that moment; `where` is the line in the format of reports."""
+    match = FAILURE_PATTERN.fullmatch(where)
+    file, line, function = match.groups() if match else (where, "0", "")
+    return sample._replace(frames=(Frame(Kind.SCRIPT, file, int(line), function),), state="S", wchan="", cores=0.0)
 
 
-def place_of(one: Rank) -> Place:
+def locate(sample: RankSample) -> Location:
     """Return where a rank is."""
-    at, name = what_at(one), stack.collective(one.frames)
-    if at is At.ENDED:
-        return Place(at, "")
-    words = NATIVE if one.native and not one.frames else stack.in_words(one.frames)
-    if one.kernel and at in (At.KERNEL, At.SILENT, At.ELSEWHERE):
-        words = " → ".join(filter(None, (words, f"{one.kernel}()")))
-    if at in (At.LOADER, At.ELSEWHERE):
-        working = [worker for worker in one.workers if not stack.is_idle_worker(worker.frames)]
-        words = "; ".join([words, *dict.fromkeys(map(child, working[:SHOWN_CHILDREN]))])
-    return Place(at, words, name if at is At.COLLECTIVE else "")
+    activity, name = classify_activity(sample), stack.collective(sample.frames)
+    if activity is Activity.ENDED:
+        return Location(activity, "")
+    line = NATIVE if sample.native and not sample.frames else stack.in_words(sample.frames)
+    if sample.wchan and activity in (Activity.KERNEL, Activity.SILENT, Activity.ELSEWHERE):
+        line = " → ".join(filter(None, (line, f"{sample.wchan}()")))
+    if activity in (Activity.LOADER, Activity.ELSEWHERE):
+        working = [child for child in sample.children if not stack.is_idle_worker(child.frames)]
+        line = "; ".join([line, *dict.fromkeys(map(describe_child, working[:MAX_CHILDREN_SHOWN]))])
+    return Location(activity, line, name if activity is Activity.COLLECTIVE else "")
 
 
-def what_at(one: Rank) -> At:
-    """Tell what a rank is at."""
-    states = {"": At.GONE, "X": At.GONE, "Z": At.GONE, "T": At.STOPPED, "t": At.STOPPED}
-    if not one.heard:
-        return At.LOST
-    if one.state in states:
-        return states[one.state]
-    if one.ended:
-        return At.ENDED
-    if not one.frames and (one.state == "D" or not one.native):
-        return At.KERNEL if one.state == "D" else At.SILENT
-    name = stack.collective(one.frames)
-    if name and (name != stack.BACKWARD_NAME or one.cores < IDLE):
-        return At.COLLECTIVE
-    if one.cores >= BUSY or name:
-        return At.BUSY
-    return At.LOADER if stack.waits_for_loader(one.frames) else At.ELSEWHERE
+def classify_activity(sample: RankSample) -> Activity:
+    """Return what a rank does."""
+    states = {"": Activity.GONE, "X": Activity.GONE, "Z": Activity.GONE, "T": Activity.STOPPED, "t": Activity.STOPPED}
+    if not sample.has_answered:
+        return Activity.LOST
+    if sample.state in states:
+        return states[sample.state]
+    if sample.has_ended:
+        return Activity.ENDED
+    if not sample.frames and (sample.state == "D" or not sample.native):
+        return Activity.KERNEL if sample.state == "D" else Activity.SILENT
+    name = stack.collective(sample.frames)
+    if name and (name != stack.BACKWARD_NAME or sample.cores < IDLE_CORES):
+        return Activity.COLLECTIVE
+    if sample.cores >= BUSY_CORES or name:
+        return Activity.BUSY
+    return Activity.LOADER if stack.waits_for_loader(sample.frames) else Activity.ELSEWHERE
 
 
-def child(worker: Worker) -> str:
-    """Return in words where a process is that a rank has forked."""
-    how = {"T": "stopped", "t": "stopped", "D": "held by the kernel"}.get(worker.state, "")
-    kernel = f"{worker.kernel}()" if worker.kernel else ""
-    words = NATIVE if worker.native else stack.in_words(worker.frames)
-    return f"its child: {' → '.join(filter(None, (worker.program, words, kernel, how)))}"
+def describe_child(child: ChildProcess) -> str:
+    """Return where a child is, in words."""
+    state = {"T": "stopped", "t": "stopped", "D": "held by the kernel"}.get(child.state, "")
+    wchan = f"{child.wchan}()" if child.wchan else ""
+    line = NATIVE if child.native else stack.in_words(child.frames)
+    return f"its child: {' → '.join(filter(None, (child.program, line, wchan, state)))}"

@@ -1,42 +1,38 @@
-"""What the kernel tells of a process at a glance: its state, what it has used, who descends from it."""
+"""What the kernel shows of processes: state, resource usage, descendants, signals, TCP traffic."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 STATE, MINOR, MAJOR, USER, CHILDREN_SYSTEM, STARTED = 0, 7, 9, 11, 14, 19  # of /proc/PID/stat after the name (man 5)
-MANY = 1000  # descendants
-ANSWERING_S = 0.1  # for which a main thread runs; an interpreter that is asked answers sooner
-COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")  # the last two also within a call, on some file systems
+MAX_DESCENDANTS = 1000
+HANDLER_RUN_S = 0.1  # an interpreter whose main thread has run for longer has called a signal's handler
+IO_COUNTERS = ("rchar", "wchar", "read_bytes", "write_bytes")  # the last two also within a call, on some file systems
 READ_AHEAD = 128 * 1024  # bytes, by default, that a major page fault reads, and for which a read() waits at a time
 RECEIVING = ("unix_stream_", "skb_wait_")  # in functions that wait for a Unix or UDP socket, whose bytes nobody counts
 PACKET = 1000  # bytes that wake a process which waits for such a socket, at least
-ASKED_TURNS = 4  # of a main thread, between two looks, for the signal by which it is asked for its stack
+SIGNAL_TURNS = 4  # of a main thread between two samples, for the signal that asks for its stack
 
 
-class Glance(NamedTuple):
-    """A process as the kernel sees it.
+class ProcSample(NamedTuple):
+    """A process as /proc shows it. The last four fields are those of all its threads, and of its ended children."""
 
-    `state` is a letter (man 5 proc), `kernel` the function of the kernel that its main thread sleeps in, empty if that
-    is not told. `main_s` is for how many seconds its main thread has run, or has waited for a processor; it has `ran_s`
-    of these, in so many `turns`. `busy_s` is the processor time of all its threads, and of its children that have
-    ended. So are `moved_bytes`, what was read and written, also for major page faults, but without recv() and send(),
-    and `faults`, the minor page faults. `unseen` says what of it the kernel does not show, empty for nothing.
-    """
-
-    state: str
-    kernel: str
-    main_s: float
-    ran_s: float
-    turns: int
-    busy_s: float
-    moved_bytes: int
-    faults: int = 0
-    unseen: str = ""
+    state: str  # a letter (man 5 proc)
+    wchan: str  # the kernel function in which its main thread sleeps; empty if that is not shown
+    main_s: float  # for which its main thread has run or waited for a processor
+    ran_s: float  # for which it has run
+    turns: int  # in which it has run
+    busy_s: float  # processor time
+    moved_bytes: int  # read and written, also for major page faults, but without recv() and send()
+    faults: int = 0  # minor page faults
+    unseen: str = ""  # what of it the kernel does not show; empty for nothing
 
     @property
     def is_stopped(self) -> bool:
@@ -45,63 +41,64 @@ class Glance(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Whether the process is stopped, or the kernel does not let it go."""
+        """Whether it is stopped, or in an uninterruptible call of the kernel."""
         return self.state in "TtD"
 
-    def has_slept(self, before: Glance) -> bool:
-        """Tell whether the main thread has slept since `before`; it has not where the kernel does not count turns."""
+    def has_slept(self, before: ProcSample) -> bool:
+        """Return whether the main thread has slept since `before`; False where the kernel does not count turns."""
         return self.state == before.state == "S" and 0 < self.turns == before.turns
 
-    def could_answer(self, before: Glance) -> bool:
-        """Tell whether the main thread has run long enough since `before` for its interpreter to answer."""
-        return self.ran_s - before.ran_s > ANSWERING_S
+    def could_answer(self, before: ProcSample) -> bool:
+        """Return whether the main thread has run long enough since `before` for its interpreter to answer."""
+        return self.ran_s - before.ran_s > HANDLER_RUN_S
 
-    def fed_bytes(self, before: Glance) -> int:
-        """Return how much has come since `before` for a main thread that waited at both times, at least.
+    def fed_bytes(self, before: ProcSample) -> int:
+        """Return the least that has come since `before` for a main thread that waited at both times.
 
-        A long read() counts when it is over. Meanwhile the process sleeps in the kernel, and wakes for each part.
+        /proc/PID/io counts a long read() when it is over. Meanwhile the process sleeps in the kernel, and wakes for
+        each part.
         """
         turns = self.turns - before.turns
         if self.state == before.state == "D":
             return turns * READ_AHEAD
-        receives = all(any(part in one.kernel for part in RECEIVING) for one in (self, before))
-        return max(0, turns - ASKED_TURNS) * PACKET if receives else 0
+        is_receiving = all(any(part in sample.wchan for part in RECEIVING) for sample in (self, before))
+        return max(0, turns - SIGNAL_TURNS) * PACKET if is_receiving else 0
 
 
-def glance(pid: int) -> Glance | None:
-    """Look at a process; None if there is none."""
+def sample_process(pid: int) -> ProcSample | None:
+    """Return a sample of a process; None if there is none."""
     try:
-        fields = stat_of(pid)
+        fields = read_stat(pid)
     except OSError:
         return None
-    kernel, ran_ns, waited_ns, turns, moved, unseen = "", 0, 0, 0, 0, ""
+    wchan, ran_ns, waited_ns, turns, moved_bytes, unseen = "", 0, 0, 0, 0, ""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
-        kernel = file.read()
+        wchan = file.read()
     try:
         with open(f"/proc/{pid}/io") as file:
-            moved = sum(int(value) for name, value in (line.split(":") for line in file) if name in COUNTED)
+            moved_bytes = sum(int(value) for name, value in (line.split(":") for line in file) if name in IO_COUNTERS)
     except OSError as error:
         if fields[STATE] not in "ZX" and os.path.exists(f"/proc/{pid}"):
             unseen = f"/proc/{pid}/io cannot be read ({error.strerror})"
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # last, sched-stats.rst
         ran_ns, waited_ns, turns = map(int, file.read().split())
-    busy = sum(map(int, fields[USER:CHILDREN_SYSTEM + 1])) / os.sysconf("SC_CLK_TCK")
-    main_s = (ran_ns + waited_ns) / 1e9 or busy
-    minor, major = (int(fields[at]) + int(fields[at + 1]) for at in (MINOR, MAJOR))  # with those of ended children
-    return Glance(fields[STATE], kernel if kernel != "0" else "", main_s, ran_ns / 1e9, turns, busy,
-                  moved + major * READ_AHEAD, minor, unseen)
+    busy_s = sum(map(int, fields[USER:CHILDREN_SYSTEM + 1])) / os.sysconf("SC_CLK_TCK")
+    main_s = (ran_ns + waited_ns) / 1e9 or busy_s
+    minor, major = (int(fields[field]) + int(fields[field + 1]) for field in (MINOR, MAJOR))  # and of ended children
+    return ProcSample(fields[STATE], wchan if wchan != "0" else "", main_s, ran_ns / 1e9, turns, busy_s,
+                      moved_bytes + major * READ_AHEAD, minor, unseen)
 
 
-def stat_of(pid: int) -> list[str]:
+def read_stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the name; raise OSError where there is no such process."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].decode().split()
 
 
-def other_program(pid: int, than: int) -> str:
-    """Return the name of the program that a process runs, empty if it is the one of process `than`, or not known."""
+def other_program_name(pid: int, reference: int) -> str:
+    """Return the name of a process's program, empty if process `reference` runs the same, or if it is not known."""
     try:
-        if os.readlink(f"/proc/{pid}/exe") == os.readlink(f"/proc/{than}/exe"):
+        if os.readlink(f"/proc/{pid}/exe") == os.readlink(f"/proc/{reference}/exe"):
             return ""
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read().removesuffix(b"\n").decode(errors="replace")
@@ -109,25 +106,25 @@ def other_program(pid: int, than: int) -> str:
         return ""
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the processes that descend from one, those of its main thread and of others; none if that is not known."""
-    found: list[int] = []
+def list_descendants(pid: int) -> list[int]:
+    """Return the descendants of a process, of all its threads; none if the kernel does not show them."""
+    descendants: list[int] = []
     queue = [pid]
-    while queue and len(found) < MANY:
+    while queue and len(descendants) < MAX_DESCENDANTS:
         with contextlib.suppress(OSError):
-            one = queue.pop(0)
-            for thread in os.listdir(f"/proc/{one}/task"):
-                with contextlib.suppress(OSError), open(f"/proc/{one}/task/{thread}/children") as file:
+            parent = queue.pop(0)
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{thread}/children") as file:
                     queue += (children := list(map(int, file.read().split())))
-                    found += children
-    return found
+                    descendants += children
+    return descendants
 
 
-def unseen_among(family: Iterable[int]) -> str:
-    """Return what cannot be seen of the processes that descend from one, or of whether there are any."""
+def explain_unseen(descendants: Iterable[int]) -> str:
+    """Return why descendants of a process cannot be seen, or listed at all; empty if they can."""
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return "its children cannot be seen (the kernel lacks CONFIG_PROC_CHILDREN)"
-    for pid in family:
+    for pid in descendants:
         if not os.path.exists(f"/proc/{pid}"):
             try:
                 os.kill(pid, 0)
@@ -138,15 +135,15 @@ def unseen_among(family: Iterable[int]) -> str:
     return ""
 
 
-def can_be_sent(pid: int, number: int, descriptor: int, pipe: int, age_s: float) -> bool:
-    """Tell whether a process would handle a signal by printing with its `descriptor` into `pipe`.
+def can_handle_signal(pid: int, number: int, descriptor: int, pipe: int, min_age_s: float) -> bool:
+    """Return whether a process would handle a signal by printing with its `descriptor` into `pipe`.
 
-    The signal would end any other process. A process younger than `age_s` may be about to become another program, and
-    in one that the kernel holds the signal would wait, and find another program.
+    The signal would end any other process. A process younger than `min_age_s` may be about to become another program,
+    and in one that the kernel holds the signal would wait, and find another program.
     """
     try:
-        fields = stat_of(pid)
-        same = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == os.fstat(pipe).st_ino
+        fields = read_stat(pid)
+        has_pipe = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == os.fstat(pipe).st_ino
         with open(f"/proc/{pid}/status", "rb") as file:  # a name may be no text
             masks = {name: int(value, 16) for name, _, value in (line.partition(b":") for line in file)
                      if name in (b"SigPnd", b"ShdPnd", b"SigBlk", b"SigCgt")}
@@ -154,6 +151,137 @@ def can_be_sent(pid: int, number: int, descriptor: int, pipe: int, age_s: float)
         return False
     bit = 1 << number - 1
     started_s = int(fields[STARTED]) / os.sysconf("SC_CLK_TCK")
-    is_old = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s > age_s
-    return (same and is_old and fields[STATE] not in "TtDZX" and bool(masks[b"SigCgt"] & bit)
+    is_old = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s > min_age_s
+    return (has_pipe and is_old and fields[STATE] not in "TtDZX" and bool(masks[b"SigCgt"] & bit)
             and not (masks[b"SigPnd"] | masks[b"ShdPnd"] | masks[b"SigBlk"]) & bit)
+
+
+# The kernel counts the bytes of each TCP socket (man 7 sock_diag).
+SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLMSG_DONE, NLMSG_ERROR = 4, 20, 3, 2  # (linux/netlink.h, linux/sock_diag.h)
+REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+WITH_INFO, INET_DIAG_INFO = 2, 2  # requested, and the attribute: struct tcp_info (linux/inet_diag.h)
+CONNECTED = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # states of TCP: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT
+HEADER = struct.Struct("=IHHII")  # of a message: its length with this, and its type
+REQUEST = struct.Struct("=BBBxI48x")  # family, protocol, wanted attributes, states, any addresses
+PORTS = struct.Struct("=HH")  # in the network's order
+REPLY_BYTES, PORTS_OFFSET, INODE_OFFSET = 72, 4, 68  # of a socket, before its attributes
+ATTRIBUTE = struct.Struct("=HH")
+COUNTERS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
+COUNTERS_OFFSET = 120
+MAX_REPLY_BYTES = 2**16
+REPLY_TIMEOUT_S = 0.5
+
+
+class TcpSocket(NamedTuple):
+    """A connected TCP socket; `moved_bytes` were received, or sent and acknowledged."""
+
+    port: int
+    peer_port: int
+    moved_bytes: int
+
+
+class TcpCounter:
+    """Counts the bytes that a rank and its descendants have received and sent by TCP since the first count.
+
+    Traffic of the job's store, on `store_port`, does not count: NCCL threads poll it each second, also in ranks that
+    wait. Rank 0 serves it by read() and write(), which the kernel counts with those of files: they are subtracted.
+    """
+
+    def __init__(self, store_port: int) -> None:
+        self._store_port = store_port
+        self._counts: dict[int, int] = {}  # by a socket's inode
+        self._total = 0
+
+    def count(self, pids: Collection[int]) -> tuple[int, str]:
+        """Return the bytes that these processes have moved, and why some cannot be seen, empty if all can."""
+        inodes: set[int] = set()
+        try:
+            for pid in pids:
+                inodes |= list_socket_inodes(pid)
+            sockets = read_tcp_sockets() if inodes else {}
+        except OSError as error:
+            return self._total, f"its sockets cannot be seen ({error.strerror or error})"
+        own = {inode: sockets[inode] for inode in inodes & sockets.keys()}
+        for inode, connection in own.items():
+            more = max(0, connection.moved_bytes - self._counts.get(inode, 0))
+            if connection.port == self._store_port:
+                self._total -= more
+            elif connection.peer_port != self._store_port:
+                self._total += more
+        self._counts = {inode: connection.moved_bytes for inode, connection in own.items()}
+        return self._total, ""
+
+
+def list_socket_inodes(pid: int) -> set[int]:
+    """Return the inodes of a process's sockets; raise OSError where they cannot be seen."""
+    folder, inodes = f"/proc/{pid}/fd", set()
+    try:
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                kind, _, inode = os.readlink(f"{folder}/{name}").partition(":")
+                if kind == "socket":
+                    inodes.add(int(inode[1:-1]))
+        if inodes and os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+            raise OSError(0, f"process {pid} is in another network namespace")
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return set()
+    except PermissionError as error:
+        if is_zombie(pid):
+            return set()
+        raise OSError(error.errno, f"those of process {pid}: {error.strerror}") from error
+    return inodes
+
+
+def is_zombie(pid: int) -> bool:
+    """Return whether a process has ended; it has no sockets any more then."""
+    with contextlib.suppress(OSError):
+        return read_stat(pid)[STATE] in "ZX"
+    return True
+
+
+def read_tcp_sockets() -> dict[int, TcpSocket]:
+    """Return the connected TCP sockets of this network namespace, by inode.
+
+    Raises OSError where the kernel does not show them: before Linux 4.1, without its module tcp_diag, or in a container
+    that may not see them.
+    """
+    sockets: dict[int, TcpSocket] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as netlink:
+        netlink.settimeout(REPLY_TIMEOUT_S)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = REQUEST.pack(family, socket.IPPROTO_TCP, WITH_INFO, CONNECTED)
+            netlink.send(HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 0, 0) + request)
+            for reply in receive_replies(netlink):
+                port, peer_port = map(socket.ntohs, PORTS.unpack_from(reply, PORTS_OFFSET))
+                inode = int.from_bytes(reply[INODE_OFFSET:INODE_OFFSET + 4], sys.byteorder)
+                if inode:  # a process has it; one that is closed may still wait for its peer
+                    counters = COUNTERS.unpack_from(find_attribute(reply, INET_DIAG_INFO), COUNTERS_OFFSET)
+                    sockets[inode] = TcpSocket(port, peer_port, sum(counters))
+    return sockets
+
+
+def receive_replies(netlink: socket.socket) -> Iterator[bytes]:
+    """Yield the kernel's reply for each socket."""
+    while True:
+        data, start = netlink.recv(MAX_REPLY_BYTES), 0
+        while start < len(data):
+            size, kind, *_ = HEADER.unpack_from(data, start)
+            reply = data[start + HEADER.size:start + size]
+            if kind == NLMSG_DONE:
+                return
+            if kind == NLMSG_ERROR:
+                number = -int.from_bytes(reply[:4], sys.byteorder, signed=True)
+                raise OSError(number, os.strerror(number))
+            yield reply
+            start += size + 3 & ~3
+
+
+def find_attribute(reply: bytes, wanted: int) -> bytes:
+    """Return an attribute of a reply; raise OSError if it is not there, or lacks the counters."""
+    start = REPLY_BYTES
+    while start + ATTRIBUTE.size <= len(reply):
+        size, kind = ATTRIBUTE.unpack_from(reply, start)
+        if kind == wanted and size - ATTRIBUTE.size >= COUNTERS_OFFSET + COUNTERS.size:
+            return reply[start + ATTRIBUTE.size:start + size]
+        start += max(size, ATTRIBUTE.size) + 3 & ~3
+    raise OSError(0, "the kernel does not count their bytes")

@@ -1,4 +1,4 @@
-"""Where a running job can be asked: a card in the user's state folder, which nobody else can read."""
+"""Registry of running jobs: one endpoint file each in the user's state folder, which nobody else can read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,22 @@ from typing import Any, NamedTuple, get_type_hints
 from ..base.files import find_risk, open_checked, user_folder
 from ..discovery.schedulers import SLURM, find_job, find_scheduler
 
-MOST_BYTES = 2**16  # of a card; one has some hundred
+MAX_FILE_BYTES = 2**16  # an endpoint has some hundred
 
 
-class Card(NamedTuple):
-    """What one has to know to ask a job where its ranks are.
+class JobEndpoint(NamedTuple):
+    """What the job is called, and where its coordinator listens."""
 
-    `run_id` is the job's own name, `number` that of the scheduler, empty without one; `by_slurm` tells that it is
-    Slurm's, and `step` is the number of its step, or of Flux's job in a batch job, empty for none. The coordinator
-    listens on `address` and `port` of `host` for those that show `token`.
-    """
-
-    run_id: str
-    number: str
-    by_slurm: bool
-    step: str
+    run_id: str  # the job's own name
+    number: str  # the scheduler's; empty without one
+    by_slurm: bool  # whether that is Slurm's
+    step: str  # the number of the job's step, or of Flux's job in a batch job; empty for none
     host: str
     address: str
     port: int
-    token: str
-    ranks: int
-    version: str
+    token: str  # that a client has to know
+    ranks: int  # how many
+    version: str  # of mpiddp
 
     @property
     def name(self) -> str:
@@ -41,78 +36,80 @@ class Card(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What the job may be called, but for its own name's beginning."""
+        """What the job may be called, besides the beginning of its own name."""
         return [self.number or self.run_id, *([f"{self.number}.{self.step}"] if self.step else [])]
 
 
-def folder() -> str:
-    """Return where the user's cards are (XDG Base Directory Specification)."""
+def registry_folder() -> str:
+    """Return the folder of the user's endpoint files (XDG Base Directory Specification)."""
     return user_folder(os.environ, "XDG_STATE_HOME", ".local", "state")
 
 
-def job_number() -> tuple[str, bool, str]:
+def find_job_number() -> tuple[str, bool, str]:
     """Return the number that the scheduler has given this job, empty for none; whether it is Slurm's; its step."""
     job, step = find_job(os.environ)
     return job, find_scheduler(os.environ) is SLURM, step
 
 
-def path_of(card: Card) -> str:
-    """Return the file of a card."""
-    return os.path.join(folder(), f"{card.run_id}.json")
+def endpoint_path(endpoint: JobEndpoint) -> str:
+    """Return the file of an endpoint."""
+    return os.path.join(registry_folder(), f"{endpoint.run_id}.json")
 
 
-def write(card: Card) -> None:
-    """Write a card; where the user's folder cannot be written, or is another user's, the job works without.
+def write_endpoint(endpoint: JobEndpoint) -> None:
+    """Write an endpoint; do nothing if the user's folder cannot be written, or is another user's.
 
-    Others may be able to write to a folder above: a umask of 002 lets the user's group, which often is the user alone.
+    Others may be able to write to a folder above: a umask of 002 permits that to the user's group, which often is the
+    user alone.
     """
-    path = path_of(card)
+    path = endpoint_path(endpoint)
     new = f"{path}.new"
     with contextlib.suppress(OSError):
-        remove(new)
+        remove_file(new)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with open(open_checked(new, flags, partial(find_risk, job_folder=True), 0o700, 0o600), "w") as file:
-                json.dump(card._asdict(), file)
+                json.dump(endpoint._asdict(), file)
             os.rename(new, path)
         finally:
-            remove(new)
+            remove_file(new)
 
 
-def withdraw(card: Card) -> None:
-    """Remove a card."""
-    remove(path_of(card))
+def remove_endpoint(endpoint: JobEndpoint) -> None:
+    """Remove an endpoint, if it is there."""
+    remove_file(endpoint_path(endpoint))
 
 
-def remove(path: str) -> None:
+def remove_file(path: str) -> None:
     """Remove a file, if it is there."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
-def read_all() -> dict[str, Card]:
-    """Return the cards of this user by their files, those that were written last first; what is none is left out."""
-    found = []
+def read_endpoints() -> dict[str, JobEndpoint]:
+    """Return this user's endpoints by their files, the newest first; files that hold none are left out."""
+    endpoints = []
     names: list[str] = []
     with contextlib.suppress(OSError):
-        names = os.listdir(folder())
+        names = os.listdir(registry_folder())
     for name in names:
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-            path = os.path.join(folder(), name)
+            path = os.path.join(registry_folder(), name)
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-                facts = os.fstat(file.fileno())
-                if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and name.endswith(".json"):
-                    found.append((facts.st_mtime, path, checked(json.loads(file.read(MOST_BYTES)))))
-    return {path: card for _, path, card in sorted(found, reverse=True)}
+                status = os.fstat(file.fileno())
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and name.endswith(".json"):
+                    endpoint = parse_endpoint(json.loads(file.read(MAX_FILE_BYTES)))
+                    endpoints.append((status.st_mtime, path, endpoint))
+    return {path: endpoint for _, path, endpoint in sorted(endpoints, reverse=True)}
 
 
-def checked(fields: Any) -> Card:
-    """Return the card with these fields; raise TypeError or ValueError where they are those of none."""
-    import ipaddress  # not where a card is written
+def parse_endpoint(fields: Any) -> JobEndpoint:
+    """Return the endpoint with these fields; raise TypeError or ValueError if they are not those of one."""
+    import ipaddress  # not where an endpoint is written
 
-    card = Card(**fields)
-    if [*map(type, card)] != [*get_type_hints(Card).values()]:
+    endpoint = JobEndpoint(**fields)
+    if [*map(type, endpoint)] != [*get_type_hints(JobEndpoint).values()]:
         raise TypeError
-    if not ipaddress.ip_address(card.address) or not 0 < card.port < 2**16 or not 0 < card.ranks < 2**31:
+    if not ipaddress.ip_address(endpoint.address) or not 0 < endpoint.port < 2**16 or not 0 < endpoint.ranks < 2**31:
         raise ValueError
-    return card
+    return endpoint

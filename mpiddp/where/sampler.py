@@ -1,106 +1,319 @@
-"""A sentinel that looks where its rank is: it asks for the stack, and reads what the kernel tells of the process."""
+"""The sentinel's samples of its rank: stacks, from the rank's processes or from py-spy, and figures of the kernel."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..base.text import truncate_middle
 from ..failure import stack
 from ..failure.root_cause import LONG_TEXT
+from ..ipc.codec import Codec, Text, Unreadable
 from ..ipc.event_loop import EventLoop
-from .collector import Hearing
-from .process_sample import Glance, descendants, glance, other_program, unseen_among
-from .protocol import InspectFds, Sample, SampleRequest, ThreadsReply, ThreadsRequest
-from .py_spy import NATIVE, NONBLOCKING, inspect
-from .traffic import Traffic
+from .process_sample import (
+    ProcSample,
+    TcpCounter,
+    can_handle_signal,
+    explain_unseen,
+    list_descendants,
+    other_program_name,
+    sample_process,
+)
+from .protocol import (
+    ASK_SIGNAL,
+    WHERE,
+    InspectFds,
+    Progress,
+    RankSample,
+    Sample,
+    SampleRequest,
+    StackSample,
+    ThreadsReply,
+    ThreadsRequest,
+)
+from .py_spy import JSON, NATIVE, NONBLOCKING, dump_stacks
 
-LOOKING_S = 0.2  # for which the processor time is measured, and a process in the kernel is given time
-MOST = 16  # children that are asked
-INSPECTING_S = 15.0  # for py-spy, which may have to read the symbols of large libraries
+# Since the request:
+FIRST_CHECK_S = 0.2  # time for the interpreters, before processes are checked for native code
+INTERPRETERS_TIMEOUT_S = 0.6
+PY_SPY_TIMEOUT_S = 0.8
+STACKS_TIMEOUT_S = 0.9
+CHECK_INTERVAL_S = 0.1  # between two checks for processes that native code holds
+MIN_AGE_S = 1.0  # a younger child may be about to become another program, which the signal would end
+MAX_BUFFER_BYTES = 2**20
+MAX_DUMPS = 4  # processes that py-spy reads for one request
+CPU_INTERVAL_S = 0.2  # over which processor time is measured, and in which a call of the kernel may end
+MAX_CHILDREN = 16
+THREADS_TIMEOUT_S = 15.0  # for py-spy, which may have to read the symbols of large libraries
 
 
-class Looking:
-    """Looks at a rank and at the processes that it has forked, without waiting for any."""
+CODEC: Codec[RankSample] = Codec(RankSample)
+
+
+class StackCollector:
+    """Collects stacks, and the rank's progress, without blocking.
+
+    Each interpreter sends its own stack: the rank's by its thread, and by a signal handler in Python if the thread does
+    not answer; those of its children by that handler. A process that has slept all the time, or has run long enough to
+    call the handler, runs no Python: native code holds its interpreter, and py-spy reads the stack from outside. None
+    of this can end a process.
+    """
+
+    def __init__(self, loop: EventLoop, pid: int, sight: InspectFds) -> None:
+        self._loop, self._pid, self._sight = loop, pid, sight
+        self.stacks: dict[int, list[stack.Frame]] = {}
+        self.native: dict[int, str] = {}  # the processes that native code holds, and why py-spy shows no stack of them
+        self.progress: Progress | None = None
+        self.spins = False  # as in the rank's last progress
+        self.received_bytes = 0  # in all
+        self._awaits_progress = False  # the rank has not answered, perhaps an earlier request
+        self._pending: set[int] = set()  # processes whose stack may still come
+        self._dumped: set[int] = set()  # of these, those that py-spy reads
+        self._signalled: dict[int, ProcSample] = {}  # as they were when they got the signal
+        self._last: dict[int, ProcSample] = {}  # their last samples
+        self._buffers = dict.fromkeys((sight.pipe, sight.socket), b"")  # incomplete lines
+        self._began_s = 0.0
+        self._on_change: Callable[[], object] = lambda: None
+        for end, read in ((sight.pipe, self._read_pipe), (sight.socket, self._read_socket)):
+            if end >= 0:
+                os.set_blocking(end, False)
+                loop.watch(end, read)
+
+    def collect(self, children: Sequence[int], on_change: Callable[[], None]) -> None:
+        """Request the stacks of the rank and its children; call `on_change` whenever `timeout_s` may have changed."""
+        self.stacks, self.native, self.progress, self._on_change = {}, {}, None, on_change
+        self._began_s = time.monotonic()
+        self._pending, self._dumped, self._signalled, self._last = set(), set(), {}, {}
+        rank = sample_process(self._pid)
+        if rank is not None and not rank.is_stopped and self._sight.pipe >= 0:
+            self._pending.add(self._pid)
+            self._last[self._pid] = rank
+            if self._sight.socket >= 0 and not self._awaits_progress:
+                with contextlib.suppress(OSError):
+                    self._awaits_progress = bool(os.write(self._sight.socket, WHERE))
+        self._pending.update(filter(self._signal, children))
+        self._loop.set_timer("stack", FIRST_CHECK_S if self._pending else 0.0, self._check)
+
+    def _signal(self, pid: int) -> bool:
+        """Send the signal whose handler prints the stack, and return whether that is possible."""
+        sample = sample_process(pid)
+        pipe, descriptor, _ = self._sight
+        min_age_s = MIN_AGE_S if pid != self._pid else 0.0
+        if (sample is None or sample.is_held or pipe < 0
+                or not can_handle_signal(pid, ASK_SIGNAL, descriptor, pipe, min_age_s)):
+            return False
+        try:
+            os.kill(pid, ASK_SIGNAL)
+        except OSError:
+            return False
+        self._signalled[pid] = sample
+        self._last.pop(pid, None)  # the signal wakes it
+        return True
+
+    @property
+    def socket(self) -> int:
+        """The socket for requests to the rank, -1 if it is closed."""
+        return self._sight.socket
+
+    @property
+    def timeout_s(self) -> float:
+        """How long after the request stacks or the rank's progress may still come."""
+        return STACKS_TIMEOUT_S if self._pending else INTERPRETERS_TIMEOUT_S if self._awaits_progress else 0.0
+
+    def _left_s(self, timeout_s: float) -> float:
+        return max(0.0, self._began_s + timeout_s - time.monotonic())
+
+    def _check(self) -> None:
+        """Start py-spy for processes that native code holds; repeat that until no stack is pending."""
+        self._read_pipe()
+        for pid in sorted(self._pending - self._dumped, key=lambda pid: pid != self._pid):
+            if self._is_native(pid):
+                self._dump(pid)
+            elif pid == self._pid and pid in self._pending and pid not in self._signalled:
+                self._signal(pid)
+        if not self._left_s(INTERPRETERS_TIMEOUT_S):
+            self._pending &= self._dumped
+        if self._pending:
+            self._loop.set_timer("stack", CHECK_INTERVAL_S, self._check)
+        else:
+            self._on_change()
+
+    def _is_native(self, pid: int) -> bool:
+        """Return whether a pending process runs no Python; one that is gone is no longer pending."""
+        if (now := sample_process(pid)) is None:
+            self._pending.discard(pid)
+            return False
+        signalled, last = self._signalled.get(pid), self._last.get(pid)
+        self._last[pid] = now
+        return (signalled is not None and now.could_answer(signalled)) or (last is not None and now.has_slept(last))
+
+    def _dump(self, pid: int) -> None:
+        """Start py-spy for a process, if there is time."""
+        self.native[pid] = "py-spy had no time to look: ask again"
+        if len(self._dumped) < MAX_DUMPS and (left_s := self._left_s(PY_SPY_TIMEOUT_S)):
+            try:
+                dump_stacks(self._loop, pid, [NONBLOCKING, JSON], left_s, partial(self._take_dump, pid))
+                self._dumped.add(pid)
+            except OSError as error:
+                self.native[pid] = f"py-spy cannot be started: {error}"
+
+    def _take_dump(self, pid: int, output: str) -> None:
+        """Take what py-spy has printed of a process, unless that has answered meanwhile."""
+        if pid not in self._pending:
+            return
+        try:
+            frames = stack.from_dump(output, pid)
+        except (ValueError, TypeError, KeyError):
+            self.native[pid] = extract_error(output)
+        else:
+            self._store(pid, frames)
+        self._finish(pid)
+
+    def _store(self, pid: int, frames: list[stack.Frame]) -> None:
+        """Store the stack of a process, if it is that of its main thread."""
+        if frames:
+            self.stacks[pid] = frames
+            self.native.pop(pid, None)
+
+    def _finish(self, pid: int) -> None:
+        """Note that nothing more comes from a process."""
+        self._pending.discard(pid)
+        if not self._pending:
+            self._loop.cancel_timers("stack")
+            self._on_change()
+
+    def _read(self, end: int) -> bytes:
+        """Return what can be read; close an end whose other end is closed."""
+        try:
+            data = os.read(end, 65536)
+        except BlockingIOError:
+            return b""
+        except ConnectionError:  # the rank is gone, and had not read a request
+            data = b""
+        self.received_bytes += len(data)
+        if not data:
+            self._loop.unwatch(end)
+            os.close(end)
+            pipe, descriptor, socket = (-1 if value == end else value for value in self._sight)
+            self._sight = InspectFds(pipe, descriptor, socket)
+        return data
+
+    def _read_lines(self, end: int) -> list[bytes]:
+        *lines, self._buffers[end] = (self._buffers[end] + self._read(end))[-MAX_BUFFER_BYTES:].split(b"\n")
+        return [line for line in lines if line]
+
+    def _read_pipe(self) -> None:
+        """Take what signal handlers have written."""
+        if self._sight.pipe >= 0:
+            for line in self._read_lines(self._sight.pipe):
+                self._take_stack(CODEC.decode(line))
+
+    def _take_stack(self, message: RankSample | Text | Unreadable) -> None:
+        if isinstance(message, StackSample) and message.pid in self._pending:
+            self._store(message.pid, stack.read(message.text))
+            self._finish(message.pid)
+
+    def _read_socket(self) -> None:
+        """Take what the rank's thread has sent."""
+        for line in self._read_lines(self._sight.socket):
+            self._take_stack(message := CODEC.decode(line))
+            if isinstance(message, Progress):
+                self._awaits_progress = False
+                self.progress, self.spins = message, message.spins
+                self._on_change()
+
+
+def extract_error(output: str) -> str:
+    """Return the line in which py-spy says why it shows no stack; a backtrace of its own may follow that."""
+    lines = output.strip().splitlines() or ["py-spy has printed nothing"]
+    return truncate_middle(next((line for line in lines if line.startswith("Error")), lines[-1]))
+
+
+class ProcessSampler:
+    """Samples a rank and its children, without blocking."""
 
     def __init__(
-        self, loop: EventLoop, pid: int, sight: InspectFds, store_port: int, tell: Callable[[Sample], None]
+        self, loop: EventLoop, pid: int, sight: InspectFds, store_port: int, reply: Callable[[Sample], None]
     ) -> None:
-        self._loop, self._pid, self._tell = loop, pid, tell
-        self._hearing, self._traffic = Hearing(loop, pid, sight), Traffic(store_port)
-        self._last: dict[int, Glance] = {}  # processes, as they were seen last
+        self._loop, self._pid, self._reply = loop, pid, reply
+        self._collector, self._tcp = StackCollector(loop, pid, sight), TcpCounter(store_port)
+        self._last: dict[int, ProcSample] = {}
         self._fed_bytes = 0  # that came for processes which waited
         self._request: SampleRequest | None = None
-        self._ended = False
-        self._family: list[int] = []
-        self._began: Glance | None = None
+        self._has_ended = False
+        self._descendants: list[int] = []
+        self._began: ProcSample | None = None
         self._began_s = 0.0
 
     @property
     def socket(self) -> int:
-        """The end of the socket by which the rank is asked, -1 where that is closed."""
-        return self._hearing.socket
+        """The socket for requests to the rank, -1 if it is closed."""
+        return self._collector.socket
 
-    def look(self, request: SampleRequest, ended: bool) -> None:
-        """Look, and tell what is seen; one who asks meanwhile gets the same answer."""
-        busy, self._request, self._ended = self._request is not None, request, ended
-        if busy:
+    def sample(self, request: SampleRequest, has_ended: bool) -> None:
+        """Take a sample, and reply with it; a request that comes meanwhile gets the same sample."""
+        is_busy, self._request, self._has_ended = self._request is not None, request, has_ended
+        if is_busy:
             return
-        self._began, self._began_s = glance(self._pid), time.monotonic()
-        self._family = descendants(self._pid)
-        self._hearing.ask(self._family[:MOST], self._go_on)
-        self._go_on()
+        self._began, self._began_s = sample_process(self._pid), time.monotonic()
+        self._descendants = list_descendants(self._pid)
+        self._collector.collect(self._descendants[:MAX_CHILDREN], self._schedule_end)
+        self._schedule_end()
 
-    def _go_on(self) -> None:
-        """Come to an end when all is heard and the processor time can be told, or it has taken too long."""
+    def _schedule_end(self) -> None:
+        """End the sample when all stacks have come and processor time can be measured, or at the timeout."""
         if self._request is not None:
-            of_s = max(LOOKING_S, self._hearing.wait_s)
-            self._loop.set_timer("looked", max(0.0, self._began_s + of_s - time.monotonic()), self._end)
+            length_s = max(CPU_INTERVAL_S, self._collector.timeout_s)
+            self._loop.set_timer("sample", max(0.0, self._began_s + length_s - time.monotonic()), self._end)
 
     def _end(self) -> None:
         request, self._request = self._request, None
         assert request
-        hearing = self._hearing
-        now, cores = glance(self._pid), 0.0
-        if now is not None and self._began is not None:
-            cores = (now.main_s - self._began.main_s) / (time.monotonic() - self._began_s)
-        seen = {pid: found for pid in self._family if (found := glance(pid)) is not None}
-        family = {**({self._pid: now} if now else {}), **seen}
-        everyone = list(family.values())
-        self._fed_bytes += sum(one.fed_bytes(self._last.get(pid, one)) for pid, one in family.items())
-        self._last = family
-        tcp_bytes, hidden = self._traffic.see(family)
-        frames = hearing.stacks.get(self._pid, [])
-        workers = list(seen.values()) if hearing.spins and stack.waits_in_torch(frames) else everyone
-        children = [self._child(pid, found) for pid, found in seen.items() if self._is_shown(pid, found)]
-        self._tell(Sample(
-            request.number, stack.as_text(frames), now.state if now else "", now.kernel if now else "",
-            round(cores, 2), sum(one.busy_s for one in workers),
-            sum(one.moved_bytes for one in everyone) + self._fed_bytes + tcp_bytes - hearing.heard_bytes, self._ended,
-            json.dumps(children[:MOST], ensure_ascii=False), hearing.progress, sum(one.faults for one in everyone),
-            next(filter(None, (unseen_among(self._family), hidden, *(one.unseen for one in everyone))), ""),
-            hearing.native.get(self._pid, "")))
+        collector = self._collector
+        rank, cores = sample_process(self._pid), 0.0
+        if rank is not None and self._began is not None:
+            cores = (rank.main_s - self._began.main_s) / (time.monotonic() - self._began_s)
+        descendants = {pid: sample for pid in self._descendants if (sample := sample_process(pid)) is not None}
+        by_pid = {**({self._pid: rank} if rank else {}), **descendants}
+        samples = list(by_pid.values())
+        self._fed_bytes += sum(sample.fed_bytes(self._last.get(pid, sample)) for pid, sample in by_pid.items())
+        self._last = by_pid
+        tcp_bytes, unseen_sockets = self._tcp.count(by_pid)
+        frames = collector.stacks.get(self._pid, [])
+        is_spinning = collector.spins and stack.waits_in_torch(frames)
+        children = [self._describe_child(pid, sample) for pid, sample in descendants.items()
+                    if self._is_shown(pid, sample)]
+        unseen = (explain_unseen(self._descendants), unseen_sockets, *(sample.unseen for sample in samples))
+        self._reply(Sample(
+            request.number, stack.as_text(frames), rank.state if rank else "", rank.wchan if rank else "",
+            round(cores, 2), sum(sample.busy_s for sample in (descendants.values() if is_spinning else samples)),
+            sum(sample.moved_bytes for sample in samples) + self._fed_bytes + tcp_bytes - collector.received_bytes,
+            self._has_ended, json.dumps(children[:MAX_CHILDREN], ensure_ascii=False), collector.progress,
+            sum(sample.faults for sample in samples), next(filter(None, unseen), ""),
+            collector.native.get(self._pid, "")))
 
-    def _is_shown(self, pid: int, found: Glance) -> bool:
-        """Tell whether a child is worth a word: it is held, runs no Python, or has a stack that is no idle worker's."""
-        if pid in self._hearing.stacks:
-            return found.is_held or not stack.is_idle_worker(self._hearing.stacks[pid])
-        return found.is_held or pid in self._hearing.native or bool(other_program(pid, self._pid))
+    def _is_shown(self, pid: int, sample: ProcSample) -> bool:
+        """Return whether a child is shown: it is held, runs no Python, or has a stack that is no idle worker's."""
+        if pid in self._collector.stacks:
+            return sample.is_held or not stack.is_idle_worker(self._collector.stacks[pid])
+        return sample.is_held or pid in self._collector.native or bool(other_program_name(pid, self._pid))
 
-    def _child(self, pid: int, found: Glance) -> tuple[object, ...]:
-        """Return what is seen of a child, as `Sample` has it."""
-        frames = self._hearing.stacks.get(pid, [])
-        return (pid, stack.as_lists(frames), found.state, found.kernel, other_program(pid, self._pid),
-                self._hearing.native.get(pid, ""))
+    def _describe_child(self, pid: int, sample: ProcSample) -> tuple[object, ...]:
+        frames = self._collector.stacks.get(pid, [])
+        return (pid, stack.as_lists(frames), sample.state, sample.wchan, other_program_name(pid, self._pid),
+                self._collector.native.get(pid, ""))
 
 
-def inspect_threads(loop: EventLoop, pid: int, request: ThreadsRequest, tell: Callable[[ThreadsReply], None]) -> None:
-    """Tell all threads of a rank as soon as a program for that has printed them, or why it has not."""
-    def answer(text: str) -> None:
-        tell(ThreadsReply(request.rank, truncate_middle(text, LONG_TEXT), request.asker))
+def inspect_threads(loop: EventLoop, pid: int, request: ThreadsRequest, reply: Callable[[ThreadsReply], None]) -> None:
+    """Reply with all threads of a rank as soon as py-spy has printed them, or with why it has not."""
+    def send(text: str) -> None:
+        reply(ThreadsReply(request.rank, truncate_middle(text, LONG_TEXT), request.asker))
 
     try:
-        inspect(loop, pid, [NATIVE if request.native else NONBLOCKING], INSPECTING_S, answer)
+        dump_stacks(loop, pid, [NATIVE if request.native else NONBLOCKING], THREADS_TIMEOUT_S, send)
     except OSError as error:
-        answer(str(error))
+        send(str(error))

@@ -1,4 +1,4 @@
-"""The snapshot service of the coordinator: it asks every sentinel where its rank is, and answers those who asked."""
+"""The coordinator's snapshot service: it samples all ranks through their sentinels, and answers the requesters."""
 
 from __future__ import annotations
 
@@ -8,141 +8,145 @@ from typing import NamedTuple
 
 from ..failure.root_cause import NOBODY, Report, Seen
 from ..failure.stack import Frame, from_lists, from_text
-from .outliers import calls_of, failed_at, free, picture, places_of
+from .outliers import build_snapshot, describe_locations, find_free_ranks, move_to_failure, waiting_calls
 from .protocol import Progress, Sample, SampleRequest, SnapshotReply
-from .rendering import as_json, lines
-from .snapshot import WAITING, Entered, Rank, Worker
-from .stall import Deserted, Stall, deserted
+from .rendering import as_json, format_table
+from .snapshot import ChildProcess, CollectiveSeq, RankSample
+from .stall import DeadlockDetector, StallDetector, find_deadlock
 
-NOTHING = Progress(0, 0.0, "", False)
+NO_PROGRESS = Progress(0, 0.0, "", False)
 
-Letters = list[tuple[int, SampleRequest | SnapshotReply]]
+Outgoing = list[tuple[int, SampleRequest | SnapshotReply]]  # messages, and the links that they go to
 
 
-class Survey:
-    """Asks sentinels, and answers the links that have asked."""
+class SnapshotCollector:
+    """Sends a request to each sentinel, and gathers their answers."""
 
     def __init__(self) -> None:
-        self._number = 0
-        self._askers: list[int] = []
-        self._hosts: dict[int, str] = {}  # of the ranks that are asked for
-        self._found: dict[int, Sample] = {}
-        self.ranks: list[Rank] = []  # as they were seen last
+        self._number = 0  # of the current request
+        self._requesters: list[int] = []
+        self._hosts: dict[int, str] = {}  # of the ranks that are sampled
+        self._answers: dict[int, Sample] = {}
+        self.samples: list[RankSample] = []  # of the last snapshot
 
-    def ask(self, asker: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Letters:
-        """Begin, if none is on its way, and return the questions: to the `links` of all ranks, which are on `hosts`.
+    def request(self, requester: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Outgoing:
+        """Return the requests for the `links` of all ranks, by rank; none if they have been sent already.
 
-        An `asker` below 0 has no link: it reads `ranks`.
+        `hosts` are those of the ranks. A `requester` below 0 has no link: it reads `samples`.
         """
-        is_busy = bool(self._askers)
-        self._askers = [*self._askers, asker] if asker not in self._askers else self._askers
-        if is_busy:
+        is_pending = bool(self._requesters)
+        if requester not in self._requesters:
+            self._requesters.append(requester)
+        if is_pending:
             return []
         self._number += 1
-        self._found, self._hosts = {}, dict(hosts)
+        self._answers, self._hosts = {}, dict(hosts)
         return [(link, SampleRequest(self._number)) for link in links.values()]
 
-    def hear(self, rank: int, found: Sample) -> Letters:
-        """Take a rank's answer, unless it comes too late; return the picture, if it is the last one."""
-        if found.number == self._number:
-            self._found[rank] = found
-        return self.answer() if self._hosts.keys() <= self._found.keys() else []
+    def take(self, rank: int, answer: Sample) -> Outgoing:
+        """Take a rank's answer, unless it comes too late; return the snapshot if no other answer is missing."""
+        if answer.number == self._number:
+            self._answers[rank] = answer
+        return self.finish() if self._hosts.keys() <= self._answers.keys() else []
 
-    def forget(self, asker: int) -> None:
-        """Forget one who asked."""
-        self._askers = [one for one in self._askers if one != asker]
+    def forget(self, requester: int) -> None:
+        """Send nothing to a requester that is gone."""
+        self._requesters = [other for other in self._requesters if other != requester]
 
-    def answer(self) -> Letters:
-        """Return the picture, as far as answers have come, for those who asked."""
-        askers, self._askers = self._askers, []
-        if not askers:
+    def finish(self) -> Outgoing:
+        """Return the snapshot of the answers that have come, for each requester."""
+        requesters, self._requesters = self._requesters, []
+        if not requesters:
             return []
-        self.ranks = self._ranks()
-        shown = SnapshotReply(as_json(picture(self.ranks)) if max(askers) >= 0 else "")
-        return [(link, shown) for link in askers]
+        self.samples = self._decode_answers()
+        shown = SnapshotReply(as_json(build_snapshot(self.samples)) if max(requesters) >= 0 else "")
+        return [(requester, shown) for requester in requesters]
 
-    def _ranks(self) -> list[Rank]:
-        known: dict[str, tuple[Frame, ...]] = {"": ()}  # most ranks' stacks are alike, and how far they are
-        entered: dict[str, tuple[Entered, ...]] = {}
-        ranks = []
+    def _decode_answers(self) -> list[RankSample]:
+        stacks: dict[str, tuple[Frame, ...]] = {"": ()}  # decoded once: the stacks of most ranks are alike
+        sequences: dict[str, tuple[CollectiveSeq, ...]] = {}
+        samples = []
         for rank in sorted(self._hosts):
-            host, found = self._hosts[rank], self._found.get(rank)
-            if found is None:
-                ranks.append(Rank(rank, host, heard=False))
+            host, answer = self._hosts[rank], self._answers.get(rank)
+            if answer is None:
+                samples.append(RankSample(rank, host, has_answered=False))
                 continue
-            steps, age_s, groups, spins = found.progress or NOTHING
+            steps, age_s, groups, spins = answer.progress or NO_PROGRESS
             try:
-                if found.stack not in known:
-                    known[found.stack] = from_text(found.stack)
-                if groups not in entered:
-                    entered[groups] = collectives(groups)
-                children = workers(found.children)
-            except (ValueError, TypeError, RecursionError):  # that does not make the others dumb
-                ranks.append(Rank(rank, host, heard=False))
+                if answer.stack not in stacks:
+                    stacks[answer.stack] = from_text(answer.stack)
+                if groups not in sequences:
+                    sequences[groups] = parse_sequences(groups)
+                children = parse_children(answer.children)
+            except (ValueError, TypeError, RecursionError):  # the other ranks are shown nevertheless
+                samples.append(RankSample(rank, host, has_answered=False))
                 continue
-            ranks.append(Rank(rank, host, known[found.stack], found.state, found.kernel, found.cores, found.busy_s,
-                              found.moved_bytes, True, found.ended, children, steps, age_s, entered[groups], spins,
-                              found.faults, found.unseen, found.native))
-        return ranks
+            samples.append(RankSample(
+                rank, host, stacks[answer.stack], answer.state, answer.kernel, answer.cores, answer.busy_s,
+                answer.moved_bytes, True, answer.ended, children, steps, age_s, sequences[groups], spins,
+                answer.faults, answer.unseen, answer.native))
+        return samples
 
 
-def collectives(text: str) -> tuple[Entered, ...]:
-    """Return how far a rank is in each process group, as `Progress` tells it."""
-    return tuple(Entered(int(number), str(ranks), str(name))
+def parse_sequences(text: str) -> tuple[CollectiveSeq, ...]:
+    """Return the sequence numbers in a `Progress`; raise ValueError or TypeError for anything else."""
+    return tuple(CollectiveSeq(int(number), str(ranks), str(name))
                  for number, ranks, name in (json.loads(text) if text else ()))
 
 
-def workers(text: str) -> tuple[Worker, ...]:
-    """Return the processes that a message tells of."""
-    return tuple(Worker(int(pid), from_lists(frames), *map(str, words))
-                 for pid, frames, *words in (json.loads(text) if text else ()))
+def parse_children(text: str) -> tuple[ChildProcess, ...]:
+    """Return the children in a `Whereabouts`; raise ValueError or TypeError for anything else."""
+    return tuple(ChildProcess(int(pid), from_lists(frames), *map(str, fields))
+                 for pid, frames, *fields in (json.loads(text) if text else ()))
 
 
-class Standstill(NamedTuple):
-    """What is said of a job whose ranks do not move, or move again; why it ends, empty if it moves.
+class StallReport(NamedTuple):
+    """Ranks do not move, or move again."""
 
-    `rank` is the first one that is odd, NOBODY if none is.
-    """
-
-    text: str
-    cause: str
-    rank: int
+    text: str  # to print
+    cause: str  # of the job's end, empty if the ranks move
+    rank: int  # the first odd one, NOBODY if none is
 
 
-class Inquiry:
-    """Asks by `survey`, and makes sentences and tables of what it has found last."""
+class SnapshotService:
+    """Formats the latest snapshot for users, --stall and root-cause analysis."""
 
     def __init__(self, stall_s: float) -> None:
-        self.survey, self._stall, self._deserted = Survey(), Stall(stall_s), Deserted()
+        self.collector = SnapshotCollector()
+        self._stall, self._deadlock = StallDetector(stall_s), DeadlockDetector()
 
     @property
-    def pause_s(self) -> float:
-        """The time from one look of --stall to the next."""
-        return self._stall.pause_s
+    def stall_interval_s(self) -> float:
+        """The time between two snapshots for --stall."""
+        return self._stall.interval_s
 
-    def table(self) -> str:
-        """Return where the ranks are, in lines."""
-        return "\n".join(lines(picture(self.survey.ranks)))
+    def format_table(self) -> str:
+        """Return where the ranks are, as a table."""
+        return "\n".join(format_table(build_snapshot(self.collector.samples)))
 
-    def seen(self, failed: Mapping[int, str]) -> Seen:
-        """Return where ranks are for a verdict; those that have `failed` already are at the line where they did."""
-        ranks = [failed_at(one, failed[one.rank]) if failed.get(one.rank) else one for one in self.survey.ranks]
-        found = picture(ranks)
-        stands = found.odd is not None or all(group.place.at in WAITING for group in found.groups)
-        return Seen(places_of(ranks), free(ranks), calls_of(ranks), "\n".join(lines(found)) if stands else "",
-                    has_groups=any(len(one.entered) > 1 for one in ranks), deserted=deserted(ranks))
+    def observe(self, failures: Mapping[int, str]) -> Seen:
+        """Return where the ranks are for root-cause analysis; `failures` are the lines at which ranks have failed."""
+        samples = [move_to_failure(sample, failures[sample.rank]) if failures.get(sample.rank) else sample
+                   for sample in self.collector.samples]
+        snapshot = build_snapshot(samples)
+        is_telling = snapshot.odd_group is not None or all(
+            group.location.activity.is_waiting for group in snapshot.groups)
+        return Seen(describe_locations(samples), find_free_ranks(samples), waiting_calls(samples),
+                    "\n".join(format_table(snapshot)) if is_telling else "",
+                    has_groups=any(len(sample.sequences) > 1 for sample in samples), deserted=find_deadlock(samples))
 
-    def deserted(self, now_s: float) -> Report | None:
-        """Return the report on ranks that wait for one which has come to its end, as Deserted.see() does."""
-        return self._deserted.see(self.survey.ranks, now_s)
+    def find_deadlock(self, now_s: float) -> Report | None:
+        """Return a report if ranks wait for one that has ended, as DeadlockDetector.update() does."""
+        return self._deadlock.update(self.collector.samples, now_s)
 
-    def standstill(self, now_s: float) -> Standstill | None:
-        """Return what to say at `now_s`, on any monotonic clock, None for nothing."""
-        line = self._stall.see(self.survey.ranks, now_s)
+    def find_stall(self, now_s: float) -> StallReport | None:
+        """Return what to report at `now_s`, on any monotonic clock, None for nothing."""
+        line = self._stall.update(self.collector.samples, now_s)
         if not line:
             return None
-        if not self._stall.lasts_s:
-            return Standstill(line, "", NOBODY)
-        found = picture(self.survey.ranks)
-        cause = "; ".join([line, *found.findings])
-        return Standstill("\n".join([line, *lines(found)]), cause, found.odd.ranks[0] if found.odd else NOBODY)
+        if not self._stall.stalled_s:
+            return StallReport(line, "", NOBODY)
+        snapshot = build_snapshot(self.collector.samples)
+        odd = snapshot.odd_group
+        return StallReport("\n".join([line, *format_table(snapshot)]), "; ".join([line, *snapshot.findings]),
+                           odd.ranks[0] if odd else NOBODY)

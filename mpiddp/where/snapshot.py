@@ -1,4 +1,4 @@
-"""What is seen of a job's ranks: of each one, and of those at one place together."""
+"""A snapshot of a job: a sample of each rank, and the ranks at one location as a group."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..failure.stack import Frame
 
 
-class At(enum.Enum):
-    """What a rank is at, as far as can be seen from outside."""
+class Activity(enum.Enum):
+    """What a rank does, as seen from outside. The names are part of `--json`."""
 
     LOST = "out of reach: the sentinel does not answer"
     GONE = "gone"
@@ -22,29 +22,35 @@ class At(enum.Enum):
     LOADER = "waiting for a worker of its DataLoader"
     ELSEWHERE = "standing"
 
+    @property
+    def is_held(self) -> bool:
+        """Whether something outside the script keeps the rank from running."""
+        return self in (Activity.LOST, Activity.GONE, Activity.STOPPED, Activity.KERNEL)
 
-HELD = (At.LOST, At.GONE, At.STOPPED, At.KERNEL)
-WAITING = (At.COLLECTIVE, At.ENDED)
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the rank waits for other ranks."""
+        return self in (Activity.COLLECTIVE, Activity.ENDED)
 
 
-class Worker(NamedTuple):
-    """A process that a rank has forked: a DataLoader's worker, or another one. Fields as in Rank.
+class ChildProcess(NamedTuple):
+    """A process that a rank has forked, such as a DataLoader's worker. Fields as in RankSample.
 
-    `program` is the name of what it runs, empty if it is what its rank runs.
+    `program` is the name of what it runs, empty if that is what its rank runs.
     """
 
     pid: int
     frames: tuple[Frame, ...] = ()
     state: str = ""
-    kernel: str = ""
+    wchan: str = ""
     program: str = ""
     native: str = ""
 
 
-class Entered(NamedTuple):
-    """How far a rank is in a process group: torch's sequence number there, and the group's ranks and name.
+class CollectiveSeq(NamedTuple):
+    """Torch's sequence number of a process group in a rank, and the group's ranks and name.
 
-    gloo counts what the rank has sent and received to another one, too; NCCL counts collectives alone.
+    NCCL counts collectives only. gloo also counts sends and receives between two ranks.
     """
 
     number: int
@@ -52,69 +58,58 @@ class Entered(NamedTuple):
     name: str
 
 
-class Rank(NamedTuple):
-    """A rank as its sentinel has seen it.
-
-    `frames` is the stack of its main thread, outermost first, empty where it did not answer. `state` is the letter of
-    /proc/PID/stat, empty for a process that is gone, `kernel` the kernel's function that it sleeps in. `cores` is how
-    much of a processor its main thread used, or waited for, while it was looked at. `busy_s` is what it and its
-    descendants have used since their start, `moved_bytes` what they have read and written, received and sent by TCP,
-    but for what they told the sentinel and what goes over the job's store, `faults` their minor page faults. `unseen`
-    says which of that cannot be seen, empty for none. Where native code holds the interpreter and there are no frames,
-    `native` says why. `heard` tells whether the sentinel has answered, `ended` that the
-    script has come to its end. It has made `steps`, the last one `step_age_s` ago. `spins` tells that it uses a
-    processor while it waits for its GPU; `busy_s` is without its own then.
-    """
+class RankSample(NamedTuple):
+    """The state of a rank, as its sentinel has sampled it."""
 
     rank: int
     host: str
-    frames: tuple[Frame, ...] = ()
-    state: str = ""
-    kernel: str = ""
-    cores: float = 0.0
-    busy_s: float = 0.0
-    moved_bytes: int = 0
-    heard: bool = True
-    ended: bool = False
-    workers: tuple[Worker, ...] = ()
-    steps: int = 0
-    step_age_s: float = 0.0
-    entered: tuple[Entered, ...] = ()
-    spins: bool = False
-    faults: int = 0
-    unseen: str = ""
-    native: str = ""
+    frames: tuple[Frame, ...] = ()  # the main thread's stack, outermost first; empty if none came
+    state: str = ""  # the letter in /proc/PID/stat; empty for a process that is gone
+    wchan: str = ""  # the kernel function in which the main thread sleeps
+    cores: float = 0.0  # the share of a processor that the main thread used or waited for, while it was sampled
+    busy_s: float = 0.0  # processor time of it and its descendants since their start; without its own if it `spins`
+    moved_bytes: int = 0  # that they read, wrote, sent and received; without the job's store, and what the sentinel got
+    has_answered: bool = True  # whether the sentinel has
+    has_ended: bool = False  # whether the script has come to its end
+    children: tuple[ChildProcess, ...] = ()
+    steps: int = 0  # calls of mpiddp.should_stop()
+    step_age_s: float = 0.0  # since the last one
+    sequences: tuple[CollectiveSeq, ...] = ()
+    spins: bool = False  # whether it uses a processor while it waits for its GPU
+    faults: int = 0  # minor page faults of it and its descendants
+    unseen: str = ""  # which of these figures the kernel does not show; empty for none
+    native: str = ""  # why there are no frames while native code holds the interpreter
 
 
-class Place(NamedTuple):
-    """Where ranks are: the name of the collective that they wait in, empty for none, and their line in words."""
+class Location(NamedTuple):
+    """Where ranks are: `line` is their stack in one line, `collective` what they wait in, empty for none."""
 
-    at: At
-    words: str
+    activity: Activity
+    line: str
     collective: str = ""
 
 
-class Group(NamedTuple):
-    """Ranks at one place, on hosts; `sequence` is that of all of them in their only process group, 0 for none."""
+class RankGroup(NamedTuple):
+    """Ranks at one location; `sequence` is their common number if they have one process group, else 0."""
 
-    place: Place
+    location: Location
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
-    odd: bool = False
+    is_odd: bool = False
     sequence: int = 0
 
 
-class Picture(NamedTuple):
-    """Where the ranks of a job are: groups, the odd ones first, then the small ones; and sentences about them.
+class Snapshot(NamedTuple):
+    """Where the ranks of a job are: groups, odd ones first, then small ones; and sentences about them.
 
-    `step` tells in words at which step they are, empty where they count none.
+    `step` says at which steps the ranks are; empty if they count none.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     findings: tuple[str, ...]
     step: str = ""
 
     @property
-    def odd(self) -> Group | None:
+    def odd_group(self) -> RankGroup | None:
         """The first group that is odd, if there is one."""
-        return self.groups[0] if self.groups and self.groups[0].odd else None
+        return self.groups[0] if self.groups and self.groups[0].is_odd else None

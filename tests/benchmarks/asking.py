@@ -17,7 +17,7 @@ import tempfile
 import time
 
 from mpiddp.where import client
-from mpiddp.where.stall import MOST_S
+from mpiddp.where.stall import MAX_INTERVAL_S
 from tests import processes
 from tests.support import MPIS, ROOT, mpiexec_command, single_node_environ
 
@@ -31,7 +31,7 @@ def ask_until(end: float) -> int:
     for count in itertools.count():
         if time.time() >= end:
             return count
-        client.ask(client.find(""))
+        client.request_snapshot(client.find_endpoint(""))
     raise AssertionError
 
 
@@ -66,7 +66,8 @@ def main() -> None:
     ratio = statistics.median(ratios)
     every_s = blocks / 2 * block_s / asked
     print(f"{statistics.median(steps) / block_s:.0f} steps/s; asked every {every_s:.2f} s {ratio:.4f} of that "
-          f"(median of {len(ratios)} pairs), so every {MOST_S:.0f} s {1 - (1 - ratio) * every_s / MOST_S:.5f}")
+          f"(median of {len(ratios)} pairs), so every "
+          f"{MAX_INTERVAL_S:.0f} s {1 - (1 - ratio) * every_s / MAX_INTERVAL_S:.5f}")
 
 
 if __name__ == "__main__":

@@ -5,5 +5,5 @@ import sys
 from mpiddp.cli import main
 from mpiddp.where import sampler
 
-sampler.LOOKING_S = 0.0
+sampler.CPU_INTERVAL_S = 0.0
 sys.exit(main())

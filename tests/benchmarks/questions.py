@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from mpiddp.where import client
-from mpiddp.where.registry import read_all
-from mpiddp.where.snapshot import At
+from mpiddp.where.registry import read_endpoints
+from mpiddp.where.snapshot import Activity
 from tests import processes
 from tests.support import MPIS, ROOT, mpiexec_command, single_node_environ
 
@@ -29,7 +29,7 @@ FOLDER = ROOT / "tests/benchmarks"
 NUMBER = 100_000
 KINDS = "plain", "busy"
 STARTING_S = 600  # a busy machine takes minutes to import torch
-UNSEEN = (At.SILENT, At.LOST)
+UNSEEN = (Activity.SILENT, Activity.LOST)
 
 
 def start(kind: str, end: object, state: str) -> subprocess.Popen[str]:
@@ -46,15 +46,15 @@ def ask(job: subprocess.Popen[str], number: int, most_s: float) -> tuple[int, in
     It must not end meanwhile.
     """
     deadline = time.monotonic() + STARTING_S
-    while not (cards := list(read_all().values())):
+    while not (cards := list(read_endpoints().values())):
         assert job.poll() is None and time.monotonic() < deadline, "the job has not started"
         time.sleep(0.1)
     asked, seen, end_s = 0, 0, time.monotonic() + most_s
     while asked < number and time.monotonic() < end_s:
         assert job.poll() is None, "the job has ended"
-        picture, _ = client.ask(cards[0])
+        snapshot, _ = client.request_snapshot(cards[0])
         asked += 1
-        seen += not any(group.place.at in UNSEEN for group in picture.groups)
+        seen += not any(group.location.activity in UNSEEN for group in snapshot.groups)
     return asked, seen
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mpiddp.where import client
-from mpiddp.where.registry import read_all
-from mpiddp.where.snapshot import Picture
+from mpiddp.where.registry import read_endpoints
+from mpiddp.where.snapshot import Snapshot
 from tests.cluster.cluster import RUN
 from tests.faults.matrix import WHOLE, Launcher
 from tests.faults.test_signals import Job, started
@@ -46,22 +46,23 @@ ZOO_OF = [  # what rank 1 does, a part of its line, empty for no odd rank, and o
 NEEDS_PY_SPY = "worker", "fork"  # a child waits in a system call: its handler does not run
 
 
-def standing(place: str, finding: str) -> Picture:
+def standing(place: str, finding: str) -> Snapshot:
     """Return where the ranks of the job are as soon as that is found, or as they are in the end."""
     deadline = time.monotonic() + SETTLING_S
-    while not read_all():  # it is written a second after the start
+    while not read_endpoints():  # it is written a second after the start
         assert time.monotonic() < deadline
         time.sleep(0.1)
     while True:
-        found, _ = client.ask(client.find(""))
+        found, _ = client.request_snapshot(client.find_endpoint(""))
         if is_found(found, place, finding) or time.monotonic() > deadline:
             return found
         time.sleep(0.3)
 
 
-def is_found(found: Picture, place: str, finding: str) -> bool:
+def is_found(found: Snapshot, place: str, finding: str) -> bool:
     """Tell whether rank 1 alone is odd, at a place, or no rank if that is empty; and whether a sentence says so."""
-    odd = [(f"rank {group.ranks[0]}: {group.place.words}", len(group.ranks)) for group in found.groups if group.odd]
+    odd = [(f"rank {group.ranks[0]}: {group.location.line}", len(group.ranks))
+           for group in found.groups if group.is_odd]
     right = len(odd) == 1 and odd[0][0].startswith("rank 1: ") and place in odd[0][0] if place else not odd
     return right and any(finding in one for one in found.findings)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from ctypes import PyDLL
 
-from mpiddp.where.dumper import Window
+from mpiddp.where.dumper import StackDumper
 
 
 def calls() -> None:
@@ -66,8 +66,8 @@ def naps() -> None:
 
 WHAT: dict[str, Callable[[], None]] = {one.__name__: one for one in (calls, keeps, raises, sleeps, spins, naps)}
 link = socket.socket(fileno=int(sys.argv[1]))
-window = Window()
+window = StackDumper()
 child = os.fork()
 if child:
-    socket.send_fds(link, [f"{window.writing} {child}".encode()], [window.reading, window.its])
+    socket.send_fds(link, [f"{window.write_end} {child}".encode()], [window.read_end, window.sentinel_socket])
 WHAT[sys.argv[2]]()

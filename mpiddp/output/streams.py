@@ -1,0 +1,144 @@
+"""One output stream: split into lines, prefixed, dropped where there is no room, written to a descriptor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..base.stderr import write_line, write_some
+from ..ipc.helper_process import redirect_to_devnull
+
+WRITE_BYTES = 4096  # PIPE_BUF: what a pipe takes in one piece (man 7 pipe)
+MAX_LINE_BYTES = 2**16  # a longer line is split
+BAR_INTERVAL_S = 10.0  # between two states of a progress bar, where each takes a line of its own
+
+
+class Splitter:
+    """Splits a stream into lines. A carriage return begins a line anew, as on a terminal: its last state counts."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+        self.bar = b""  # the state of a progress bar that is being drawn, empty for none
+
+    def take(self, data: bytes) -> bytes | None:
+        """Return the lines that new data completes, as a block without the last end, None for none.
+
+        Empty data completes what has begun.
+        """
+        if b"\r" in data or b"\r" in self._begun:
+            return self._take_with_bar(data)
+        block, end, self._begun = (self._begun + data).rpartition(b"\n")
+        if (not data or len(self._begun) > MAX_LINE_BYTES) and self._begun:
+            block, end, self._begun = block + end + self._begun, b"\n", b""
+        return block if end else None
+
+    def _take_with_bar(self, data: bytes) -> bytes | None:
+        """As take(), where lines have states."""
+        *lines, begun = (self._begun + data).split(b"\n")
+        lines = list(map(last_state, lines))
+        state = last_state(begun)
+        is_drawn = b"\r" in begun.rstrip(b"\r")  # one at the end alone may be the first half of a line's end
+        self.bar = state if is_drawn else b""
+        if not data or len(begun) > MAX_LINE_BYTES:
+            lines += [state] if begun.strip(b"\r") else []
+            self.bar = self._begun = b""
+        else:
+            self._begun = b"\r" * is_drawn + state + b"\r" * begun.endswith(b"\r")
+        return b"\n".join(lines) if lines else None
+
+
+def last_state(line: bytes) -> bytes:
+    """Return what a terminal shows of a line with carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+class Prefixer:
+    """Puts a prefix before each line of a stream; a progress bar gets a line every BAR_INTERVAL_S.
+
+    A bar's last state is not shown a second time when its line ends.
+    """
+
+    def __init__(self, prefix: Callable[[], bytes]) -> None:
+        self._splitter, self._prefix, self._shown_s = Splitter(), prefix, -BAR_INTERVAL_S
+        self._shown_bar: bytes | None = None  # the state that was shown last, if its line has not ended
+
+    def take(self, data: bytes, now_s: float) -> list[bytes]:
+        """Return the lines that new data completes, in pieces that a pipe takes whole; as Splitter.take()."""
+        block = self._splitter.take(data)
+        if block is not None:
+            first, end, rest = block.partition(b"\n")
+            block = block if first != self._shown_bar else rest if end else None
+            self._shown_bar = None
+        if self._splitter.bar.strip() and now_s - self._shown_s >= BAR_INTERVAL_S:
+            block = self._splitter.bar if block is None else block + b"\n" + self._splitter.bar
+            self._shown_s, self._shown_bar = now_s, self._splitter.bar
+        return split_for_pipe(add_prefix(block, self._prefix())) if block is not None else []
+
+
+def add_prefix(block: bytes, prefix: bytes) -> bytes:
+    """Return a block of lines with a prefix before each, and an end after the last."""
+    return prefix + block.replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def split_for_pipe(text: bytes) -> list[bytes]:
+    """Return whole lines in pieces that a pipe takes whole, as far as lines are not longer."""
+    pieces, start = [], 0
+    while len(text) - start > WRITE_BYTES:
+        end = text.rfind(b"\n", start, start + WRITE_BYTES) + 1 or text.index(b"\n", start) + 1
+        pieces.append(text[start:end])
+        start = end
+    return [*pieces, text[start:]] if start < len(text) else pieces
+
+
+class DropPolicy:
+    """Drops lines while there is no room, and puts their number in their place."""
+
+    def __init__(self, has_room: Callable[[], bool]) -> None:
+        self._has_room = has_room
+        self._begun = {1: b"", 2: b""}
+        self._dropped = {1: 0, 2: 0}
+
+    def admit(self, stream: int, data: bytes) -> bytes:
+        """Return the whole lines that may go on, now that data has come."""
+        data = self._begun[stream] + data
+        lines, end, self._begun[stream] = data.rpartition(b"\n")
+        if not end and len(data) > MAX_LINE_BYTES:
+            lines, self._begun[stream] = data, b""
+        lines += end
+        if not lines:
+            return b""
+        if not self._has_room():
+            self._dropped[stream] += lines.count(b"\n")
+            return b""
+        return self._take_note(stream) + lines
+
+    def finish(self, stream: int) -> bytes:
+        """Return what is left where the stream pauses: a note on dropped lines, and a line without an end."""
+        begun, self._begun[stream] = self._begun[stream], b""
+        return self._take_note(stream) + begun
+
+    def _take_note(self, stream: int) -> bytes:
+        dropped, self._dropped[stream] = self._dropped[stream], 0
+        return b"[mpiddp: %d lines are dropped here]\n" % dropped if dropped else b""
+
+
+class FdWriter:
+    """Writes to a descriptor. What that does not take, on a full disk, is lost, which is reported once."""
+
+    def __init__(self, descriptor: int, name: str, rank_name: str) -> None:
+        self.has_failed = False
+        self._descriptor, self._name, self._rank_name = descriptor, name, rank_name
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """Write as much of the data as the descriptor takes; drop it if nobody reads any more."""
+        try:
+            while data:
+                count = write_some(self._descriptor, data)
+                data, self._size = data[count:], self._size + count
+        except BrokenPipeError:
+            redirect_to_devnull(self._descriptor)
+        except OSError as error:
+            if not self.has_failed:
+                write_line(f"mpiddp: {self._rank_name}: cannot write {self._name}: {error.strerror} "
+                           f"(at byte {self._size}); this output is lost, what follows is tried again")
+            self.has_failed = True
