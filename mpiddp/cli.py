@@ -43,10 +43,10 @@ def main() -> int:
     if isinstance(job, Desk):
         return plan_at_desk(job)
     if isinstance(job, Shape):
-        from .discovery.schedulers import slurm_hosts
-        from .planning.dry_run import describe
+        from .discovery.schedulers import list_slurm_hosts
+        from .planning.dry_run import describe_dry_run
 
-        return answer(describe(job, slurm_hosts(os.environ)))
+        return answer(describe_dry_run(job, list_slurm_hosts(os.environ)))
     from .launch import launch
 
     return launch(job)
@@ -56,11 +56,11 @@ def plan_at_desk(job: Desk) -> int:
     """Print the map of a job on nodes whose facts are in a file, or why it could not start; return the exit status."""
     from .base.errors import EXIT_CANNOT_START, LaunchError
     from .discovery import serialization
-    from .planning.dry_run import seats
-    from .reporting.map import lines
+    from .planning.dry_run import plan_dry_run
+    from .reporting.map import format_map
 
     try:
-        found, warnings = seats(serialization.read(job.facts_file), job.config)
+        found, warnings = plan_dry_run(serialization.read_facts(job.facts_file), job.config)
     except (OSError, ValueError) as error:
         say(f"mpiddp: --facts: {error}")
         return EXIT_USAGE
@@ -68,11 +68,11 @@ def plan_at_desk(job: Desk) -> int:
         say(str(error))
         return EXIT_CANNOT_START
     warn(warnings)
-    status = answer("\n".join(lines(found)))
+    status = answer("\n".join(format_map(found)))
     if job.config.map_file:
-        from .reporting.start import draw
+        from .reporting.start import write_map
 
-        draw(found, job.config.map_file)
+        write_map(found, job.config.map_file)
     return status
 
 

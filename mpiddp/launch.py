@@ -24,8 +24,8 @@ from .bootstrap.rank0 import Hosting
 from .bootstrap.refusal import refuse, refuse_alone, refusing_early
 from .bootstrap.rollcall import RollCall, await_all
 from .discovery import launchers, runtime
-from .discovery.collect import look_at_host
-from .discovery.mpi import library, needs_exit_functions
+from .discovery.host import collect_host_facts
+from .discovery.mpi import identify_library, needs_exit_functions
 from .failure import exception
 from .output.redirect import Output, buffer_by_lines, is_relayed, outlet_of
 from .runner import embedding, script, signals
@@ -73,10 +73,11 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
     leaving = functools.partial(leave_job, job, config)
     atexit.register(leaving)
     if config.explain is not None:
-        from .reporting.start import explain
+        from .reporting.start import print_explanation
 
         file = config.script.target if config.script and config.script.is_file else ""
-        return explain(functools.partial(job.membership.explain, file), job.membership.environment, config.explain)
+        return print_explanation(functools.partial(job.membership.explain, file), job.membership.environment,
+                                 config.explain)
     job.ending.watch_script(leaving)
     return program(job, config)
 
@@ -89,10 +90,10 @@ def start(config: LaunchConfig) -> RunningJob:
     timeline.begin("sentinel")
     if config.script is not None:
         script.set_path(config.script)
-    runtime.disown(os.environ)
+    runtime.drop_foreign_run_id(os.environ)
     if RESTARTS in os.environ:  # the supervisor awaits a report on this job, not on those that its script submits
         os.environ.pop("MPIDDP_ERROR_FILE", None)
-    started_by = launchers.detect(os.environ)
+    started_by = launchers.read_launch_facts(os.environ)
     note_preloaded()
     output = Output(is_relayed(config))
     sentinel = fork_sentinel(config, started_by)  # 1
@@ -123,9 +124,9 @@ def start(config: LaunchConfig) -> RunningJob:
 
         remember()
     if membership.environment.rank == 0:
-        from .reporting.start import announce  # the other ranks need not load it
+        from .reporting.start import print_start  # the other ranks need not load it
 
-        announce(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
+        print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
                  started.ending.terminal)
     return started
 
@@ -141,7 +142,7 @@ def meet(
     roll = RollCall(comm, config.startup_timeout_s, sentinel.start if sentinel else time.monotonic())
     timeline.begin("facts")
     hosting = Hosting(roll, config, sentinel)  # rank 0's part
-    found = look_at_host(comm, config, stop.left_s() if stop else None)
+    found = collect_host_facts(comm, config, stop.left_s() if stop else None)
     host, door = roll.agree("MPI ready", found, hosting.plan_hosts)  # 3
     timeline.begin("variables and cores")
     probe = Probe(door, found.interfaces) if door else None
@@ -179,7 +180,7 @@ def watch(
     if config.trace_file:
         from .reporting import trace
 
-        write_trace = functools.partial(trace.write, config.trace_file)
+        write_trace = functools.partial(trace.write_trace, config.trace_file)
     return RunningJob(membership, ending, stop, write_trace)
 
 
@@ -212,12 +213,12 @@ def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         sentinel.settle()
-        abort(MPI, exception.INTERRUPTED, told=False)
+        abort(MPI, exception.INTERRUPTED_STATUS, told=False)
     except Exception as error:
         sentinel.settle()
-        exception.show(error)
+        exception.print_exception(error)
         let_through()
-        abort(MPI, exception.status_of(error))
+        abort(MPI, exception.find_script_status(error))
 
 
 def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]) -> RunningJob:
@@ -232,7 +233,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     refuse_split_world(comm)
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join(comm, config)
-    started_by = launchers.detect(os.environ)
+    started_by = launchers.read_launch_facts(os.environ)
     sentinel = fork_sentinel(config, started_by)
     sentinel.stage("the start after MPI_Init")
     stop = prepare_stop(config, started_by)
@@ -262,14 +263,14 @@ def refuse_split_world(comm: MPI.Comm) -> None:
     """
     from mpi4py import MPI
 
-    from .planning.compatibility import check_whole
+    from .planning.compatibility import check_world_size
 
-    runtime.disown(os.environ)
-    started_by = launchers.detect(os.environ)
+    runtime.drop_foreign_run_id(os.environ)
+    started_by = launchers.read_launch_facts(os.environ)
     cut_off = started_by is not None and not started_by.offers and started_by.launcher in (
         launchers.OPEN_MPI, launchers.HYDRA)
-    if comm != MPI.COMM_SELF and not cut_off and runtime.outer_launcher(os.environ) is None:
-        check_whole(started_by, MPI.COMM_WORLD.size, library())
+    if comm != MPI.COMM_SELF and not cut_off and runtime.find_outer_launcher(os.environ) is None:
+        check_world_size(started_by, MPI.COMM_WORLD.size, identify_library())
 
 
 def join(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:

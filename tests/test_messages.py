@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from mpiddp.failure.rank import Member
-from mpiddp.failure.root_cause import OWN, Report, Verdict
+from mpiddp.failure.rank import RankIdentity
+from mpiddp.failure.root_cause import OWN, Report, RootCause
 from mpiddp.ipc.channel import Wire
 from mpiddp.ipc.codec import decode, encode
 from mpiddp.output.protocol import Forwarded
@@ -21,9 +21,9 @@ BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
 WAIT_S = 10
 
 
-def member(rank: int, world_size: int = 2) -> Member:
+def member(rank: int, world_size: int = 2) -> RankIdentity:
     """Return a member of a job on one node."""
-    return Member(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0, namespace="0")
+    return RankIdentity(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0, namespace="0")
 
 
 def report(rank: int) -> Report:
@@ -33,7 +33,7 @@ def report(rank: int) -> Report:
 
 SOME_MESSAGES: list[Sent] = [
     Stage("MPI_Init"), Join(member(1), "::1", 77, TOKEN), Failed(report(1), gone=True), Told(), JobEnds(75, True, True),
-    Ruling(None, 1, False), Ruling(Verdict(report(1), "others", True), 1, True), Forwarded(False), Stage("\udcff\n"),
+    Ruling(None, 1, False), Ruling(RootCause(report(1), "others", True), 1, True), Forwarded(False), Stage("\udcff\n"),
 ]
 NONSENSE = {
     "no fields": b'{"Failed": 7}', "lacks a field": b'{"End": {}}', "one field too many": b'{"Told": {"x": 1}}',
@@ -58,7 +58,7 @@ def test_a_message_comes_as_it_was_sent(message: Sent) -> None:
 def test_a_ruling_for_a_script_that_has_unloaded_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("mpiddp")]:
         monkeypatch.delitem(sys.modules, name)
-    ruling = Ruling(Verdict(report(1)), 1, abort=True)
+    ruling = Ruling(RootCause(report(1)), 1, abort=True)
     assert decode(encode(ruling)) == ruling
 
 

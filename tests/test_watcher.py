@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpiddp.failure.root_cause import CONSEQUENCE, OWN, Report, Verdict
+from mpiddp.failure.root_cause import CONSEQUENCE, OWN, Report, RootCause
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
 from mpiddp.sentinel.protocol import (
@@ -58,7 +58,7 @@ def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, 
     crossing = [events.FromCoordinator(Over()), events.FromRank(Failed(LOST))]
     for event in crossing if over_first else reversed(crossing):
         assert to_rank(watcher.handle(event, 2.0)) == []
-    assert to_rank(watcher.handle(events.CoordinatorGone(True), 2.1)) == [Ruling(Verdict(LOST), 3, True)]
+    assert to_rank(watcher.handle(events.CoordinatorGone(True), 2.1)) == [Ruling(RootCause(LOST), 3, True)]
 
 
 @pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_S), (True, LEAVING_S)])
@@ -77,7 +77,7 @@ def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_
     assert watcher.handle(events.CoordinatorKilled(), 2.0) == []
     assert watcher.state is State.WORKING
     failed = LOST._replace(kind=kind)
-    ruling = Ruling(Verdict(failed), 3, True)
+    ruling = Ruling(RootCause(failed), 3, True)
     actions = watcher.handle(events.FromRank(Failed(failed)), 3.0)
     assert to_rank(actions) == ([] if waits else [ruling])
     assert (events.SetTimer("ruling", LAUNCHER_S) in actions) == waits
@@ -154,7 +154,7 @@ def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
     coordinator.handle(events.Greeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
     ruled = coordinator.handle(events.Due("look"), 2.1)
-    assert events.ToPeer(1, Ruling(Verdict(report(1)), 1, True)) in ruled
+    assert events.ToPeer(1, Ruling(RootCause(report(1)), 1, True)) in ruled
     gone = coordinator.handle(events.OwnRankGone(), 3.0)
     assert events.SetTimer("untold", UNTOLD_S) in gone
     assert coordinator.owes_word
@@ -199,7 +199,7 @@ def test_a_rank_whose_sentinel_is_killed_hears_again_what_that_may_have_heard() 
         events.ToPeer(2, Neighbour(rank, 70 + rank)) for rank in (1, 2, 3)]
     assert coordinator.handle(events.FromPeer(3, Unwatched()), 2.0) == []
     coordinator.handle(events.FromPeer(3, Failed(report(3))), 3.0)
-    ruling = events.ToPeer(3, Ruling(Verdict(report(3)), 1, True))
+    ruling = events.ToPeer(3, Ruling(RootCause(report(3)), 1, True))
     assert ruling in coordinator.handle(events.Due("look"), 3.2)
     assert coordinator.handle(events.FromPeer(3, Unwatched()), 3.3) == [ruling]
     coordinator.handle(events.FromPeer(3, Told()), 3.4)

@@ -15,11 +15,11 @@ from ..base.errors import LonelyLaunchError
 from ..base.ranks import Environment, Place
 from ..base.text import memory_advice
 from ..discovery import devices, launchers, runtime, schedulers, software
-from ..failure.rank import LogPlan, Member
-from ..planning.environment import Endpoint, explain, exports, for_cpu, ways
-from ..planning.job import DevicePlan
-from ..planning.network import check_reached
-from ..planning.placement import Seat
+from ..failure.rank import LogPlan, RankIdentity
+from ..planning.environment import Endpoint, accelerate_env, explain_env, interface_env, script_env
+from ..planning.job import PostTorchPlan
+from ..planning.network import check_store_reached
+from ..planning.placement import Placement
 from . import store as rendezvous
 from . import variables
 from .mpi_workers import keep_from_mpi
@@ -34,7 +34,7 @@ GROUP = "process group"
 
 
 def enter(
-    roll: RollCall, place: Place, plan: DevicePlan, config: LaunchConfig, former: variables.Former,
+    roll: RollCall, place: Place, plan: PostTorchPlan, config: LaunchConfig, former: variables.Former,
     server: dist.Store | None,
 ) -> Membership:
     """Set this rank's variables and device, connect it to the store, and return what it holds of the job.
@@ -43,9 +43,9 @@ def enter(
     Collective. Raises LaunchError `log-unwritable`, `no-zstd`, `address-unreachable` or `port-taken`, on every rank.
     """
     endpoint = plan.endpoint
-    unset = ways(plan.interface, plan.sockets) | for_cpu(plan.device, place.world_size)
+    unset = interface_env(plan.interface, plan.sockets) | accelerate_env(plan.device, place.world_size)
     former = former | variables.set_missing(unset) | variables.set_all(
-        exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
+        script_env(place, endpoint, config.virtual_local_rank, runtime.count_restarts(os.environ)))
     environment = Environment(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
                               device=devices.use_device(plan.device))
     log = open_log(roll, place, config, endpoint.run_id) if config.log_dir else LogPlan()
@@ -60,7 +60,7 @@ def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:
     After this, ranks wait for each other inside torch, where nobody can name the one that is late.
     """
     store, error = rendezvous.connect(endpoint, roll.remaining_s)
-    roll.agree("devices and store", error, lambda errors: check_reached(errors, roll.hosts, endpoint))
+    roll.agree("devices and store", error, lambda errors: check_store_reached(errors, roll.hosts, endpoint))
     assert store is not None
     return store
 
@@ -74,7 +74,8 @@ class Membership:
 
     def __init__(
         self, environment: Environment, roll: RollCall, groups: GroupMaker, server: dist.Store | None,
-        former: variables.Former, endpoint: Endpoint, log: LogPlan, seats: Sequence[Seat], share: Share | None = None,
+        former: variables.Former, endpoint: Endpoint, log: LogPlan, seats: Sequence[Placement],
+        share: Share | None = None,
     ) -> None:
         self.environment, self.endpoint, self.seats = environment, endpoint, seats
         self.roll, self.groups = roll, groups
@@ -88,14 +89,14 @@ class Membership:
         """The communicator of the job's ranks, our own."""
         return self.roll.comm
 
-    def describe(self, config: LaunchConfig) -> Member:
+    def describe(self, config: LaunchConfig) -> RankIdentity:
         """Return what this rank's sentinel has to know of it."""
         env = self.environment
-        exits = runtime.loses_status(launchers.detect(os.environ))
+        exits = runtime.is_abort_status_lost(launchers.read_launch_facts(os.environ))
         scheduler = schedulers.find_scheduler(os.environ)
-        return Member(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
+        return RankIdentity(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
                       self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
-                      f"{env.node_rank} {runtime.pid_namespace()}", self.endpoint.port,
+                      f"{env.node_rank} {runtime.read_pid_namespace()}", self.endpoint.port,
                       memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
 
     def create_group(
@@ -133,9 +134,9 @@ class Membership:
     def explain(self, script: str) -> str:
         """Return what this rank runs with, a script file among it, and where each variable that it finds comes from."""
         device = self.environment.device
-        name = devices.described(torch.get_device_module(device), device.index).name if device.index is not None else ""
+        name = devices.read_gpu(torch.get_device_module(device), device.index).name if device.index is not None else ""
         where = f"{device} ({name})" if name else str(device)
-        return f"runs on {where} with {software.stack(script)}\n{explain(os.environ, self._former)}"
+        return f"runs on {where} with {software.describe_software(script)}\n{explain_env(os.environ, self._former)}"
 
     def spans(self, comm: MPI.Comm) -> bool:
         """Tell whether a communicator has the ranks of the job in the same order."""

@@ -111,7 +111,7 @@ def open_log(roll: RollCall, place: Place, config: LaunchConfig, run_id: str) ->
     """
     name = schedulers.name_logs(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     if RESTARTS in os.environ:
-        name = f"{schedulers.find_job(os.environ)[0] or run_id}-attempt-{runtime.restart_count(os.environ)}"
+        name = f"{schedulers.find_job(os.environ)[0] or run_id}-attempt-{runtime.count_restarts(os.environ)}"
     named = name, os.urandom(16).hex()
     name, token = roll.agree("naming logs", None, lambda ranks: [named] * len(ranks))
     folder = claim_folder(roll, place, f"{config.log_dir}/{name}", run_id)
@@ -132,7 +132,7 @@ def claim_folder(roll: RollCall, place: Place, wanted: str, run_id: str) -> str:
     numbers = itertools.count(1)
 
     def choose(_: object) -> list[Claim]:
-        return [free_claim(wanted, schedulers.slurm_restarts(os.environ), run_id, numbers)] * roll.size
+        return [free_claim(wanted, schedulers.count_slurm_restarts(os.environ), run_id, numbers)] * roll.size
 
     while True:
         claim: Claim = roll.agree("naming logs", None, choose)

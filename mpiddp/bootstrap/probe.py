@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..discovery.host import Interface
 from ..ipc.channel import listen
-from ..planning.network import Trial
+from ..planning.network import ProbeResult
 
 PATIENCE_S = 2.0  # for a connection, and for its answer, once another address has answered
 ALONE_S = 3.5  # for a connection where none has answered: packets get lost, and Linux sends a third SYN within 3.1 s
@@ -70,23 +70,23 @@ class Probe:
         self._door = door
         self._names = {one.address: one.name for one in interfaces}
         self._start = self._heard = time.monotonic()
-        self._trials: dict[int, Trial] = {}
+        self._trials: dict[int, ProbeResult] = {}
         self._pending: dict[int, socket.socket] = {}
         for at, address in enumerate(door.addresses):
             try:
                 one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             except OSError as error:  # this node has no IPv6
-                self._trials[at] = Trial(error=error.strerror or str(error))
+                self._trials[at] = ProbeResult(error=error.strerror or str(error))
                 continue
             one.setblocking(False)
             code = one.connect_ex((address, door.port))
             if code in (0, errno.EINPROGRESS):
                 self._pending[at] = one
             else:
-                self._trials[at] = Trial(error=os.strerror(code))
+                self._trials[at] = ProbeResult(error=os.strerror(code))
                 one.close()
 
-    def trials(self) -> tuple[Trial, ...]:
+    def trials(self) -> tuple[ProbeResult, ...]:
         """Return the result for each address; wait until the best one has answered, or until time is up."""
         with selectors.DefaultSelector() as selector:
             for at, one in self._pending.items():
@@ -103,7 +103,7 @@ class Probe:
                 if not ready and max(had_s, left_s) <= 0:
                     break
         for at, one in self._pending.items():
-            self._trials[at] = Trial(error="no answer")
+            self._trials[at] = ProbeResult(error="no answer")
             one.close()
         return tuple(self._trials[at] for at in range(len(self._door.addresses)))
 
@@ -118,15 +118,15 @@ class Probe:
     def _has_connections(self) -> bool:
         return any(map(is_connected, self._pending.values()))
 
-    def _read(self, one: socket.socket) -> Trial:
+    def _read(self, one: socket.socket) -> ProbeResult:
         with one:
             try:
                 answer = one.recv(len(self._door.token))
             except OSError as error:
-                return Trial(error=error.strerror or str(error))
+                return ProbeResult(error=error.strerror or str(error))
             if answer != self._door.token.encode():
-                return Trial(error="another host answers there")
-            return Trial(self._names.get(one.getsockname()[0], ""))
+                return ProbeResult(error="another host answers there")
+            return ProbeResult(self._names.get(one.getsockname()[0], ""))
 
 
 def is_connected(one: socket.socket) -> bool:

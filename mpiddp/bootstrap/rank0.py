@@ -12,9 +12,9 @@ from ..base.config import LaunchConfig
 from ..discovery.host import HostFacts, Interface
 from ..ipc.channel import listen
 from ..planning import devices, network
-from ..planning.advice import advice_for
+from ..planning.advice import choose_advice
 from ..planning.environment import Endpoint
-from ..planning.job import DevicePlan, HostPlan, ReadyFacts, plan_devices, plan_hosts
+from ..planning.job import PostTorchFacts, PostTorchPlan, PreTorchPlan, plan_post_torch, plan_pre_torch
 from .probe import Door, Listener
 from .rollcall import RollCall
 
@@ -36,26 +36,26 @@ class Hosting:
     def __init__(self, roll: RollCall, config: LaunchConfig, sentinel: SentinelHandle | None) -> None:
         self.server: dist.Store | None = None
         self._roll, self._config = roll, config
-        self._asked = network.Asked(config.interface, config.master_addr)
+        self._asked = network.NetworkConstraint(config.interface, config.master_addr)
         self._sentinel = sentinel
         self._offered: list[Interface] = []
         self._nodes: list[HostFacts] = []  # those of each node's lowest rank
         self._listener: Listener | None = None
 
-    def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, Door | None]]:
+    def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[PreTorchPlan, Door | None]]:
         """Return each rank's plan before torch, and with it, for one rank a node, where to try rank 0's addresses."""
         self._roll.hosts = [one.hostname for one in facts]
         if self._config.facts_file:
             from ..discovery import serialization
 
-            serialization.write(self._config.facts_file, facts)
-        plans = plan_hosts(facts, self._config)
-        self._offered = network.candidates(facts, self._asked)
+            serialization.write_facts(self._config.facts_file, facts)
+        plans = plan_pre_torch(facts, self._config)
+        self._offered = network.rank_addresses(facts, self._asked)
         self._nodes = [one for one, plan in zip(facts, plans, strict=True) if plan.place.local_rank == 0]
         door = self._open_door() if plans[0].place.num_nodes > 1 else None
         return [(plan, door if plan.tries else None) for plan in plans]
 
-    def plan_devices(self, facts: Sequence[ReadyFacts]) -> list[DevicePlan]:
+    def plan_devices(self, facts: Sequence[PostTorchFacts]) -> list[PostTorchPlan]:
         """Return each rank's plan after torch; the store listens by then."""
         if self._listener is not None:
             self._listener.close()  # by now every node has tried
@@ -64,26 +64,27 @@ class Hosting:
         trials = {one.place.node_rank: one.trials for one in facts if one.trials}
         names = {one.place.node_rank: hosts[one.place.rank] for one in facts}
         own = [one.interfaces for one in self._nodes]
-        address, interfaces = network.agreed(self._offered, trials, names, self._asked, own)
+        address, interfaces = network.choose_address(self._offered, trials, names, self._asked, own)
         chosen = [interfaces[node] for node in range(len(self._nodes))]
         ways = dict(enumerate(zip(chosen, self._sockets(chosen, trials), strict=True)))
-        return plan_devices(facts, hosts, self._config, self._open_store(address), ways, advice_for(self._nodes[0]))
+        return plan_post_torch(facts, hosts, self._config, self._open_store(address), ways,
+                               choose_advice(self._nodes[0]))
 
     @property
     def _second_port(self) -> int:
         """The port of the sentinel, 0 for a free one."""
         return self._config.port and self._config.port + 1
 
-    def _sockets(self, chosen: Sequence[str], trials: Mapping[int, Sequence[network.Trial]]) -> list[str]:
+    def _sockets(self, chosen: Sequence[str], trials: Mapping[int, Sequence[network.ProbeResult]]) -> list[str]:
         """Return what NCCL_SOCKET_IFNAME should be on each node, empty if NCCL's own choice is right."""
         if len(self._nodes) == 1:
             return [""]
         reached = {node: {one.interface for one in tried if not one.error} for node, tried in trials.items()}
         reached[0] = {one.name for at, one in enumerate(self._offered)
                       if not any(tried[at].error for tried in trials.values())}
-        return network.sockets([network.Way(one.interfaces, name, reached[node], one.unaddressed)
-                                for node, (one, name) in enumerate(zip(self._nodes, chosen, strict=True))],
-                               self._asked.interface)
+        return network.choose_nccl_interfaces(
+            [network.NodeInterfaces(one.interfaces, name, reached[node], one.unaddressed)
+             for node, (one, name) in enumerate(zip(self._nodes, chosen, strict=True))], self._asked.interface)
 
     def _open_door(self) -> Door:
         """Let the sentinel answer on every address of this node, until it coordinates."""
@@ -119,7 +120,7 @@ def listening_on(port: int, host: str) -> Iterator[None]:
     except OSError as error:
         if not port:
             raise
-        raise network.port_taken(port, host, error.strerror or str(error)) from None
+        raise network.make_port_error(port, host, error.strerror or str(error)) from None
 
 
 def allow_connections(number: int) -> None:

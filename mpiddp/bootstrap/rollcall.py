@@ -20,7 +20,7 @@ from ..base.polling import wait_for
 from ..base.stderr import say
 from ..base.text import listed
 from ..base.timeline import WAIT, begin
-from ..discovery.runtime import hostname, pid_namespace
+from ..discovery.runtime import hostname, read_pid_namespace
 
 if TYPE_CHECKING:
     import array
@@ -149,7 +149,7 @@ class RollCall:
 
     def processes_here(self) -> list[int]:
         """Return the processes of the ranks that this one can see, when all have called this; none takes long to."""
-        here = hostname(), pid_namespace()
+        here = hostname(), read_pid_namespace()
         return [pid for where, pid in self.comm.allgather((here, os.getpid())) if where == here]
 
     def those(self, is_one: bool) -> list[int]:

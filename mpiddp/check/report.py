@@ -124,7 +124,8 @@ def exclusion() -> str:
 def head(backend: str) -> str:
     """Return a line of when and with what a check was made, for whoever reads its table later."""
     job = schedulers.name_logs(os.environ)
-    return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend, software.stack("")])
+    return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend,
+                      software.describe_software("")])
 
 
 def keep(measured: Measurements, findings: Sequence[Finding], notes: Sequence[str], asked: CheckOptions) -> None:

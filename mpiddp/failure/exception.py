@@ -14,66 +14,71 @@ from ..base.text import words_of
 from ..discovery.script import OURS
 from .root_cause import CONSEQUENCE, OWN, Report
 
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+INTERRUPTED_STATUS = 130  # 128 + SIGINT, as a shell reports it
 
 
-def status_of(error: BaseException) -> int:
+def find_script_status(error: BaseException) -> int:
     """Return the exit status that Python gives a script that raised this."""
     if isinstance(error, SystemExit):
         return exit_status(error.code)
-    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return INTERRUPTED_STATUS if isinstance(error, KeyboardInterrupt) else 1
 
 
-def describe(error: BaseException, rank: int, host: str) -> Report:
+def report_exception(error: BaseException, rank: int, host: str) -> Report:
     """Return the report on a script that raised."""
     cause, kind, signal, first = f"{type(error).__name__}: {words_of(error)}".split("\n")[0], OWN, "", None
     with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
-        from .traceback import comes_of_loss, in_a_line, is_interrupt, origin  # not while the job starts
+        from .traceback import (  # not while the job starts
+            find_origin,
+            format_error_line,
+            is_from_peer_loss,
+            is_interrupt,
+        )
 
-        cause, first = in_a_line(error), origin(error)
-        kind = CONSEQUENCE if comes_of_loss(error) else OWN
+        cause, first = format_error_line(error), find_origin(error)
+        kind = CONSEQUENCE if is_from_peer_loss(error) else OWN
         signal = "SIGINT" if is_interrupt(error) else ""
-    where = line_of(error.__traceback__)
+    where = find_traceback_line(error.__traceback__)
     if first is not None:
         where = first.where or where
-        told = ", ".join(filter(None, (first.by, in_short(first.where))))
+        told = ", ".join(filter(None, (first.by, shorten_place(first.where))))
         cause = f"{first.cause} ({told})" if told else first.cause
-    return Report(rank, host, kind, cause, status_of(error), where, signal=signal)
+    return Report(rank, host, kind, cause, find_script_status(error), where, signal=signal)
 
 
-def describe_exit(status: int, frame: FrameType, rank: int, host: str) -> Report:
+def report_exit(status: int, frame: FrameType, rank: int, host: str) -> Report:
     """Return the report on a script that calls os._exit() in a frame."""
     error = HardExit(status)
     error.__context__ = sys.exc_info()[1]
-    report = describe(error, rank, host)
-    return report._replace(where=report.where or line_above(frame))
+    report = report_exception(error, rank, host)
+    return report._replace(where=report.where or find_line_above(frame))
 
 
-def in_short(where: str) -> str:
+def shorten_place(where: str) -> str:
     """Return a line of code as in deep.py:6 in load, empty for none."""
     file, _, rest = where.rpartition(", line ")
     return f"{os.path.basename(file)}:{rest.replace(', in ', ' in ', 1)}" if file else ""
 
 
-def line_of(traceback: TracebackType | None) -> str:
+def find_traceback_line(traceback: TracebackType | None) -> str:
     """Return the innermost line of the script in a traceback; the innermost of all if the script has none."""
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return line_in(frames)
+    return find_script_line(frames)
 
 
-def line_above(frame: FrameType | None) -> str:
+def find_line_above(frame: FrameType | None) -> str:
     """Return the innermost line of the script that has called a frame, as line_of() does."""
     frames: list[tuple[FrameType, int]] = []
     while frame is not None:
         frames.insert(0, (frame, frame.f_lineno))
         frame = frame.f_back
-    return line_in(frames)
+    return find_script_line(frames)
 
 
-def line_in(frames: Sequence[tuple[FrameType, int]]) -> str:
+def find_script_line(frames: Sequence[tuple[FrameType, int]]) -> str:
     """Return file, line and function of the innermost frame of the script, in words.
 
     The script is the file of `__main__`. Where that is a library that runs another file, such as coverage, all that is
@@ -91,37 +96,37 @@ def line_in(frames: Sequence[tuple[FrameType, int]]) -> str:
     return ""
 
 
-def show(error: BaseException, full: bool = True) -> None:
+def print_exception(error: BaseException, full: bool = True) -> None:
     """Print what a script raised, as Python would, but without our own frames; unless `full`, libraries' are folded."""
-    strip(error)
+    strip_our_frames(error)
     try:
         if isinstance(error, SystemExit):
-            print_whole(callstack(error))
+            print_whole(format_exception(error))
             return
-        from .traceback import excerpt, is_plain, printed, wants_colour
+        from .traceback import capture_hook_output, fold_traceback, is_colour_wanted, is_default_hook
 
-        if not is_plain(sys.excepthook):
+        if not is_default_hook(sys.excepthook):
             sys.excepthook(type(error), error, error.__traceback__)
         else:
-            text = printed(error)
-            print_whole(text if full else excerpt(text, wants_colour(sys.stderr, os.environ)))
+            text = capture_hook_output(error)
+            print_whole(text if full else fold_traceback(text, is_colour_wanted(sys.stderr, os.environ)))
     except SystemExit:  # of the script's own hook: Python shows no more then
         return
     except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
-        say(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
+        say(f"Error in sys.excepthook:\n{format_exception(other)}\nOriginal exception was:\n{format_exception(error)}")
 
 
-def run_own_hook(error: BaseException) -> None:
+def run_user_hook(error: BaseException) -> None:
     """Call the script's own sys.excepthook, if it has one, on a rank whose error is not shown, as Python would.
 
     What it prints on sys.stderr is shown unless that is a traceback: there may be one from each rank.
     """
-    from .traceback import HEAD, is_plain, printed
+    from .traceback import TRACEBACK_HEADER, capture_hook_output, is_default_hook
 
-    if not isinstance(error, SystemExit) and not is_plain(sys.excepthook):
-        strip(error)
-        text = printed(error)
-        print_whole(text if HEAD not in text else "")
+    if not isinstance(error, SystemExit) and not is_default_hook(sys.excepthook):
+        strip_our_frames(error)
+        text = capture_hook_output(error)
+        print_whole(text if TRACEBACK_HEADER not in text else "")
 
 
 def print_whole(text: str) -> None:
@@ -132,9 +137,9 @@ def print_whole(text: str) -> None:
         sys.stderr.flush()
 
 
-def forget(error: BaseException) -> None:
+def release_frames(error: BaseException) -> None:
     """Let go of what the frames of an error hold, and of those of its causes and contexts."""
-    for one in chain(error):
+    for one in list_related(error):
         traceback, one.__traceback__ = one.__traceback__, None
         while traceback is not None:
             with contextlib.suppress(RuntimeError):  # this frame still runs
@@ -142,13 +147,13 @@ def forget(error: BaseException) -> None:
             traceback = traceback.tb_next
 
 
-def strip(error: BaseException) -> None:
+def strip_our_frames(error: BaseException) -> None:
     """Remove our own frames from the traceback of an error, and from those of its causes and contexts."""
-    for one in chain(error):
-        one.__traceback__ = without_our_frames(one.__traceback__)
+    for one in list_related(error):
+        one.__traceback__ = skip_our_frames(one.__traceback__)
 
 
-def chain(error: BaseException) -> list[BaseException]:
+def list_related(error: BaseException) -> list[BaseException]:
     """Return an error with its causes and contexts, and those in a group."""
     found: dict[int, BaseException] = {}
     rest: list[object] = [error]
@@ -161,21 +166,21 @@ def chain(error: BaseException) -> list[BaseException]:
     return list(found.values())
 
 
-def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
+def skip_our_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback from its first frame in the script on."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(OURS):
         traceback = traceback.tb_next
     return traceback
 
 
-def callstack(error: BaseException) -> str:
+def format_exception(error: BaseException) -> str:
     """Return what show() prints, as text."""
     import traceback
 
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int) else f"{words_of(error.code)}\n"
 
-    strip(error)
+    strip_our_frames(error)
     try:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:  # an error that is odd itself

@@ -23,7 +23,7 @@ class LogPlan(NamedTuple):
     token: str = ""
 
 
-class Member(NamedTuple):
+class RankIdentity(NamedTuple):
     """What the sentinels print of a rank when it fails, and need to know to end it.
 
     The reason of a failure is written to `error_file` as JSON, empty for nowhere. `grace_s` is the time in which the

@@ -9,28 +9,28 @@ from collections.abc import Callable
 from ..base.stderr import say
 from ..base.text import memory_advice
 from ..where import progress
-from .rank import Member
-from .root_cause import NOBODY, OWN, Verdict
+from .rank import RankIdentity
+from .root_cause import NOBODY, OWN, RootCause
 
 
-def tell(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1,
+def print_failure(verdict: RootCause, who: RankIdentity | None, after_s: float, log_lost: int = -1,
          speak: Callable[[str], None] = say) -> str:
     """Print why the job failed, in one piece, and return the text.
 
     `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `log_lost` is the first
     byte that its log has lost, -1 for none. `speak` prints.
     """
-    words = block(verdict, who, after_s, log_lost)
+    words = format_failure(verdict, who, after_s, log_lost)
     speak(words)
     return words
 
 
-def record(verdict: Verdict, who: Member | None, callstack: str = "") -> str:
+def format_error_file(verdict: RootCause, who: RankIdentity | None, callstack: str = "") -> str:
     """Return why a job failed, as --error-file has it."""
-    return json.dumps(error_record(verdict, who, callstack, int(time.time())))
+    return json.dumps(make_error_record(verdict, who, callstack, int(time.time())))
 
 
-def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1) -> str:
+def format_failure(verdict: RootCause, who: RankIdentity | None, after_s: float, log_lost: int = -1) -> str:
     """Return why a job failed, in a block of lines; in one line if a signal from outside ended it.
 
     `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `log_lost` is the first
@@ -54,7 +54,9 @@ def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = 
     return "\n".join([*stacks, *lines]) + "\n"
 
 
-def error_record(verdict: Verdict, who: Member | None, callstack: str, timestamp: int) -> dict[str, object]:
+def make_error_record(
+    verdict: RootCause, who: RankIdentity | None, callstack: str, timestamp: int
+) -> dict[str, object]:
     """Return what torchelastic's error files hold (torch.distributed.elastic.multiprocessing.errors).
 
     `timestamp` is in seconds since the epoch. Our own besides: `kind`, `cause`, `where`, `signal` and `outside` as in

@@ -7,23 +7,24 @@ from typing import NamedTuple
 
 from ..base.text import LISTED, listed, ranges, shortened
 
-LONG_TEXT = 50_000  # characters of stacks; whole, they might not fit into a message
-ALONE_S = 0.03  # in which a second rank reports the same error; if one does, SETTLING_S for all that have it
-SETTLING_S = 0.15  # in which all ranks report that got the same signal, or that lost a peer
-SEARCHING_S = 1.0  # in which the reason for what looks like a consequence is reported
+MAX_STACK_CHARS = 50_000  # characters of stacks; whole, they might not fit into a message
+SAME_ERROR_WAIT_S = 0.03  # in which a second rank reports the same error; if one does, SETTLING_S for all that have it
+SAME_CAUSE_WAIT_S = 0.15  # in which all ranks report that got the same signal, or that lost a peer
+ROOT_CAUSE_WAIT_S = 1.0  # in which the reason for what looks like a consequence is reported
 
 OWN, ENDED, CONSEQUENCE, ABSENT = "own", "ended", "consequence", "absent"
 NOBODY = -1  # the rank of a report on a job of which no rank is known to be at fault
-WALLTIME = "SIGALRM"  # Flux sends it to all ranks at the time limit; a script that has set an alarm gets it, too
-FROM_OUTSIDE = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME)  # from users and schedulers
+WALLTIME_SIGNAL = "SIGALRM"  # Flux sends it to all ranks at the time limit; a script that has set an alarm gets it, too
+# from users and schedulers
+OUTSIDE_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME_SIGNAL)
 
-GIVING_UP = "SIGABRT"  # by which NCCL's watchdog ends a rank whose collective takes too long, and C's abort() any
+ABORT_SIGNAL = "SIGABRT"  # by which NCCL's watchdog ends a rank whose collective takes too long, and C's abort() any
 
 NO_STEP_DAEMON = "lost slurmstepd, by which Slurm starts and ends the ranks of a node: it was killed there"
 
 OUT_OF_MEMORY = "out of memory, as its cgroup counts"
 
-LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank is gone or late
+LOST_PEER_WORDS = (  # as gloo, NCCL, torch's store and sockets say that another rank is gone or late
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "connection was",
     "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
     "socket timeout", "wait timeout", "timeout after", "failed to recv", "failed to send", "unbound_buffer",
@@ -31,17 +32,17 @@ LOST_PEERS = (  # as gloo, NCCL, torch's store and sockets say that another rank
     "collective operation timeout", "store is closed", "timed out after", "failed to connect", "monitoredbarrier",
 )
 
-AT_THE_END = "for the end of rank"  # a rank that has come to its end says so at --exit-timeout
+EXIT_TIMEOUT_WORDS = "for the end of rank"  # a rank that has come to its end says so at --exit-timeout
 
-COMMUNICATION = (  # libraries by which ranks talk to each other, as their errors' types and texts name them
+COMMUNICATION_WORDS = (  # libraries by which ranks talk to each other, as their errors' types and texts name them
     "gloo", "nccl", "c10d", "tcpstore", "processgroup", "torch.distributed.", "mpi4py.mpi.exception",
 )
 COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")  # whose native code raises a plain RuntimeError
-STORAGE = "/torch/distributed/checkpoint/"
+CHECKPOINT_FILES = "/torch/distributed/checkpoint/"
 
-TOO_LATE = (  # as they say that a rank has not come
+LATE_PEER_WORDS = (  # as they say that a rank has not come
     "ms for recv operation", "ms for send operation", "application timeout caused pair closure", "wait timeout after",
-    "collective operation timeout", AT_THE_END, "failed to pass monitoredbarrier",
+    "collective operation timeout", EXIT_TIMEOUT_WORDS, "failed to pass monitoredbarrier",
 )
 
 
@@ -65,13 +66,13 @@ class Report(NamedTuple):
     signal: str = ""
 
 
-def brief(report: Report) -> Report:
+def truncate_report(report: Report) -> Report:
     """Return a report that fits into a message, with a cause short enough to read."""
     return report._replace(cause=shortened(report.cause), where=shortened(report.where),
-                           text=shortened(report.text, LONG_TEXT))
+                           text=shortened(report.text, MAX_STACK_CHARS))
 
 
-class Verdict(NamedTuple):
+class RootCause(NamedTuple):
     """The report of the rank that failed first, and what became of the others, in words.
 
     `outside` tells that a signal was sent to the job as a whole, and no rank failed; `others` shows where ranks were.
@@ -82,19 +83,19 @@ class Verdict(NamedTuple):
     outside: bool = False
 
 
-def is_consequence(error: str, file: str = "") -> bool:
+def is_peer_loss(error: str, file: str = "") -> bool:
     """Tell whether an error is one that ranks raise when another one is gone.
 
     `error` is its full type and its text; `file` is the innermost one of its traceback that is not Python's own. Words
     such as "connection refused" mean another rank only if a library raised them by which ranks talk to each other.
     """
     error = error.lower()
-    from_library = any(words in error for words in COMMUNICATION) or (
-        any(part in file for part in COMMUNICATION_FILES) and STORAGE not in file)
-    return from_library and any(words in error for words in LOST_PEERS)
+    from_library = any(words in error for words in COMMUNICATION_WORDS) or (
+        any(part in file for part in COMMUNICATION_FILES) and CHECKPOINT_FILES not in file)
+    return from_library and any(words in error for words in LOST_PEER_WORDS)
 
 
-class Seen(NamedTuple):
+class JobActivity(NamedTuple):
     """Where ranks are, in words; those that are `free` wait for no other.
 
     `calls` has the line of the script, as in reports, at which a rank waits for others. `table` shows them together,
@@ -112,7 +113,7 @@ class Seen(NamedTuple):
     deserted: Report | None = None
 
 
-class Scene(NamedTuple):
+class FailureContext(NamedTuple):
     """What is known of the ranks besides their reports.
 
     `hosts` has the host of each rank that has joined, of `world_size` ranks. `silent` are ranks that were
@@ -133,7 +134,7 @@ class Scene(NamedTuple):
     by_srun: bool = False
     came_s: Mapping[int, float] = {}
     world_size: int = 0
-    seen: Seen = Seen()
+    seen: JobActivity = JobActivity()
     exits: Sequence[Report] = ()
 
     @property
@@ -147,57 +148,60 @@ class Scene(NamedTuple):
         return len(self.hosts) == 1 and not self.awaits_ranks
 
 
-def judge(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
+def select_root_cause(reports: Sequence[Report], waited_s: float, scene: FailureContext) -> RootCause | None:
     """Return which of the reports is the reason for the job's end; None to wait for more reports.
 
     The reports are in the order in which they came, the first one `waited_s` ago.
     """
-    reports = [with_signal(one, scene.interrupted) for one in reports]
+    reports = [mark_interrupt(one, scene.interrupted) for one in reports]
     lost = [one for one in reports if one.kind == CONSEQUENCE]
     own = [one for one in reports if one.kind == OWN]
     gone = [one for one in reports if one.kind in (ENDED, ABSENT)]
     unheard = set(scene.hosts) - {one.rank for one in reports}
-    if own and not may_follow(own[0], gone, reports):
-        return judge_own(own, lost, len(reports), waited_s, scene)
+    if own and not is_maybe_caused_by(own[0], gone, reports):
+        return select_error(own, lost, len(reports), waited_s, scene)
     if gone:
-        verdict = judge_gone(gone, lost, unheard, waited_s, scene)
-        return verdict and verdict._replace(others="; ".join(filter(None, (verdict.others, failed_too(own)))))
-    if not reports or (waited_s < SEARCHING_S and (unheard or scene.awaits_ranks)):
+        verdict = select_lost_rank(gone, lost, unheard, waited_s, scene)
+        return verdict and verdict._replace(others="; ".join(filter(None,
+                                                                    (verdict.others, describe_later_errors(own)))))
+    if not reports or (waited_s < ROOT_CAUSE_WAIT_S and (unheard or scene.awaits_ranks)):
         return None
     if scene.exits:
-        return Verdict(scene.exits[0], told(lost))
+        return RootCause(scene.exits[0], describe_secondary(lost))
     lost.sort(key=lambda one: not is_timeout(one.cause))  # the others' connections end by a timeout, too
-    if AT_THE_END in lost[0].cause and scene.seen.deserted is not None:
+    if EXIT_TIMEOUT_WORDS in lost[0].cause and scene.seen.deserted is not None:
         report = scene.seen.deserted
-        return Verdict(report._replace(cause=f"{report.cause}: {lost[0].cause}"))
+        return RootCause(report._replace(cause=f"{report.cause}: {lost[0].cause}"))
     late = [rank for rank in unheard if rank in scene.seen.free]
     if len(late) == 1 and is_timeout(lost[0].cause) and not scene.seen.has_groups:
-        return Verdict(waited_for(late[0], lost, scene), "; ".join(whereabouts(unheard - {late[0]}, scene)))
+        return RootCause(report_late_rank(late[0], lost, scene),
+                         "; ".join(describe_unreported(unheard - {late[0]}, scene)))
     calls = {**scene.seen.calls, **{one.rank: one.where for one in lost}}
     if is_timeout(lost[0].cause) and calls.keys() >= scene.hosts.keys() and len(set(calls.values())) > 1:
-        return Verdict(unlike(lost[0], calls))
-    return Verdict(lost[0], "; ".join(filter(None, (told(lost[1:]), *whereabouts(unheard, scene)))))
+        return RootCause(report_different_calls(lost[0], calls))
+    return RootCause(lost[0],
+                     "; ".join(filter(None, (describe_secondary(lost[1:]), *describe_unreported(unheard, scene)))))
 
 
-def with_signal(report: Report, interrupted: Collection[int]) -> Report:
+def mark_interrupt(report: Report, interrupted: Collection[int]) -> Report:
     """Return the report on a KeyboardInterrupt as that on a rank that SIGINT has ended, if the rank got one."""
     if report.kind != OWN or not report.signal or report.rank not in interrupted:
         return report
     return report._replace(kind=ENDED, cause=f"{report.cause} ({report.signal})")
 
 
-def may_follow(own: Report, gone: Sequence[Report], reports: Sequence[Report]) -> bool:
+def is_maybe_caused_by(own: Report, gone: Sequence[Report], reports: Sequence[Report]) -> bool:
     """Tell whether an error, the first one, may come of the death of a rank: scripts hide what they have caught.
 
     While an error is reported all ranks live on, so what died by then did not die of it. An abort() may be NCCL's
     watchdog's, which has waited for the rank with the error.
     """
-    return any(one.signal != GIVING_UP or reports.index(one) < reports.index(own) for one in gone)
+    return any(one.signal != ABORT_SIGNAL or reports.index(one) < reports.index(own) for one in gone)
 
 
-def judge_own(
-    own: Sequence[Report], lost: Sequence[Report], heard: int, waited_s: float, scene: Scene
-) -> Verdict | None:
+def select_error(
+    own: Sequence[Report], lost: Sequence[Report], heard: int, waited_s: float, scene: FailureContext
+) -> RootCause | None:
     """Return the first of errors that ranks raised by themselves as the reason; None to wait for more reports.
 
     `lost` are the reports of ranks that lost a peer; so many ranks are `heard`.
@@ -206,12 +210,12 @@ def judge_own(
     same = [one for one in own if (one.cause, one.where) == (first.cause, first.where)]
     settling = len(same) > 1 or own[0].signal  # word of the signal may be on its way
     is_all = heard >= scene.world_size and not own[0].signal
-    if not is_all and waited_s < (SETTLING_S if settling else ALONE_S):
+    if not is_all and waited_s < (SAME_CAUSE_WAIT_S if settling else SAME_ERROR_WAIT_S):
         return None
-    return Verdict(first, "; ".join(filter(None, (extent(same, scene), told(lost)))))
+    return RootCause(first, "; ".join(filter(None, (describe_scope(same, scene), describe_secondary(lost)))))
 
 
-def failed_too(own: Sequence[Report]) -> str:
+def describe_later_errors(own: Sequence[Report]) -> str:
     """Return in words which errors ranks have raised when another one had died, empty for none."""
     if not own:
         return ""
@@ -219,7 +223,7 @@ def failed_too(own: Sequence[Report]) -> str:
     return f"rank {own[0].rank} on {own[0].host} failed, too: {shortened(own[0].cause, 200)}{more}"
 
 
-def unlike(lost: Report, calls: Mapping[int, str]) -> Report:
+def report_different_calls(lost: Report, calls: Mapping[int, str]) -> Report:
     """Return the report on a job whose ranks have waited for each other in unlike `calls` until the `lost` one did."""
     ranks_at: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
@@ -229,7 +233,7 @@ def unlike(lost: Report, calls: Mapping[int, str]) -> Report:
                   lost.status)
 
 
-def waited_for(late: int, lost: Sequence[Report], scene: Scene) -> Report:
+def report_late_rank(late: int, lost: Sequence[Report], scene: FailureContext) -> Report:
     """Return the report on the rank that the `lost` ones have waited for in vain, the only one that waits for none."""
     at = f" at {lost[0].where}" if lost[0].where else ""
     waited = f"rank {lost[0].rank} has" if len(lost) == 1 else f"{len(lost):,} ranks have"
@@ -239,65 +243,65 @@ def waited_for(late: int, lost: Sequence[Report], scene: Scene) -> Report:
 
 def is_timeout(error: str) -> bool:
     """Tell whether an error's text says that a rank was late, and not that it is gone."""
-    return any(words in error.lower() for words in TOO_LATE)
+    return any(words in error.lower() for words in LATE_PEER_WORDS)
 
 
-def judge_gone(
-    gone: Sequence[Report], lost: Sequence[Report], unheard: Collection[int], waited_s: float, scene: Scene
-) -> Verdict | None:
+def select_lost_rank(
+    gone: Sequence[Report], lost: Sequence[Report], unheard: Collection[int], waited_s: float, scene: FailureContext
+) -> RootCause | None:
     """Return which of the ranks that are gone is the reason for the job's end; None to wait for more reports.
 
     `lost` are the reports of ranks that lost a peer, `unheard` the ranks that have not reported.
     """
     if orphans := [one for one in gone if one.cause == NO_STEP_DAEMON]:  # their node's ranks may end by that
-        return Verdict(orphans[0])
+        return RootCause(orphans[0])
     killed = were_killed_at_once(gone, scene)
     alive = set(scene.hosts) - set(scene.order) - {one.rank for one in gone}
     if was_sent_to_all(gone, scene) or (killed and not alive):
-        if scene.interrupted and scene.seen.looking and waited_s < SEARCHING_S:
+        if scene.interrupted and scene.seen.looking and waited_s < ROOT_CAUSE_WAIT_S:
             return None
-        return Verdict(gone[0], scene.seen.table, outside=True)
-    if gone[0].signal == GIVING_UP:  # perhaps because it has waited in vain for another rank
+        return RootCause(gone[0], scene.seen.table, outside=True)
+    if gone[0].signal == ABORT_SIGNAL:  # perhaps because it has waited in vain for another rank
         absent = [one for one in gone if one.kind == ABSENT]
-        if not absent and unheard and waited_s < SEARCHING_S:
+        if not absent and unheard and waited_s < ROOT_CAUSE_WAIT_S:
             return None
         gone = absent or gone
     if gone[0].kind == ENDED:
         seen = [one for rank in scene.order for one in gone if one.rank == rank]
         unclear = len(seen) < len(gone) > 1 or set(unheard) & set(scene.order)
-        others_may_get_it = scene.by_node and unheard and gone[0].signal in FROM_OUTSIDE
-        if (unclear or others_may_get_it or killed) and waited_s < SEARCHING_S:
+        others_may_get_it = scene.by_node and unheard and gone[0].signal in OUTSIDE_SIGNALS
+        if (unclear or others_may_get_it or killed) and waited_s < ROOT_CAUSE_WAIT_S:
             return None
-        crashed = gone[0] not in seen and gone[0].signal not in (*FROM_OUTSIDE, "SIGKILL", GIVING_UP)
+        crashed = gone[0] not in seen and gone[0].signal not in (*OUTSIDE_SIGNALS, "SIGKILL", ABORT_SIGNAL)
         gone = gone if crashed else seen or gone  # nobody saw it end, but a launcher ends no rank so
-    if waited_s < SETTLING_S:
+    if waited_s < SAME_CAUSE_WAIT_S:
         return None
-    where = whereabouts(unheard, scene) if gone[0].signal == GIVING_UP else ()
-    return Verdict(gone[0], "; ".join(filter(None, (told(lost), *where))))
+    where = describe_unreported(unheard, scene) if gone[0].signal == ABORT_SIGNAL else ()
+    return RootCause(gone[0], "; ".join(filter(None, (describe_secondary(lost), *where))))
 
 
-def whereabouts(unheard: Collection[int], scene: Scene) -> Iterator[str]:
+def describe_unreported(unheard: Collection[int], scene: FailureContext) -> Iterator[str]:
     """Yield in words what the ranks do that have not reported."""
     for rank in sorted(set(unheard) & set(scene.seen.free))[:LISTED]:
         yield f"rank {rank} on {scene.hosts[rank]} was at {scene.seen.places[rank]}"
     if silent := set(unheard) & set(scene.silent):
-        yield f"nothing is heard of {named(silent, scene.hosts)}"
+        yield f"nothing is heard of {describe_ranks(silent, scene.hosts)}"
     if scene.left:
-        yield f"{named(scene.left, scene.hosts)} had come to the end of the script"
+        yield f"{describe_ranks(scene.left, scene.hosts)} had come to the end of the script"
         if busy := set(unheard) - set(scene.silent) - set(scene.left):
-            yield f"{named(busy, scene.hosts)} had not"
+            yield f"{describe_ranks(busy, scene.hosts)} had not"
 
 
-def was_sent_to_all(gone: Sequence[Report], scene: Scene) -> bool:
+def was_sent_to_all(gone: Sequence[Report], scene: FailureContext) -> bool:
     """Tell whether other ranks got the same signal as the first that is gone."""
     first, others = gone[0], [one.signal for one in gone[1:]]
     others += ["SIGINT" for rank in scene.interrupted if rank != first.rank]
     killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
-    is_alone = scene.has_one_rank and first.signal != WALLTIME
-    return first.signal in FROM_OUTSIDE and (is_alone or first.signal in others or killed_too)
+    is_alone = scene.has_one_rank and first.signal != WALLTIME_SIGNAL
+    return first.signal in OUTSIDE_SIGNALS and (is_alone or first.signal in others or killed_too)
 
 
-def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
+def were_killed_at_once(gone: Sequence[Report], scene: FailureContext) -> bool:
     """Tell whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
 
     If only one rank was killed, by hand or for lack of memory, the others live on until this job ends them. A job of
@@ -307,10 +311,10 @@ def were_killed_at_once(gone: Sequence[Report], scene: Scene) -> bool:
     if not plain or len(gone) == 1:
         return plain and scene.has_one_rank
     first_s, second_s = sorted(scene.came_s[one.rank] for one in gone)[:2]
-    return second_s - first_s < SETTLING_S
+    return second_s - first_s < SAME_CAUSE_WAIT_S
 
 
-def extent(same: Sequence[Report], scene: Scene) -> str:
+def describe_scope(same: Sequence[Report], scene: FailureContext) -> str:
     """Return in words which ranks failed with the same error, empty for one rank."""
     hosts = {one.host for one in same}
     if len(same) == 1:
@@ -322,7 +326,7 @@ def extent(same: Sequence[Report], scene: Scene) -> str:
     return f"the same on {len(same):,} of {scene.world_size:,} ranks"
 
 
-def told(lost: Sequence[Report]) -> str:
+def describe_secondary(lost: Sequence[Report]) -> str:
     """Return in words how many ranks lost their connection."""
     if not lost:
         return ""
@@ -330,7 +334,7 @@ def told(lost: Sequence[Report]) -> str:
     return f"{others} waited in vain, too" if is_timeout(lost[0].cause) else f"{others} lost the connection to it"
 
 
-def named(ranks: Collection[int], hosts: Mapping[int, str], places: Mapping[int, str] = {}) -> str:
+def describe_ranks(ranks: Collection[int], hosts: Mapping[int, str], places: Mapping[int, str] = {}) -> str:
     """Return ranks and their hosts in words, and where they are, as far as that is known."""
     order = sorted(ranks)
     words = [f"rank {rank} on {hosts[rank]}{f' ({places[rank]})' if rank in places else ''}" for rank in order[:LISTED]]

@@ -14,22 +14,23 @@ from typing import Any, NamedTuple
 
 from ..base.termination import HardExit
 from ..base.text import shortened, words_of
-from .root_cause import is_consequence
-from .stack import PYTHON, Kind, kind_of
+from .root_cause import is_peer_loss
+from .stack import PYTHON_FOLDER, FrameKind, classify_file
 
-HEAD = "Traceback (most recent call last):"
+TRACEBACK_HEADER = "Traceback (most recent call last):"
 PRINTED_FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
-WORKER = re.compile(r"Caught \w+ in (DataLoader worker process \d+|[\w ]+)\.")
-PROCESS = re.compile(r"-- (Process \d+) terminated")
-GROUP = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
-DEEPEST = 50  # causes and groups, one within the other
-CYTHON = (".pyx", ".pxi")  # as tracebacks name the sources of what Cython has compiled, such as mpi4py
-LONGEST = 200  # characters of an error that followed another one
-ERROR_STACK = ", error stack:"  # ends the first line of an error of MPICH's and Intel MPI's; the last line tells most
-NCCLS_LAST = "Last error:"  # stands before the line of an error of NCCL's that tells most
+WORKER_ERROR = re.compile(r"Caught \w+ in (DataLoader worker process \d+|[\w ]+)\.")
+PROCESS_ERROR = re.compile(r"-- (Process \d+) terminated")
+GROUP_TYPE = getattr(builtins, "BaseExceptionGroup", ())  # from Python 3.11 on
+MAX_DEPTH = 50  # causes and groups, one within the other
+CYTHON_SUFFIXES = (".pyx", ".pxi")  # as tracebacks name the sources of what Cython has compiled, such as mpi4py
+MAX_ERROR_CHARS = 200  # characters of an error that followed another one
+# ends the first line of an error of MPICH's and Intel MPI's; the last line tells most
+MPICH_ERROR_STACK = ", error stack:"
+NCCL_LAST_ERROR = "Last error:"  # stands before the line of an error of NCCL's that tells most
 
 
-class Place(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of code."""
 
     file: str
@@ -52,135 +53,138 @@ class Origin(NamedTuple):
     is_loss: bool = False
 
 
-def origin(error: BaseException) -> Origin | None:
+def find_origin(error: BaseException) -> Origin | None:
     """Return what an error was first, None if it is that itself.
 
     That is its cause; of an exit, of what comes of the loss of another rank and of what follows a KeyboardInterrupt it
     may also be the error that was handled meanwhile.
     """
-    is_loss, found, by = comes_of_loss(error), error, ""
+    is_loss, found, by = is_from_peer_loss(error), error, ""
     follows = is_loss or is_interrupt(error)
-    for _ in range(DEEPEST):
-        if (told := told_of(found)) is not None:  # another process's traceback
+    for _ in range(MAX_DEPTH):
+        if (told := parse_error_text(found)) is not None:  # another process's traceback
             by = told.by or ("in another process" if found is not error else "")
-            return told._replace(by=f"{by}, {then(error)}".removeprefix(", ") if isinstance(error, SystemExit) else by)
+            return told._replace(by=f"{by}, {describe_later_error(error)}".removeprefix(", ")
+                                 if isinstance(error, SystemExit) else by)
         inner = found.__cause__
-        if isinstance(found, GROUP):
-            inner = next((one for one in found.exceptions if not comes_of_loss(one)), found.exceptions[0])
+        if isinstance(found, GROUP_TYPE):
+            inner = next((one for one in found.exceptions if not is_from_peer_loss(one)), found.exceptions[0])
             by = f"and {more} more in a group" if (more := len(found.exceptions) - 1) else by
-        elif isinstance(found, KeyboardInterrupt) or (is_loss and is_raised_by_loss(found)):
+        elif isinstance(found, KeyboardInterrupt) or (is_loss and is_raised_by_peer_loss(found)):
             break
         elif inner is None and (follows or isinstance(found, SystemExit)):
             inner = found.__context__
-            by = by or then(error)
+            by = by or describe_later_error(error)
         if inner is None or inner is found:
             break
-        by = by or (then(error) if isinstance(error, SystemExit) else f"re-raised as {in_a_line(error)}")
+        by = by or (describe_later_error(error) if isinstance(error, SystemExit)
+                    else f"re-raised as {format_error_line(error)}")
         found = inner
     else:
         return None
-    own = [place for place in places_of(found.__traceback__) if not is_library(place.file)]
-    return None if found is error else Origin(in_a_line(found), str(own[-1]) if own else "", by, is_loss)
+    own = [place for place in list_code_lines(found.__traceback__) if not is_library(place.file)]
+    return None if found is error else Origin(format_error_line(found), str(own[-1]) if own else "", by, is_loss)
 
 
-def then(error: BaseException) -> str:
+def describe_later_error(error: BaseException) -> str:
     """Return in words what came after an error."""
-    return f"then {shortened(in_a_line(error), LONGEST)}"
+    return f"then {shortened(format_error_line(error), MAX_ERROR_CHARS)}"
 
 
-def comes_of_loss(error: BaseException, deepest: int = DEEPEST) -> bool:
+def is_from_peer_loss(error: BaseException, deepest: int = MAX_DEPTH) -> bool:
     """Tell whether an error was raised because another rank is gone: it itself, or what it follows from.
 
     It follows from its cause, or from the error that was handled when it was raised; a group from all its errors.
     """
-    if isinstance(error, GROUP):
-        return deepest > 0 and all(comes_of_loss(one, deepest - 1) for one in error.exceptions)
-    if (told := told_of(error)) is not None:
+    if isinstance(error, GROUP_TYPE):
+        return deepest > 0 and all(is_from_peer_loss(one, deepest - 1) for one in error.exceptions)
+    if (told := parse_error_text(error)) is not None:
         return told.is_loss
     inner = error.__cause__ or error.__context__
-    return is_raised_by_loss(error) or (inner is not None and deepest > 0 and comes_of_loss(inner, deepest - 1))
+    return is_raised_by_peer_loss(error) or (inner is not None and deepest > 0
+                                             and is_from_peer_loss(inner, deepest - 1))
 
 
-def is_raised_by_loss(error: BaseException) -> bool:
+def is_raised_by_peer_loss(error: BaseException) -> bool:
     """Tell whether an error itself says that another rank is gone, and comes from a library that can know it."""
-    files = [place.file for place in places_of(error.__traceback__) if not place.file.startswith(PYTHON)]
+    files = [place.file for place in list_code_lines(error.__traceback__) if not place.file.startswith(PYTHON_FOLDER)]
     kind = type(error)
-    return is_consequence(f"{kind.__module__}.{kind.__qualname__}: {words_of(error)}", files[-1] if files else "")
+    return is_peer_loss(f"{kind.__module__}.{kind.__qualname__}: {words_of(error)}", files[-1] if files else "")
 
 
-def is_interrupt(error: BaseException, deepest: int = DEEPEST) -> bool:
+def is_interrupt(error: BaseException, deepest: int = MAX_DEPTH) -> bool:
     """Tell whether an error is a KeyboardInterrupt, or was raised while one was handled."""
     inner = error.__cause__ or error.__context__
     return isinstance(error, KeyboardInterrupt) or (
         inner is not None and deepest > 0 and is_interrupt(inner, deepest - 1))
 
 
-def told_of(error: BaseException) -> Origin | None:
+def parse_error_text(error: BaseException) -> Origin | None:
     """Return what the text of an error tells of another one, None if that is none."""
     try:
         text = str(error)
     except Exception:  # whatever a script's own __str__ raises
         return None
-    return read(text) if HEAD in text else None
+    return parse_traceback(text) if TRACEBACK_HEADER in text else None
 
 
-def read(text: str) -> Origin | None:
+def parse_traceback(text: str) -> Origin | None:
     """Return the error of the last traceback in a text, and its innermost line outside of libraries, else of all."""
-    before, _, traceback = text.rpartition(HEAD)
+    before, _, traceback = text.rpartition(TRACEBACK_HEADER)
     places, lines = [], traceback.splitlines()
     for at, line in enumerate(lines):
         if found := PRINTED_FRAME.match(line):
-            places.append(Place(found["file"], found["line"], found["function"]))
+            places.append(CodeLine(found["file"], found["line"], found["function"]))
         elif places and line and not line[0].isspace():
             error = "\n".join(lines[at:])
             break
     else:
         return None
     own = [place for place in places if not is_library(place.file)] or places
-    files = [place.file for place in places if not place.file.startswith(PYTHON)]
-    by = WORKER.search(before) or PROCESS.search(before)
-    return Origin(telling(error.partition('\n"""')[0]), str(own[-1]), f"in {by[1]}" if by else "",
-                  is_consequence(error, files[-1] if files else ""))
+    files = [place.file for place in places if not place.file.startswith(PYTHON_FOLDER)]
+    by = WORKER_ERROR.search(before) or PROCESS_ERROR.search(before)
+    return Origin(pick_telling_line(error.partition('\n"""')[0]), str(own[-1]), f"in {by[1]}" if by else "",
+                  is_peer_loss(error, files[-1] if files else ""))
 
 
 def is_library(file: str) -> bool:
     """Tell whether a file is Python's, an installed package's or our own."""
-    return kind_of(file) is not Kind.SCRIPT or file.endswith(CYTHON)
+    return classify_file(file) is not FrameKind.SCRIPT or file.endswith(CYTHON_SUFFIXES)
 
 
-def in_a_line(error: BaseException) -> str:
+def format_error_line(error: BaseException) -> str:
     """Return an error as the last line of its traceback."""
     if isinstance(error, SystemExit):
         return f"{'os._exit' if isinstance(error, HardExit) else 'sys.exit'}({words_of(error.code, repr)})"
-    return telling(f"{type(error).__name__}: {words_of(error)}").rstrip(": ")
+    return pick_telling_line(f"{type(error).__name__}: {words_of(error)}").rstrip(": ")
 
 
-def telling(text: str) -> str:
+def pick_telling_line(text: str) -> str:
     """Return the first line of an error's text, with the one that tells most where the first only announces it."""
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    if rest and first.endswith(ERROR_STACK):
-        return f"{first.removesuffix(ERROR_STACK)}: {rest[-1]}"
-    if NCCLS_LAST in rest[:-1]:
-        return f"{first}: {rest[rest.index(NCCLS_LAST) + 1]}"
+    if rest and first.endswith(MPICH_ERROR_STACK):
+        return f"{first.removesuffix(MPICH_ERROR_STACK)}: {rest[-1]}"
+    if NCCL_LAST_ERROR in rest[:-1]:
+        return f"{first}: {rest[rest.index(NCCL_LAST_ERROR) + 1]}"
     return f"{first} {rest[0]}" if rest and first.endswith(":") else first
 
 
-def places_of(traceback: TracebackType | None) -> list[Place]:
+def list_code_lines(traceback: TracebackType | None) -> list[CodeLine]:
     """Return the lines of a traceback, outermost first."""
     places = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        places.append(Place(code.co_filename, traceback.tb_lineno, code.co_name))
+        places.append(CodeLine(code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     return places
 
 
-FRAME = re.compile(r'(?P<indent>(\[rank\d+\]: )?[ |]*)  File "(?P<file>.*)", line \d+')
+FRAME_LINE = re.compile(r'(?P<indent>(\[rank\d+\]: )?[ |]*)  File "(?P<file>.*)", line \d+')
 BOLD, RED, PLAIN = "\033[1m", "\033[1;31m", "\033[0m"
-FEWEST = 2  # frames that take less room as one line
+MIN_FOLDED = 2  # frames that take less room as one line
 
 
-class Frame(NamedTuple):
+class PrintedFrame(NamedTuple):
     """A frame of a traceback: its file, and its lines: where it is, the code, and marks below that."""
 
     file: str
@@ -188,7 +192,7 @@ class Frame(NamedTuple):
     indent: str
 
 
-def is_plain(hook: Any) -> bool:
+def is_default_hook(hook: Any) -> bool:
     """Tell whether a sys.excepthook prints as Python does: torch's puts [rank0] before what another one prints."""
     while str(getattr(hook, "__module__", "")).startswith("torch.distributed."):
         free = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
@@ -196,61 +200,61 @@ def is_plain(hook: Any) -> bool:
     return hook is sys.__excepthook__
 
 
-def printed(error: BaseException) -> str:
+def capture_hook_output(error: BaseException) -> str:
     """Return what sys.excepthook prints on sys.stderr."""
     with contextlib.redirect_stderr(io.StringIO()) as stream:
         sys.excepthook(type(error), error, error.__traceback__)
     return stream.getvalue()
 
 
-def excerpt(text: str, colour: bool) -> str:
+def fold_traceback(text: str, colour: bool) -> str:
     """Return a traceback, as Python prints it, with each run of two or more library frames as one line.
 
     The innermost frame stays, as does a traceback of libraries alone, if there is no other one. In `colour`, the
     script's frames and the error stand out.
     """
     found: list[str] = []
-    frames: list[Frame] = []
-    is_alone = text.count(HEAD) == 1
+    frames: list[PrintedFrame] = []
+    is_alone = text.count(TRACEBACK_HEADER) == 1
     for line in text.splitlines():
-        if head := FRAME.match(line):
-            frames.append(Frame(head["file"], [line], head["indent"]))
+        if head := FRAME_LINE.match(line):
+            frames.append(PrintedFrame(head["file"], [line], head["indent"]))
         elif frames and line.startswith(frames[-1].indent + "    "):
             frames[-1].lines.append(line)
         else:
-            found += shown(frames, colour, is_alone)
+            found += fold_frames(frames, colour, is_alone)
             found.append(f"{RED}{line}{PLAIN}" if colour and frames else line)
             frames = []
-    return "\n".join([*found, *shown(frames, colour, is_alone)]) + "\n"
+    return "\n".join([*found, *fold_frames(frames, colour, is_alone)]) + "\n"
 
 
-def shown(frames: Sequence[Frame], colour: bool, is_alone: bool) -> Iterator[str]:
+def fold_frames(frames: Sequence[PrintedFrame], colour: bool, is_alone: bool) -> Iterator[str]:
     """Yield the lines of a traceback's frames; those of libraries alone as they are, if it `is_alone`."""
     if is_alone and all(is_library(one.file) for one in frames):
         yield from (line for one in frames for line in one.lines)
         return
-    run: list[Frame] = []
+    run: list[PrintedFrame] = []
     for number, one in enumerate(frames):
         if is_library(one.file) and number < len(frames) - 1:
             run.append(one)
             continue
-        yield from folded(run)
+        yield from fold_run(run)
         run = []
         head, *rest = one.lines
         yield f"{BOLD}{head}{PLAIN}" if colour and not is_library(one.file) else head
         yield from rest
 
 
-def folded(run: Sequence[Frame]) -> Iterator[str]:
+def fold_run(run: Sequence[PrintedFrame]) -> Iterator[str]:
     """Yield the lines of library frames that follow each other: one, if they are several."""
-    if len(run) < FEWEST:
+    if len(run) < MIN_FOLDED:
         yield from (line for one in run for line in one.lines)
         return
-    packages = ", ".join(dict.fromkeys(package(one.file) for one in run))
+    packages = ", ".join(dict.fromkeys(name_package(one.file) for one in run))
     yield f"{run[0].indent}  ... {len(run)} frames in {packages} (--traceback full)"
 
 
-def package(file: str) -> str:
+def name_package(file: str) -> str:
     """Return the name of the package, or the module of Python's own, that a file belongs to."""
     _, installed, after = file.rpartition("-packages/")
     if installed:
@@ -259,7 +263,7 @@ def package(file: str) -> str:
     return os.path.basename(os.path.dirname(file)) if name.startswith("__") else name.strip("<>")
 
 
-def wants_colour(stream: object, environ: Mapping[str, str]) -> bool:
+def is_colour_wanted(stream: object, environ: Mapping[str, str]) -> bool:
     """Tell whether to print in colour: on a terminal, unless NO_COLOR (no-color.org) or TERM say otherwise."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return False

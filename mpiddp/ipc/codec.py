@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any, get_args, get_type_hints
 
-from ..failure.rank import LogPlan, Member
-from ..failure.root_cause import Report, Verdict
+from ..failure.rank import LogPlan, RankIdentity
+from ..failure.root_cause import Report, RootCause
 from ..output.protocol import Folding
 from ..sentinel.protocol import Message, Sent, Text, Unreadable
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Sent)}
 FIELDS: dict[type[Any], dict[str, tuple[Any, ...]]] = {  # the kinds of value that each field may have
     kind: {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
-    for kind in (*KINDS.values(), Folding, Member, LogPlan, Report, Verdict)
+    for kind in (*KINDS.values(), Folding, RankIdentity, LogPlan, Report, RootCause)
 }
 
 

@@ -30,7 +30,7 @@ class Advice(NamedTuple):
 NO_ADVICE = Advice(NO_LAUNCHER, NO_SCHEDULER)
 
 
-def advice_for(facts: HostFacts) -> Advice:
+def choose_advice(facts: HostFacts) -> Advice:
     """Return what a rank's messages may name."""
     launcher = next((row for row in LAUNCHERS if row.name == facts.launcher), NO_LAUNCHER)
     return Advice(launcher, next((row for row in SCHEDULERS if row.name == facts.scheduler), NO_SCHEDULER))

@@ -8,11 +8,11 @@ from ..base.errors import LaunchError
 from ..base.text import folded, minority
 from ..discovery.devices import DeviceFacts
 from .advice import NO_ADVICE, Advice
-from .gpus import Choice
+from .gpus import GpuChoice
 from .problems import check_version
 
-INSTALL = "activate the environment whose torch is built for these GPUs, or install one (pytorch.org/get-started)"
-UPDATE = ("run nvidia-smi or rocm-smi there; update the driver, or install a torch for the version that it supports;\n"
+INSTALL_ADVICE = "activate the environment whose torch is built for these GPUs, or install one (pytorch.org/get-started)"
+UPDATE_ADVICE = ("run nvidia-smi or rocm-smi there; update the driver, or install a torch for the version that it supports;\n"
           "in a container, pass the GPUs in (apptainer --nv or --rocm, docker --gpus all)")
 
 
@@ -30,7 +30,7 @@ def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
     check_version("NCCL", [one.nccl_version for one in facts], hosts)
 
 
-def check_kinds(
+def check_device_kinds(
     asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str], advice: Advice = NO_ADVICE
 ) -> None:
     """Raise LaunchError `device-unavailable` if a rank lacks the kind of device that was asked for.
@@ -43,7 +43,7 @@ def check_kinds(
         raise LaunchError(
             "device-unavailable",
             found=f"--device={asked}, but on {folded(hosts[rank] for rank in lacking)} torch "
-            f"{facts[lacking[0]].torch_version} sees {seen(facts[lacking[0]])}",
+            f"{facts[lacking[0]].torch_version} sees {describe_devices(facts[lacking[0]])}",
             needed=f"a {asked} device for every rank",
             do=f"ask for GPUs{advice.words('gpus')}, install a torch for them, or leave --device away",
         )
@@ -52,14 +52,14 @@ def check_kinds(
         ranks = next(iter(others.values()))
         raise LaunchError(
             "mixed-devices",
-            found=f"most ranks see {seen(facts[[one.kind for one in facts].index(common)])}, but "
-            f"{folded(hosts[rank] for rank in ranks)} has {seen(facts[ranks[0]])}",
+            found=f"most ranks see {describe_devices(facts[[one.kind for one in facts].index(common)])}, but "
+            f"{folded(hosts[rank] for rank in ranks)} has {describe_devices(facts[ranks[0]])}",
             needed="the same kind of device for every rank",
             do=f"ask for GPUs on every node{advice.words('gpus')}, or take none: --device=cpu",
         )
 
 
-def check_unseen(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
+def check_unseen_gpus(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
     """Raise LaunchError `no-gpu-seen` if torch sees no GPU on any rank, and something tells that there are some."""
     blind = [rank for rank, rank_facts in enumerate(facts) if rank_facts.unseen]
     if not blind or any(rank_facts.gpus for rank_facts in facts):
@@ -74,18 +74,18 @@ def check_unseen(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
         found=f"{given} on {hostnames}, but {build} sees no GPU"
         + f"\ntorch says: {says}" * bool(says) + f"\ndriver: {driver}" * bool(driver),
         needed="a torch that sees these GPUs",
-        do=f"{UPDATE if built_for else INSTALL};\n--device=cpu trains on the CPU",
+        do=f"{UPDATE_ADVICE if built_for else INSTALL_ADVICE};\n--device=cpu trains on the CPU",
     )
 
 
-def warn_of_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> list[str]:
+def warn_unlimited_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> list[str]:
     """Return the warning `unlimited-stack` where NCCL's threads have small stacks because there is no limit.
 
     GNU libc gives threads 2 MiB then (man pthread_create), too little for NCCL's search of a large NVLink network. NCCL
     2.28 and newer choose the size themselves (NCCL User Guide, "Stack size"; NVIDIA/nccl#2186).
     """
     ranks = [rank for rank, rank_facts in enumerate(facts)
-             if rank_facts.unlimited_stack and needs_larger_stack(rank_facts)]
+             if rank_facts.unlimited_stack and is_stack_too_small(rank_facts)]
     if not ranks:
         return []
     hostnames, version = folded(hosts[rank] for rank in ranks), facts[ranks[0]].nccl_version
@@ -93,21 +93,22 @@ def warn_of_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> list[st
     return [f"unlimited-stack: ulimit -s is unlimited on {hostnames}; {crash}; set ulimit -s 8192"]
 
 
-def needs_larger_stack(facts: DeviceFacts) -> bool:
+def is_stack_too_small(facts: DeviceFacts) -> bool:
     """Tell whether a rank has an NVIDIA GPU and an NCCL that leaves the size of its threads' stacks to GNU libc."""
     version = tuple(int(part) for part in facts.nccl_version.split(".") if part.isdigit())
     return bool(version) and version < (2, 28) and any(not gpu.name.startswith("AMD") for gpu in facts.gpus)
 
 
-def check_index(
-    choice: Choice, facts: DeviceFacts, rank: int, host: str, virtual: bool, early: bool, advice: Advice
+def check_gpu_index(
+    choice: GpuChoice, facts: DeviceFacts, rank: int, host: str, virtual: bool, early: bool, advice: Advice
 ) -> None:
     """Raise LaunchError `device-unavailable` if torch does not see a rank's GPU at the index planned for it.
 
     `virtual` says that the user asked for index 0, `early` that the GPU was chosen before torch told of any.
     """
     at = facts.gpus[choice.ordinal] if choice.ordinal < len(facts.gpus) else None
-    if at is None or (early and at.uuid and bare(at.uuid) not in (bare(choice.gpu.uuid), bare(choice.gpu.board))):
+    if at is None or (early and at.uuid
+                      and strip_uuid(at.uuid) not in (strip_uuid(choice.gpu.uuid), strip_uuid(choice.gpu.board))):
         raise LaunchError(
             "device-unavailable",
             found=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
@@ -124,12 +125,12 @@ def check_index(
         )
 
 
-def bare(uuid: str) -> str:
+def strip_uuid(uuid: str) -> str:
     """Return a UUID without the prefix that NVIDIA's tools write, in lower case."""
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
 
 
-def backend(
+def choose_backend(
     asked: str | None, facts: Sequence[DeviceFacts], hosts: Sequence[str], shared: bool = False,
     advice: Advice = NO_ADVICE,
 ) -> str:
@@ -156,7 +157,7 @@ def backend(
             if not set(one.backends.get(name, ())) & {one.kind, "cpu"}:
                 raise LaunchError(
                     "backend-unavailable",
-                    found=f"backend {asked}, but rank {rank} on {hosts[rank]} has {usable(one)}",
+                    found=f"backend {asked}, but rank {rank} on {hosts[rank]} has {describe_backends(one)}",
                     needed="a backend that this torch has, for a device that every rank sees",
                     do=f"leave --backend away to get the devices' own, or ask for GPUs{advice.words('gpus')}"
                     if name in one.backends else "leave --backend away to get the devices' own, "
@@ -165,12 +166,12 @@ def backend(
     return asked.lower()
 
 
-def usable(facts: DeviceFacts) -> str:
+def describe_backends(facts: DeviceFacts) -> str:
     """Return a rank's devices and backends in words."""
-    return f"{seen(facts)} and torch {facts.torch_version} with {', '.join(sorted(facts.backends))}"
+    return f"{describe_devices(facts)} and torch {facts.torch_version} with {', '.join(sorted(facts.backends))}"
 
 
-def seen(facts: DeviceFacts) -> str:
+def describe_devices(facts: DeviceFacts) -> str:
     """Return a rank's devices in words."""
     count = len(facts.gpus)
     return f"{count} {facts.kind} device{'s' * (count > 1)}" if count else "no GPU"

@@ -13,7 +13,7 @@ from ..discovery.gpus import Gpu
 from .advice import NO_ADVICE, Advice
 
 
-class Sight(NamedTuple):
+class RankGpus(NamedTuple):
     """The GPUs of a rank: `seen` are those that it sees, in torch's order, `reachable` those that it may be shown.
 
     `near` are the NUMA nodes of the rank's cores, `away` those on other sockets.
@@ -26,7 +26,7 @@ class Sight(NamedTuple):
     away: tuple[int, ...] = ()
 
 
-class Choice(NamedTuple):
+class GpuChoice(NamedTuple):
     """A rank's GPU; `ordinal` is the GPU's index in torch.
 
     `visible` are the UUIDs that CUDA_VISIBLE_DEVICES must name for this; None leaves that variable as it is.
@@ -37,9 +37,9 @@ class Choice(NamedTuple):
     visible: tuple[str, ...] | None = None
 
 
-def choose(
-    node: Sequence[Sight], host: str, share: bool = False, virtual: bool = False, advice: Advice = NO_ADVICE
-) -> list[Choice]:
+def choose_gpus(
+    node: Sequence[RankGpus], host: str, share: bool = False, virtual: bool = False, advice: Advice = NO_ADVICE
+) -> list[GpuChoice]:
     """Return the choice for each rank of a node, in the order of local ranks.
 
     If all ranks see the same GPUs, local rank k gets GPU k, unless that is on another socket or NUMA node than its
@@ -48,43 +48,43 @@ def choose(
     `share` lets several ranks have one GPU. `virtual` shows each rank only its own GPU, at index 0.
     Raises LaunchError `too-few-gpus` or `duplicate-gpu`.
     """
-    taken = assign(node, host, share, advice)
+    taken = assign_node_gpus(node, host, share, advice)
     if virtual or any(gpu.is_slice for gpu in taken):  # a process can use only one MIG instance
-        return [alone(sight, gpu) for sight, gpu in zip(node, taken, strict=True)]
-    found = [Choice(gpu, sight.seen.index(gpu)) for sight, gpu in zip(node, taken, strict=True)]
+        return [isolate_gpu(sight, gpu) for sight, gpu in zip(node, taken, strict=True)]
+    found = [GpuChoice(gpu, sight.seen.index(gpu)) for sight, gpu in zip(node, taken, strict=True)]
     wanted = set(taken)
     if (all(one.ordinal == local for local, one in enumerate(found)) or len(wanted) < len(taken)
             or not all(wanted.issubset(sight.reachable) for sight in node)):
         return found
     union = tuple(gpu.uuid for gpu in taken)
-    return [Choice(gpu, local, union) for local, gpu in enumerate(taken)]
+    return [GpuChoice(gpu, local, union) for local, gpu in enumerate(taken)]
 
 
-def alone(sight: Sight, gpu: Gpu) -> Choice:
+def isolate_gpu(sight: RankGpus, gpu: Gpu) -> GpuChoice:
     """Return the choice of a GPU that shall be the only one its rank sees."""
     if sight.seen == (gpu,) or gpu not in sight.reachable:
-        return Choice(gpu, sight.seen.index(gpu))
-    return Choice(gpu, 0, (gpu.uuid,))
+        return GpuChoice(gpu, sight.seen.index(gpu))
+    return GpuChoice(gpu, 0, (gpu.uuid,))
 
 
-def assign(node: Sequence[Sight], host: str, share: bool, advice: Advice) -> list[Gpu]:
+def assign_node_gpus(node: Sequence[RankGpus], host: str, share: bool, advice: Advice) -> list[Gpu]:
     """Return a GPU for each rank of a node; raise LaunchError if there are too few."""
     first = node[0].seen
     if len(first) >= len(node) and all(sight.seen == first for sight in node):
         straight = list(first[:len(node)])
-        if far(node, straight) == (0, 0) or not all(set(first).issubset(sight.reachable) for sight in node):
+        if count_far_gpus(node, straight) == (0, 0) or not all(set(first).issubset(sight.reachable) for sight in node):
             return straight
-        nearest = [one for one in match(node) if one is not None]
-        return nearest if far(node, nearest) < far(node, straight) else straight
-    found = match(node)
+        nearest = [one for one in match_gpus(node) if one is not None]
+        return nearest if count_far_gpus(node, nearest) < count_far_gpus(node, straight) else straight
+    found = match_gpus(node)
     if None in found:
         if not share or not all(sight.seen for sight in node):
-            raise refusal(node, host, advice)
+            raise make_shortage_error(node, host, advice)
         found = [sight.seen[local % len(sight.seen)] for local, sight in enumerate(node)]
     return [one for one in found if one is not None]
 
 
-def far(node: Sequence[Sight], taken: Sequence[Gpu]) -> tuple[int, int]:
+def count_far_gpus(node: Sequence[RankGpus], taken: Sequence[Gpu]) -> tuple[int, int]:
     """Return how many ranks of a node have a GPU on another socket than their cores, and how many on another NUMA node.
 
     Where the NUMA nodes of the GPUs or of the cores are not known, none is far.
@@ -93,7 +93,7 @@ def far(node: Sequence[Sight], taken: Sequence[Gpu]) -> tuple[int, int]:
     return sum(numa in sight.away for sight, numa in pairs), sum(numa not in sight.near for sight, numa in pairs)
 
 
-def match(node: Sequence[Sight]) -> list[Gpu | None]:
+def match_gpus(node: Sequence[RankGpus]) -> list[Gpu | None]:
     """Return a GPU for each rank, None for a rank that gets none.
 
     Each rank gets a GPU that it sees, and no two ranks get the same one. As many ranks as possible get one on the
@@ -104,13 +104,13 @@ def match(node: Sequence[Sight]) -> list[Gpu | None]:
         return [gpu if only.index(gpu) == local else None for local, gpu in enumerate(only)]
     all_gpus = list(dict.fromkeys(gpu for sight in node for gpu in sight.seen))
     number = {gpu: at for at, gpu in enumerate(all_gpus)}
-    found = matching(tuple(
+    found = match_numbers(tuple(
         tuple((number[gpu], gpu.numa in sight.away, gpu.numa in sight.near) for gpu in sight.seen) for sight in node))
     return [None if at is None else all_gpus[at] for at in found]
 
 
 @functools.lru_cache
-def matching(sights: tuple[tuple[tuple[int, bool, bool], ...], ...]) -> list[int | None]:
+def match_numbers(sights: tuple[tuple[tuple[int, bool, bool], ...], ...]) -> list[int | None]:
     """Return the number of a GPU for each rank, None for a rank that gets none, as match() says.
 
     `sights` has, for each rank, of each GPU that it sees the number, and whether that is away from its cores and near
@@ -122,11 +122,11 @@ def matching(sights: tuple[tuple[tuple[int, bool, bool], ...], ...]) -> list[int
         for at, (gpu, is_away, is_near) in enumerate(sight):
             order = (at - local)**2  # among equals, the order of local ranks; less than 10**6 of 100 ranks
             costs[local][gpu] = 10**9 * is_away + 10**6 * (not is_near) + order
-    chosen = assignment(costs)
+    chosen = solve_assignment(costs)
     return [gpu if costs[local][gpu] < 10**12 else None for local, gpu in enumerate(chosen)]
 
 
-def assignment(costs: Sequence[Sequence[int]]) -> list[int]:
+def solve_assignment(costs: Sequence[Sequence[int]]) -> list[int]:
     """Return a column for each row, no two the same, such that the sum of their costs is the least.
 
     There are at least as many columns as rows. The shortest augmenting paths of R. Jonker and A. Volgenant, Computing
@@ -158,14 +158,14 @@ def assignment(costs: Sequence[Sequence[int]]) -> list[int]:
     return [row_of.index(row) for row in range(len(costs))]
 
 
-def refusal(node: Sequence[Sight], host: str, advice: Advice) -> LaunchError:
+def make_shortage_error(node: Sequence[RankGpus], host: str, advice: Advice) -> LaunchError:
     """Return the error for a node whose ranks cannot have a GPU each."""
     owner: dict[Gpu, int] = {}
     if len(node) > 1 and all(len(sight.seen) == 1 for sight in node):
         for sight in node:
             other = owner.setdefault(sight.seen[0], sight.rank)
             if other != sight.rank:
-                return duplicate(other, sight.rank, sight.seen[0], host, advice)
+                return make_duplicate_error(other, sight.rank, sight.seen[0], host, advice)
     union = {gpu for sight in node for gpu in sight.seen}
     return LaunchError(
         "too-few-gpus",
@@ -177,7 +177,7 @@ def refusal(node: Sequence[Sight], host: str, advice: Advice) -> LaunchError:
     )
 
 
-def duplicate(rank: int, other: int, gpu: Gpu, host: str, advice: Advice) -> LaunchError:
+def make_duplicate_error(rank: int, other: int, gpu: Gpu, host: str, advice: Advice) -> LaunchError:
     """Return the error for two ranks that see the same GPU and no other."""
     return LaunchError(
         "duplicate-gpu",
@@ -189,13 +189,13 @@ def duplicate(rank: int, other: int, gpu: Gpu, host: str, advice: Advice) -> Lau
     )
 
 
-def are_shared(choices: Iterable[Choice]) -> bool:
+def has_shared_gpu(choices: Iterable[GpuChoice]) -> bool:
     """Tell whether a GPU is chosen for more than one rank."""
     uuids = [choice.gpu.uuid for choice in choices]
     return len(set(uuids)) < len(uuids)
 
 
-def warnings(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_ADVICE) -> list[str]:
+def warn_isolated_gpus(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_ADVICE) -> list[str]:
     """Return the warning `isolated-gpus` if a rank's device is not cuda:LOCAL_RANK.
 
     `ranks` holds for each rank its host, and True if its device is another one.
@@ -207,15 +207,15 @@ def warnings(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_ADVICE) -> l
     return [line.replace("@", folded(away))] if away else []
 
 
-def told_apart(node: Sequence[Sequence[Gpu]], host: str, first: int) -> list[tuple[Gpu, ...]]:
+def distinguish_gpus(node: Sequence[Sequence[Gpu]], host: str, first: int) -> list[tuple[Gpu, ...]]:
     """Return the GPUs that each rank of a node sees, with a UUID each by which they differ; `first` is its first rank.
 
     Some drivers tell no UUID, or the same one for several GPUs. Then a GPU is known by its PCI address, and without
     one by its index: if a rank sees only one such GPU, no other rank is taken to have it, and if ranks see several,
     those are taken to be the same ones for all.
     """
-    by_uuid = are_names([[(gpu.uuid, gpu.pci) for gpu in seen] for seen in node])
-    by_pci = are_names([[(gpu.pci, gpu.pci) for gpu in seen] for seen in node])
+    by_uuid = is_unambiguous([[(gpu.uuid, gpu.pci) for gpu in seen] for seen in node])
+    by_pci = is_unambiguous([[(gpu.pci, gpu.pci) for gpu in seen] for seen in node])
     if by_uuid:
         return [tuple(seen) for seen in node]
     found = []
@@ -226,7 +226,7 @@ def told_apart(node: Sequence[Sequence[Gpu]], host: str, first: int) -> list[tup
     return found
 
 
-def are_names(node: Sequence[Sequence[tuple[str, str]]]) -> bool:
+def is_unambiguous(node: Sequence[Sequence[tuple[str, str]]]) -> bool:
     """Tell whether the names of GPUs, each with its PCI address, tell them apart: none is empty, or of two GPUs."""
     pairs = {pair for seen in node for pair in seen}
     return len({name for name, _ in pairs} - {""}) == len(pairs) and all(len(set(seen)) == len(seen) for seen in node)

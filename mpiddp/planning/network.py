@@ -12,29 +12,30 @@ from ..discovery.host import HostFacts, Interface
 from .environment import Endpoint
 
 LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", loopback=True, speed_mbps=0)
-VIRTUAL = ("docker", "br-", "cni", "flannel", "lxc", "lxdbr", "podman", "tap", "tun", "veth", "virbr", "vmnet", "wg")
-LINK_LOCAL = "169.254."  # how the addresses of RFC 3927 begin, which routers do not pass on
-TRIED = 16  # the most of rank 0's addresses that are tried: eight rails, and what a node may have besides
+VIRTUAL_PREFIXES = ("docker", "br-", "cni", "flannel", "lxc", "lxdbr", "podman", "tap", "tun", "veth", "virbr", "vmnet",
+                    "wg")
+LINK_LOCAL_PREFIX = "169.254."  # how the addresses of RFC 3927 begin, which routers do not pass on
+MAX_ADDRESSES = 16  # the most of rank 0's addresses that are tried: eight rails, and what a node may have besides
 
 
-class Asked(NamedTuple):
+class NetworkConstraint(NamedTuple):
     """The network that the user named: an interface that all nodes have, an address of rank 0's; None for any."""
 
     interface: str | None = None
     address: str | None = None
 
 
-ANY = Asked()
+ANY_NETWORK = NetworkConstraint()
 
 
-class Trial(NamedTuple):
+class ProbeResult(NamedTuple):
     """The result of trying one of rank 0's addresses from another node: the interface that led there, or the error."""
 
     interface: str = ""
     error: str = ""
 
 
-def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface]:
+def rank_addresses(facts: Sequence[HostFacts], asked: NetworkConstraint = ANY_NETWORK) -> list[Interface]:
     """Return the interfaces of rank 0's node at which the job could meet, the best first.
 
     On one node that is loopback. Across nodes, interfaces whose subnet every node is on come before others.
@@ -50,10 +51,11 @@ def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface
     master, *others = nodes.values()
 
     def preference(interface: Interface) -> tuple[bool, bool, bool, int]:
-        return (not all(is_shared(interface, other) for other in others), interface.name.startswith(VIRTUAL),
+        return (not all(is_subnet_shared(interface, other) for other in others),
+                interface.name.startswith(VIRTUAL_PREFIXES),
                 ":" in interface.address, -interface.speed_mbps)
 
-    found = sorted(asked_for(asked, master, others), key=preference)
+    found = sorted(apply_constraint(asked, master, others), key=preference)
     if not found:
         raise LaunchError(
             "no-network",
@@ -64,19 +66,19 @@ def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface
     seen: dict[object, int] = {}
 
     def turn(interface: Interface) -> tuple[bool, int]:
-        like = (*preference(interface), kind(interface))
+        like = (*preference(interface), classify_interface(interface))
         seen[like] = seen.get(like, -1) + 1
         return preference(interface)[0], seen[like]
 
-    return sorted(found, key=turn)[:TRIED]
+    return sorted(found, key=turn)[:MAX_ADDRESSES]
 
 
-def kind(interface: Interface) -> tuple[str, int]:
+def classify_interface(interface: Interface) -> tuple[str, int]:
     """Return what interfaces of one kind have in common: the name without its numbers, and the speed."""
     return "".join(letter for letter in interface.name if not letter.isdigit()), interface.speed_mbps
 
 
-class Way(NamedTuple):
+class NodeInterfaces(NamedTuple):
     """A node's ways to the others: its interfaces, and the one that the job goes by.
 
     `unaddressed` are as in HostFacts. Over the interfaces in `reached` an address of rank 0's was reached, or on its
@@ -89,47 +91,48 @@ class Way(NamedTuple):
     unaddressed: Collection[str] = ()
 
 
-def sockets(ways: Sequence[Way], asked: str | None = None) -> list[str]:
+def choose_nccl_interfaces(ways: Sequence[NodeInterfaces], asked: str | None = None) -> list[str]:
     """Return what NCCL_SOCKET_IFNAME should be on each node; all are empty if NCCL's own choice is right on all.
 
     It is right if every interface that NCCL takes leads to the others, and is of the same kind as the one that the job
     goes by: that leads there, and so does one by which an address was reached, or whose network another node is on. If
     it is wrong on one node, all are told what to take. `asked` is what the user has named: all that fits leads.
     """
-    shared = Counter(network for way in ways for network in {one.network for one in usable(way.interfaces)})
+    shared = Counter(network for way in ways for network in {one.network for one in list_external(way.interfaces)})
     found, right = [], asked is None
     for way in ways:
-        own = usable(way.interfaces)
-        kinds = {kind(one) for one in own if one.name == way.chosen}
-        fit = named(asked, own) if asked else [one for one in own if kind(one) in kinds]
+        own = list_external(way.interfaces)
+        kinds = {classify_interface(one) for one in own if one.name == way.chosen}
+        fit = match_interfaces(asked, own) if asked else [one for one in own if classify_interface(one) in kinds]
         leading = {one.name for one in fit if one.name in way.reached or shared[one.network] > 1} - {way.chosen}
-        right = right and taken(way) <= {way.chosen, *leading}
+        right = right and list_nccl_defaults(way) <= {way.chosen, *leading}
         found.append("=" + ",".join([way.chosen, *sorted(leading)]))
     right = right or not all(way.chosen for way in ways)  # a way that has no name is no name for NCCL
     return [""] * len(ways) if right else found
 
 
-def taken(way: Way) -> set[str]:
+def list_nccl_defaults(way: NodeInterfaces) -> set[str]:
     """Return the interfaces that NCCL takes by itself on a node.
 
     They are those whose names begin with "ib", or else all but docker's and loopback, also those that have no address
     but a link-local one (NCCL's manual, "NCCL_SOCKET_IFNAME").
     """
-    names = {one.name for one in usable(way.interfaces)} | set(way.unaddressed)
+    names = {one.name for one in list_external(way.interfaces)} | set(way.unaddressed)
     return {name for name in names if name.startswith("ib")} or {
         name for name in names if not name.startswith(("docker", "lo"))}
 
 
-def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
+def apply_constraint(asked: NetworkConstraint, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
     """Return the interfaces of rank 0's node that fit what the user named; raise LaunchError `no-network`."""
     found = [
-        one for one in named(asked.interface, usable(master.interfaces))
-        if (asked.address is None or is_same(asked.address, one.address))
-        and (asked != ANY or not one.address.startswith(LINK_LOCAL))
+        one for one in match_interfaces(asked.interface, list_external(master.interfaces))
+        if (asked.address is None or is_same_address(asked.address, one.address))
+        and (asked != ANY_NETWORK or not one.address.startswith(LINK_LOCAL_PREFIX))
     ]
-    lacking = [one.hostname for one in others if asked.interface and not named(asked.interface, usable(one.interfaces))]
+    lacking = [one.hostname for one in others if asked.interface
+               and not match_interfaces(asked.interface, list_external(one.interfaces))]
     if (asked.interface or asked.address) and (not found or lacking):
-        has = ", ".join(f"{one.name} {one.address}" for one in usable(master.interfaces)) or "none"
+        has = ", ".join(f"{one.name} {one.address}" for one in list_external(master.interfaces)) or "none"
         words = [f"--{option}={value}" for option, value in
                  (("interface", asked.interface), ("master-addr", asked.address)) if value]
         where = f"{folded(lacking)} has no such interface" if found else f"rank 0's node {master.hostname} has {has}"
@@ -142,7 +145,7 @@ def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> l
     return found
 
 
-def is_same(address: str, other: str) -> bool:
+def is_same_address(address: str, other: str) -> bool:
     """Tell whether two texts are the same address; those of IPv6 have several forms."""
     if ":" not in address:
         return address == other
@@ -154,7 +157,7 @@ def is_same(address: str, other: str) -> bool:
         return False
 
 
-def named(asked: str | None, interfaces: Sequence[Interface]) -> list[Interface]:
+def match_interfaces(asked: str | None, interfaces: Sequence[Interface]) -> list[Interface]:
     """Return the interfaces of a node that the user has named; all if `asked` is None.
 
     `asked` is a name, the beginning of names, or a network in CIDR form; or several with commas between. The
@@ -176,8 +179,9 @@ def named(asked: str | None, interfaces: Sequence[Interface]) -> list[Interface]
     return found
 
 
-def agreed(
-    offered: Sequence[Interface], trials: Mapping[int, Sequence[Trial]], hosts: Mapping[int, str], asked: Asked = ANY,
+def choose_address(
+    offered: Sequence[Interface], trials: Mapping[int, Sequence[ProbeResult]], hosts: Mapping[int, str],
+    asked: NetworkConstraint = ANY_NETWORK,
     nodes: Sequence[Sequence[Interface]] = (),
 ) -> tuple[str, dict[int, str]]:
     """Return the first address that every node has reached, and each node's interface towards it.
@@ -188,7 +192,7 @@ def agreed(
     """
     for at, one in enumerate(offered):
         if not any(tried[at].error for tried in trials.values()):
-            have = [one.name == asked.interface in {each.name for each in usable(own)} for own in nodes]
+            have = [one.name == asked.interface in {each.name for each in list_external(own)} for own in nodes]
             return one.address, {0: one.name} | {
                 node: one.name if node < len(have) and have[node] else tried[at].interface
                 for node, tried in trials.items()}
@@ -205,7 +209,7 @@ def agreed(
     )
 
 
-def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: Endpoint) -> list[None]:
+def check_store_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: Endpoint) -> list[None]:
     """Raise LaunchError `address-unreachable` if a rank could not connect to rank 0's store.
 
     `errors` holds for each rank why it could not, None if it could.
@@ -222,7 +226,7 @@ def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: 
     return [None] * len(errors)
 
 
-def port_taken(port: int, host: str, error: str) -> LaunchError:
+def make_port_error(port: int, host: str, error: str) -> LaunchError:
     """Return the LaunchError `port-taken`."""
     return LaunchError(
         "port-taken",
@@ -232,15 +236,15 @@ def port_taken(port: int, host: str, error: str) -> LaunchError:
     )
 
 
-def usable(interfaces: Iterable[Interface]) -> list[Interface]:
+def list_external(interfaces: Iterable[Interface]) -> list[Interface]:
     """Return the interfaces that lead out of the node."""
     return [one for one in interfaces if not one.loopback]
 
 
-def is_shared(interface: Interface, other: HostFacts) -> bool:
+def is_subnet_shared(interface: Interface, other: HostFacts) -> bool:
     """Tell whether another node is on an interface's subnet, with an address of its own.
 
     An address that both nodes have (each one's docker0, say) is no way from one to the other.
     """
-    on_subnet = [one.address for one in usable(other.interfaces) if one.network == interface.network]
+    on_subnet = [one.address for one in list_external(other.interfaces) if one.network == interface.network]
     return bool(on_subnet) and interface.address not in on_subnet

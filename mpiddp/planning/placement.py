@@ -10,7 +10,7 @@ from ..base.ranks import Place
 from ..discovery.gpus import Gpu
 
 
-class Seat(NamedTuple):
+class Placement(NamedTuple):
     """Where a rank sits: its node (by number and by hostname), device, CPUs, threads, network interface and process.
 
     `gpu` is what is known of the device, None for a CPU. `numa` are the NUMA nodes of the CPUs.
@@ -29,7 +29,7 @@ class Seat(NamedTuple):
     pid: int = 0
 
 
-def places(nodes: Sequence[Hashable]) -> list[Place]:
+def locate_ranks(nodes: Sequence[Hashable]) -> list[Place]:
     """Return each rank's place from the key of the node it is on, in rank order.
 
     Local ranks count the ranks of a node in rank order. Node ranks count the nodes in the order of their

@@ -18,30 +18,31 @@ if TYPE_CHECKING:
 
 Stages = list[tuple[str, int]]  # each stage's name, and when it began, in nanoseconds
 # Stages whose time is not mpiddp's own: those of Python, MPI and torch, the script and what follows, and waiting.
-OTHERS = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective", "script",
+FOREIGN_STAGES = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective",
+                  "script",
           "exit", WAIT)
 ROUND_TRIPS = 20
 
 
-def write(path: str, comm: MPI.Comm, host: str) -> None:
+def write_trace(path: str, comm: MPI.Comm, host: str) -> None:
     """Write all ranks' stages to a file on rank 0, and print which stage took longest. Collective."""
     now = time.monotonic_ns()
-    own = [("interpreter", now - age_ns()), *begun, ("", now)]
+    own = [("interpreter", now - read_process_age_ns()), *begun, ("", now)]
     since = time.time_ns() - now
-    offset = clock_offset_ns(comm)
+    offset = measure_clock_offset_ns(comm)
     found = comm.gather((host, offset, [(name, at + since - offset) for name, at in own]), root=0)
     if found is not None:
-        write_json(path, chrome(found))
-        say(f"mpiddp: trace: {slowest(found)}")
+        write_json(path, make_chrome_trace(found))
+        say(f"mpiddp: trace: {describe_slowest(found)}")
 
 
-def age_ns() -> int:
+def read_process_age_ns() -> int:
     """Return how long ago this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
     ticks = int(text("/proc/self/stat").rpartition(")")[2].split()[19])
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 
 
-def clock_offset_ns(comm: MPI.Comm) -> int:
+def measure_clock_offset_ns(comm: MPI.Comm) -> int:
     """Return how far this rank's clock is ahead of rank 0's, in nanoseconds. Collective.
 
     The quickest of ROUND_TRIPS round trips counts. Ranks wait asleep until their turn, so that they take
@@ -69,7 +70,7 @@ def clock_offset_ns(comm: MPI.Comm) -> int:
     return offset[0]
 
 
-def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
+def make_chrome_trace(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
     """Return the timeline in Chrome's trace format: a process for each rank, times in microseconds.
 
     `ranks` holds each rank's host, the offset of its clock in nanoseconds, and its stages. A stage ends when
@@ -87,7 +88,7 @@ def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
             "otherData": {"clock_offsets_us": [offset / 1000 for _, offset, _ in ranks]}}
 
 
-def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
+def describe_slowest(ranks: list[tuple[str, int, Stages]]) -> str:
     """Return in words the slowest stage of the start, the rank that it was on, and how long mpiddp's own part was.
 
     The script, the exit and waiting for others do not count: they say nothing about the start.
@@ -98,7 +99,7 @@ def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
         for (name, at), (_, end) in itertools.pairwise(stages):
             if not name.startswith(("script", "exit", WAIT)):
                 took.setdefault(name, []).append((end - at, rank))
-            if not name.startswith(OTHERS):
+            if not name.startswith(FOREIGN_STAGES):
                 own_ns[rank] += end - at
     stage = max(took, key=lambda name: max(took[name]))
     longest, rank = max(took[stage])

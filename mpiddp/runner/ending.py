@@ -31,9 +31,9 @@ from ..base.termination import (
 )
 from ..base.text import shortened
 from ..failure import exception
-from ..failure.rank import Member
-from ..failure.report import record, tell
-from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, OWN, Report, Verdict
+from ..failure.rank import RankIdentity
+from ..failure.report import format_error_file, print_failure
+from ..failure.root_cause import CONSEQUENCE, MAX_STACK_CHARS, OWN, Report, RootCause
 from ..output import index
 from ..output.redirect import Outlet, Output, keeping_open, let_flush_fail
 from ..planning.environment import Endpoint
@@ -52,7 +52,7 @@ class Ending:
     """Ends the process that made it, but none of the processes that it forked."""
 
     def __init__(
-        self, mpi: Any, sentinel: SentinelHandle, member: Member, output: Output, config: LaunchConfig
+        self, mpi: Any, sentinel: SentinelHandle, member: RankIdentity, output: Output, config: LaunchConfig
     ) -> None:
         """Keep what belongs to this process."""
         self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
@@ -115,7 +115,7 @@ class Ending:
             if self.is_ours():
                 self._has_script = False
                 if status & 0xFF:
-                    self.fail(exception.describe_exit(status, sys._getframe(1), self._member.rank, self._member.host))
+                    self.fail(exception.report_exit(status, sys._getframe(1), self._member.rank, self._member.host))
                 leave()
                 c_exit(self._output.status(0))
             hard_exit(status)
@@ -206,19 +206,19 @@ class Ending:
         `python_exit` the interpreter runs them: then return the status, and call end_failed() as the last of them.
         """
         if not self.is_ours():
-            exception.show(error, self._full)
-            exception.forget(error)
-            self.finish(exception.status_of(error))
+            exception.print_exception(error, self._full)
+            exception.release_frames(error)
+            self.finish(exception.find_script_status(error))
         error = self.report(error)
         assert self._ruling
         self._speak(self._ruling, error)
         if not self._shown:
             with contextlib.suppress(BaseException):  # of the hook
-                exception.run_own_hook(error)
+                exception.run_user_hook(error)
         if not self._python_exit:
             with contextlib.suppress(BaseException):  # the reason is told already
                 run_exit_functions()
-            exception.forget(error)
+            exception.release_frames(error)
             self.end_failed()
         return self._ruling.status
 
@@ -230,7 +230,7 @@ class Ending:
         """
         while not self.failed:
             try:
-                ruling = self._ask(exception.describe(error, self._member.rank, self._member.host))
+                ruling = self._ask(exception.report_exception(error, self._member.rank, self._member.host))
                 self._limit = threading.Timer(self._member.grace_s, self._cut_off, (ruling, error))
                 self._limit.daemon = True
                 with contextlib.suppress(RuntimeError):  # if no thread can be started, the sentinel ends us
@@ -263,7 +263,7 @@ class Ending:
         """
         if isinstance(error, EndTimeoutError):
             self.fail(Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1))
-        report = exception.describe(error, self._member.rank, self._member.host)
+        report = exception.report_exception(error, self._member.rank, self._member.host)
         where = where if error.__context__ is None else ""
         self.fail(report._replace(where=where or report.where), None if shown else error)
 
@@ -275,7 +275,7 @@ class Ending:
         assert self._ruling
         self._speak(self._ruling, error)
         if error is not None:
-            exception.forget(error)
+            exception.release_frames(error)
         self.end_failed()
 
     def _end_as_told(self, status: int) -> NoReturn:
@@ -297,7 +297,7 @@ class Ending:
         with self._asking:
             self._attempts += 1
             if self._attempts > MOST_ATTEMPTS:
-                self._ruling = self._ruling or Ruling(Verdict(report), report.status, True)
+                self._ruling = self._ruling or Ruling(RootCause(report), report.status, True)
             if self._ruling is None:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
@@ -312,24 +312,26 @@ class Ending:
         """Print the error and the report, if this rank has to."""
         if (verdict := ruling.verdict) is None or self._told:
             return
-        stack = exception.callstack(error) if error is not None and not verdict.outside else ""
+        stack = exception.format_exception(error) if error is not None and not verdict.outside else ""
         if stack and error is not None:
             self._shown = True
-            exception.show(error, self._full)
+            exception.print_exception(error, self._full)
             self._output.reveal(stack)
         self._tell(verdict, stack)
 
-    def _tell(self, verdict: Verdict, stack: str = "") -> None:
+    def _tell(self, verdict: RootCause, stack: str = "") -> None:
         """Print the report."""
         if self._told:
             return
         self._told = True
         after_s = time.monotonic() - self._sentinel.start
         lost = self._output.log_lost(ASKING_FAILED_S)
-        words = tell(verdict, self._member, after_s, lost, self._output.say)
+        words = print_failure(verdict, self._member, after_s, lost, self._output.say)
         self._output.reveal(words)
         index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
-        error_record = record(verdict, self._member, shortened(stack, LONG_TEXT)) if self._member.error_file else ""
+        error_record = ""
+        if self._member.error_file:
+            error_record = format_error_file(verdict, self._member, shortened(stack, MAX_STACK_CHARS))
         is_stream = stream_of(self._member.error_file) >= 0  # of this process alone
         if (not self._sentinel.told("" if is_stream else error_record) or is_stream) and error_record:
             writing = threading.Thread(target=write, args=(self._member.error_file, error_record), daemon=True)
@@ -346,7 +348,7 @@ class Ending:
     def _cut_off(self, ruling: Ruling, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""
         if ruling.verdict is not None:
-            stack = exception.callstack(error)
+            stack = exception.format_exception(error)
             if stack and not self._shown:
                 say(stack)
             self._tell(ruling.verdict, stack)

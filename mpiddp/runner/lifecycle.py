@@ -16,7 +16,7 @@ from ..base.stderr import STDERR, say, warn
 from ..base.text import ranges
 from ..bootstrap.refusal import refuse_alone
 from ..discovery.runtime import hostname
-from ..discovery.script import knows_of_ranks
+from ..discovery.script import has_rank_words
 from ..failure import exception
 from ..output.redirect import let_flush_fail
 from . import script, signals
@@ -148,7 +148,7 @@ class RunningJob:
             try:
                 return self.membership.roll.await_end([calls, *own], timeout_s, self._missing, self._remind)
             except SystemExit as error:
-                if exception.status_of(error):
+                if exception.find_script_status(error):
                     raise
 
     def _remind(self, waited_s: float) -> None:
@@ -179,7 +179,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
             timeline.begin("script")
             script.run(with_local_rank(config.script, config.local_rank_option))
         except SystemExit as error:
-            status = exception.status_of(error)
+            status = exception.find_script_status(error)
             if status and not (status == EXIT_REQUEUE and job.stops()):
                 raise
         job.ending.status = status
@@ -237,7 +237,7 @@ def warn_of_independent(job: RunningJob, config: LaunchConfig) -> None:
     assert config.script is not None
     cure = lonely_library()
     has_trained = job.trained_s > TRAINED_S
-    if not cure.startswith(ACCELERATE) and knows_of_ranks(config.script, has_trained):
+    if not cure.startswith(ACCELERATE) and has_rank_words(config.script, has_trained):
         return
     job.independent = True
     runs, uses = ("trains", "uses") if has_trained else ("ran", "used")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from ..base.config import LaunchConfig
 from ..base.stderr import warn
 from ..discovery import schedulers
-from ..discovery.launchers import Runtime
-from ..discovery.script import asks_to_stop
+from ..discovery.launchers import LaunchFacts
+from ..discovery.script import has_should_stop
 
 if TYPE_CHECKING:
     from .stop import Stop
 
 
-def prepare_stop(config: LaunchConfig, started_by: Runtime | None) -> Stop | None:
+def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop | None:
     """Return what says when the job stops, if the script's code or --stop-before asks for it."""
-    if config.stop_before_s is None and not (config.script and asks_to_stop(config.script)):
+    if config.stop_before_s is None and not (config.script and has_should_stop(config.script)):
         return None
     from .stop import Stop
 
@@ -27,11 +27,11 @@ def prepare_stop(config: LaunchConfig, started_by: Runtime | None) -> Stop | Non
     return stop
 
 
-def set_walltime(stop: Stop, before_s: float, started_by: Runtime | None) -> None:
+def set_walltime(stop: Stop, before_s: float, started_by: LaunchFacts | None) -> None:
     """Let the job stop `before_s` seconds before the scheduler ends it; warn if nobody tells when that is."""
     is_first = started_by is None or started_by.rank == 0
     end = schedulers.find_end(os.environ, is_first)
     if end is not None:
         stop.stop_at(end - before_s)
     elif is_first:
-        warn([f"walltime-unknown: {schedulers.end_unknown(os.environ)}, so only a signal can stop it in time"])
+        warn([f"walltime-unknown: {schedulers.describe_unknown_end(os.environ)}, so only a signal can stop it in time"])

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..base.stderr import write_all
-from ..failure.rank import Member
-from ..failure.root_cause import CONSEQUENCE, Report, Verdict, brief
+from ..failure.rank import RankIdentity
+from ..failure.root_cause import CONSEQUENCE, Report, RootCause, truncate_report
 from ..ipc.channel import Wire
 from ..ipc.helper_process import HelperProcess, OwnDescriptors, check_helpers, send_no_signal_on, send_signal_on
 from ..output.protocol import Outflow
@@ -122,7 +122,7 @@ class SentinelHandle:
             self._descriptors.keep(self._channel.take_descriptor())
         return port.number
 
-    def join(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
+    def join(self, member: RankIdentity, endpoint: Endpoint, end: Callable[[int], object]) -> None:
         """Tell the sentinel who its rank is and where the coordinator listens.
 
         When the job ends, `end` is called with its exit status. From now on a script finds no trace of the fork, and
@@ -190,7 +190,7 @@ class SentinelHandle:
             with contextlib.suppress(OSError):
                 self._signals.send(bytes([signal.SIGINT]))  # nobody else tells of it
         self._reported = True
-        report = brief(report)
+        report = truncate_report(report)
         channel = self._channel
         self._channel.send(Failed(report))
         ruling = self._await(Ruling)
@@ -202,7 +202,7 @@ class SentinelHandle:
         if ruling is None:
             if report.kind == CONSEQUENCE and not self._is_watched:
                 time.sleep(LAUNCHER_S)
-            ruling = Ruling(Verdict(report), report.status, True)
+            ruling = Ruling(RootCause(report), report.status, True)
         self._is_parked = not ruling.abort
         return ruling
 

@@ -8,19 +8,19 @@ from collections.abc import Collection, Iterator
 
 from ..base.stderr import FORWARDING_S
 from ..failure import root_cause as waits
-from ..failure.rank import Member
+from ..failure.rank import RankIdentity
 from ..failure.root_cause import (
+    ABORT_SIGNAL,
     ABSENT,
     CONSEQUENCE,
-    GIVING_UP,
     NO_STEP_DAEMON,
+    FailureContext,
+    JobActivity,
     Report,
-    Scene,
-    Seen,
-    Verdict,
-    brief,
-    judge,
-    named,
+    RootCause,
+    describe_ranks,
+    select_root_cause,
+    truncate_report,
 )
 from . import events, protocol
 from .events import Machine
@@ -81,7 +81,7 @@ class Search:
     """Finds out where the ranks are: for the verdict, and for those who ask who is missing."""
 
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.seen = JobActivity()
         self._askers: list[Peer] = []
 
     def begin(self, asker: Peer | None = None) -> list[events.CoordinatorAction]:
@@ -92,10 +92,10 @@ class Search:
             self._askers.append(asker)
         return [] if busy else [events.Survey()]
 
-    def end(self, seen: Seen, missing: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
+    def end(self, seen: JobActivity, missing: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
         """Take what was found, and tell those who have asked which ranks are missing, and where these are."""
         self.seen = seen
-        words = named(missing, peers.hosts, seen.places)
+        words = describe_ranks(missing, peers.hosts, seen.places)
         askers, self._askers = self._askers, []
         return [events.ToPeer(peer.link, Missing(words)) for peer in askers]
 
@@ -133,7 +133,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
         super().__init__(State.LISTENING, began_s)
         self._began_s, self._watched = began_s, watched
-        self._own: Member | None = None
+        self._own: RankIdentity | None = None
         self.peers, self._search, self._late_ranks = Peers(), Search(), LateRanks()
         self._silent: set[int] = set()  # ranks that were asked how they are, and have not answered
         self._left: set[int] = set()  # ranks whose script has ended
@@ -149,7 +149,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._late: list[int] = []  # ranks that failed too, but not first
         self._first_report_s = 0.0
         self._looked_s = -1e9  # when the reports were looked at last
-        self._verdict: Verdict | None = None
+        self._verdict: RootCause | None = None
         self._told = False  # the verdict is printed, or just being printed
         self._telling: int | None = None  # whose sentinel is about to print it
         self._leaving = self._waits_for_word = False  # rank 0 goes; others may have to say that the verdict is printed
@@ -300,7 +300,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             limit = f"{self._watched.exit_timeout_s:g} s (--exit-timeout)"
             self._do(events.Say(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}"))
         elif self._now_s - self._deserted[1] >= self._watched.exit_timeout_s:
-            self._add_report(brief(report))
+            self._add_report(truncate_report(report))
 
     def _drop(self, peer: Peer) -> None:
         self.peers.drop(peer)
@@ -345,7 +345,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._known.add((report.rank, report.cause))
         self.reports.append(report)
         self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
-        if len(self.reports) == 1 and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
+        if len(self.reports) == 1 and (report.kind == CONSEQUENCE or report.signal == ABORT_SIGNAL):
             self._silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
             self._tell_all(protocol.Look())
             self._do(*self._search.begin())
@@ -360,17 +360,18 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             return
         self._looked_s = self._now_s
         waited_s = math.inf if last_chance else self._now_s - self._first_report_s
-        verdict = judge(self.reports, waited_s, Scene(
+        verdict = select_root_cause(self.reports, waited_s, FailureContext(
             self.peers.hosts, self._silent, self._left - {one.rank for one in self.reports}, self._interrupted,
             self._order, self._watched.step is not None, self._watched.by_srun, self._came_s, self._own.world_size,
             self._search.seen, self._exits))
         if verdict is not None:
             self._rule(verdict)
         else:
-            due_s = next(time_s for time_s in (waits.ALONE_S, waits.SETTLING_S, waits.SEARCHING_S) if time_s > waited_s)
+            waits_s = waits.SAME_ERROR_WAIT_S, waits.SAME_CAUSE_WAIT_S, waits.ROOT_CAUSE_WAIT_S
+            due_s = next(time_s for time_s in waits_s if time_s > waited_s)
             self._do(events.SetTimer("look", due_s - waited_s))
 
-    def _rule(self, verdict: Verdict) -> None:
+    def _rule(self, verdict: RootCause) -> None:
         """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
         self._move("ruled")
         self._verdict = verdict

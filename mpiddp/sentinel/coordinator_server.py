@@ -17,9 +17,9 @@ from ..base.errors import EXIT_STALLED
 from ..base.files import open_for_writing
 from ..base.stderr import say
 from ..base.version import __version__
-from ..failure.rank import Member
-from ..failure.report import record, tell
-from ..failure.root_cause import ABSENT, Report, brief
+from ..failure.rank import RankIdentity
+from ..failure.report import format_error_file, print_failure
+from ..failure.root_cause import ABSENT, Report, truncate_report
 from ..ipc.channel import Wire
 from ..ipc.event_loop import Loop
 from ..ipc.listener import Entrance, keep_alive
@@ -72,7 +72,7 @@ class Office:
         """Return the descriptor that listens."""
         return self._entrance.fileno()
 
-    def join(self, member: Member) -> None:
+    def join(self, member: RankIdentity) -> None:
         """Admit this process's own rank, and let the job be found by those who ask where its ranks are."""
         self.handle(events.OwnRank(OWN_LINK, member))
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
@@ -157,9 +157,9 @@ class Office:
             case events.Say(text):
                 say(text)
             case events.TellReason(verdict, who, after_s, error_file):
-                tell(verdict, who, after_s)
+                print_failure(verdict, who, after_s)
                 if error_file:
-                    self._errands.write(error_file, record(verdict, who))
+                    self._errands.write(error_file, format_error_file(verdict, who))
             case events.Survey():
                 self._ask(JUDGE_LINK)
             case events.LookForDeserted():
@@ -221,7 +221,7 @@ class Office:
         if found.cause and self._watched.stall_abort:
             self._loop.drop_timers("stall")
             host = self._coordinator.peers.hosts.get(found.rank, "")
-            self.handle(events.Stalled(brief(Report(found.rank, host, ABSENT, found.cause, EXIT_STALLED))))
+            self.handle(events.Stalled(truncate_report(Report(found.rank, host, ABSENT, found.cause, EXIT_STALLED))))
 
     def _await_hello(self, connection: socket.socket) -> None:
         """Wait for one that has shown the token to say which rank it watches."""

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from ..failure.rank import Member
-from ..failure.root_cause import Report, Seen, Verdict
+from ..failure.rank import RankIdentity
+from ..failure.root_cause import JobActivity, Report, RootCause
 from ..output.protocol import Outflow
 from ..where.protocol import Answers, Ask, Inspect, Inspected, Stacks, Where, Whereabouts
 from .protocol import Answer, Coordinate, Ended, Hello, Interrupted, Join, Look, Message, Sent
@@ -154,13 +154,13 @@ class OwnRank(Record):
     """Rank 0 joins the job; its own sentinel talks over `link`."""
 
     link: int
-    member: Member
+    member: RankIdentity
 
 
 class Found(Record):
     """It is known where the ranks are."""
 
-    seen: Seen
+    seen: JobActivity
 
 
 class Stalled(Record):
@@ -216,8 +216,8 @@ class Say(Record):
 class TellReason(Record):
     """Print why the job failed: a rank did, `after_s` after its start; `who` is None if only the verdict is known."""
 
-    verdict: Verdict
-    who: Member | None
+    verdict: RootCause
+    who: RankIdentity | None
     after_s: float
     error_file: str
 

@@ -11,7 +11,7 @@ from .client import SentinelHandle
 from .protocol import KILL_SIGNAL, Watched
 
 
-def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) -> SentinelHandle:
+def fork_sentinel(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> SentinelHandle:
     """Fork the process that watches this one; rank 0's can ask other hosts whether they answer."""
     rank = started_by.rank if started_by else 0
     by_srun = started_by is not None and started_by.by_srun
@@ -20,10 +20,10 @@ def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) ->
     return SentinelHandle(Watched(
         who=f"rank {rank} on {runtime.hostname()}",
         first_on_node=launchers.is_first_on_node(os.environ),
-        step=runtime.slurm_step(os.environ, started_by),
-        hosts=lambda: schedulers.slurm_hosts(os.environ) if rank == 0 else [],
+        step=runtime.find_slurm_step(os.environ, started_by),
+        hosts=lambda: schedulers.list_slurm_hosts(os.environ) if rank == 0 else [],
         by_srun=by_srun,
-        step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
+        step_daemon=runtime.find_step_daemon(os.getpid()) if by_srun else 0,
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
         stall_abort=config.stall_abort,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from ..base.stderr import say
 from ..base.text import folded, shortened
-from ..discovery.process import Process
-from ..failure.report import record, tell
+from ..discovery.process import WatchedProcess
+from ..failure.report import format_error_file, print_failure
 from ..ipc.channel import Wire
 from ..ipc.event_loop import Loop
 from ..ipc.helper_process import silence, take_title
@@ -52,7 +52,7 @@ def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched, b
     Voice().begin()
     unmap_inherited()
     try:
-        process = Process(pid)
+        process = WatchedProcess(pid)
     except ProcessLookupError:  # it is gone already
         if not knows_why(rank_wire):
             say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
@@ -66,7 +66,7 @@ class Sentinel:
     """Joins the logic of a watcher to a rank's process, to connections and to the clock."""
 
     def __init__(
-        self, rank_wire: Wire, signals: socket.socket, process: Process, watched: Watched, began_s: float
+        self, rank_wire: Wire, signals: socket.socket, process: WatchedProcess, watched: Watched, began_s: float
     ) -> None:
         self.loop = Loop(self.excuse)
         self._watched, self._process = watched, process
@@ -129,9 +129,9 @@ class Sentinel:
                 say(text)
             case events.TellReason(verdict, who, after_s, error_file):
                 self._settle_output()
-                tell(verdict, who, after_s)
+                print_failure(verdict, who, after_s)
                 if error_file:
-                    self._errands.write(error_file, record(verdict, who))
+                    self._errands.write(error_file, format_error_file(verdict, who))
                 if who is not None:
                     self._errands.run(partial(index.note, who.log, is_first=True))
             case events.WriteRecord(error_file, text):
@@ -183,7 +183,7 @@ class Sentinel:
                 with contextlib.suppress(OSError):
                     os.write(self._looking.socket if self._looking else self._sight.socket, FLUSH)
             case events.AskToEnd():
-                if self._process.handles(signal.SIGTERM):
+                if self._process.has_handler(signal.SIGTERM):
                     self._send_signal(signal.SIGTERM)
             case events.Terminate():
                 self._leftovers.note_segments()
@@ -256,9 +256,9 @@ class Sentinel:
 
     def _ask_hosts(self, line: str, timeout_s: float) -> None:
         def ask() -> str:
-            from ..discovery.reachability import out_of_reach
+            from ..discovery.reachability import find_unreachable
 
-            silent = out_of_reach(self._watched.hosts(), timeout_s)
+            silent = find_unreachable(self._watched.hosts(), timeout_s)
             return line + (f"; no answer from {folded(silent)}" if silent else "")
 
         self._errands.run(ask, say, late=line, patience_s=timeout_s + PATIENCE_S, needed=False)

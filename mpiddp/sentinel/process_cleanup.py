@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..failure.rank import Member
+from ..failure.rank import RankIdentity
 
 FOLDER = "/dev/shm/"  # noqa: S108 (shm_open(3) has its files there)
 # MPICH's, those of Open MPI 4.1 and 5, Intel MPI's, and multiprocessing's semaphores.
@@ -108,7 +108,7 @@ class Leftovers:
         """Note the shared memory that the rank has from MPI."""
         self._segments |= mapped(self._rank)
 
-    def end(self, member: Member | None) -> None:
+    def end(self, member: RankIdentity | None) -> None:
         """End the processes that were seen, and those of their groups that have the variables of `member`.
 
         Other ranks may be in the rank's own group. Then remove the shared memory that nobody has any more.

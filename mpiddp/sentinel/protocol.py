@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.config import DESERTED_TIMEOUT_S
-from ..failure.rank import Member
-from ..failure.root_cause import Report, Verdict
+from ..failure.rank import RankIdentity
+from ..failure.root_cause import Report, RootCause
 from ..output.protocol import (
     AskLost,
     CrashStack,
@@ -87,7 +87,7 @@ class Coordinate(NamedTuple):
 class Join(NamedTuple):
     """Watch the rank as this member of the job, whose coordinator listens on `address` and `port`, 0 for no port."""
 
-    member: Member
+    member: RankIdentity
     address: str
     port: int
     token: str
@@ -172,7 +172,7 @@ class Ruling(NamedTuple):
     sends it, and the sentinel passes it on.
     """
 
-    verdict: Verdict | None
+    verdict: RootCause | None
     status: int
     abort: bool
 
@@ -181,7 +181,7 @@ class Ruling(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The sentinel of this rank is here; the rank is process `pid` on `host`, in the namespace of `Member`."""
+    """The sentinel of this rank is here; the rank is process `pid` on `host`, in the namespace of `RankIdentity`."""
 
     rank: int
     host: str

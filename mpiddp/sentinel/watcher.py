@@ -9,9 +9,9 @@ import enum
 
 from ..base.stderr import FORWARDING_S
 from ..base.text import shortened
-from ..failure.postmortem import crash_stack, early_death, may_follow_from_another, report_on
-from ..failure.rank import Member
-from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
+from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, report_dead_process
+from ..failure.rank import RankIdentity
+from ..failure.root_cause import CONSEQUENCE, MAX_STACK_CHARS, NO_STEP_DAEMON, OWN, Report, RootCause, truncate_report
 from ..output.protocol import Outflow
 from ..where.protocol import Answers, Inspect, Stacks, Where
 from . import events, protocol
@@ -65,7 +65,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         """Begin to watch at `began_s`, in seconds of the clock that handle() is given."""
         super().__init__(State.STARTING, began_s)
         self.watched = watched
-        self.member: Member | None = None  # once the rank has joined its job
+        self.member: RankIdentity | None = None  # once the rank has joined its job
         self.gone = False  # the rank's process
         self.start = Start(watched, began_s)
         self._do(*self.start.begin_watch())
@@ -207,8 +207,8 @@ class Watcher(Machine[State, events.WatcherAction]):
     def _rule_alone(self) -> None:
         """Answer a report in the place of the coordinator."""
         if self._waiting is not None:
-            is_told = not (self.gone and self._alone and may_follow_from_another(self._waiting))
-            verdict = Verdict(self._waiting) if is_told else None
+            is_told = not (self.gone and self._alone and is_maybe_secondary(self._waiting))
+            verdict = RootCause(self._waiting) if is_told else None
             self._take_ruling(self._ruling or protocol.Ruling(verdict, self._waiting.status, True))
 
     def _say_rank_0_is_gone(self, words: str = "") -> None:
@@ -274,14 +274,14 @@ class Watcher(Machine[State, events.WatcherAction]):
         """Report on a rank that is gone, if that is still to be done, and end what it left behind."""
         self.gone = True
         self._do(*(events.DropTimer(name) for name in ("start", "warn", "late", "ask", "kill")))
-        stack = crash_stack(self._stacks)
-        self._do(events.LogStack(shortened(stack, LONG_TEXT)))
+        stack = extract_crash_stack(self._stacks)
+        self._do(events.LogStack(shortened(stack, MAX_STACK_CHARS)))
         if self.state is State.STARTING:
-            self._do(*self.start.tell_death(early_death(event.status, event.out_of_memory)))
+            self._do(*self.start.tell_death(describe_early_death(event.status, event.out_of_memory)))
         if self.state is State.DESERTED and self._script_ended is None:
             self._say_rank_0_is_gone()
         if self.state is State.WORKING and self.member is not None:
-            self._report(brief(report_on(self.member, event.status, event.out_of_memory, stack)))
+            self._report(truncate_report(report_dead_process(self.member, event.status, event.out_of_memory, stack)))
         elif self.state is not State.REPORTED:
             self._clean_up()
         elif self._alone:

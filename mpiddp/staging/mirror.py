@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 from ..base.config import AUTO
 from ..base.files import check_protected, names, number, reason
 from ..bootstrap.variables import set_all
-from ..discovery.process import boot, cgroups
+from ..discovery.process import list_cgroups, read_boot_id
 from .broadcast import pieces_in
 from .manifest import COMPILED, Chunk, Folder, Manifest, is_installed, mount_of, mounts, root_of
 
@@ -101,7 +101,7 @@ def memory_left() -> int:
     import psutil
 
     left = [psutil.virtual_memory().available]
-    for folder in cgroups("memory"):
+    for folder in list_cgroups("memory"):
         for limit, used in MEMORY_LIMITS:
             if (most := number(f"{folder}/{limit}")) >= 0:
                 left.append(most - max(0, number(f"{folder}/{used}")))
@@ -151,7 +151,7 @@ def try_lock(path: str, kind: int) -> int:
 def stamp(path: str, paths: Collection[str]) -> None:
     """Note that a mirror is whole, and for which paths it was made; raise OSError."""
     with open(os.path.join(path, STAMP), "wb") as file:
-        marshal.dump((boot(), tuple(paths)), file)
+        marshal.dump((read_boot_id(), tuple(paths)), file)
 
 
 def stamped(path: str) -> frozenset[str] | None:
@@ -164,7 +164,7 @@ def stamped(path: str) -> frozenset[str] | None:
             made_in, paths = marshal.load(file)  # noqa: S302 (nobody else can write there)
     except (OSError, ValueError, EOFError, TypeError):
         return None
-    return frozenset(paths) if made_in == boot() else None
+    return frozenset(paths) if made_in == read_boot_id() else None
 
 
 def release(lease: Lease, keep: bool) -> None:

@@ -17,25 +17,25 @@ from ..base.version import __version__
 from ..options.help import PlainParser
 from ..options.table import default_of
 from ..options.values import positive, seconds
-from .allocation import Allocation, allocation, without
-from .command import HYDRA, NONE, SLURM, STARTERS, Command, CommandError, launcher_of, read
-from .supervisor import Plan, Supervisor
+from .allocation import Allocation, exclude_nodes, find_allocation
+from .command import HYDRA, NONE, SLURM, STARTERS, Command, CommandError, find_launcher, parse_command
+from .supervisor import SupervisePlan, Supervisor
 
-VERSION_S = 10.0  # for a launcher to tell its version
+VERSION_TIMEOUT_S = 10.0  # for a launcher to tell its version
 
 
 def main() -> int:
     """Run the command until it succeeds, or makes no sense any more; return the exit status."""
-    given = parsed()
+    given = parse_arguments()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a job ended
     try:
         path = os.path.realpath(shutil.which(given.command[0]) or given.command[0])
-        command = read(given.command, version_of(given.command[0], path), path=path)
-        allowed = allocation(os.environ, given.hostfile or "")
+        command = parse_command(given.command, read_launcher_version(given.command[0], path), path=path)
+        allowed = find_allocation(os.environ, given.hostfile or "")
         if command.launcher is NONE:  # it runs on this machine
             allowed = allowed._replace(nodes=())
-        allowed = usable(allowed, given.exclude)
-        plan = plan_of(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
+        allowed = apply_exclude(allowed, given.exclude)
+        plan = make_plan(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
     except (CommandError, OSError) as error:
         words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
         say(f"mpiddp.supervise: {words}")
@@ -50,28 +50,28 @@ def main() -> int:
         shutil.rmtree(plan.folder, ignore_errors=True)
 
 
-def count(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """Return a number that is not negative."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a number, 0 or more, got {text!r}")
     return int(text)
 
 
-def folder_of(text: str) -> str:
+def path_in_folder(text: str) -> str:
     """Return the path of a file, if there is its folder, or that of a folder."""
     if not os.path.isdir(text) and not os.path.isdir(os.path.dirname(text) or "."):
         raise argparse.ArgumentTypeError(f"there is no folder {os.path.dirname(text)}")
     return text
 
 
-def existing(text: str) -> str:
+def existing_path(text: str) -> str:
     """Return a path at which there is something."""
     if not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"there is no {text}")
     return text
 
 
-def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = PlainParser("python -m mpiddp.supervise", allow_abbrev=False, description=(
         "Start a job of mpiddp, and start it again in the same allocation after a fault: on all nodes but the one "
@@ -81,20 +81,21 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
                         "spares (default: all)")
     parser.add_argument("--min-nodes", type=positive, metavar="N", help="go on with so few nodes when no spare is "
                         "left: the script finds a smaller WORLD_SIZE then (default: --nodes)")
-    parser.add_argument("--max-restarts", type=count, default=3, metavar="R",
+    parser.add_argument("--max-restarts", type=non_negative_int, default=3, metavar="R",
                         help="how often to start the job again (default: 3)")
     parser.add_argument("--progress-file", default="", metavar="PATH", help="the script's checkpoint, or the folder of "
                         "these: after two attempts that ended alike, and did not change it, give up")
     parser.add_argument("--stop-before", type=seconds, metavar="SECONDS", help="like mpiddp's "
                         "--stop-before; also, no attempt starts within this time of the walltime")
-    parser.add_argument("--history", type=folder_of, default="", metavar="FILE", help="write the attempts as JSON")
-    parser.add_argument("--suspects", type=folder_of, default="", metavar="FILE",
+    parser.add_argument("--history", type=path_in_folder, default="", metavar="FILE", help="write the attempts as JSON")
+    parser.add_argument("--suspects", type=path_in_folder, default="", metavar="FILE",
                         help="append the nodes that were left out, and why")
     parser.add_argument("--exclude", default="", metavar="NODES", help="nodes not to use, as in n[017,023], or a file "
                         "written by --suspects, here or in mpiddp.check")
-    parser.add_argument("--hostfile", type=existing, metavar="FILE",
+    parser.add_argument("--hostfile", type=existing_path, metavar="FILE",
                         help="the nodes, where no batch system tells them")
-    parser.add_argument("--dir", type=existing, default=".", metavar="DIR", help="a folder that all nodes share, for "
+    parser.add_argument("--dir", type=existing_path, default=".", metavar="DIR",
+                        help="a folder that all nodes share, for "
                         "the reports of the attempts (default: this one)")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND…", help=f"{STARTERS}, and the rest")
@@ -104,12 +105,12 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     return found
 
 
-def usable(allowed: Allocation, excluded: str) -> Allocation:
+def apply_exclude(allowed: Allocation, excluded: str) -> Allocation:
     """Return an allocation without nodes that the user excludes; raise CommandError if none is left."""
     if not excluded:
         return allowed
     try:
-        nodes = without(allowed.nodes, excluded)
+        nodes = exclude_nodes(allowed.nodes, excluded)
     except ValueError as error:
         raise CommandError(f"--exclude {excluded}: {error}") from None
     if allowed.nodes and not nodes:
@@ -117,7 +118,7 @@ def usable(allowed: Allocation, excluded: str) -> Allocation:
     return allowed._replace(nodes=nodes)
 
 
-def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, folder: Path) -> Plan:
+def make_plan(given: argparse.Namespace, command: Command, allowed: Allocation, folder: Path) -> SupervisePlan:
     """Return what is to be done; raise CommandError if it cannot be."""
     here = len(allowed.nodes) or 1
     nodes = wanted = given.nodes or here
@@ -134,7 +135,7 @@ def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, fo
             raise CommandError(f"--nodes {nodes}: there {'is 1 node' if here == 1 else f'are {here} nodes'}{needs}")
         if lowest > nodes:
             raise CommandError(f"--min-nodes {lowest}: must be at most --nodes {nodes}")
-        tasks_per_node = ranks_of_a_node(command, wanted) or allowed.tasks_per_node
+        tasks_per_node = count_ranks_per_node(command, wanted) or allowed.tasks_per_node
         if not tasks_per_node and launcher is not NONE:
             besides = ", or --ntasks-per-node to sbatch" if allowed.system == SLURM else ""
             raise CommandError(f"how many ranks? say -n N after {' '.join(command.program)}{besides}")
@@ -143,11 +144,12 @@ def plan_of(given: argparse.Namespace, command: Command, allowed: Allocation, fo
         raise CommandError(error) from None
     error_file = next(filter(None, (command.error_file, os.environ.get("MPIDDP_ERROR_FILE"),
                                     os.environ.get("TORCHELASTIC_ERROR_FILE"))), "")
-    return Plan(command, allowed, nodes, lowest, tasks_per_node, given.max_restarts, given.stop_before, grace_s,
+    return SupervisePlan(command, allowed, nodes, lowest, tasks_per_node, given.max_restarts, given.stop_before,
+                         grace_s,
                 error_file, given.progress_file, given.history, given.suspects, folder.resolve())
 
 
-def ranks_of_a_node(command: Command, nodes: int) -> int:
+def count_ranks_per_node(command: Command, nodes: int) -> int:
     """Return how many ranks a command asks for on each of so many nodes, 0 if it does not say; raise CommandError."""
     tasks, of_each = command.tasks, command.tasks_per_node
     if tasks and of_each and tasks != of_each * nodes:
@@ -157,15 +159,15 @@ def ranks_of_a_node(command: Command, nodes: int) -> int:
     return of_each or (tasks or 0) // nodes
 
 
-def version_of(program: str, path: str) -> str:
+def read_launcher_version(program: str, path: str) -> str:
     """Return what an mpiexec prints for --version, if that tells whose it is; raise CommandError if it says nothing."""
-    if launcher_of(program, path, "") is not HYDRA:
+    if find_launcher(program, path, "") is not HYDRA:
         return ""
     try:
         done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", timeout=VERSION_S)
+                              errors="replace", timeout=VERSION_TIMEOUT_S)
     except subprocess.SubprocessError:
-        raise CommandError(f"{program} --version: says nothing within {VERSION_S:.0f} s") from None
+        raise CommandError(f"{program} --version: says nothing within {VERSION_TIMEOUT_S:.0f} s") from None
     return done.stdout + done.stderr
 
 

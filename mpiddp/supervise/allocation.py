@@ -16,9 +16,9 @@ from ..base.files import open_for_reading
 from ..discovery import reachability, schedulers
 from .command import FLUX, SLURM
 
-BETWEEN_S = 1.0  # between two tries
-ANSWERS_S = 1.0  # for a node to take a connection
-COMMAND_S = 5.0  # for a batch system's command to answer
+PROBE_INTERVAL_S = 1.0  # between two tries
+PROBE_TIMEOUT_S = 1.0  # for a node to take a connection
+COMMAND_TIMEOUT_S = 5.0  # for a batch system's command to answer
 SSH_PORT = 22
 KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # where Kubernetes' MPI operator writes it, on its launcher's pod
 
@@ -35,7 +35,7 @@ class Allocation(NamedTuple):
     job: str = ""
 
 
-def allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
+def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
     """Return the nodes of a hostfile, else of the job of Slurm, Flux, PBS or Kubernetes' MPI operator.
 
     In `flux batch` and `flux alloc`, FLUX_URI leads to a Flux that has the job's nodes; in a task of `flux run`, to one
@@ -43,21 +43,21 @@ def allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
     operator's file for a node with its slots. Raises OSError if a file cannot be read.
     """
     if hostfile:
-        return counted(hosts_of(hostfile))
-    if job := schedulers.slurm_task(environ):
+        return count_hosts(read_hostfile(hostfile))
+    if job := schedulers.name_slurm_job(environ):
         tasks = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
         counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
-        return Allocation(tuple(schedulers.slurm_hosts(environ)), min(counts, default=0), SLURM, job)
-    if environ.get("FLUX_URI") and "FLUX_TASK_RANK" not in environ and (nodes := flux_nodes()):
+        return Allocation(tuple(schedulers.list_slurm_hosts(environ)), min(counts, default=0), SLURM, job)
+    if environ.get("FLUX_URI") and "FLUX_TASK_RANK" not in environ and (nodes := list_flux_nodes()):
         return Allocation(nodes, 0, FLUX)
     if file := environ.get("PBS_NODEFILE"):
-        return counted(hosts_of(file))
+        return count_hosts(read_hostfile(file))
     if environ.get("K_MPI_JOB_ROLE") == "launcher" and os.path.exists(KUBERNETES_HOSTS):
-        return counted(hosts_of(KUBERNETES_HOSTS))
+        return count_hosts(read_hostfile(KUBERNETES_HOSTS))
     return Allocation((), 0)
 
 
-def hosts_of(path: str) -> list[str]:
+def read_hostfile(path: str) -> list[str]:
     """Return a host for each rank that a file has room for: by lines, `slots=2` (Open MPI) or `n1:2` (MPICH)."""
     found = []
     with open(open_for_reading(path)) as file:
@@ -70,13 +70,13 @@ def hosts_of(path: str) -> list[str]:
     return found
 
 
-def counted(hosts: Sequence[str]) -> Allocation:
+def count_hosts(hosts: Sequence[str]) -> Allocation:
     """Return the nodes of which each host stands for a rank: as many of each as the node with the fewest has."""
     counts = Counter(hosts)
     return Allocation(tuple(counts), min(counts.values(), default=0))
 
 
-def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
+def exclude_nodes(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
     """Return the nodes that are not excluded: by a list as in n[017,023], or by a file of suspects or of nodes.
 
     Raises OSError if the file cannot be read, ValueError if it is no list.
@@ -98,10 +98,10 @@ def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
     return tuple(node for node in nodes if node.partition(".")[0] not in named)
 
 
-def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
+def find_silent_nodes(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return those of `nodes` that do not answer; where this node seems not to answer, no answer is believed."""
     if given.system == FLUX:
-        up = frozenset(flux_nodes())  # none where it does not answer itself
+        up = frozenset(list_flux_nodes())  # none where it does not answer itself
         lost = [node for node in nodes if up and node not in up]
     else:
         lost = find_unreachable(nodes, given.system == SLURM)
@@ -115,22 +115,22 @@ def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> list[str]:
     TCP repeats a lost packet after a second (RFC 6298), so one try of a second would take a lost one for a lost node.
     """
     here = (socket.gethostname(), "localhost")
-    asked = slurm_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes if node not in here}
+    asked = find_slurmd_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes if node not in here}
     for again in (False, True):
         began = time.monotonic()
-        answers = reachability.ask(asked, ANSWERS_S, refusal_counts=not by_slurm)
+        answers = reachability.probe_hosts(asked, PROBE_TIMEOUT_S, refusal_counts=not by_slurm)
         asked = {node: address for node, address in asked.items() if not answers[node]}
         if asked and not again:
-            time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
+            time.sleep(max(0.0, began + PROBE_INTERVAL_S - time.monotonic()))
     return [*asked]
 
 
-def slurm_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+def find_slurmd_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return where the daemons of Slurm's nodes listen, as far as its controller says."""
-    config = ask("scontrol", "show", "config")
+    config = read_command("scontrol", "show", "config")
     port = (re.findall(r"^SlurmdPort *= (\d+)", config, re.MULTILINE) or [reachability.SLURMD_PORT])[0]
     found = {}
-    for line in ask("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
+    for line in read_command("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
         with contextlib.suppress(KeyError, ValueError):
             found[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
@@ -141,31 +141,31 @@ def is_running(given: Allocation) -> bool:
     """Tell whether the allocation is still this job's: Slurm may be about to end it, or to queue it again."""
     if given.system != SLURM:
         return True
-    state = ask("squeue", "--noheader", f"--jobs={given.job}", "--format=%T").split()
+    state = read_command("squeue", "--noheader", f"--jobs={given.job}", "--format=%T").split()
     return not state or state[0] == "RUNNING"
 
 
-def left_s() -> float:
+def find_time_left_s() -> float:
     """Return the seconds until the batch system ends the job, infinity if that is not known."""
     end = schedulers.find_end(os.environ, True)
     return end - time.time() if end is not None else float("inf")
 
 
-def cancel(given: Allocation, step: str) -> None:
+def cancel_step(given: Allocation, step: str) -> None:
     """Let the batch system kill what runs of a step, by its name; scancel waits for a lost node, and nobody for it."""
     if given.system == FLUX:
-        for number in ask("flux", "jobs", f"--name={step}", "-no", "{id}").split():
-            ask("flux", "cancel", number)
+        for number in read_command("flux", "jobs", f"--name={step}", "-no", "{id}").split():
+            read_command("flux", "cancel", number)
     if given.system == SLURM:
-        lines = ask("squeue", "--noheader", "--steps", f"--jobs={given.job}", "--format=%i %j").splitlines()
+        lines = read_command("squeue", "--noheader", "--steps", f"--jobs={given.job}", "--format=%i %j").splitlines()
         for number, name in (line.split(maxsplit=1) for line in lines if " " in line):
             if name.strip() == step:
-                Thread(target=ask, args=("scancel", "--signal=KILL", number), daemon=True).start()
+                Thread(target=read_command, args=("scancel", "--signal=KILL", number), daemon=True).start()
 
 
-def flux_nodes() -> tuple[str, ...]:
+def list_flux_nodes() -> tuple[str, ...]:
     """Return the nodes that Flux lists as up, none if it does not answer: a lost one is gone at once, a drained too."""
-    return expand_nodelists(ask("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"))
+    return expand_nodelists(read_command("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"))
 
 
 def expand_nodelists(text: str) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def expand_nodelists(text: str) -> tuple[str, ...]:
     return tuple(nodes)
 
 
-def ask(*command: str) -> str:
+def read_command(*command: str) -> str:
     """Return what a batch system's command prints, nothing if it cannot be started or takes too long."""
-    done = schedulers.call(*command, timeout_s=COMMAND_S)
+    done = schedulers.run_command(*command, timeout_s=COMMAND_TIMEOUT_S)
     return done.stdout if done is not None else ""

@@ -19,18 +19,19 @@ from ..base.config import RUNNING, STOPPED
 from ..base.errors import EXIT_REQUEUE
 from ..failure.root_cause import OWN
 from .command import NONE, LauncherCommand
-from .decision import Attempt, device_fault
+from .decision import Attempt, find_device_fault
 
-LOOKING_S = 0.1  # between two looks at the process and at the file
-LATE_S = 2.0  # for what a job that has ended still writes
-MARK_S = 30.0  # for the end of what a job that seems to have succeeded still does, as a shared file system shows it
-GRACE_S = 3.0  # for a job that has reported to end by itself, besides its --abort-grace
-LOST_S = 0.5  # for that of one whose node does not answer: the launcher waits for it, in vain
-HANDLING_S = 0.2  # for a launcher's handler of a signal
-ENDING_S = 2.0  # between asking the launcher to end, and killing it
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_INTERVAL_S = 0.1  # between two looks at the process and at the file
+REPORT_TIMEOUT_S = 2.0  # for what a job that has ended still writes
+# for the end of what a job that seems to have succeeded still does, as a shared file system shows it
+RUNNING_FILE_TIMEOUT_S = 30.0
+EXTRA_GRACE_S = 3.0  # for a job that has reported to end by itself, besides its --abort-grace
+LOST_NODE_GRACE_S = 0.5  # for that of one whose node does not answer: the launcher waits for it, in vain
+HANDLER_WAIT_S = 0.2  # for a launcher's handler of a signal
+TERM_TIMEOUT_S = 2.0  # between asking the launcher to end, and killing it
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
-UNKNOWN = 1  # a status, where Open MPI 5's mpirun has lost a node and says 0
+UNKNOWN_STATUS = 1  # a status, where Open MPI 5's mpirun has lost a node and says 0
 # Becomes a program that gets SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes why it cannot.
 # Python code between fork and exec (preexec_fn) may wait for ever for a lock that another thread held at the fork.
 STARTER = """\
@@ -49,14 +50,14 @@ except OSError as error:
 """
 
 
-class Running:
+class AttemptProcess:
     """A job that runs. What Ctrl-C sends, and a batch system to the script's shell, `forward` hands on to it."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: LauncherCommand,
                  abort_grace_s: float) -> None:
         """Start it; raise OSError where the program is not there. A job writes its `report` if it fails."""
         self._report, self._launcher = report, launcher
-        self._grace_s = abort_grace_s + GRACE_S
+        self._grace_s = abort_grace_s + EXTRA_GRACE_S
         self._asked: list[psutil.Process] = []  # to end, what a script has started
         self._began_s = time.monotonic()
         reading, failed = os.pipe()
@@ -74,8 +75,8 @@ class Running:
 
     def forward(self, number: int) -> None:
         """Send the launcher a signal, or if that is a script, what the script waits for: shells do not hand it on."""
-        below = waited_for(self._process.pid)
-        if number in ENDING:
+        below = list_script_children(self._process.pid)
+        if number in ENDING_SIGNALS:
             self._asked += below
         for one in below:
             with contextlib.suppress(psutil.Error):
@@ -90,7 +91,7 @@ class Running:
         """
         self._signal_group(signal.SIGTSTP)
         if not self._launcher.stops_ranks:  # one that does goes on, to continue them
-            time.sleep(HANDLING_S)
+            time.sleep(HANDLER_WAIT_S)
             self._signal_group(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -111,34 +112,34 @@ class Running:
         deadline = float("inf")
         ended_s = None
         while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(LOOKING_S)
+            time.sleep(POLL_INTERVAL_S)
             if self._asked and not any(one.is_running() for one in self._asked):
-                deadline = min(deadline, time.monotonic() + ENDING_S)  # a script may go on with something else
+                deadline = min(deadline, time.monotonic() + TERM_TIMEOUT_S)  # a script may go on with something else
             if self._launcher is not NONE and not found and (found := self._read()):
                 ended_s = time.monotonic()
                 silent = ask() if found.get("kind") != OWN else ()
-                deadline = ended_s + (LOST_S if silent else self._grace_s)
+                deadline = ended_s + (LOST_NODE_GRACE_S if silent else self._grace_s)
         if self._process.poll() is None or self._process.returncode < 0:
             cut()
         if self._process.poll() is None:
-            self._end(LOST_S if silent else ENDING_S)
+            self._end(LOST_NODE_GRACE_S if silent else TERM_TIMEOUT_S)
         ended_s = ended_s or time.monotonic()
-        late = time.monotonic() + (LATE_S if self._process.returncode else MARK_S)
+        late = time.monotonic() + (REPORT_TIMEOUT_S if self._process.returncode else RUNNING_FILE_TIMEOUT_S)
         while not found and self._has_failed() and time.monotonic() < late:
-            refresh(os.path.dirname(self._report))
+            refresh_folder(os.path.dirname(self._report))
             if not (found := self._read()):
-                time.sleep(LOOKING_S)
+                time.sleep(POLL_INTERVAL_S)
         if self._process.returncode:
-            self._end(ENDING_S)
-        status = self._process.returncode or (UNKNOWN if found or self._has_failed() else 0)
+            self._end(TERM_TIMEOUT_S)
+        status = self._process.returncode or (UNKNOWN_STATUS if found or self._has_failed() else 0)
         if status and found.get("kind") != OWN and not silent:
             silent = ask()  # also a second time: a node ends its programs before its daemon
-        attempt = attempt_of(nodes, ended_s - self._began_s, status, found)._replace(silent=silent)
+        attempt = make_attempt(nodes, ended_s - self._began_s, status, found)._replace(silent=silent)
         return attempt._replace(steps=self._steps()) if status == EXIT_REQUEUE and not found else attempt
 
     def _steps(self) -> int | None:
         """Return how many steps a job made before all ranks agreed to stop, None if it does not say."""
-        refresh(os.path.dirname(self._report))
+        refresh_folder(os.path.dirname(self._report))
         try:
             with open(self._report + STOPPED) as file:
                 return int(file.read())
@@ -165,7 +166,7 @@ class Running:
                     while time.monotonic() < deadline:
                         self._process.poll()
                         os.killpg(self._process.pid, 0)  # raises ProcessLookupError once none is left
-                        time.sleep(LOOKING_S / 10)
+                        time.sleep(POLL_INTERVAL_S / 10)
         self._process.wait()
 
     def _read(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class Running:
             return {}
 
 
-def attempt_of(nodes: tuple[str, ...], seconds: float, status: int, found: Mapping[str, Any]) -> Attempt:
+def make_attempt(nodes: tuple[str, ...], seconds: float, status: int, found: Mapping[str, Any]) -> Attempt:
     """Return how an attempt ended by its launcher's status, and by its report."""
     status = status if status >= 0 else 128 - status
     if not found:
@@ -190,10 +191,10 @@ def attempt_of(nodes: tuple[str, ...], seconds: float, status: int, found: Mappi
     return Attempt(
         nodes, seconds, own or status, str(found.get("kind", "")), cause, str(found.get("where", "")), rank,
         str(found.get("host", "")), str(found.get("signal", "")), bool(found.get("outside")),
-        device_fault("\n".join([cause, *plain])), steps=steps)
+        find_device_fault("\n".join([cause, *plain])), steps=steps)
 
 
-def waited_for(pid: int) -> list[psutil.Process]:
+def list_script_children(pid: int) -> list[psutil.Process]:
     """Return what a process has started, if that is a shell that runs a script: shells hand no signal on."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -202,7 +203,7 @@ def waited_for(pid: int) -> list[psutil.Process]:
     return []
 
 
-def refresh(folder: str) -> None:
+def refresh_folder(folder: str) -> None:
     """Let a shared file system show what other hosts have written to a folder: NFS does once it is changed here."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder or "."):
         pass

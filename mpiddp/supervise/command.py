@@ -17,19 +17,20 @@ from ..options.table import split
 SLURM, FLUX = schedulers.SLURM.name, schedulers.FLUX.name
 STARTERS = "srun, flux run, mpirun or mpiexec"
 MPI_PROGRAM = r"(mpirun|mpiexec|orterun|prterun).*"
-MPI_COUNTS = ("-n", "-np", "--n", "--np", "-c")
-MPI_CHOOSES = ("-H", "-host", "--host", "-hosts", "--hosts", "-machinefile", "--machinefile", "-hostfile", "--hostfile",
+MPI_COUNT_OPTIONS = ("-n", "-np", "--n", "--np", "-c")
+MPI_NODE_OPTIONS = ("-H", "-host", "--host", "-hosts", "--hosts", "-machinefile", "--machinefile", "-hostfile",
+                    "--hostfile",
                "-f", "-grr", "-rr")
-MPI_VALUES = {
+MPI_OPTION_VALUES = {
     **dict.fromkeys((
-        *MPI_COUNTS, "-x", "--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-wdir", "--wdir", "-wd",
+        *MPI_COUNT_OPTIONS, "-x", "--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-wdir", "--wdir", "-wd",
         "--prefix", "-bootstrap", "-launcher", "-rmk", "-iface", "-genvlist", "-envlist", "-output-filename",
         "--output-filename", "--output", "--tune"), 1),
     **dict.fromkeys(("-mca", "--mca", "--gmca", "-gmca", "--prtemca", "--pmixmca", "-genv", "-env"), 2),
 }
 
 
-class Placement(NamedTuple):
+class JobStep(NamedTuple):
     """Where a job runs: its nodes, none for this machine alone, and how many ranks each gets.
 
     `step` is the job's name, and `variables` are those that the ranks have to see.
@@ -65,7 +66,7 @@ class LauncherCommand(NamedTuple):
     name: str
     words: tuple[str, ...]
     program: str
-    place: Callable[[Placement], Iterator[str]]
+    place: Callable[[JobStep], Iterator[str]]
     path: str = ""
     version: str = ""
     chooses: tuple[str, ...] = ()
@@ -81,26 +82,26 @@ class LauncherCommand(NamedTuple):
     hides_losses: bool = False
 
 
-def place_with_srun(where: Placement) -> Iterator[str]:
+def place_with_srun(where: JobStep) -> Iterator[str]:
     """Yield srun's options; what a lost node still holds of the step before is not waited for (--overlap)."""
     yield from ("--overlap", f"--nodes={len(where.nodes)}", f"--ntasks={where.tasks}",
                 f"--nodelist={','.join(where.nodes)}", f"--job-name={where.step}")
 
 
-def place_with_flux(where: Placement) -> Iterator[str]:
+def place_with_flux(where: JobStep) -> Iterator[str]:
     """Yield the options of `flux run`; a constraint may name hosts (RFC 35)."""
     yield from (f"--nodes={len(where.nodes)}", f"--ntasks={where.tasks}", f"--requires=hosts:{','.join(where.nodes)}",
                 f"--job-name={where.step}")
 
 
-def place_with_pals(where: Placement) -> Iterator[str]:
+def place_with_pals(where: JobStep) -> Iterator[str]:
     """Yield the options of PALS's mpiexec, which shows the ranks all variables (--envall is the default)."""
     yield from ("-n", str(where.tasks))
     if where.nodes:
         yield from ("--ppn", str(where.tasks_per_node), "--hosts", ",".join(where.nodes))
 
 
-def place_with_open_mpi(where: Placement) -> Iterator[str]:
+def place_with_open_mpi(where: JobStep) -> Iterator[str]:
     """Yield the options of Open MPI's mpirun, which shows ranks of other nodes the variables that -x names."""
     yield from ("-n", str(where.tasks))
     if where.nodes:
@@ -109,7 +110,7 @@ def place_with_open_mpi(where: Placement) -> Iterator[str]:
         yield from ("-x", name)
 
 
-def place_with_hydra(where: Placement) -> Iterator[str]:
+def place_with_hydra(where: JobStep) -> Iterator[str]:
     """Yield the options of MPICH's and Intel MPI's mpiexec."""
     yield from ("-n", str(where.tasks))
     if where.nodes:
@@ -147,16 +148,17 @@ PALS = LauncherCommand(
         "--exclude-tasks", "--procinfo-file"), 1))
 OPEN_MPI = LauncherCommand(
     "Open MPI's mpirun", ("mpirun",), MPI_PROGRAM, place_with_open_mpi, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
-    is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True, counts=MPI_COUNTS,
-    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_CHOOSES, values=MPI_VALUES)
+    is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True, counts=MPI_COUNT_OPTIONS,
+    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
 HYDRA = LauncherCommand(
-    "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_hydra, is_mpiexec=True, counts=MPI_COUNTS,
-    per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_CHOOSES, values=MPI_VALUES)
+    "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_hydra, is_mpiexec=True,
+    counts=MPI_COUNT_OPTIONS,
+    per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
 NONE = LauncherCommand("", (), "", lambda _: iter(()))
 LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first that fits; any other mpiexec is taken for MPICH's
 
 
-def launcher_of(program: str, path: str, version: str) -> LauncherCommand:
+def find_launcher(program: str, path: str, version: str) -> LauncherCommand:
     """Return the row for a program that lies at `path`, links followed, and prints `version` for --version."""
     name = program.rpartition("/")[2]
     return next((row for row in LAUNCHERS if re.fullmatch(row.program, name) and re.search(row.path, path)
@@ -185,22 +187,22 @@ class CommandError(ValueError):
     """A command that cannot be started on nodes of our choice; the text says why, and what to do."""
 
 
-def read(command: Sequence[str], version: str, is_program: Callable[[str], object] = shutil.which,
+def parse_command(command: Sequence[str], version: str, is_program: Callable[[str], object] = shutil.which,
          path: str = "") -> Command:
     """Return a command in parts; its program lies at `path`, links followed, and prints `version` for --version.
 
     A launcher's options end where the name of a program stands. Raises CommandError.
     """
-    launcher = launcher_of(command[0], path, version)
+    launcher = find_launcher(command[0], path, version)
     if launcher is NONE:
-        rest, error_file, abort_grace = own_options(command)
+        rest, error_file, abort_grace = take_our_options(command)
         return Command(launcher, (), (), rest, None, None, error_file, abort_grace)
     length = len(launcher.words)
     if tuple(command[1:length]) != launcher.words[1:]:
         raise CommandError(f"{' '.join(command[:2])}: mpiddp.supervise starts jobs by {launcher.name}")
-    begin = begin_of_program(command, length, launcher.values, is_program)
+    begin = find_program(command, length, launcher.values, is_program)
     options = command[length:begin]
-    rest, error_file, abort_grace = own_options(command[begin:])
+    rest, error_file, abort_grace = take_our_options(command[begin:])
     for option in options:
         if name_option(option, launcher) in launcher.chooses:
             raise CommandError(f"{option}: mpiddp.supervise chooses the nodes of {launcher.name}; leave it out, and "
@@ -215,7 +217,7 @@ def read(command: Sequence[str], version: str, is_program: Callable[[str], objec
                    abort_grace)
 
 
-def begin_of_program(
+def find_program(
     command: Sequence[str], at: int, values: Mapping[str, int], is_program: Callable[[str], object]
 ) -> int:
     """Return where in a launcher's command, from `at` on, the program stands that it starts; the end, if nowhere.
@@ -231,7 +233,7 @@ def begin_of_program(
     return min(at, len(command))
 
 
-def own_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
+def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     """Return the words without mpiddp's --error-file, the value of that, and --abort-grace's; empty if not given.
 
     The options stand between `-m mpiddp`, or `mpiddp`, and the script: what follows is the script's own. Raises
@@ -281,6 +283,6 @@ def take_number(
     return left, number
 
 
-def on_nodes(command: Command, where: Placement) -> list[str]:
+def make_command(command: Command, where: JobStep) -> list[str]:
     """Return the words that start a command somewhere."""
     return [*command.program, *command.launcher.place(where), *command.options, *command.rest]

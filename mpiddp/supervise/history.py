@@ -16,10 +16,10 @@ from ..base.text import columns, duration, folded, shortened
 from ..discovery import runtime, schedulers
 from .decision import Attempt, Decision
 
-NOTE = "fruitless"  # a file's name
+FRUITLESS_FILE = "fruitless"  # a file's name
 
 
-class Counter:
+class AttemptCounter:
     """Numbers attempts from 0 on, or from where the job was before it was queued again.
 
     In a Slurm job a file for each attempt keeps the number, in a hidden folder of `folder`. Each supervisor of the job
@@ -29,12 +29,12 @@ class Counter:
     """
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
-        self._next, self._folder, self.fruitless = runtime.restart_count(environ), "", 0
+        self._next, self._folder, self.fruitless = runtime.count_restarts(environ), "", 0
         if job := environ.get("SLURM_JOB_ID"):
             wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
-            restarts, own = schedulers.slurm_restarts(environ), secrets.token_hex(4)
+            restarts, own = schedulers.count_slurm_restarts(environ), secrets.token_hex(4)
             self._folder = free_claim(wanted, restarts, own, itertools.count(1)).folder
-            self.fruitless = max(0, number(os.path.join(self._folder, NOTE))) if self._folder else 0
+            self.fruitless = max(0, number(os.path.join(self._folder, FRUITLESS_FILE))) if self._folder else 0
             self._next = max([self._next, *(int(name) + 1 for name in names(self._folder) if name.isdecimal())])
 
     def take(self) -> int:
@@ -52,7 +52,7 @@ class Counter:
         self.fruitless = self.fruitless + 1 if fruitless else 0
         if self._folder:
             with contextlib.suppress(OSError):
-                Path(self._folder, NOTE).write_text(str(self.fruitless))
+                Path(self._folder, FRUITLESS_FILE).write_text(str(self.fruitless))
 
     def forget(self) -> None:
         """Remove the numbers, of a job that has succeeded: any other may be queued again."""
@@ -60,11 +60,11 @@ class Counter:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-WIDEST = 80  # characters of a reason
-HEAD = ("attempt", "nodes", "time", "steps", "ended by", "then")
+MAX_REASON_CHARS = 80  # characters of a reason
+HEADER = ("attempt", "nodes", "time", "steps", "ended by", "then")
 
 
-class Record(NamedTuple):
+class AttemptRecord(NamedTuple):
     """An attempt, when it began (seconds since the epoch), what followed, and its number in the job."""
 
     began: float
@@ -73,21 +73,21 @@ class Record(NamedTuple):
     number: int
 
 
-def table(records: Sequence[Record]) -> list[str]:
+def format_table(records: Sequence[AttemptRecord]) -> list[str]:
     """Return a line for each attempt, below a head."""
-    return ["mpiddp.supervise: the attempts", *columns([HEAD, *map(row, records)])]
+    return ["mpiddp.supervise: the attempts", *columns([HEADER, *map(format_row, records)])]
 
 
-def row(record: Record) -> tuple[str, ...]:
+def format_row(record: AttemptRecord) -> tuple[str, ...]:
     """Return the cells of an attempt."""
     _, attempt, decision, number = record
     out = f" without {folded(decision.without)}" if decision.without else ""
     steps = f"{attempt.steps:,}" if attempt.steps else ""
     return (str(number), folded(attempt.nodes) if attempt.nodes else "this one", duration(attempt.seconds), steps,
-            shortened(attempt.reason, WIDEST), f"{decision.action.value}{out}")
+            shortened(attempt.reason, MAX_REASON_CHARS), f"{decision.action.value}{out}")
 
 
-def write(path: str, records: Sequence[Record]) -> None:
+def write_history(path: str, records: Sequence[AttemptRecord]) -> None:
     """Write all attempts as JSON: for each the fields of Attempt, and `number`, `began`, `action`, `why`."""
     write_json(path, {"attempts": [
         {"number": one.number, "began": round(one.began, 3), **one.attempt._asdict(),

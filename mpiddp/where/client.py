@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from ..base.text import listed
 from ..base.version import __version__
-from ..discovery.schedulers import call, name_job
+from ..discovery.schedulers import name_job, run_command
 from ..ipc.channel import Wire
 from ..ipc.listener import connect
 from .protocol import Ask, Inspect, Inspected, Shown
@@ -114,7 +114,7 @@ def is_outdated(path: str, card: Card) -> bool:
 
 def slurm_jobs() -> set[str] | None:
     """Return the numbers of this user's jobs that Slurm knows to run or to wait, None where it does not say."""
-    done = call("squeue", "--noheader", "--me", "--format=%A", timeout_s=SLURM_S)
+    done = run_command("squeue", "--noheader", "--me", "--format=%A", timeout_s=SLURM_S)
     return set(done.stdout.split()) if done is not None and done.returncode == 0 else None
 
 

@@ -138,7 +138,7 @@ class Hearing:
         if pid not in self._awaited:
             return
         try:
-            frames = stack.from_dump(printed, pid)
+            frames = stack.parse_py_spy(printed, pid)
         except (ValueError, TypeError, KeyError):
             self.native[pid] = complaint(printed)
         else:
@@ -188,7 +188,7 @@ class Hearing:
     def _note(self, told: Message) -> None:
         """Take a stack that an interpreter has told."""
         if isinstance(told, Calls) and told.pid in self._awaited:
-            self._keep(told.pid, stack.read(told.text))
+            self._keep(told.pid, stack.parse_dump(told.text))
             self._forget(told.pid)
 
     def _read_socket(self) -> None:

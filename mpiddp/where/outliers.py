@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..base.text import duration, ranges
 from ..failure import stack
-from ..failure.stack import Frame, Kind
+from ..failure.stack import Frame, FrameKind
 from .snapshot import HELD, WAITING, At, Group, Picture, Place, Rank, Worker
 
 BETWEEN_TWO = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
@@ -216,22 +216,22 @@ def calls_of(ranks: Iterable[Rank]) -> dict[int, str]:
 def free(ranks: Iterable[Rank]) -> set[int]:
     """Return the ranks that are seen to wait for no others, so that others may have waited for them."""
     return {one.rank for one in ranks if place_of(one).at in FREE
-            and not any(frame.kind is Kind.OURS for frame in stack.after_script(one.frames))}
+            and not any(frame.kind is FrameKind.OURS for frame in stack.list_called_frames(one.frames))}
 
 
 def failed_at(one: Rank, where: str) -> Rank:
     """Return a rank whose script has raised, as it was before: `where` is the line, as in reports."""
     found = FAILED.fullmatch(where)
     file, line, function = found.groups() if found else (where, "0", "")
-    return one._replace(frames=(Frame(Kind.SCRIPT, file, int(line), function),), state="S", kernel="", cores=0.0)
+    return one._replace(frames=(Frame(FrameKind.SCRIPT, file, int(line), function),), state="S", kernel="", cores=0.0)
 
 
 def place_of(one: Rank) -> Place:
     """Return where a rank is."""
-    at, name = what_at(one), stack.collective(one.frames)
+    at, name = what_at(one), stack.find_collective(one.frames)
     if at is At.ENDED:
         return Place(at, "")
-    words = NATIVE if one.native and not one.frames else stack.in_words(one.frames)
+    words = NATIVE if one.native and not one.frames else stack.format_short(one.frames)
     if one.kernel and at in (At.KERNEL, At.SILENT, At.ELSEWHERE):
         words = " → ".join(filter(None, (words, f"{one.kernel}()")))
     if at in (At.LOADER, At.ELSEWHERE):
@@ -251,17 +251,17 @@ def what_at(one: Rank) -> At:
         return At.ENDED
     if not one.frames and (one.state == "D" or not one.native):
         return At.KERNEL if one.state == "D" else At.SILENT
-    name = stack.collective(one.frames)
+    name = stack.find_collective(one.frames)
     if name and (name != stack.BACKWARD_NAME or one.cores < IDLE):
         return At.COLLECTIVE
     if one.cores >= BUSY or name:
         return At.BUSY
-    return At.LOADER if stack.waits_for_loader(one.frames) else At.ELSEWHERE
+    return At.LOADER if stack.is_waiting_for_loader(one.frames) else At.ELSEWHERE
 
 
 def child(worker: Worker) -> str:
     """Return in words where a process is that a rank has forked."""
     how = {"T": "stopped", "t": "stopped", "D": "held by the kernel"}.get(worker.state, "")
     kernel = f"{worker.kernel}()" if worker.kernel else ""
-    words = NATIVE if worker.native else stack.in_words(worker.frames)
+    words = NATIVE if worker.native else stack.format_short(worker.frames)
     return f"its child: {' → '.join(filter(None, (worker.program, words, kernel, how)))}"

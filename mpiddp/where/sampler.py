@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..base.text import shortened
 from ..failure import stack
-from ..failure.root_cause import LONG_TEXT
+from ..failure.root_cause import MAX_STACK_CHARS
 from ..ipc.event_loop import Loop
 from .collector import Hearing
 from .process_sample import Glance, descendants, glance, other_program, unseen_among
@@ -72,10 +72,10 @@ class Looking:
         self._last = family
         tcp_bytes, hidden = self._traffic.see(family)
         frames = hearing.stacks.get(self._pid, [])
-        workers = list(seen.values()) if hearing.spins and stack.waits_in_torch(frames) else everyone
+        workers = list(seen.values()) if hearing.spins and stack.is_in_torch(frames) else everyone
         children = [self._child(pid, found) for pid, found in seen.items() if self._is_shown(pid, found)]
         self._tell(Whereabouts(
-            request.number, stack.as_text(frames), now.state if now else "", now.kernel if now else "",
+            request.number, stack.frames_to_json(frames), now.state if now else "", now.kernel if now else "",
             round(cores, 2), sum(one.busy_s for one in workers),
             sum(one.moved_bytes for one in everyone) + self._fed_bytes + tcp_bytes - hearing.heard_bytes, self._ended,
             json.dumps(children[:MOST], ensure_ascii=False), hearing.progress, sum(one.faults for one in everyone),
@@ -91,14 +91,14 @@ class Looking:
     def _child(self, pid: int, found: Glance) -> tuple[object, ...]:
         """Return what is seen of a child, as `Whereabouts` has it."""
         frames = self._hearing.stacks.get(pid, [])
-        return (pid, stack.as_lists(frames), found.state, found.kernel, other_program(pid, self._pid),
+        return (pid, stack.frames_to_lists(frames), found.state, found.kernel, other_program(pid, self._pid),
                 self._hearing.native.get(pid, ""))
 
 
 def inspect_threads(loop: Loop, pid: int, request: Inspect, tell: Callable[[Inspected], None]) -> None:
     """Tell all threads of a rank as soon as a program for that has printed them, or why it has not."""
     def answer(text: str) -> None:
-        tell(Inspected(request.rank, shortened(text, LONG_TEXT), request.asker))
+        tell(Inspected(request.rank, shortened(text, MAX_STACK_CHARS), request.asker))
 
     try:
         inspect(loop, pid, [NATIVE if request.native else NONBLOCKING], INSPECTING_S, answer)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..failure.root_cause import NOBODY, Report, Seen
-from ..failure.stack import Frame, from_lists, from_text
+from ..failure.root_cause import NOBODY, JobActivity, Report
+from ..failure.stack import Frame, frames_from_json, frames_from_lists
 from ..sentinel.protocol import Sent
 from .outliers import calls_of, failed_at, free, picture, places_of
 from .protocol import Progress, Shown, Where, Whereabouts
@@ -74,7 +74,7 @@ class Survey:
             steps, age_s, groups, spins = found.progress or NOTHING
             try:
                 if found.stack not in known:
-                    known[found.stack] = from_text(found.stack)
+                    known[found.stack] = frames_from_json(found.stack)
                 if groups not in entered:
                     entered[groups] = collectives(groups)
                 children = workers(found.children)
@@ -95,7 +95,7 @@ def collectives(text: str) -> tuple[Entered, ...]:
 
 def workers(text: str) -> tuple[Worker, ...]:
     """Return the processes that a message tells of."""
-    return tuple(Worker(int(pid), from_lists(frames), *map(str, words))
+    return tuple(Worker(int(pid), frames_from_lists(frames), *map(str, words))
                  for pid, frames, *words in (json.loads(text) if text else ()))
 
 
@@ -125,12 +125,12 @@ class Inquiry:
         """Return where the ranks are, in lines."""
         return "\n".join(lines(picture(self.survey.ranks)))
 
-    def seen(self, failed: Mapping[int, str]) -> Seen:
+    def seen(self, failed: Mapping[int, str]) -> JobActivity:
         """Return where ranks are for a verdict; those that have `failed` already are at the line where they did."""
         ranks = [failed_at(one, failed[one.rank]) if failed.get(one.rank) else one for one in self.survey.ranks]
         found = picture(ranks)
         stands = found.odd is not None or all(group.place.at in WAITING for group in found.groups)
-        return Seen(places_of(ranks), free(ranks), calls_of(ranks), "\n".join(lines(found)) if stands else "",
+        return JobActivity(places_of(ranks), free(ranks), calls_of(ranks), "\n".join(lines(found)) if stands else "",
                     has_groups=any(len(one.entered) > 1 for one in ranks), deserted=deserted(ranks))
 
     def deserted(self, now_s: float) -> Report | None:

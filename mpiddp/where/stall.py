@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..base.text import duration, ranges
 from ..failure import stack
 from ..failure.root_cause import ABSENT, NOBODY, Report
-from ..failure.stack import essential
+from ..failure.stack import make_stall_fingerprint
 from .outliers import calls_of, what_at
 from .snapshot import At, Rank
 
@@ -78,7 +78,7 @@ def has_moved(before: Rank, now: Rank, passed_s: float) -> bool:
     """Tell whether a rank is elsewhere than at the look before, `passed_s` ago, or has worked since."""
     if now.ended and before.ended:  # it polls for the others
         return False
-    return (now.ended != before.ended or essential(now.frames) != essential(before.frames)
+    return (now.ended != before.ended or make_stall_fingerprint(now.frames) != make_stall_fingerprint(before.frames)
             or now.steps != before.steps or now.entered != before.entered
             or now.busy_s - before.busy_s > IDLE * passed_s + GRAIN_S
             or now.faults - before.faults > IDLE_FAULTS * (passed_s + 1)
@@ -131,12 +131,12 @@ def deserted(ranks: Sequence[Rank]) -> Report | None:
 
 def waits(one: Rank) -> bool:
     """Tell whether a rank waits in a collective; one that computes on a GPU does so in any function of torch's."""
-    return what_at(one) is At.COLLECTIVE or (one.heard and one.spins and stack.waits_in_torch(one.frames))
+    return what_at(one) is At.COLLECTIVE or (one.heard and one.spins and stack.is_in_torch(one.frames))
 
 
 def has_left_behind(ended: Rank, one: Rank) -> bool:
     """Tell whether a rank that has come to its end has not made a call for which another one waits."""
-    if stack.collective(one.frames) == "should_stop":
+    if stack.find_collective(one.frames) == "should_stop":
         return ended.steps < one.steps
     numbers = {(names, group): number for number, names, group in ended.entered}
     return any(numbers.get((names, group), number) < number if numbers else ended.rank in listed(names)
@@ -151,7 +151,7 @@ def listed(names: str) -> set[int]:
 
 def collective(one: Rank) -> str:
     """Return the name of what a rank waits in."""
-    return stack.collective(one.frames) or "torch"
+    return stack.find_collective(one.frames) or "torch"
 
 
 def words(ranks: Sequence[Rank]) -> str:

@@ -18,7 +18,7 @@ from mpiddp.base.config import LaunchConfig
 from mpiddp.base.polling import sleep_until
 from mpiddp.bootstrap.rank0 import allow_connections
 from mpiddp.bootstrap.rollcall import RollCall
-from mpiddp.planning.job import plan_hosts
+from mpiddp.planning.job import plan_pre_torch
 from tests.benchmarks.planning import host, ready
 
 TIMEOUT_S = 100
@@ -26,7 +26,7 @@ world, count = MPI.COMM_WORLD, int(sys.argv[1])
 roll = RollCall(world, TIMEOUT_S, time.monotonic())
 allow_connections(2 * count)
 facts = [host(rank) for rank in range(count)]
-plans = plan_hosts(facts, LaunchConfig())
+plans = plan_pre_torch(facts, LaunchConfig())
 
 
 def messages(facts, answers):

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from mpiddp.failure import root_cause
-from mpiddp.failure.root_cause import Report, Scene, Verdict
+from mpiddp.failure.root_cause import FailureContext, Report, RootCause
 from mpiddp.sentinel import coordinator, events, watcher
 from mpiddp.sentinel.coordinator import Coordinator
 from mpiddp.sentinel.protocol import LAUNCHER_S
@@ -19,15 +19,15 @@ def nothing(*_: Any) -> None:
     """Do nothing, in the place of what should be done."""
 
 
-def last_named(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
+def last_named(reports: Sequence[Report], waited_s: float, scene: FailureContext) -> RootCause | None:
     """Return the verdict, but with the report that came last."""
-    found = root_cause.judge(reports, waited_s, scene)
+    found = root_cause.select_root_cause(reports, waited_s, scene)
     return found._replace(first=reports[-1]) if found else None
 
 
-def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
+def hasty(reports: Sequence[Report], waited_s: float, scene: FailureContext) -> RootCause | None:
     """Return the first report at once, also if it looks like a consequence."""
-    return Verdict(reports[0]) if reports else None
+    return RootCause(reports[0]) if reports else None
 
 
 def give_up(self: Watcher) -> None:

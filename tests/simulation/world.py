@@ -9,8 +9,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from mpiddp.failure.rank import Member
-from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, OWN, Report, Seen, Verdict
+from mpiddp.failure.rank import RankIdentity
+from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, OWN, JobActivity, Report, RootCause
 from mpiddp.sentinel import events, protocol
 from mpiddp.sentinel.coordinator import Coordinator, State
 from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own
@@ -63,7 +63,7 @@ class Printed(NamedTuple):
 
     at_s: float
     by: str
-    verdict: Verdict
+    verdict: RootCause
 
 
 class World:
@@ -136,7 +136,7 @@ class World:
             self.now, _, act, arguments = heapq.heappop(self._queue)
             act(*arguments)
 
-    def print_report(self, by: str, verdict: Verdict) -> None:
+    def print_report(self, by: str, verdict: RootCause) -> None:
         """Note that somebody prints why the job failed."""
         self.trace(by, "prints", verdict)
         self.printed.append(Printed(self.now, by, verdict))
@@ -232,7 +232,7 @@ class Rank:
         self.script_over = False
         self.waits = False  # in a collective, for others
         shape = world.shape
-        self.member = Member(number, shape.ranks, number % shape.per_node, self.host, "cpu", 1000 + number, "run",
+        self.member = RankIdentity(number, shape.ranks, number % shape.per_node, self.host, "cpu", 1000 + number, "run",
                              shape.grace_s, shape.exits, namespace=self.host)
 
     @property
@@ -337,7 +337,7 @@ class Rank:
         """Rule alone: nobody answers."""
         if self.alive and not self.stopped and self.ruling is None:
             assert self.reporting
-            self.obey(protocol.Ruling(Verdict(self.reporting), self.reporting.status, True))
+            self.obey(protocol.Ruling(RootCause(self.reporting), self.reporting.status, True))
 
     def hear(self, message: protocol.Message) -> None:
         """Take a message of the sentinel, or of the coordinator."""
@@ -584,7 +584,7 @@ class Sentinel:
         else:
             self.die()
 
-    def _meet(self, member: Member) -> None:
+    def _meet(self, member: RankIdentity) -> None:
         self.linked = True
         if self.number == 0:
             self.world.office.post(events.OwnRank(0, member))
@@ -644,7 +644,7 @@ class Office:
             case events.LookForDeserted():
                 world.at(world.random.uniform(0.2, 2.0), self._tell_deserted)
             case events.Survey():
-                world.at(world.random.uniform(0.2, 2.0), self.post, events.Found(Seen()))
+                world.at(world.random.uniform(0.2, 2.0), self.post, events.Found(JobActivity()))
             case events.Drop():
                 pass
 

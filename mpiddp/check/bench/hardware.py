@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from ...base.files import names, text
-from ...discovery.devices import described
+from ...discovery.devices import read_gpu
 from .machine import processor
 
 NETWORK, VERBS, PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"
@@ -39,7 +39,7 @@ def claims(device: torch.device, backend: str, environ: Mapping[str, str]) -> di
     """
     found = {"large": link_rate(backend, environ), "memory": memory_rate(processor(), sockets())}
     if device.type == "cuda":
-        gpu = described(torch.cuda, torch.cuda.current_device() if device.index is None else device.index)
+        gpu = read_gpu(torch.cuda, torch.cuda.current_device() if device.index is None else device.index)
         found["matrix"], found["device-memory"] = gpu_rates(gpu.name)
         found["to-device"] = found["from-device"] = pci_rate(gpu.pci)
     return {name: rate for name, rate in found.items() if rate > 0}

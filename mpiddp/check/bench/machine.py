@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ...base.files import text
-from ...discovery.devices import described
-from ...discovery.gpus import DRIVER, Gpu
-from ...discovery.process import boot, cgroups
+from ...discovery.devices import read_gpu
+from ...discovery.gpus import DRIVER_FILE, Gpu
+from ...discovery.process import list_cgroups, read_boot_id
 
 # What nvmlDeviceGetCurrentClocksEventReasons() has a bit for (nvml.h), of what is no program's own doing.
 SLOWED = ((0x40, "by the hardware, for its temperature"), (0x80, "by the power supply's brake"),
@@ -27,7 +27,7 @@ def told(where: torch.device) -> list[str]:
 
     Ask while the GPU computes or just after that: an idle one has no clocks to lower.
     """
-    if where.type != "cuda" or not os.path.exists(DRIVER):
+    if where.type != "cuda" or not os.path.exists(DRIVER_FILE):
         return []
     try:
         import pynvml as nvml
@@ -38,7 +38,7 @@ def told(where: torch.device) -> list[str]:
     except nvml.NVMLError:
         return []
     try:
-        gpu = described(torch.cuda, torch.cuda.current_device() if where.index is None else where.index)
+        gpu = read_gpu(torch.cuda, torch.cuda.current_device() if where.index is None else where.index)
         one = handle(nvml, gpu)
         return [] if one is None else [f"{f'GPU {gpu.pci}' if gpu.pci else where}: {line}" for line in words(nvml, one)]
     finally:
@@ -92,14 +92,14 @@ def machine() -> str:
 
     Nodes that are containers on one machine have the same, and measure one after the other.
     """
-    return boot()
+    return read_boot_id()
 
 
 def kind(device: torch.device, threads: int) -> str:
     """Return what a rank is compared by: its GPU's model, or as in "8 cores of AMD EPYC 7763"."""
     if device.type != "cpu":
         module = getattr(torch, device.type)
-        return described(module, module.current_device() if device.index is None else device.index).name or device.type
+        return read_gpu(module, module.current_device() if device.index is None else device.index).name or device.type
     return f"{threads} core{'s' * (threads != 1)} of {processor()}"
 
 
@@ -146,7 +146,7 @@ class Throttling:
 
 def stats() -> Iterator[str]:
     """Yield the cpu.stat of this process's cgroup and of all above it, where these tell of limits."""
-    for file in (f"{folder}/cpu.stat" for folder in cgroups("cpu")):
+    for file in (f"{folder}/cpu.stat" for folder in list_cgroups("cpu")):
         if any(name in text(file) for name in STATS):
             yield file
 
