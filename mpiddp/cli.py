@@ -44,7 +44,7 @@ def main() -> int:
         return plan_at_desk(job)
     if isinstance(job, Shape):
         from .discovery.schedulers import list_slurm_hosts
-        from .planning.dry_run import describe_dry_run
+        from .planning.job import describe_dry_run
 
         return answer(describe_dry_run(job, list_slurm_hosts(os.environ)))
     from .launch import launch
@@ -56,7 +56,7 @@ def plan_at_desk(job: Desk) -> int:
     """Print the map of a job on nodes whose facts are in a file, or why it could not start; return the exit status."""
     from .base.errors import EXIT_CANNOT_START, LaunchError
     from .discovery import serialization
-    from .planning.dry_run import plan_dry_run
+    from .planning.job import plan_dry_run
     from .reporting.map import format_map
 
     try:

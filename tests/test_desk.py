@@ -10,7 +10,7 @@ from mpiddp.base.config import LaunchConfig, Script
 from mpiddp.discovery import serialization
 from mpiddp.discovery.cpus import CpuGrant
 from mpiddp.discovery.host import HostFacts
-from mpiddp.planning.dry_run import plan_dry_run
+from mpiddp.planning.job import plan_dry_run
 from mpiddp.reporting.map import format_map
 from tests import test_cores, test_gpus, test_plan
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, mpiexec

@@ -22,11 +22,11 @@ from mpiddp.discovery.gpus import Gpu, select_visible
 from mpiddp.discovery.host import HostFacts
 from mpiddp.discovery.launchers import SRUN
 from mpiddp.discovery.schedulers import SLURM
-from mpiddp.planning import gpus, job, placement
-from mpiddp.planning.advice import Advice
+from mpiddp.planning import gpus, job
 from mpiddp.planning.environment import Endpoint
 from mpiddp.planning.gpus import GpuChoice, RankGpus, choose_gpus
-from mpiddp.planning.placement import Placement
+from mpiddp.planning.job import Placement
+from mpiddp.planning.problems import Advice
 from tests.cluster import Cluster
 from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec
 
@@ -186,7 +186,7 @@ CORES = Topology(tuple((core,) for core in range(64)), tuple(core // 16 for core
 def hosts(*sights: RankGpus, cpus: frozenset[int] = frozenset(range(64))) -> list[HostFacts]:
     """Return the facts of the ranks of one node with 64 cores."""
     return [HostFacts("n1", 0, cpus, frozenset(range(64)), CORES if rank == 0 else None, False, None, (), None, {}, "",
-                      2**34, 4096, sight.reachable, sight.seen) for rank, sight in enumerate(sights)]
+                      2**34, 4096, sight.reachable, sight.visible) for rank, sight in enumerate(sights)]
 
 
 def test_cores_are_near_the_gpu() -> None:
@@ -305,7 +305,8 @@ def test_after_torch_the_devices_are_as_planned() -> None:
     plans = job.plan_pre_torch(hosts(*own(SUPERCLOUD, SUPERCLOUD)), LaunchConfig())
     found = after(plans, SUPERCLOUD)
     assert [one.device for one in found] == ["cuda:0", "cuda:1"]
-    assert [(one.device, one.gpu) for one in found[0].seats] == [("cuda:0", SUPERCLOUD[0]), ("cuda:1", SUPERCLOUD[1])]
+    assert [(one.device, one.gpu) for one in found[0].placements] == [
+        ("cuda:0", SUPERCLOUD[0]), ("cuda:1", SUPERCLOUD[1])]
     assert (found[0].backend, found[0].warnings) == ("nccl", ())
 
 
@@ -321,7 +322,8 @@ def test_a_cuda_that_orders_gpus_in_its_own_way_is_followed() -> None:
     """CUDA_DEVICE_ORDER=FASTEST_FIRST, its default, on a workstation with two kinds of GPUs."""
     plans = job.plan_pre_torch(hosts(*alike(SUPERCLOUD, 2)), LaunchConfig())
     found = after(plans, SUPERCLOUD[::-1])
-    assert [(one.device, one.gpu.uuid) for one in found[0].seats if one.gpu] == [("cuda:0", "88"), ("cuda:1", "14")]
+    assert [(one.device, one.gpu.uuid) for one in found[0].placements if one.gpu] == [
+        ("cuda:0", "88"), ("cuda:1", "14")]
 
 
 def test_without_nvml_torch_tells_the_gpus_apart() -> None:
@@ -511,7 +513,7 @@ def test_a_hole_in_the_numbers_of_mig_instances() -> None:
 
 
 def test_local_ranks_are_in_the_order_of_ranks() -> None:
-    places: list[Place] = placement.locate_ranks([0, 4, 0, 4])
+    places: list[Place] = job.locate_ranks([0, 4, 0, 4])
     assert job.group_by_node(places) == [[0, 2], [1, 3]]
 
 

@@ -18,8 +18,7 @@ from mpiddp.discovery.host import HostFacts
 from mpiddp.discovery.launchers import LAUNCHERS, is_first_on_node, read_launch_facts
 from mpiddp.discovery.mpi import ALL_INTERFACES, Library
 from mpiddp.discovery.runtime import find_slurm_step, is_abort_status_lost
-from mpiddp.planning import cores, devices, gpus, problems
-from mpiddp.planning.advice import choose_advice
+from mpiddp.planning import cores, gpus, problems
 from mpiddp.planning.compatibility import (
     check_compatibility,
     check_outer_tasks,
@@ -28,6 +27,7 @@ from mpiddp.planning.compatibility import (
     warn_unlaunched,
 )
 from mpiddp.planning.gpus import GpuChoice
+from mpiddp.planning.problems import choose_advice
 from mpiddp.where.client import UnansweredError, find
 from mpiddp.where.registry import Card, job_number, write
 
@@ -195,10 +195,10 @@ def said_in_planning(launcher: str, scheduler: str) -> list[str]:
         lambda: problems.check_options([facts, facts._replace(options={"--quiet": "1"})]),
         lambda: gpus.choose_gpus([gpus.RankGpus(0, (gpu,)), gpus.RankGpus(1, (gpu,))], "n1", advice=advice),
         lambda: gpus.choose_gpus([gpus.RankGpus(0, ()), gpus.RankGpus(1, ())], "n1", advice=advice),
-        lambda: devices.check_device_kinds("cuda", [nothing], ["n1"], advice),
-        lambda: devices.check_device_kinds(None, [nothing, torch], ["n1", "n2"], advice),
-        lambda: devices.check_gpu_index(GpuChoice(gpu, 1), torch, 0, "n1", True, False, advice),
-        lambda: devices.choose_backend("nccl", [nothing._replace(backends={"nccl": ("cuda",)})], ["n1"], advice=advice),
+        lambda: gpus.check_device_kinds("cuda", [nothing], ["n1"], advice),
+        lambda: gpus.check_device_kinds(None, [nothing, torch], ["n1", "n2"], advice),
+        lambda: gpus.check_gpu_index(GpuChoice(gpu, 1), torch, 0, "n1", True, False, advice),
+        lambda: gpus.choose_backend("nccl", [nothing._replace(backends={"nccl": ("cuda",)})], ["n1"], advice=advice),
     ):
         with pytest.raises(LaunchError) as caught:
             check()

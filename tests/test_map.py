@@ -11,7 +11,7 @@ import pytest
 
 from mpiddp.base.text import ranges
 from mpiddp.discovery.gpus import Gpu
-from mpiddp.planning.placement import Placement
+from mpiddp.planning.job import Placement
 from mpiddp.reporting.map import draw_svg, fold_devices, format_map, list_records, shorten_model
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun

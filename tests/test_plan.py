@@ -14,7 +14,7 @@ from mpiddp.discovery.devices import DeviceFacts
 from mpiddp.discovery.gpus import Gpu
 from mpiddp.discovery.host import HostFacts, Interface
 from mpiddp.discovery.script import ScriptFacts
-from mpiddp.planning import devices, network, placement, problems
+from mpiddp.planning import gpus, job, network, problems
 from mpiddp.planning.environment import Endpoint
 
 TORCH = DeviceFacts(
@@ -50,7 +50,7 @@ LO = nic("lo", "127.0.0.1", "127.0.0.0/8", loopback=True)
     ([0], [0], [1], [0]),
 ])
 def test_places(nodes: list[int], local_ranks: list[int], local_sizes: list[int], node_ranks: list[int]) -> None:
-    found = placement.locate_ranks(nodes)
+    found = job.locate_ranks(nodes)
     assert [one.rank for one in found] == list(range(len(nodes)))
     assert {one.world_size for one in found} == {len(nodes)}
     assert [one.local_rank for one in found] == local_ranks
@@ -286,18 +286,18 @@ def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
 
 
 def test_ranks_must_see_the_same_kind_of_device() -> None:
-    devices.check_device_kinds(None, [TORCH, TORCH], ["a", "b"])
+    gpus.check_device_kinds(None, [TORCH, TORCH], ["a", "b"])
     with pytest.raises(LaunchError) as caught:
-        devices.check_device_kinds(None, [TORCH, TORCH, CPU_TORCH], ["n1", "n2", "n3"])
+        gpus.check_device_kinds(None, [TORCH, TORCH, CPU_TORCH], ["n1", "n2", "n3"])
     assert (caught.value.name, caught.value.found) == (
         "mixed-devices", "most ranks see 4 cuda devices, but n3 has no GPU")
 
 
 def test_a_device_that_was_asked_for_must_be_there() -> None:
-    devices.check_device_kinds("cuda", [TORCH], ["n1"])
-    devices.check_device_kinds("cpu", [CPU_TORCH], ["n1"])
+    gpus.check_device_kinds("cuda", [TORCH], ["n1"])
+    gpus.check_device_kinds("cpu", [CPU_TORCH], ["n1"])
     with pytest.raises(LaunchError) as caught:
-        devices.check_device_kinds("cuda", [TORCH, CPU_TORCH], ["n1", "n2"])
+        gpus.check_device_kinds("cuda", [TORCH, CPU_TORCH], ["n1", "n2"])
     assert (caught.value.name, caught.value.found) == (
         "device-unavailable", "--device=cuda, but on n2 torch 2.13.0+cpu sees no GPU")
 
@@ -308,13 +308,13 @@ def test_a_device_that_was_asked_for_must_be_there() -> None:
     (None, DeviceFacts(kind="xpu", gpus=(Gpu("", ""),), default_backends=TORCH.default_backends), "xccl"),
 ])
 def test_backend(asked: str | None, facts: DeviceFacts, backend: str) -> None:
-    assert devices.choose_backend(asked, [facts], ["a"]) == backend
+    assert gpus.choose_backend(asked, [facts], ["a"]) == backend
 
 
 def test_ranks_that_share_a_gpu_have_gloo() -> None:
-    assert devices.choose_backend(None, [TORCH], ["a"], shared=True) == "gloo"
+    assert gpus.choose_backend(None, [TORCH], ["a"], shared=True) == "gloo"
     with pytest.raises(LaunchError, match="NCCL takes one rank a GPU"):
-        devices.choose_backend("cpu:gloo,cuda:nccl", [TORCH], ["a"], shared=True)
+        gpus.choose_backend("cpu:gloo,cuda:nccl", [TORCH], ["a"], shared=True)
 
 
 @pytest.mark.parametrize(("asked", "facts", "words"), [
@@ -325,14 +325,14 @@ def test_ranks_that_share_a_gpu_have_gloo() -> None:
 ])
 def test_backend_unavailable(asked: str, facts: DeviceFacts, words: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        devices.choose_backend(asked, [TORCH, facts] if asked != "nonsense" else [facts], ["a", "b"])
+        gpus.choose_backend(asked, [TORCH, facts] if asked != "nonsense" else [facts], ["a", "b"])
     assert caught.value.name == "backend-unavailable"
     assert words in caught.value.found
 
 
 def test_a_torch_that_cannot_be_imported_is_named_by_its_host() -> None:
     with pytest.raises(LaunchError) as caught:
-        devices.check_torch([TORCH, DeviceFacts(error="ImportError: libcudart.so.12")], ["a", "b"])
+        gpus.check_torch([TORCH, DeviceFacts(error="ImportError: libcudart.so.12")], ["a", "b"])
     assert caught.value.name == "torch-unusable"
     assert caught.value.found == "ImportError: libcudart.so.12 (on b)"
 
@@ -366,7 +366,7 @@ def test_other_software_names_the_minority() -> None:
     assert (caught.value.name, caught.value.found) == (
         "version-skew", "Python is 3.11.7 on most nodes, but 3.12.1 on n[3-4]")
     with pytest.raises(LaunchError) as caught:
-        devices.check_torch([TORCH, TORCH, TORCH._replace(nccl_version="2.20")], ["a", "b", "c"])
+        gpus.check_torch([TORCH, TORCH, TORCH._replace(nccl_version="2.20")], ["a", "b", "c"])
     assert (caught.value.name, caught.value.found) == ("version-skew", "NCCL is missing on most nodes, but 2.20 on c")
 
 

@@ -16,7 +16,7 @@ from mpiddp.discovery import devices as facts_devices
 from mpiddp.discovery import gpus as facts_gpus
 from mpiddp.discovery.devices import DeviceFacts, UnseenGpus, find_gpu_evidence
 from mpiddp.discovery.gpus import Gpu, describe_hidden_gpus, describe_openable_gpus
-from mpiddp.planning import devices, job
+from mpiddp.planning import gpus, job
 from tests.support import EXAMPLES, Mpi, check, check_hello, mpiexec
 from tests.test_plan import CPU_TORCH, TORCH, host
 
@@ -137,17 +137,17 @@ def test_what_torch_and_the_driver_say(
 def test_a_torch_that_sees_no_gpu_is_refused() -> None:
     old = CPU_TORCH._replace(unseen=UnseenGpus("2 GPUs given by Slurm", "CUDA 12.8", "No CUDA GPUs",
                                                "NVIDIA 470.57.02"))
-    devices.check_unseen_gpus([TORCH, TORCH], ["n1", "n2"])
-    devices.check_unseen_gpus([CPU_TORCH, CPU_TORCH], ["n1", "n2"])
-    devices.check_unseen_gpus([TORCH, old], ["n1", "n2"])  # mixed-devices says more
+    gpus.check_unseen_gpus([TORCH, TORCH], ["n1", "n2"])
+    gpus.check_unseen_gpus([CPU_TORCH, CPU_TORCH], ["n1", "n2"])
+    gpus.check_unseen_gpus([TORCH, old], ["n1", "n2"])  # mixed-devices says more
     with pytest.raises(LaunchError, match="no-gpu-seen") as caught:
-        devices.check_unseen_gpus([CPU_TORCH, old, old], ["n1", "n2", "n3"])
+        gpus.check_unseen_gpus([CPU_TORCH, old, old], ["n1", "n2", "n3"])
     assert caught.value.found.splitlines() == [
         "2 GPUs given by Slurm on n[2-3], but torch 2.13.0+cpu, built for CUDA 12.8, sees no GPU",
         "torch says: No CUDA GPUs", "driver: NVIDIA 470.57.02"]
     assert "update the driver" in caught.value.do
     with pytest.raises(LaunchError, match="built for CPUs only, sees no GPU") as caught:
-        devices.check_unseen_gpus([CPU_TORCH._replace(unseen=UnseenGpus("1 AMD GPU (0000:c1:00.0)", "", "", ""))],
+        gpus.check_unseen_gpus([CPU_TORCH._replace(unseen=UnseenGpus("1 AMD GPU (0000:c1:00.0)", "", "", ""))],
                                   ["n1"])
     assert "activate the environment" in caught.value.do
 
@@ -191,6 +191,6 @@ def test_lists_that_hide_all_gpus_are_named() -> None:
     (DeviceFacts(nccl_version="2.22.3", gpus=(Gpu("a", "a", "AMD Instinct MI250X"),), unlimited_stack=True), False),
 ])
 def test_an_unlimited_stack_is_too_small_for_nccls_threads(facts: DeviceFacts, warned: bool) -> None:
-    warnings = devices.warn_unlimited_stack([facts, facts], ["n1", "n2"])
+    warnings = gpus.warn_unlimited_stack([facts, facts], ["n1", "n2"])
     assert [warning.split("; ")[0] for warning in warnings] == [
         "unlimited-stack: ulimit -s is unlimited on n[1-2]"] * warned

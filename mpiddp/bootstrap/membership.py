@@ -17,9 +17,8 @@ from ..base.text import memory_advice
 from ..discovery import devices, launchers, runtime, schedulers, software
 from ..failure.rank import LogPlan, RankIdentity
 from ..planning.environment import Endpoint, accelerate_env, explain_env, interface_env, script_env
-from ..planning.job import PostTorchPlan
+from ..planning.job import Placement, PostTorchPlan
 from ..planning.network import check_store_reached
-from ..planning.placement import Placement
 from . import store as rendezvous
 from . import variables
 from .mpi_workers import keep_from_mpi
@@ -51,7 +50,7 @@ def enter(
     log = open_log(roll, place, config, endpoint.run_id) if config.log_dir else LogPlan()
     part = share(roll, place, endpoint, config) if config.shown.folded else None
     groups = GroupMaker(environment, rendezvous.KeySpaces(connect(roll, endpoint), endpoint.token))
-    return Membership(environment, roll, groups, server, former, endpoint, log, plan.seats, part)
+    return Membership(environment, roll, groups, server, former, endpoint, log, plan.placements, part)
 
 
 def connect(roll: RollCall, endpoint: Endpoint) -> dist.Store:

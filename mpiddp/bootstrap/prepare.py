@@ -10,8 +10,7 @@ from ..base.timeline import begin
 from ..discovery.devices import DeviceFacts, read_device_facts, try_import_torch
 from ..discovery.runtime import hostname
 from ..planning.environment import SET_BY_HAND
-from ..planning.job import PostTorchFacts, PreTorchPlan
-from ..planning.placement import Placement
+from ..planning.job import Placement, PostTorchFacts, PreTorchPlan
 from . import variables
 from .probe import Probe
 from .torch_import import quick

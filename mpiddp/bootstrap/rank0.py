@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ..base.config import LaunchConfig
 from ..discovery.host import HostFacts, Interface
 from ..ipc.channel import listen
-from ..planning import devices, network
-from ..planning.advice import choose_advice
+from ..planning import gpus, network
 from ..planning.environment import Endpoint
 from ..planning.job import PostTorchFacts, PostTorchPlan, PreTorchPlan, plan_post_torch, plan_pre_torch
+from ..planning.problems import choose_advice
 from .probe import Door, Listener
 from .rollcall import RollCall
 
@@ -53,15 +53,15 @@ class Hosting:
         self._offered = network.rank_addresses(facts, self._asked)
         self._nodes = [one for one, plan in zip(facts, plans, strict=True) if plan.place.local_rank == 0]
         door = self._open_door() if plans[0].place.num_nodes > 1 else None
-        return [(plan, door if plan.tries else None) for plan in plans]
+        return [(plan, door if plan.probes else None) for plan in plans]
 
     def plan_devices(self, facts: Sequence[PostTorchFacts]) -> list[PostTorchPlan]:
         """Return each rank's plan after torch; the store listens by then."""
         if self._listener is not None:
             self._listener.close()  # by now every node has tried
         hosts = self._roll.hosts
-        devices.check_torch([one.devices for one in facts], hosts)
-        trials = {one.place.node_rank: one.trials for one in facts if one.trials}
+        gpus.check_torch([one.devices for one in facts], hosts)
+        trials = {one.place.node_rank: one.probe_results for one in facts if one.probe_results}
         names = {one.place.node_rank: hosts[one.place.rank] for one in facts}
         own = [one.interfaces for one in self._nodes]
         address, interfaces = network.choose_address(self._offered, trials, names, self._asked, own)

@@ -1,4 +1,4 @@
-"""The cores of each rank, and how many threads it shall use."""
+"""The cores of each rank, and the number of its threads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 from ..base.text import folded
 from ..discovery.cpus import Topology
 from ..discovery.host import HostFacts
-from .advice import choose_advice
+from .problems import choose_advice
 
 AUTO, NONE, LAUNCHER = "auto", "none", "launcher"
 UNLIMITED = 1_000_000  # more CPUs than a node has
 
 
 class CpuShare(NamedTuple):
-    """What a rank gets of its node: the CPUs that it runs on, the number of its threads, the NUMA nodes of its CPUs."""
+    """The CPUs of its node that a rank runs on, the number of its threads, and the NUMA nodes of its CPUs."""
 
     cpus: frozenset[int]
     threads: int
@@ -27,88 +27,90 @@ class CpuShare(NamedTuple):
 def share_cpus(facts: Sequence[HostFacts], policy: str = AUTO, near: Sequence[int] = ()) -> list[CpuShare]:
     """Return each rank's share of its node, in rank order.
 
-    `policy` AUTO keeps what the launcher gave if each rank has enough cores of its own: two, or all that
-    there are for it. Otherwise (the ranks share their cores, or Open MPI bound each to one core of many) AUTO
-    splits the cores evenly. AUTO takes no more CPUs of a node than a scheduler has given the job there.
-    LAUNCHER always keeps what the launcher gave. NONE lets all ranks run on all CPUs that the node allows.
-    Slurm's --cpus-per-task sets the number of threads, because the user chose it. `near` holds the NUMA node
-    of each rank's device, -1 if it is not known; it is empty if no rank has a device.
+    The `policy` AUTO keeps what the launcher gave if each rank has enough cores of its own: two, or all that there are
+    for it. Otherwise (the ranks share their cores, or Open MPI bound each to one core of many) it splits the cores
+    evenly. It takes no more CPUs of a node than a scheduler gave the job there. LAUNCHER always keeps what the launcher
+    gave. NONE lets all ranks run on all CPUs that the node allows. Slurm's --cpus-per-task sets the number of threads,
+    because the user chose it. `near` holds the NUMA node of each rank's device, -1 if unknown; it is empty if no rank
+    has a device.
     """
     near = near or [-1] * len(facts)
     nodes: dict[int, list[int]] = {}
-    for rank, one in enumerate(facts):
-        nodes.setdefault(one.node, []).append(rank)
-    found: dict[int, CpuShare] = {}
-    alike: dict[tuple[object, ...], list[CpuShare]] = {}
+    for rank, host in enumerate(facts):
+        nodes.setdefault(host.node, []).append(rank)
+    shares: dict[int, CpuShare] = {}
+    known: dict[tuple[object, ...], list[CpuShare]] = {}
     for ranks in nodes.values():
         node = [facts[rank] for rank in ranks]
         numa = tuple(near[rank] for rank in ranks)
         key = (node[0].topology, node[0].grant, numa,
-               *((one.cpus, one.allowed, one.cpus_per_task, one.alone) for one in node))
-        if key not in alike:
-            alike[key] = share_node_cpus(node, policy, numa)
-        found.update(zip(ranks, alike[key], strict=True))
-    return [found[rank] for rank in range(len(facts))]
+               *((host.cpus, host.allowed, host.cpus_per_task, host.alone) for host in node))
+        if key not in known:
+            known[key] = share_node_cpus(node, policy, numa)
+        shares.update(zip(ranks, known[key], strict=True))
+    return [shares[rank] for rank in range(len(facts))]
 
 
 def share_node_cpus(node: Sequence[HostFacts], policy: str, near: Sequence[int]) -> list[CpuShare]:
     """Return the shares of one node's ranks, in the order of their local ranks."""
     assert node[0].topology
     topology = node[0].topology
-    masks = [one.allowed if policy == NONE else one.cpus for one in node]
+    masks = [host.allowed if policy == NONE else host.cpus for host in node]
     if policy == AUTO and not is_launcher_binding_good(node, topology):
-        alike = ((len(node) > 1 or node[0].alone) and len(set(masks)) == 1
-                 and count_cores(masks[0], topology) >= len(node))
-        together = masks[0] if alike else merge_allowed(node)
-        found: dict[int, frozenset[int]] = {}
-        for ranks, cpus in group_by_socket(together, near, find_cpu_limit(node), topology):
-            part = choose_window(cpus, find_cpu_limit(node) * len(ranks) // len(node), find_job_number(node), topology)
-            found.update(zip(ranks, split_evenly(part, len(ranks), topology), strict=True))
-        masks = [found[local] for local in range(len(node))]
-    return [CpuShare(mask, count_requested_threads(one, mask, topology) or count_threads(mask, masks, topology),
+        is_shared = ((len(node) > 1 or node[0].alone) and len(set(masks)) == 1
+                     and count_cores(masks[0], topology) >= len(node))
+        available = masks[0] if is_shared else merge_allowed(node)
+        limit, job = find_cpu_limit(node), node[0].grant.job if node[0].grant else 0
+        parts: dict[int, frozenset[int]] = {}
+        for ranks, cpus in group_by_socket(available, near, limit, topology):
+            part = choose_window(cpus, limit * len(ranks) // len(node), job, topology)
+            parts.update(zip(ranks, split_evenly(part, len(ranks), topology), strict=True))
+        masks = [parts[local] for local in range(len(node))]
+    return [CpuShare(mask, count_requested_threads(host, mask, topology) or count_threads(mask, masks, topology),
                      list_numa_nodes(mask, topology))
-            for one, mask in zip(node, masks, strict=True)]
+            for host, mask in zip(node, masks, strict=True)]
 
 
-def count_requested_threads(one: HostFacts, mask: frozenset[int], topology: Topology) -> int:
-    """Return the number of threads that --cpus-per-task asks for, 0 if it is not set.
+def count_requested_threads(host: HostFacts, mask: frozenset[int], topology: Topology) -> int:
+    """Return the number of threads that --cpus-per-task requests, 0 if it is not set.
 
-    Where Slurm counts hardware threads, and gave the rank just as many, the number is that of their cores.
+    If Slurm counts hardware threads, and gave the rank just as many, the number is that of their cores.
     """
-    asked = one.cpus_per_task or 0
-    return count_cores(mask, topology) if asked == len(mask) else asked
+    requested = host.cpus_per_task or 0
+    return count_cores(mask, topology) if requested == len(mask) else requested
 
 
 def is_launcher_binding_good(node: Sequence[HostFacts], topology: Topology) -> bool:
-    """Tell whether the launcher gave each rank of a node enough cores of its own, and none that other jobs have."""
-    given = frozenset().union(*(one.cpus for one in node))
+    """Tell whether the launcher gave each rank of a node enough cores of its own, and none of another job."""
+    given = frozenset().union(*(host.cpus for host in node))
     if count_cores(given, topology) > find_cpu_limit(node):
         return False
     if node[0].alone:
         return True
-    if sum(len(one.cpus) for one in node) > len(given):
+    if sum(len(host.cpus) for host in node) > len(given):
         return False
     part = min(count_cores(merge_allowed(node), topology), find_cpu_limit(node)) // len(node)
     return all(
-        count_cores(one.cpus, topology) >= min(2, part) or len(one.cpus) >= (one.cpus_per_task or len(one.cpus) + 1)
-        for one in node
+        count_cores(host.cpus, topology) >= min(2, part)
+        or (host.cpus_per_task is not None and 0 < host.cpus_per_task <= len(host.cpus))
+        for host in node
     )
 
 
 def is_launcher_binding_kept(node: Sequence[HostFacts], policy: str) -> bool:
     """Tell whether the ranks of a node stay on the cores that their launcher gave them."""
     assert node[0].topology
-    return not node[0].alone and (policy == LAUNCHER
-                                  or (policy == AUTO and is_launcher_binding_good(node, node[0].topology)))
+    return not node[0].alone and (
+        policy == LAUNCHER or (policy == AUTO and is_launcher_binding_good(node, node[0].topology)))
 
 
 def merge_allowed(node: Sequence[HostFacts]) -> frozenset[int]:
     """Return the CPUs that the ranks of a node are allowed."""
-    return frozenset().union(*(one.allowed for one in node))
+    return frozenset().union(*(host.allowed for host in node))
 
 
 def find_cpu_limit(node: Sequence[HostFacts]) -> int:
-    """Return how many CPUs a scheduler has given the ranks of a node, UNLIMITED if that is all or nothing says so."""
+    """Return how many CPUs a scheduler gave the ranks of a node, UNLIMITED if it gave all, or does not say."""
     grant = node[0].grant
     if grant is None:
         return UNLIMITED
@@ -116,54 +118,47 @@ def find_cpu_limit(node: Sequence[HostFacts]) -> int:
     return given if given < len(merge_allowed(node)) else UNLIMITED
 
 
-def find_job_number(node: Sequence[HostFacts]) -> int:
-    """Return the job's number, by which jobs that share a node take different CPUs; 0 if it is not known."""
-    return node[0].grant.job if node[0].grant else 0
+def choose_window(cpus: frozenset[int], most: int, job: int, topology: Topology) -> frozenset[int]:
+    """Return at most `most` of the CPUs, neighbours; the next `job` gets the next ones, if there are enough.
 
-
-def choose_window(cpus: frozenset[int], most: int, turn: int, topology: Topology) -> frozenset[int]:
-    """Return at most `most` of the CPUs, neighbours; with the next `turn` return the next ones, if there are enough.
-
-    They belong to as many cores as possible: a scheduler's CPU is a core on some clusters and a hardware
-    thread on others, and nothing tells which.
+    They belong to as many cores as possible: a scheduler's CPU is a core on some clusters and a hardware thread on
+    others, and nothing tells which.
     """
     cores = [[cpu for cpu in core if cpu in cpus] for core in topology.cores]
     ordered = [cpu for thread in zip_longest(*cores) for cpu in thread if cpu is not None]
     if most >= len(ordered):
         return cpus
-    start = turn % (len(ordered) // most) * most
+    start = job % (len(ordered) // most) * most
     return frozenset(ordered[start:start + most])
 
 
 def group_by_socket(
     cpus: frozenset[int], near: Sequence[int], most: int, topology: Topology
 ) -> list[tuple[list[int], frozenset[int]]]:
-    """Return one pair for each socket: the local ranks whose devices are attached to it, and its part of the CPUs.
+    """Return a pair for each socket: the local ranks whose devices are attached to it, and its part of the CPUs.
 
-    Return a single pair of all ranks and all CPUs if a rank's device is near no socket, if a socket has
-    fewer cores than ranks, or if there are fewer than one CPU (`most`) for each rank. Ranks are in the
-    order of their devices' NUMA nodes.
+    Return a single pair of all ranks and all CPUs if a rank's device is near no socket, if a socket has fewer cores
+    than ranks, or if there is less than one CPU (`most`) for each rank. Ranks are in the order of their devices' NUMA
+    nodes.
     """
     order = sorted(range(len(near)), key=lambda local: near[local])
     sockets = topology.sockets or topology.numa
     socket_of = dict(zip(topology.numa, sockets, strict=True))
-    found: dict[int | None, list[int]] = {}
+    ranks_of: dict[int | None, list[int]] = {}
     for local in order:
-        found.setdefault(socket_of.get(near[local]), []).append(local)
+        ranks_of.setdefault(socket_of.get(near[local]), []).append(local)
     parts = []
-    for socket, ranks in found.items():
-        there = frozenset(cpu for core, one in zip(topology.cores, sockets, strict=True) if one == socket
-                          for cpu in core)
-        parts.append((ranks, there & cpus))
-    enough = most >= len(near) and all(count_cores(part, topology) >= len(ranks) for ranks, part in parts)
-    return parts if enough else [(order, cpus)]
+    for socket, ranks in ranks_of.items():
+        cores = [core for core, of_socket in zip(topology.cores, sockets, strict=True) if of_socket == socket]
+        parts.append((ranks, cpus & {cpu for core in cores for cpu in core}))
+    is_enough = most >= len(near) and all(count_cores(part, topology) >= len(ranks) for ranks, part in parts)
+    return parts if is_enough else [(order, cpus)]
 
 
 def split_evenly(cpus: frozenset[int], ranks: int, topology: Topology) -> list[frozenset[int]]:
     """Return an even part of the CPUs for each rank: whole cores, neighbours, of one NUMA node if possible.
 
-    With more ranks than cores, the parts are of hardware threads. With more ranks than hardware threads, each
-    rank gets all CPUs.
+    With more ranks than cores, hardware threads are split. With more ranks than these, each rank gets all CPUs.
     """
     units = [frozenset(core) & cpus for core in topology.cores if cpus.intersection(core)]
     if len(units) < ranks:
@@ -201,20 +196,20 @@ def count_cores(cpus: frozenset[int], topology: Topology) -> int:
 def warn_far_gpus(facts: Sequence[HostFacts], shares: Sequence[CpuShare], near: Sequence[int]) -> list[str]:
     """Return the warning `far-gpus` for nodes whose ranks run on another socket than their devices.
 
-    `near` holds the NUMA node of each rank's device, as in shares().
+    `near` holds the NUMA node of each rank's device, as in share_cpus().
     """
-    topologies = {one.node: one.topology for one in facts if one.topology}
-    found: Counter[int] = Counter()
-    others: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}  # by node and NUMA nodes of the rank
-    for one, share, numa in zip(facts, shares, near, strict=False):
-        where = one.node, share.numa
-        if where not in others:
-            others[where] = list_far_numa_nodes(share.numa, topologies[one.node])
-        found[one.node] += numa in others[where]
-    found = +found
-    if not found:
+    topologies = {host.node: host.topology for host in facts if host.topology}
+    far_ranks: Counter[int] = Counter()
+    far_nodes: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}  # by the node and NUMA nodes of a rank
+    for host, share, numa in zip(facts, shares, near, strict=False):
+        key = host.node, share.numa
+        if key not in far_nodes:
+            far_nodes[key] = list_far_numa_nodes(share.numa, topologies[host.node])
+        far_ranks[host.node] += numa in far_nodes[key]
+    far_ranks = +far_ranks
+    if not far_ranks:
         return []
-    number, hosts = sum(found.values()), folded(facts[node].hostname for node in found)
+    number, hosts = sum(far_ranks.values()), folded(facts[node].hostname for node in far_ranks)
     cure = f"let mpiddp bind them near their GPUs, and the launcher bind none{choose_advice(facts[0]).words('unbound')}"
     return [f"far-gpus: {number} rank{'s' * (number != 1)} on {hosts} run on another socket than their GPU; {cure}"]
 
@@ -222,22 +217,23 @@ def warn_far_gpus(facts: Sequence[HostFacts], shares: Sequence[CpuShare], near: 
 def warn_crowded_cores(facts: Sequence[HostFacts], policy: str) -> list[str]:
     """Return the warnings `one-core` and `shared-cores` for nodes whose ranks have to take turns on a core.
 
-    `one-core` is for a node with fewer cores than ranks, `shared-cores` for one whose launcher bound the ranks
-    to fewer CPUs than there are ranks.
+    `one-core`: the node has fewer cores than ranks. `shared-cores`: the launcher bound the ranks to fewer CPUs than
+    there are ranks.
     """
     nodes: dict[int, list[HostFacts]] = {}
-    for one in facts:
-        nodes.setdefault(one.node, []).append(one)
-    found: dict[str, list[HostFacts]] = {}
+    for host in facts:
+        nodes.setdefault(host.node, []).append(host)
+    lines: dict[str, list[str]] = {}  # the hosts of each line
     for node in nodes.values():
-        topology = node[0].topology
-        cores = min(count_cores(merge_allowed(node), topology), find_cpu_limit(node)) if topology else len(node)
-        if cores < len(node):
-            found.setdefault(f"one-core: {len(node)} ranks have {cores} core{'s' * (cores > 1)} on @; "
-                             f"ask for more{choose_advice(node[0]).words('cores')}, or start fewer ranks",
-                             []).append(node[0])
-        elif policy == LAUNCHER and len(used := frozenset().union(*(one.cpus for one in node))) < len(node):
-            found.setdefault(f"shared-cores: {len(node)} ranks were given {len(used)} of "
-                             f"{len(node[0].allowed)} CPUs on @; let the launcher bind them to more, or leave it to "
-                             "--bind=auto", []).append(node[0])
-    return [line.replace("@", folded(one.hostname for one in some)) for line, some in found.items()]
+        first, ranks, line = node[0], len(node), ""
+        cores = min(count_cores(merge_allowed(node), first.topology), find_cpu_limit(node)) if first.topology else ranks
+        used = frozenset().union(*(host.cpus for host in node))
+        if cores < ranks:
+            line = (f"one-core: {ranks} ranks have {cores} core{'s' * (cores > 1)} on @; "
+                    f"ask for more{choose_advice(first).words('cores')}, or start fewer ranks")
+        elif policy == LAUNCHER and len(used) < ranks:
+            line = (f"shared-cores: {ranks} ranks were given {len(used)} of {len(first.allowed)} CPUs on @; let the "
+                    "launcher bind them to more, or leave it to --bind=auto")
+        if line:
+            lines.setdefault(line, []).append(first.hostname)
+    return [line.replace("@", folded(hosts)) for line, hosts in lines.items()]

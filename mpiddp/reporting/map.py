@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..base.text import columns, folded, ranges
 from ..discovery.gpus import Gpu
-from ..planning.placement import Placement
+from ..planning.job import Placement
 
 HEADER = ("host", "ranks", "device", "cores", "numa", "threads", "interface")
 WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # the most characters of each column, 100 in all

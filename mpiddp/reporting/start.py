@@ -11,7 +11,7 @@ from ..base.ranks import Environment
 from ..base.stderr import answer, say
 from ..base.text import at_port
 from ..base.version import __version__
-from ..planning.placement import Placement
+from ..planning.job import Placement
 from .map import format_map, list_records
 
 

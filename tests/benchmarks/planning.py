@@ -24,9 +24,8 @@ from mpiddp.discovery.gpus import Gpu
 from mpiddp.discovery.host import HostFacts, Interface
 from mpiddp.discovery.script import ScriptFacts
 from mpiddp.planning.environment import Endpoint
-from mpiddp.planning.job import PostTorchFacts, PreTorchPlan, plan_post_torch, plan_pre_torch
+from mpiddp.planning.job import Placement, PostTorchFacts, PreTorchPlan, plan_post_torch, plan_pre_torch
 from mpiddp.planning.network import NodeInterfaces, ProbeResult, choose_address, choose_nccl_interfaces, rank_addresses
-from mpiddp.planning.placement import Placement
 
 RANKS_PER_NODE = 8
 CPUS = frozenset(range(64))
@@ -56,7 +55,7 @@ def ready(plans: Sequence[PreTorchPlan], tried: int = 1) -> list[PostTorchFacts]
     trials = tuple(ProbeResult("ib0") for _ in range(tried))
     return [PostTorchFacts(one.place, TORCH, {},
                        Placement(one.place.rank, one.place.node_rank, "n", "", None, CPUS, (0, 1), 8, ""),
-                       one.choice, trials if one.tries else ()) for one in plans]
+                       one.choice, trials if one.probes else ()) for one in plans]
 
 
 def plan(ranks: int) -> tuple[float, float]:
@@ -70,8 +69,9 @@ def plan(ranks: int) -> tuple[float, float]:
     found = ready(plans, len(offered))
     hosts = [one.hostname for one in facts]
     start = time.perf_counter()
-    address, interfaces = choose_address(offered, {one.place.node_rank: one.trials for one in found if one.trials},
-                                 {one.place.node_rank: hosts[one.place.rank] for one in found})
+    results = {one.place.node_rank: one.probe_results for one in found if one.probe_results}
+    names = {one.place.node_rank: hosts[one.place.rank] for one in found}
+    address, interfaces = choose_address(offered, results, names)
     nodes = {plan.place.node_rank: one for plan, one in zip(plans, facts, strict=True) if plan.place.local_rank == 0}
     told = choose_nccl_interfaces([NodeInterfaces(nodes[node].interfaces, name, [name])
                                    for node, name in sorted(interfaces.items())])

@@ -44,6 +44,6 @@ names = comm.bcast(comm.gather(host, root=0), root=0)
 plan = everyone(ready, lambda facts: plan_post_torch(
     facts, names, LaunchConfig(), Endpoint("10.77.0.11", 1, "", ""), dict.fromkeys(range(comm.size), ("eth0", ""))))
 if comm.rank == 0:
-    print(*format_map(plan.seats), *plan.warnings, sep="\n")
+    print(*format_map(plan.placements), *plan.warnings, sep="\n")
 print(f"rank {comm.rank} of Slurm's {os.environ['SLURM_LOCALID']}: {plan.device} is {after[int(plan.device[5:])].uuid} "
       f"of {os.environ.get(CUDA_VISIBLE)}\n", end="", flush=True)
