@@ -70,7 +70,7 @@ def plan_at_desk(job: Desk) -> int:
     warn(warnings)
     status = answer("\n".join(format_map(found)))
     if job.config.map_file:
-        from .reporting.start import write_map
+        from .reporting.map import write_map
 
         write_map(found, job.config.map_file)
     return status

@@ -73,7 +73,7 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
     leaving = functools.partial(leave_job, job, config)
     atexit.register(leaving)
     if config.explain is not None:
-        from .reporting.start import print_explanation
+        from .reporting.map import print_explanation
 
         file = config.script.target if config.script and config.script.is_file else ""
         return print_explanation(functools.partial(job.membership.explain, file), job.membership.environment,
@@ -124,7 +124,7 @@ def start(config: LaunchConfig) -> RunningJob:
 
         remember()
     if membership.environment.rank == 0:
-        from .reporting.start import print_start  # the other ranks need not load it
+        from .reporting.map import print_start  # the other ranks need not load it
 
         print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
                  started.ending.terminal)
