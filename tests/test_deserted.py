@@ -9,12 +9,11 @@ import pytest
 
 from mpiddp.failure import stack
 from mpiddp.failure.root_cause import (
-    ABSENT,
-    CONSEQUENCE,
     NOBODY,
     FailureContext,
     JobActivity,
     Report,
+    ReportKind,
     select_root_cause,
 )
 from mpiddp.failure.stack import Frame, FrameKind
@@ -40,7 +39,7 @@ def test_ranks_that_wait_for_one_at_its_end() -> None:
     report = deserted([over(0), at(1), at(2)])
     assert report is not None
     cause = "ranks 1-2 wait in all_reduce for rank 0 on n0, which has come to the end of the script"
-    assert report[:5] == (NOBODY, "", ABSENT, cause, 1)
+    assert report[:5] == (NOBODY, "", ReportKind.UNREACHABLE, cause, 1)
     assert report.where
 
 
@@ -93,10 +92,10 @@ def test_ranks_in_words_are_read_as_far_as_they_are_there() -> None:
 
 
 def test_the_timeout_of_a_rank_at_its_end_names_both() -> None:
-    late = Report(0, "n0", CONSEQUENCE, "waited 9 s for the end of rank 1 on n0", 1)
+    late = Report(0, "n0", ReportKind.SECONDARY, "waited 9 s for the end of rank 1 on n0", 1)
     report = deserted([over(0), at(1), at(2)])
     verdict = select_root_cause([late], 2.0, FailureContext({0: "n0", 1: "n0", 2: "n0"}, world_size=3,
-                                                            seen=JobActivity(deserted=report)))
+                                                            activity=JobActivity(deadlock=report)))
     assert verdict is not None
     assert verdict.first.cause.endswith("to the end of the script: waited 9 s for the end of rank 1 on n0")
     assert verdict.first.rank == NOBODY

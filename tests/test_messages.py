@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mpiddp.failure.rank import RankIdentity
-from mpiddp.failure.root_cause import OWN, Report, RootCause
+from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.ipc.channel import Wire
 from mpiddp.ipc.codec import decode, encode
 from mpiddp.output.protocol import Forwarded
@@ -28,7 +28,7 @@ def member(rank: int, world_size: int = 2) -> RankIdentity:
 
 def report(rank: int) -> Report:
     """Return a report on a rank that raised."""
-    return Report(rank, "n0", OWN, "seven", 1)
+    return Report(rank, "n0", ReportKind.ERROR, "seven", 1)
 
 
 SOME_MESSAGES: list[Sent] = [

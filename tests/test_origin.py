@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mpiddp.failure.exception import find_traceback_line, list_related, report_exception, report_exit
 from mpiddp.failure.report import format_failure
-from mpiddp.failure.root_cause import CONSEQUENCE, OWN, RootCause
+from mpiddp.failure.root_cause import ReportKind, RootCause
 from mpiddp.failure.traceback import find_origin, parse_traceback
 from tests.support import free_port
 
@@ -44,7 +44,7 @@ def test_an_error_where_no_module_can_be_loaded(monkeypatch: pytest.MonkeyPatch)
     """As in a script that has opened too many files."""
     monkeypatch.setitem(sys.modules, "mpiddp.failure.traceback", None)
     error = OSError(24, "Too many open files")
-    assert report_exception(error, 0, "n0")[2:4] == (OWN, "OSError: [Errno 24] Too many open files")
+    assert report_exception(error, 0, "n0")[2:4] == (ReportKind.ERROR, "OSError: [Errno 24] Too many open files")
 
 
 def seven(_: object) -> None:
@@ -157,7 +157,7 @@ def test_the_first_line_of_a_report_has_the_error_that_was_first(
     by: Callable[[], object], cause: str, how: str, function: str
 ) -> None:
     found = report_exception(raised(by), 1, "n1")
-    assert found.kind == OWN
+    assert found.kind == ReportKind.ERROR
     words = re.escape(f"{cause} ({how}{', ' * bool(how)}test_origin.py:")
     told = re.fullmatch(rf"{words}(\d+) in {function}\)", found.cause)
     assert told, found.cause
@@ -184,7 +184,7 @@ def test_the_texts_of_others() -> None:
 def test_the_loss_of_a_peer_stays_one() -> None:
     for by in (lost_cause, lost_context, lost_suppressed, lost_exit):
         found = report_exception(raised(by), 1, "n1")
-        assert found.kind == CONSEQUENCE, by
+        assert found.kind == ReportKind.SECONDARY, by
         assert found.cause.startswith("RuntimeError: [gloo/pair.cc:553] Connection closed by peer ("), found.cause
 
 
@@ -236,7 +236,7 @@ def own_exit() -> None:
 def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
     found = report_exception(raised(own_exit), 1, "n1")
     assert re.fullmatch(r"ValueError: seven \(then sys\.exit\(3\), test_origin\.py:\d+ in seven\)", found.cause)
-    assert (found.kind, found.status) == (OWN, 3)
+    assert (found.kind, found.status) == (ReportKind.ERROR, 3)
     assert found.where.endswith(" in seven")
     assert report_exception(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
 
@@ -247,9 +247,9 @@ def test_an_os_exit_while_an_error_is_handled() -> None:
     except RuntimeError:
         found = report_exit(7, sys._getframe(), 1, "n1")
     assert re.fullmatch(r"RuntimeError: .* \(then os\._exit\(7\), test_origin\.py:\d+ in lose\)", found.cause)
-    assert (found.kind, found.status) == (CONSEQUENCE, 7)
+    assert (found.kind, found.status) == (ReportKind.SECONDARY, 7)
     plain = report_exit(7, sys._getframe(), 1, "n1")
-    assert (plain.kind, plain.cause) == (OWN, "os._exit(7)")
+    assert (plain.kind, plain.cause) == (ReportKind.ERROR, "os._exit(7)")
     assert plain.where.startswith(f"{HERE}, line ")
 
 
@@ -261,7 +261,7 @@ def test_an_exit_after_an_interrupt_is_one() -> None:
             sys.exit(5)
 
     found = report_exception(raised(interrupted), 1, "n1")
-    assert (found.kind, found.signal, found.status) == (OWN, "SIGINT", 5)
+    assert (found.kind, found.signal, found.status) == (ReportKind.ERROR, "SIGINT", 5)
 
 
 @GROUPS
@@ -269,9 +269,9 @@ def test_a_group_is_a_loss_if_all_its_errors_are() -> None:
     losses = [raised(lose), raised(lost_context)]
     one_own = [*losses, raised(lambda: seven(1))]
     group = ExceptionGroup("two", losses)  # noqa: F821 (from Python 3.11 on)
-    assert report_exception(group, 1, "n1").kind == CONSEQUENCE
+    assert report_exception(group, 1, "n1").kind == ReportKind.SECONDARY
     found = report_exception(ExceptionGroup("three", one_own), 1, "n1")  # noqa: F821
-    assert found.kind == OWN
+    assert found.kind == ReportKind.ERROR
     assert found.cause.startswith("ValueError: seven (and 2 more in a group, ")
 
 
@@ -299,8 +299,9 @@ def unmet() -> None:
 
 def test_where_a_connection_was_lost_decides() -> None:
     """A server of the script's own is no peer."""
-    assert [report_exception(raised(by), 1, "n1").kind for by in (refused, broken)] == [OWN, OWN]
-    assert report_exception(raised(unmet), 1, "n1").kind == CONSEQUENCE
+    assert [report_exception(raised(by), 1, "n1").kind for by in (refused, broken)] == [ReportKind.ERROR,
+                                                                                        ReportKind.ERROR]
+    assert report_exception(raised(unmet), 1, "n1").kind == ReportKind.SECONDARY
 
 
 MPICHS = "Message truncated, error stack:\ninternal_Recv(339): MPI_Recv(buf=0x5) failed\nwait(74): 16 bytes received\n"

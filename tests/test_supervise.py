@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from mpiddp.base.files import note_suspects
-from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, ENDED, OUT_OF_MEMORY, OWN
+from mpiddp.failure.root_cause import OUT_OF_MEMORY, ReportKind
 from mpiddp.supervise.allocation import exclude_nodes, find_allocation
 from mpiddp.supervise.attempt import AttemptProcess, make_attempt
 from mpiddp.supervise.command import (
@@ -64,11 +64,13 @@ from tests.support import (
 
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
-RAISED = Attempt(POOL[:2], 60.0, 1, OWN, "ValueError: seven at 0x7f01", "train.py, line 9, in step", 2, "n2", steps=50)
-CRASHED = RAISED._replace(kind=ENDED, cause="ended by SIGSEGV", where="", signal="SIGSEGV")
-LOST = CRASHED._replace(kind=ABSENT, cause="is gone, and its sentinel with it", silent=("n2",), signal="")
+RAISED = Attempt(POOL[:2], 60.0, 1, ReportKind.ERROR, "ValueError: seven at 0x7f01", "train.py, line 9, in step", 2,
+                 "n2", steps=50)
+CRASHED = RAISED._replace(kind=ReportKind.PROCESS_EXIT, cause="ended by SIGSEGV", where="", signal="SIGSEGV")
+LOST = CRASHED._replace(kind=ReportKind.UNREACHABLE, cause="is gone, and its sentinel with it", silent=("n2",),
+                        signal="")
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-DEVICE = RAISED._replace(kind=CONSEQUENCE, cause=ECC, device=ECC)
+DEVICE = RAISED._replace(kind=ReportKind.SECONDARY, cause=ECC, device=ECC)
 NOT_READY = DEVICE._replace(device="RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable")
 MEMORY = f"ended by SIGKILL: {OUT_OF_MEMORY}"
 ELSEWHERE = CRASHED._replace(rank=0, host="n1", steps=70)
@@ -121,7 +123,8 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([LOST._replace(steps=1, has_progressed=True)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
     ([LOST._replace(has_progressed=False)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
     ([RAISED._replace(steps=0)], Limits(2, 2, 3, 5.0, requeues=9), STOP, (), ()),
-    ([CRASHED._replace(kind=CONSEQUENCE), CRASHED._replace(kind=CONSEQUENCE, rank=3, steps=90)], TWO, AGAIN, POOL[:2], (
+    ([CRASHED._replace(kind=ReportKind.SECONDARY), CRASHED._replace(kind=ReportKind.SECONDARY, rank=3, steps=90)], TWO,
+     AGAIN, POOL[:2], (
         )),
     ([CRASHED._replace(steps=None, seconds=900.0), ELSEWHERE._replace(steps=None, seconds=900.0)], TWO, AGAIN, POOL[:2],
      ()),
@@ -280,7 +283,7 @@ def test_a_value_that_is_called_as_a_program() -> None:
 
 def test_what_a_report_says_of_devices() -> None:
     nccl = "Traceback …\n    raise Error('ecc error')\nncclSystemError\nLast error:\nuncorrectable ECC error on GPU 3"
-    told = {"message": "seven", "kind": CONSEQUENCE, "cause": "ncclSystemError", "rank": 3, "host": "n2"}
+    told = {"message": "seven", "kind": ReportKind.SECONDARY, "cause": "ncclSystemError", "rank": 3, "host": "n2"}
     assert make_attempt(POOL, 7.0, 1, {**told, "py_callstack": nccl}).device == "uncorrectable ECC error on GPU 3"
     assert make_attempt(POOL, 7.0, 1, {**told, "py_callstack": nccl.rpartition("\n")[0]}).device == ""
     assert make_attempt(POOL, 7.0, 1, {**told, "cause": ECC}).device == ECC

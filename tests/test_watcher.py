@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpiddp.failure.root_cause import CONSEQUENCE, OWN, Report, RootCause
+from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.sentinel import events
 from mpiddp.sentinel.coordinator import UNTOLD_S, Coordinator
 from mpiddp.sentinel.protocol import (
@@ -32,7 +32,7 @@ from mpiddp.sentinel.watcher import LEAVING_S, MOVES, State, Watcher
 from tests.test_messages import member, report
 
 WATCHED = Watched("rank 1 on n0", False, None, list, False, 60.0)
-LOST = Report(1, "n0", CONSEQUENCE, "connection closed by peer", 3)
+LOST = Report(1, "n0", ReportKind.SECONDARY, "connection closed by peer", 3)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_rank_that_may_be_leaving_in_order_has_longer(watcher: Watcher, script
     assert events.LeaveInOrder() in watcher.handle(events.FromRank(Bye()), 2.0 + wait_s - 0.1)
 
 
-@pytest.mark.parametrize(("kind", "waits"), [(OWN, False), (CONSEQUENCE, True)])
+@pytest.mark.parametrize(("kind", "waits"), [(ReportKind.ERROR, False), (ReportKind.SECONDARY, True)])
 def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_the_launcher(
     kind: str, waits: bool, watcher: Watcher
 ) -> None:

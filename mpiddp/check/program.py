@@ -8,7 +8,7 @@ from datetime import timedelta
 from ..base.config import LaunchConfig
 from ..base.errors import LonelyLaunchError
 from ..bootstrap.refusal import refuse_alone
-from ..failure.root_cause import ABSENT, Report
+from ..failure.root_cause import Report, ReportKind
 from ..runner.lifecycle import RunningJob
 from . import ODD, CheckOptions
 from .rpc import RpcController, worker_loop
@@ -38,7 +38,8 @@ def check(asked: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
             ranks = RpcController(member.comm, works, member.roll.name)
             job.ending.status = inspect(ranks, env, asked, config.startup_timeout_s)
             for rank, words in sorted(ranks.lost.items()):  # the job cannot end in order
-                job.ending.fail(Report(rank, member.seats[rank].host, ABSENT, f"did not answer: {words}", ODD))
+                job.ending.fail(Report(rank, member.seats[rank].host, ReportKind.UNREACHABLE,
+                                       f"did not answer: {words}", ODD))
             ranks.dismiss()
         if not config.python_exit:
             job.ending.finish(job.ending.status)

@@ -33,7 +33,7 @@ from ..base.text import shortened
 from ..failure import exception
 from ..failure.rank import RankIdentity
 from ..failure.report import format_error_file, print_failure
-from ..failure.root_cause import CONSEQUENCE, MAX_STACK_CHARS, OWN, Report, RootCause
+from ..failure.root_cause import MAX_STACK_CHARS, Report, ReportKind, RootCause
 from ..output import index
 from ..output.redirect import Outlet, Output, keeping_open, let_flush_fail
 from ..planning.environment import Endpoint
@@ -167,7 +167,7 @@ class Ending:
         """
         flush()
         self._sentinel.script_ended(None if by_exit is None else Report(
-            self._member.rank, self._member.host, OWN, EXITED, 1, by_exit))
+            self._member.rank, self._member.host, ReportKind.ERROR, EXITED, 1, by_exit))
 
     def missing(self) -> str:
         """Return in words which ranks have not come to the script's end, empty where that is not known."""
@@ -262,7 +262,7 @@ class Ending:
         `shown` tells that the error is on the screen already. `where` is its line, if its traceback lacks it.
         """
         if isinstance(error, EndTimeoutError):
-            self.fail(Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1))
+            self.fail(Report(self._member.rank, self._member.host, ReportKind.SECONDARY, str(error), 1))
         report = exception.report_exception(error, self._member.rank, self._member.host)
         where = where if error.__context__ is None else ""
         self.fail(report._replace(where=where or report.where), None if shown else error)

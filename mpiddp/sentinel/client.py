@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ..base.stderr import write_all
 from ..failure.rank import RankIdentity
-from ..failure.root_cause import CONSEQUENCE, Report, RootCause, truncate_report
+from ..failure.root_cause import Report, ReportKind, RootCause, truncate_report
 from ..ipc.channel import Wire
 from ..ipc.helper_process import HelperProcess, OwnDescriptors, check_helpers, send_no_signal_on, send_signal_on
 from ..output.protocol import Outflow
@@ -200,7 +200,7 @@ class SentinelHandle:
             ruling = self._await(Ruling)
         self._helper.stop_watching()
         if ruling is None:
-            if report.kind == CONSEQUENCE and not self._is_watched:
+            if report.kind == ReportKind.SECONDARY and not self._is_watched:
                 time.sleep(LAUNCHER_S)
             ruling = Ruling(RootCause(report), report.status, True)
         self._is_parked = not ruling.abort

@@ -11,12 +11,11 @@ from ..failure import root_cause as waits
 from ..failure.rank import RankIdentity
 from ..failure.root_cause import (
     ABORT_SIGNAL,
-    ABSENT,
-    CONSEQUENCE,
     NO_STEP_DAEMON,
     FailureContext,
     JobActivity,
     Report,
+    ReportKind,
     RootCause,
     describe_ranks,
     select_root_cause,
@@ -86,8 +85,8 @@ class Search:
 
     def begin(self, asker: Peer | None = None) -> list[events.CoordinatorAction]:
         """Begin, unless it has begun; `asker` waits for the answer."""
-        busy = self.seen.looking
-        self.seen = self.seen._replace(looking=True)
+        busy = self.seen.is_pending
+        self.seen = self.seen._replace(is_pending=True)
         if asker is not None:
             self._askers.append(asker)
         return [] if busy else [events.Survey()]
@@ -184,7 +183,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
                 self._leaving = True
                 self._rule_if_clear(last_chance=True)
                 self._begin_end()
-                if any(one.kind == ABSENT for one in self.reports):
+                if any(one.kind == ReportKind.UNREACHABLE for one in self.reports):
                     self._do(events.CancelStep())
             case events.Due("told"):
                 self._announce_end()
@@ -327,7 +326,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             self._announce_end()
 
     def _add_absent(self, peer: Peer, cause: str, status: int = 1) -> None:
-        self._add_report(Report(peer.rank, peer.host, ABSENT, cause, status))
+        self._add_report(Report(peer.rank, peer.host, ReportKind.UNREACHABLE, cause, status))
 
     def _add_report(self, report: Report, living: bool = False) -> None:
         """Take a report; `living` tells that the rank itself waits for a ruling."""
@@ -345,7 +344,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._known.add((report.rank, report.cause))
         self.reports.append(report)
         self._came_s.setdefault(report.rank, self._now_s - self._first_report_s)
-        if len(self.reports) == 1 and (report.kind == CONSEQUENCE or report.signal == ABORT_SIGNAL):
+        if len(self.reports) == 1 and (report.kind == ReportKind.SECONDARY or report.signal == ABORT_SIGNAL):
             self._silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
             self._tell_all(protocol.Look())
             self._do(*self._search.begin())
@@ -377,7 +376,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._verdict = verdict
         first = self.peers.by_rank.get(verdict.first.rank)
         self._late += [report.rank for report in self.reports if report.rank != verdict.first.rank]
-        if first is None or verdict.first.kind == ABSENT or verdict.first in self._exits:
+        if first is None or verdict.first.kind == ReportKind.UNREACHABLE or verdict.first in self._exits:
             self._tell_if_untold()
             self._do(events.SetTimer("told", FORWARDING_S))
         else:
@@ -391,7 +390,8 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
             after_s = self._now_s - self._began_s
             self._do(events.TellReason(self._verdict, None, after_s, self._own.error_file))
             first = self.peers.by_rank.get(self._verdict.first.rank)
-            if first is not None and self._verdict.first.kind != ABSENT:  # it has been asked to, and may do so yet
+            # it has been asked to, and may do so yet
+            if first is not None and self._verdict.first.kind != ReportKind.UNREACHABLE:
                 self._send(first, protocol.Ruling(None, self._verdict.first.status, abort=True))
 
     def _rule_not_first(self, rank: int) -> None:

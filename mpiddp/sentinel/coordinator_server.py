@@ -19,7 +19,7 @@ from ..base.stderr import say
 from ..base.version import __version__
 from ..failure.rank import RankIdentity
 from ..failure.report import format_error_file, print_failure
-from ..failure.root_cause import ABSENT, Report, truncate_report
+from ..failure.root_cause import Report, ReportKind, truncate_report
 from ..ipc.channel import Wire
 from ..ipc.event_loop import Loop
 from ..ipc.listener import Entrance, keep_alive
@@ -221,7 +221,8 @@ class Office:
         if found.cause and self._watched.stall_abort:
             self._loop.drop_timers("stall")
             host = self._coordinator.peers.hosts.get(found.rank, "")
-            self.handle(events.Stalled(truncate_report(Report(found.rank, host, ABSENT, found.cause, EXIT_STALLED))))
+            self.handle(events.Stalled(truncate_report(Report(found.rank, host, ReportKind.UNREACHABLE, found.cause,
+                                                              EXIT_STALLED))))
 
     def _await_hello(self, connection: socket.socket) -> None:
         """Wait for one that has shown the token to say which rank it watches."""

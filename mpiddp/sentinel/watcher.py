@@ -11,7 +11,7 @@ from ..base.stderr import FORWARDING_S
 from ..base.text import shortened
 from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, report_dead_process
 from ..failure.rank import RankIdentity
-from ..failure.root_cause import CONSEQUENCE, MAX_STACK_CHARS, NO_STEP_DAEMON, OWN, Report, RootCause, truncate_report
+from ..failure.root_cause import MAX_STACK_CHARS, NO_STEP_DAEMON, Report, ReportKind, RootCause, truncate_report
 from ..output.protocol import Outflow
 from ..where.protocol import Answers, Inspect, Stacks, Where
 from . import events, protocol
@@ -199,7 +199,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         self._move("reported")
         if not self._alone:
             self._do(events.SetTimer("ruling", RULING_S), events.ToCoordinator(protocol.Failed(report, self.gone)))
-        elif self.gone or report.kind != CONSEQUENCE:
+        elif self.gone or report.kind != ReportKind.SECONDARY:
             self._rule_alone()
         elif self.state is not State.DESERTED:  # the rank that was first has asked the launcher to end the job
             self._do(events.SetTimer("ruling", LAUNCHER_S))
@@ -249,7 +249,7 @@ class Watcher(Machine[State, events.WatcherAction]):
     def _on_coordinator_killed(self) -> None:
         """Rule alone from now on: what the coordinator has not answered, and what comes."""
         self._alone = True
-        is_own = self._waiting is not None and self._waiting.kind == OWN
+        is_own = self._waiting is not None and self._waiting.kind == ReportKind.ERROR
         if self._over or self._ruling is not None or self.gone or is_own:
             self._rule_alone()
 

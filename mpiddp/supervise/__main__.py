@@ -26,16 +26,16 @@ VERSION_TIMEOUT_S = 10.0  # for a launcher to tell its version
 
 def main() -> int:
     """Run the command until it succeeds, or makes no sense any more; return the exit status."""
-    given = parse_arguments()
+    options = parse_arguments()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a job ended
     try:
-        path = os.path.realpath(shutil.which(given.command[0]) or given.command[0])
-        command = parse_command(given.command, read_launcher_version(given.command[0], path), path=path)
-        allowed = find_allocation(os.environ, given.hostfile or "")
+        path = os.path.realpath(shutil.which(options.command[0]) or options.command[0])
+        command = parse_command(options.command, read_launcher_version(options.command[0], path), path=path)
+        allowed = find_allocation(os.environ, options.hostfile or "")
         if command.launcher is NONE:  # it runs on this machine
             allowed = allowed._replace(nodes=())
-        allowed = apply_exclude(allowed, given.exclude)
-        plan = make_plan(given, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=given.dir)))
+        allowed = apply_exclude(allowed, options.exclude)
+        plan = make_plan(options, command, allowed, Path(tempfile.mkdtemp(prefix=".mpiddp-supervise-", dir=options.dir)))
     except (CommandError, OSError) as error:
         words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
         say(f"mpiddp.supervise: {words}")
@@ -43,7 +43,7 @@ def main() -> int:
     try:
         return Supervisor(plan).run()
     except OSError as error:
-        say(f"mpiddp.supervise: {given.command[0]} cannot be started: {error.strerror}; a launcher, or python, comes "
+        say(f"mpiddp.supervise: {options.command[0]} cannot be started: {error.strerror}; a launcher, or python, comes "
             "first")
         return EXIT_USAGE
     finally:
@@ -99,10 +99,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
                         "the reports of the attempts (default: this one)")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND…", help=f"{STARTERS}, and the rest")
-    found = parser.parse_args(arguments)
-    if not found.command:
+    options = parser.parse_args(arguments)
+    if not options.command:
         parser.error("a command is needed: srun --mpi=pmix python -m mpiddp train.py")
-    return found
+    return options
 
 
 def apply_exclude(allowed: Allocation, excluded: str) -> Allocation:
@@ -118,12 +118,12 @@ def apply_exclude(allowed: Allocation, excluded: str) -> Allocation:
     return allowed._replace(nodes=nodes)
 
 
-def make_plan(given: argparse.Namespace, command: Command, allowed: Allocation, folder: Path) -> SupervisePlan:
+def make_plan(options: argparse.Namespace, command: Command, allowed: Allocation, folder: Path) -> SupervisePlan:
     """Return what is to be done; raise CommandError if it cannot be."""
     here = len(allowed.nodes) or 1
-    nodes = wanted = given.nodes or here
-    lowest = given.min_nodes or nodes
-    if given.min_nodes and given.min_nodes <= here < nodes:  # as when some are excluded
+    nodes = wanted = options.nodes or here
+    lowest = options.min_nodes or nodes
+    if options.min_nodes and options.min_nodes <= here < nodes:  # as when some are excluded
         nodes = here
     try:
         grace_s = seconds(command.abort_grace or str(default_of("abort-grace", os.environ)))
@@ -144,9 +144,9 @@ def make_plan(given: argparse.Namespace, command: Command, allowed: Allocation, 
         raise CommandError(error) from None
     error_file = next(filter(None, (command.error_file, os.environ.get("MPIDDP_ERROR_FILE"),
                                     os.environ.get("TORCHELASTIC_ERROR_FILE"))), "")
-    return SupervisePlan(command, allowed, nodes, lowest, tasks_per_node, given.max_restarts, given.stop_before,
+    return SupervisePlan(command, allowed, nodes, lowest, tasks_per_node, options.max_restarts, options.stop_before,
                          grace_s,
-                error_file, given.progress_file, given.history, given.suspects, folder.resolve())
+                error_file, options.progress_file, options.history, options.suspects, folder.resolve())
 
 
 def count_ranks_per_node(command: Command, nodes: int) -> int:

@@ -59,15 +59,15 @@ def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
 
 def read_hostfile(path: str) -> list[str]:
     """Return a host for each rank that a file has room for: by lines, `slots=2` (Open MPI) or `n1:2` (MPICH)."""
-    found = []
+    hosts = []
     with open(open_for_reading(path)) as file:
         for line in file:
             words = line.partition("#")[0].split()
             if words:
                 host, _, count = words[0].partition(":")
                 slots = next((word.partition("=")[2] for word in words[1:] if word.startswith("slots=")), count)
-                found += [host] * (int(slots) if slots.isdecimal() else 1)
-    return found
+                hosts += [host] * (int(slots) if slots.isdecimal() else 1)
+    return hosts
 
 
 def count_hosts(hosts: Sequence[str]) -> Allocation:
@@ -98,13 +98,13 @@ def exclude_nodes(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
     return tuple(node for node in nodes if node.partition(".")[0] not in named)
 
 
-def find_silent_nodes(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
+def find_silent_nodes(allocation: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
     """Return those of `nodes` that do not answer; where this node seems not to answer, no answer is believed."""
-    if given.system == FLUX:
+    if allocation.system == FLUX:
         up = frozenset(list_flux_nodes())  # none where it does not answer itself
         lost = [node for node in nodes if up and node not in up]
     else:
-        lost = find_unreachable(nodes, given.system == SLURM)
+        lost = find_unreachable(nodes, allocation.system == SLURM)
     here = socket.gethostname().partition(".")[0]
     return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
 
@@ -115,33 +115,33 @@ def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> list[str]:
     TCP repeats a lost packet after a second (RFC 6298), so one try of a second would take a lost one for a lost node.
     """
     here = (socket.gethostname(), "localhost")
-    asked = find_slurmd_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes if node not in here}
+    addresses = find_slurmd_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes if node not in here}
     for again in (False, True):
         began = time.monotonic()
-        answers = reachability.probe_hosts(asked, PROBE_TIMEOUT_S, refusal_counts=not by_slurm)
-        asked = {node: address for node, address in asked.items() if not answers[node]}
-        if asked and not again:
+        answers = reachability.probe_hosts(addresses, PROBE_TIMEOUT_S, refusal_counts=not by_slurm)
+        addresses = {node: address for node, address in addresses.items() if not answers[node]}
+        if addresses and not again:
             time.sleep(max(0.0, began + PROBE_INTERVAL_S - time.monotonic()))
-    return [*asked]
+    return [*addresses]
 
 
 def find_slurmd_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return where the daemons of Slurm's nodes listen, as far as its controller says."""
     config = read_command("scontrol", "show", "config")
     port = (re.findall(r"^SlurmdPort *= (\d+)", config, re.MULTILINE) or [reachability.SLURMD_PORT])[0]
-    found = {}
+    addresses = {}
     for line in read_command("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
         with contextlib.suppress(KeyError, ValueError):
-            found[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
-    return found
+            addresses[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
+    return addresses
 
 
-def is_running(given: Allocation) -> bool:
+def is_running(allocation: Allocation) -> bool:
     """Tell whether the allocation is still this job's: Slurm may be about to end it, or to queue it again."""
-    if given.system != SLURM:
+    if allocation.system != SLURM:
         return True
-    state = read_command("squeue", "--noheader", f"--jobs={given.job}", "--format=%T").split()
+    state = read_command("squeue", "--noheader", f"--jobs={allocation.job}", "--format=%T").split()
     return not state or state[0] == "RUNNING"
 
 
@@ -151,13 +151,13 @@ def find_time_left_s() -> float:
     return end - time.time() if end is not None else float("inf")
 
 
-def cancel_step(given: Allocation, step: str) -> None:
+def cancel_step(allocation: Allocation, step: str) -> None:
     """Let the batch system kill what runs of a step, by its name; scancel waits for a lost node, and nobody for it."""
-    if given.system == FLUX:
+    if allocation.system == FLUX:
         for number in read_command("flux", "jobs", f"--name={step}", "-no", "{id}").split():
             read_command("flux", "cancel", number)
-    if given.system == SLURM:
-        lines = read_command("squeue", "--noheader", "--steps", f"--jobs={given.job}", "--format=%i %j").splitlines()
+    if allocation.system == SLURM:
+        lines = read_command("squeue", "--noheader", "--steps", f"--jobs={allocation.job}", "--format=%i %j").splitlines()
         for number, name in (line.split(maxsplit=1) for line in lines if " " in line):
             if name.strip() == step:
                 Thread(target=read_command, args=("scancel", "--signal=KILL", number), daemon=True).start()

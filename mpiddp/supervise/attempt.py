@@ -17,7 +17,7 @@ import psutil
 
 from ..base.config import RUNNING, STOPPED
 from ..base.errors import EXIT_REQUEUE
-from ..failure.root_cause import OWN
+from ..failure.root_cause import ReportKind
 from .command import NONE, LauncherCommand
 from .decision import Attempt, find_device_fault
 
@@ -75,13 +75,13 @@ class AttemptProcess:
 
     def forward(self, number: int) -> None:
         """Send the launcher a signal, or if that is a script, what the script waits for: shells do not hand it on."""
-        below = list_script_children(self._process.pid)
+        children = list_script_children(self._process.pid)
         if number in ENDING_SIGNALS:
-            self._asked += below
-        for one in below:
+            self._asked += children
+        for process in children:
             with contextlib.suppress(psutil.Error):
-                one.send_signal(number)
-        if not below:
+                process.send_signal(number)
+        if not children:
             self._process.send_signal(number)
 
     def suspend(self) -> None:
@@ -107,17 +107,17 @@ class AttemptProcess:
 
         `ask` tells which nodes do not answer, and `cut` ends what the launcher leaves.
         """
-        found: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         silent: tuple[str, ...] = ()
         deadline = float("inf")
         ended_s = None
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL_S)
-            if self._asked and not any(one.is_running() for one in self._asked):
+            if self._asked and not any(process.is_running() for process in self._asked):
                 deadline = min(deadline, time.monotonic() + TERM_TIMEOUT_S)  # a script may go on with something else
-            if self._launcher is not NONE and not found and (found := self._read()):
+            if self._launcher is not NONE and not report and (report := self._read()):
                 ended_s = time.monotonic()
-                silent = ask() if found.get("kind") != OWN else ()
+                silent = ask() if report.get("kind") != ReportKind.ERROR else ()
                 deadline = ended_s + (LOST_NODE_GRACE_S if silent else self._grace_s)
         if self._process.poll() is None or self._process.returncode < 0:
             cut()
@@ -125,17 +125,17 @@ class AttemptProcess:
             self._end(LOST_NODE_GRACE_S if silent else TERM_TIMEOUT_S)
         ended_s = ended_s or time.monotonic()
         late = time.monotonic() + (REPORT_TIMEOUT_S if self._process.returncode else RUNNING_FILE_TIMEOUT_S)
-        while not found and self._has_failed() and time.monotonic() < late:
+        while not report and self._has_failed() and time.monotonic() < late:
             refresh_folder(os.path.dirname(self._report))
-            if not (found := self._read()):
+            if not (report := self._read()):
                 time.sleep(POLL_INTERVAL_S)
         if self._process.returncode:
             self._end(TERM_TIMEOUT_S)
-        status = self._process.returncode or (UNKNOWN_STATUS if found or self._has_failed() else 0)
-        if status and found.get("kind") != OWN and not silent:
+        status = self._process.returncode or (UNKNOWN_STATUS if report or self._has_failed() else 0)
+        if status and report.get("kind") != ReportKind.ERROR and not silent:
             silent = ask()  # also a second time: a node ends its programs before its daemon
-        attempt = make_attempt(nodes, ended_s - self._began_s, status, found)._replace(silent=silent)
-        return attempt._replace(steps=self._steps()) if status == EXIT_REQUEUE and not found else attempt
+        attempt = make_attempt(nodes, ended_s - self._began_s, status, report)._replace(silent=silent)
+        return attempt._replace(steps=self._steps()) if status == EXIT_REQUEUE and not report else attempt
 
     def _steps(self) -> int | None:
         """Return how many steps a job made before all ranks agreed to stop, None if it does not say."""
@@ -179,18 +179,18 @@ class AttemptProcess:
             return {}
 
 
-def make_attempt(nodes: tuple[str, ...], seconds: float, status: int, found: Mapping[str, Any]) -> Attempt:
+def make_attempt(nodes: tuple[str, ...], seconds: float, status: int, report: Mapping[str, Any]) -> Attempt:
     """Return how an attempt ended by its launcher's status, and by its report."""
     status = status if status >= 0 else 128 - status
-    if not found:
+    if not report:
         return Attempt(nodes, seconds, status)
-    numbers = (found.get(name) for name in ("rank", "steps", "exitcode"))
-    rank, steps, own = (one if isinstance(one, int) else None for one in numbers)
-    cause = str(found.get("cause") or found["message"])
-    plain = [line for line in str(found.get("py_callstack", "")).splitlines() if line[:1] != " "]  # no lines of code
+    numbers = (report.get(name) for name in ("rank", "steps", "exitcode"))
+    rank, steps, own = (value if isinstance(value, int) else None for value in numbers)
+    cause = str(report.get("cause") or report["message"])
+    plain = [line for line in str(report.get("py_callstack", "")).splitlines() if line[:1] != " "]  # no lines of code
     return Attempt(
-        nodes, seconds, own or status, str(found.get("kind", "")), cause, str(found.get("where", "")), rank,
-        str(found.get("host", "")), str(found.get("signal", "")), bool(found.get("outside")),
+        nodes, seconds, own or status, str(report.get("kind", "")), cause, str(report.get("where", "")), rank,
+        str(report.get("host", "")), str(report.get("signal", "")), bool(report.get("outside")),
         find_device_fault("\n".join([cause, *plain])), steps=steps)
 
 

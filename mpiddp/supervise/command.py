@@ -82,39 +82,39 @@ class LauncherCommand(NamedTuple):
     hides_losses: bool = False
 
 
-def place_with_srun(where: JobStep) -> Iterator[str]:
+def place_with_srun(step: JobStep) -> Iterator[str]:
     """Yield srun's options; what a lost node still holds of the step before is not waited for (--overlap)."""
-    yield from ("--overlap", f"--nodes={len(where.nodes)}", f"--ntasks={where.tasks}",
-                f"--nodelist={','.join(where.nodes)}", f"--job-name={where.step}")
+    yield from ("--overlap", f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}",
+                f"--nodelist={','.join(step.nodes)}", f"--job-name={step.step}")
 
 
-def place_with_flux(where: JobStep) -> Iterator[str]:
+def place_with_flux(step: JobStep) -> Iterator[str]:
     """Yield the options of `flux run`; a constraint may name hosts (RFC 35)."""
-    yield from (f"--nodes={len(where.nodes)}", f"--ntasks={where.tasks}", f"--requires=hosts:{','.join(where.nodes)}",
-                f"--job-name={where.step}")
+    yield from (f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}", f"--requires=hosts:{','.join(step.nodes)}",
+                f"--job-name={step.step}")
 
 
-def place_with_pals(where: JobStep) -> Iterator[str]:
+def place_with_pals(step: JobStep) -> Iterator[str]:
     """Yield the options of PALS's mpiexec, which shows the ranks all variables (--envall is the default)."""
-    yield from ("-n", str(where.tasks))
-    if where.nodes:
-        yield from ("--ppn", str(where.tasks_per_node), "--hosts", ",".join(where.nodes))
+    yield from ("-n", str(step.tasks))
+    if step.nodes:
+        yield from ("--ppn", str(step.tasks_per_node), "--hosts", ",".join(step.nodes))
 
 
-def place_with_open_mpi(where: JobStep) -> Iterator[str]:
+def place_with_open_mpi(step: JobStep) -> Iterator[str]:
     """Yield the options of Open MPI's mpirun, which shows ranks of other nodes the variables that -x names."""
-    yield from ("-n", str(where.tasks))
-    if where.nodes:
-        yield from ("--host", ",".join(f"{node}:{where.tasks_per_node}" for node in where.nodes))
-    for name in where.variables:
+    yield from ("-n", str(step.tasks))
+    if step.nodes:
+        yield from ("--host", ",".join(f"{node}:{step.tasks_per_node}" for node in step.nodes))
+    for name in step.variables:
         yield from ("-x", name)
 
 
-def place_with_hydra(where: JobStep) -> Iterator[str]:
+def place_with_hydra(step: JobStep) -> Iterator[str]:
     """Yield the options of MPICH's and Intel MPI's mpiexec."""
-    yield from ("-n", str(where.tasks))
-    if where.nodes:
-        yield from ("-hosts", ",".join(where.nodes), "-ppn", str(where.tasks_per_node))
+    yield from ("-n", str(step.tasks))
+    if step.nodes:
+        yield from ("-hosts", ",".join(step.nodes), "-ppn", str(step.tasks_per_node))
 
 
 SRUN = LauncherCommand(
@@ -218,19 +218,19 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
 
 
 def find_program(
-    command: Sequence[str], at: int, values: Mapping[str, int], is_program: Callable[[str], object]
+    command: Sequence[str], position: int, values: Mapping[str, int], is_program: Callable[[str], object]
 ) -> int:
-    """Return where in a launcher's command, from `at` on, the program stands that it starts; the end, if nowhere.
+    """Return where in a launcher's command, from `position` on, the program stands that it starts; the end, if nowhere.
 
     `values` are the options that take so many words, of which one may be called as a program is: -p test.
     """
-    while at < len(command):
-        if command[at][:1] == "-":
-            at += values.get(command[at], 0)
-        elif is_program(command[at]):
+    while position < len(command):
+        if command[position][:1] == "-":
+            position += values.get(command[position], 0)
+        elif is_program(command[position]):
             break
-        at += 1
-    return min(at, len(command))
+        position += 1
+    return min(position, len(command))
 
 
 def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
@@ -239,22 +239,22 @@ def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     The options stand between `-m mpiddp`, or `mpiddp`, and the script: what follows is the script's own. Raises
     CommandError for a script on standard input.
     """
-    by_module = [at + 2 for at, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
-    begins = by_module or [at + 1 for at, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
+    by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
+    begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
     if not begins:
         return tuple(words), "", ""
     ours, script = split(words[begins[0]:])
     if script[:1] == [STANDARD_INPUT]:
         raise CommandError("-: standard input cannot be read a second time; save the script in a file, and name that")
-    found = {"--error-file": "", "--abort-grace": ""}
+    values = {"--error-file": "", "--abort-grace": ""}
     left = []
     while ours:
         name, is_given, value = ours.pop(0).partition("=")
-        if name in found:
-            found[name] = value if is_given or not ours else ours.pop(0)
+        if name in values:
+            values[name] = value if is_given or not ours else ours.pop(0)
         if name != "--error-file":
-            left.append(f"{name}={found[name]}" if name in found else name + is_given + value)
-    return (*words[:begins[0]], *left, *script), found["--error-file"], found["--abort-grace"]
+            left.append(f"{name}={values[name]}" if name in values else name + is_given + value)
+    return (*words[:begins[0]], *left, *script), values["--error-file"], values["--abort-grace"]
 
 
 def name_option(word: str, launcher: LauncherCommand) -> str:
@@ -283,6 +283,6 @@ def take_number(
     return left, number
 
 
-def make_command(command: Command, where: JobStep) -> list[str]:
+def make_command(command: Command, step: JobStep) -> list[str]:
     """Return the words that start a command somewhere."""
-    return [*command.program, *command.launcher.place(where), *command.options, *command.rest]
+    return [*command.program, *command.launcher.place(step), *command.options, *command.rest]

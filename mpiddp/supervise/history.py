@@ -90,6 +90,6 @@ def format_row(record: AttemptRecord) -> tuple[str, ...]:
 def write_history(path: str, records: Sequence[AttemptRecord]) -> None:
     """Write all attempts as JSON: for each the fields of Attempt, and `number`, `began`, `action`, `why`."""
     write_json(path, {"attempts": [
-        {"number": one.number, "began": round(one.began, 3), **one.attempt._asdict(),
-         "action": one.decision.action.value, "why": one.decision.why, "without": one.decision.without}
-        for one in records]})
+        {"number": record.number, "began": round(record.began, 3), **record.attempt._asdict(),
+         "action": record.decision.action.value, "why": record.decision.why, "without": record.decision.without}
+        for record in records]})

@@ -85,8 +85,8 @@ class Supervisor:
             if plan.history:
                 write_history(plan.history, self._records)
             if plan.suspects and decision.without:
-                files.note_suspects(plan.suspects, [(one.host, one.evidence) for one in find_suspects(
-                    self._attempts, plan.given.nodes) if one.host in decision.without])
+                files.note_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in find_suspects(
+                    self._attempts, plan.given.nodes) if suspect.host in decision.without])
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
             on = f" on {folded(decision.nodes)}" if decision.nodes else ""
@@ -123,21 +123,21 @@ class Supervisor:
 
     def _find_mute(self) -> None:
         nodes = self._plan.given.nodes
-        found = find_silent_nodes(self._plan.given, nodes)
-        self._mute = found if len(found) >= len(nodes) - 1 else ()  # all but this one; fewer are lost
+        silent = find_silent_nodes(self._plan.given, nodes)
+        self._mute = silent if len(silent) >= len(nodes) - 1 else ()  # all but this one; fewer are lost
 
     def _decide(self, attempt: Attempt) -> Decision:
         plan = self._plan
         left = find_time_left_s() - (plan.stop_before_s or 0.0) if attempt.status else 0.0
         pool = plan.given.nodes or (socket.gethostname(),)
-        found = decide(self._attempts, pool, Limits(
+        decision = decide(self._attempts, pool, Limits(
             max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, count_slurm_restarts(os.environ),
             self._counter.fruitless))
-        if found.action is Action.AGAIN and not is_running(plan.given):
-            return Decision(Action.STOP, "the batch system ends this job", without=found.without)
+        if decision.action is Action.AGAIN and not is_running(plan.given):
+            return Decision(Action.STOP, "the batch system ends this job", without=decision.without)
         if self._signal:
-            found = decide_after_signal(found, signal.Signals(self._signal).name, self._attempts)
-        return found._replace(nodes=found.nodes if plan.given.nodes else ())
+            decision = decide_after_signal(decision, signal.Signals(self._signal).name, self._attempts)
+        return decision._replace(nodes=decision.nodes if plan.given.nodes else ())
 
     def _end(self, decision: Decision) -> int:
         """Say how it ended, and return the exit status."""
@@ -191,13 +191,13 @@ def read_checkpoint_state(path: str) -> tuple[tuple[str, int, int], ...]:
     """
     if not path:
         return ()
-    found = stat_files([path])
-    if path in found and stat.S_ISDIR(found[path].st_mode):
-        found = stat_folder(path)
-        below = [one for one, facts in found.items() if stat.S_ISDIR(facts.st_mode)]
+    stats = stat_files([path])
+    if path in stats and stat.S_ISDIR(stats[path].st_mode):
+        stats = stat_folder(path)
+        below = [file for file, facts in stats.items() if stat.S_ISDIR(facts.st_mode)]
         if below:
-            found |= stat_folder(max(below, key=lambda one: found[one].st_mtime_ns))
-    return tuple(sorted((one, facts.st_mtime_ns, facts.st_size) for one, facts in found.items()))
+            stats |= stat_folder(max(below, key=lambda file: stats[file].st_mtime_ns))
+    return tuple(sorted((file, facts.st_mtime_ns, facts.st_size) for file, facts in stats.items()))
 
 
 def stat_folder(folder: str) -> dict[str, os.stat_result]:
@@ -207,8 +207,8 @@ def stat_folder(folder: str) -> dict[str, os.stat_result]:
 
 def stat_files(paths: Iterable[str]) -> dict[str, os.stat_result]:
     """Return what the kernel tells of files; those that cannot be looked at are left out."""
-    found = {}
+    stats = {}
     for path in paths:
         with contextlib.suppress(OSError):
-            found[path] = os.stat(path)
-    return found
+            stats[path] = os.stat(path)
+    return stats

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..base.text import duration, ranges
 from ..failure import stack
-from ..failure.root_cause import ABSENT, NOBODY, Report
+from ..failure.root_cause import NOBODY, Report, ReportKind
 from ..failure.stack import make_stall_fingerprint
 from .outliers import calls_of, what_at
 from .snapshot import At, Rank
@@ -126,7 +126,7 @@ def deserted(ranks: Sequence[Rank]) -> Report | None:
     whom = missed[first.rank]
     wait, have = "waits" if len(same) == 1 else "wait", "has" if len(whom) == 1 else "have"
     cause = f"{words(same)} {wait} in {name} for {words(whom)}, which {have} come to the end of the script"
-    return Report(NOBODY, "", ABSENT, cause, STATUS, calls_of([first]).get(first.rank, ""))
+    return Report(NOBODY, "", ReportKind.UNREACHABLE, cause, STATUS, calls_of([first]).get(first.rank, ""))
 
 
 def waits(one: Rank) -> bool:

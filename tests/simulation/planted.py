@@ -19,13 +19,13 @@ def nothing(*_: Any) -> None:
     """Do nothing, in the place of what should be done."""
 
 
-def last_named(reports: Sequence[Report], waited_s: float, scene: FailureContext) -> RootCause | None:
+def last_named(reports: Sequence[Report], waited_s: float, context: FailureContext) -> RootCause | None:
     """Return the verdict, but with the report that came last."""
-    found = root_cause.select_root_cause(reports, waited_s, scene)
+    found = root_cause.select_root_cause(reports, waited_s, context)
     return found._replace(first=reports[-1]) if found else None
 
 
-def hasty(reports: Sequence[Report], waited_s: float, scene: FailureContext) -> RootCause | None:
+def hasty(reports: Sequence[Report], waited_s: float, context: FailureContext) -> RootCause | None:
     """Return the first report at once, also if it looks like a consequence."""
     return RootCause(reports[0]) if reports else None
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from mpiddp.failure.rank import RankIdentity
-from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, OWN, JobActivity, Report, RootCause
+from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
 from mpiddp.sentinel import events, protocol
 from mpiddp.sentinel.coordinator import Coordinator, State
 from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own
@@ -271,7 +271,7 @@ class Rank:
     def expect_answer(self) -> None:
         """Rule alone if nobody answers; an unwatched rank 0 has nobody who could."""
         assert self.reporting
-        alone_s = LAUNCHER_S if self.reporting.kind == CONSEQUENCE else 0.001
+        alone_s = LAUNCHER_S if self.reporting.kind == ReportKind.SECONDARY else 0.001
         self.world.at(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
 
     def begin(self) -> None:
@@ -301,7 +301,7 @@ class Rank:
     def give_up_others(self) -> None:
         """Fail if others have not come to their end by now."""
         if not all(one.script_over for one in self.world.ranks):
-            self.fail("waited in vain for the end of others", 1, kind=CONSEQUENCE)
+            self.fail("waited in vain for the end of others", 1, kind=ReportKind.SECONDARY)
 
     def leave(self) -> None:
         """Leave the job in order."""
@@ -312,7 +312,7 @@ class Rank:
             self.say(protocol.Bye())
             self.world.at(0.005, self.exit, 0)
 
-    def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
+    def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = ReportKind.ERROR) -> bool:
         """Report an error, wait for what follows, and tell whether this rank still could."""
         if not self.alive or self.reporting or self.left or self.stopped or self.busy:
             return False
@@ -320,7 +320,7 @@ class Rank:
         self.last_words_s = last_words_s
         self.say(protocol.Failed(self.reporting))
         self.expect_answer()
-        if kind == OWN:
+        if kind == ReportKind.ERROR:
             self.world.on_stall(self)
         return True
 
@@ -331,7 +331,7 @@ class Rank:
             if not self.reporting and not self.left:
                 self.die(signal.SIGABRT)
         elif missing and self.world.shape.collectives and not self.script_over:
-            self.fail(f"connection closed by peer (rank {other.number})", 1, kind=CONSEQUENCE)
+            self.fail(f"connection closed by peer (rank {other.number})", 1, kind=ReportKind.SECONDARY)
 
     def give_up(self) -> None:
         """Rule alone: nobody answers."""
@@ -652,4 +652,5 @@ class Office:
         """Tell whether all ranks that have not come to their end wait for those that have."""
         living = [one for one in self.world.ranks if not one.script_over]
         waits = living and all(one.waits for one in living)
-        self.post(events.Deserted(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))
+        self.post(events.Deserted(Report(NOBODY, "", ReportKind.UNREACHABLE, "others wait in vain", 1) if waits
+                                  else None))
