@@ -1,4 +1,4 @@
-"""The command that starts a job: its launcher, its options, and how it runs on other nodes. Pure functions."""
+"""The command that starts a job: its launcher and its options, and the same command on other nodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MPI_OPTION_VALUES = {
 
 
 class JobStep(NamedTuple):
-    """Where a job runs: its nodes, none for this machine alone, and how many ranks each gets.
+    """A job to start: its nodes, none for this machine alone, the ranks on each, and its name.
 
-    `step` is the job's name, and `variables` are those that the ranks have to see.
+    The ranks have to see the `variables`.
     """
 
     nodes: Sequence[str]
     tasks_per_node: int
-    step: str
+    name: str
     variables: Sequence[str]
 
     @property
@@ -48,25 +48,24 @@ class JobStep(NamedTuple):
 
 
 class LauncherCommand(NamedTuple):
-    """A launcher: `name` is what users read, empty for none, and `words` are those that begin its command.
+    """A launcher: `name` is what users read, empty for none, and its command begins with `words`.
 
-    It is recognised by regular expressions: `program` is for the program's name, `path` for where it lies when links
-    are followed, and `version` for what it prints for --version.
+    It is recognised by regular expressions: `program` for the program's name, `path` for its path with links resolved,
+    and `version` for its output for --version.
 
-    Its options: `chooses` are those that choose nodes, `counts` those for the number of ranks, `per_node` for that of
-    each node, and `values` those that are followed by so many words. `place` yields the options for a Placement.
-    `is_mpiexec` tells that its command is that of the MPI standard, with ':' between programs; the others' short
-    options take a value without a space.
+    Its options: `chooses` choose nodes, `counts` set the number of ranks, `per_node` that of each node, and `values`
+    are followed by so many words. `step_options` yields the options that start a JobStep. `is_mpiexec`: its command is
+    that of the MPI standard, with ':' between programs; the others' short options take a value without a space.
 
-    It runs in an allocation of `system`, which begins by `begin`; anywhere if that is empty. `interrupts` is how many
-    SIGINTs end a job. `ends_by_quit` tells that SIGQUIT ends it: others hand that on to the ranks. `stops_ranks` tells
-    that it stops the ranks by SIGTSTP and goes on itself. `hides_losses` tells that its status may be 0 after a loss.
+    It runs in an allocation of `system`, which `begin` starts; anywhere if that is empty. `interrupts` is the number of
+    SIGINTs that end a job. `ends_by_quit`: SIGQUIT ends it; others forward that to the ranks. `stops_ranks`: at SIGTSTP
+    it stops the ranks and keeps running. `hides_losses`: its status may be 0 after a loss.
     """
 
     name: str
     words: tuple[str, ...]
     program: str
-    place: Callable[[JobStep], Iterator[str]]
+    step_options: Callable[[JobStep], Iterator[str]]
     path: str = ""
     version: str = ""
     chooses: tuple[str, ...] = ()
@@ -82,26 +81,26 @@ class LauncherCommand(NamedTuple):
     hides_losses: bool = False
 
 
-def place_with_srun(step: JobStep) -> Iterator[str]:
-    """Yield srun's options; what a lost node still holds of the step before is not waited for (--overlap)."""
+def srun_options(step: JobStep) -> Iterator[str]:
+    """Yield srun's options; --overlap does not wait for what a lost node still holds of the last step."""
     yield from ("--overlap", f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}",
-                f"--nodelist={','.join(step.nodes)}", f"--job-name={step.step}")
+                f"--nodelist={','.join(step.nodes)}", f"--job-name={step.name}")
 
 
-def place_with_flux(step: JobStep) -> Iterator[str]:
+def flux_options(step: JobStep) -> Iterator[str]:
     """Yield the options of `flux run`; a constraint may name hosts (RFC 35)."""
     yield from (f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}", f"--requires=hosts:{','.join(step.nodes)}",
-                f"--job-name={step.step}")
+                f"--job-name={step.name}")
 
 
-def place_with_pals(step: JobStep) -> Iterator[str]:
+def pals_options(step: JobStep) -> Iterator[str]:
     """Yield the options of PALS's mpiexec, which shows the ranks all variables (--envall is the default)."""
     yield from ("-n", str(step.tasks))
     if step.nodes:
         yield from ("--ppn", str(step.tasks_per_node), "--hosts", ",".join(step.nodes))
 
 
-def place_with_open_mpi(step: JobStep) -> Iterator[str]:
+def open_mpi_options(step: JobStep) -> Iterator[str]:
     """Yield the options of Open MPI's mpirun, which shows ranks of other nodes the variables that -x names."""
     yield from ("-n", str(step.tasks))
     if step.nodes:
@@ -110,7 +109,7 @@ def place_with_open_mpi(step: JobStep) -> Iterator[str]:
         yield from ("-x", name)
 
 
-def place_with_hydra(step: JobStep) -> Iterator[str]:
+def hydra_options(step: JobStep) -> Iterator[str]:
     """Yield the options of MPICH's and Intel MPI's mpiexec."""
     yield from ("-n", str(step.tasks))
     if step.nodes:
@@ -118,7 +117,7 @@ def place_with_hydra(step: JobStep) -> Iterator[str]:
 
 
 SRUN = LauncherCommand(
-    "srun", ("srun",), "srun", place_with_srun, system=SLURM, begin="with sbatch, or in a shell of salloc",
+    "srun", ("srun",), "srun", srun_options, system=SLURM, begin="with sbatch, or in a shell of salloc",
     interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
     chooses=("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile"),
     values=dict.fromkeys((
@@ -128,7 +127,7 @@ SRUN = LauncherCommand(
         "--error", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--input", "--job-name", "--mem", "--mpi",
         "--output", "--partition", "--qos", "--reservation", "--time"), 1))
 FLUX_RUN = LauncherCommand(
-    "flux run", ("flux", "run"), "flux", place_with_flux, system=FLUX, begin="with flux batch, or in a shell of flux "
+    "flux run", ("flux", "run"), "flux", flux_options, system=FLUX, begin="with flux batch, or in a shell of flux "
     "alloc", interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--tasks-per-node",),
     chooses=("-N", "--nodes", "--requires"),
     values=dict.fromkeys((
@@ -136,9 +135,9 @@ FLUX_RUN = LauncherCommand(
         "--dependency", "--env", "--env-file", "--env-remove", "--error", "--flags", "--gpus-per-task", "--input",
         "--job-name", "--output", "--queue", "--rlimit", "--setattr", "--setopt", "--signal", "--taskmap",
         "--time-limit", "--urgency"), 1))
-# HPE's folder, /opt/cray/pals or /opt/cray/pe/pals, tells this one: what it prints for --version is not known.
+# It is recognised by HPE's folder, /opt/cray/pals or /opt/cray/pe/pals: its output for --version is unknown.
 PALS = LauncherCommand(
-    "PALS's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_pals, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
+    "PALS's mpiexec", ("mpiexec",), MPI_PROGRAM, pals_options, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
     counts=("-n", "-np", "--np"), per_node=("-ppn", "--ppn"),
     chooses=("-host", "--host", "-hosts", "--hosts", "-hostlist", "--hostlist", "-f", "-hostfile", "--hostfile",
              "-configfile", "--configfile"),
@@ -147,30 +146,29 @@ PALS = LauncherCommand(
         "--wdir", "-umask", "--umask", "-path", "--path", "-soft", "--soft", "--pmi", "--rlimits", "--include-tasks",
         "--exclude-tasks", "--procinfo-file"), 1))
 OPEN_MPI = LauncherCommand(
-    "Open MPI's mpirun", ("mpirun",), MPI_PROGRAM, place_with_open_mpi, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
+    "Open MPI's mpirun", ("mpirun",), MPI_PROGRAM, open_mpi_options, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
     is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True, counts=MPI_COUNT_OPTIONS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
 HYDRA = LauncherCommand(
-    "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_hydra, is_mpiexec=True,
+    "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, hydra_options, is_mpiexec=True,
     counts=MPI_COUNT_OPTIONS,
     per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
 NONE = LauncherCommand("", (), "", lambda _: iter(()))
-LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first that fits; any other mpiexec is taken for MPICH's
+LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first match counts; an unknown mpiexec is MPICH's
 
 
 def find_launcher(program: str, path: str, version: str) -> LauncherCommand:
-    """Return the row for a program that lies at `path`, links followed, and prints `version` for --version."""
+    """Return the launcher of a program at `path` (links resolved) whose output for --version is `version`."""
     name = program.rpartition("/")[2]
     return next((row for row in LAUNCHERS if re.fullmatch(row.program, name) and re.search(row.path, path)
                  and re.search(row.version, version)), NONE)
 
 
 class Command(NamedTuple):
-    """A command in parts: the words that begin the launcher's, `program`, its `options`, and what it starts, `rest`.
+    """A command in parts: the launcher's first words (`program`) and `options`, and what it starts (`rest`).
 
-    `tasks` is the number of ranks that the options ask for, and `tasks_per_node` that of each node; None if they don't.
-    `error_file` and `abort_grace` are the values of mpiddp's options, empty where they are not given; the first one is
-    not in `rest`.
+    `tasks` is the number of ranks in the options, and `tasks_per_node` that of each node; None if it is not there.
+    `error_file` and `abort_grace` are the values of mpiddp's options, empty if not given; the first is not in `rest`.
     """
 
     launcher: LauncherCommand
@@ -184,14 +182,14 @@ class Command(NamedTuple):
 
 
 class CommandError(ValueError):
-    """A command that cannot be started on nodes of our choice; the text says why, and what to do."""
+    """The command cannot be started on nodes of our choice; the text says why, and what to do."""
 
 
 def parse_command(command: Sequence[str], version: str, is_program: Callable[[str], object] = shutil.which,
          path: str = "") -> Command:
-    """Return a command in parts; its program lies at `path`, links followed, and prints `version` for --version.
+    """Return a command in parts; its program at `path` (links resolved) prints `version` for --version.
 
-    A launcher's options end where the name of a program stands. Raises CommandError.
+    A launcher's options end at the name of a program. Raises CommandError.
     """
     launcher = find_launcher(command[0], path, version)
     if launcher is NONE:
@@ -220,9 +218,9 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
 def find_program(
     command: Sequence[str], position: int, values: Mapping[str, int], is_program: Callable[[str], object]
 ) -> int:
-    """Return where in a launcher's command, from `position` on, the program stands that it starts; the end, if nowhere.
+    """Return the position, from `position` on, of the program that a launcher's command starts; the end if it has none.
 
-    `values` are the options that take so many words, of which one may be called as a program is: -p test.
+    `values` are the options that take so many words, which may be the name of a program: -p test.
     """
     while position < len(command):
         if command[position][:1] == "-":
@@ -234,10 +232,10 @@ def find_program(
 
 
 def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
-    """Return the words without mpiddp's --error-file, the value of that, and --abort-grace's; empty if not given.
+    """Return the words without mpiddp's --error-file, its value, and --abort-grace's; empty if not given.
 
-    The options stand between `-m mpiddp`, or `mpiddp`, and the script: what follows is the script's own. Raises
-    CommandError for a script on standard input.
+    The options stand between `-m mpiddp`, or `mpiddp`, and the script; the script's own follow. Raises CommandError for
+    a script on standard input.
     """
     by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
     begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
@@ -258,14 +256,14 @@ def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
 
 
 def name_option(word: str, launcher: LauncherCommand) -> str:
-    """Return the name of the option that a launcher's word is or begins with: -N of -N2, --nodes of --nodes=2."""
+    """Return the name of the option in a launcher's word: -N of -N2, --nodes of --nodes=2."""
     return word[:2] if not launcher.is_mpiexec and not word.startswith("--") else word.partition("=")[0]
 
 
 def take_number(
     options: Sequence[str], launcher: LauncherCommand, names: Sequence[str]
 ) -> tuple[Sequence[str], int | None]:
-    """Return a launcher's options without those called so, and the number that the last of them gives, None for none.
+    """Return a launcher's options without those in `names`, and the number in the last of these, None for none.
 
     Raises CommandError if it is no number, or 0.
     """
@@ -284,5 +282,5 @@ def take_number(
 
 
 def make_command(command: Command, step: JobStep) -> list[str]:
-    """Return the words that start a command somewhere."""
-    return [*command.program, *command.launcher.place(step), *command.options, *command.rest]
+    """Return the words of a command that start it as this step."""
+    return [*command.program, *command.launcher.step_options(step), *command.options, *command.rest]

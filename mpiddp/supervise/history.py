@@ -1,4 +1,4 @@
-"""What became of each attempt, as a table and as JSON; and what is kept of them when Slurm queues the job again."""
+"""The history of attempts: their numbers, which Slurm's requeueing does not reset, a table, and JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ FRUITLESS_FILE = "fruitless"  # a file's name
 
 
 class AttemptCounter:
-    """Numbers attempts from 0 on, or from where the job was before it was queued again.
+    """Numbers attempts from 0 on, or from the last number before the job was requeued.
 
     In a Slurm job a file for each attempt keeps the number, in a hidden folder of `folder`. Each supervisor of the job
-    has a folder of its own. Where none can be written, the first number is how often Slurm has started the job again.
-    `fruitless` is how many starts in a row, up to now, were to stop before their first step; it is 0 where nothing is
-    kept.
+    has a folder of its own. If none can be written, the first number is that of Slurm's restarts. `fruitless` is the
+    number of starts in a row, up to now, that were to stop before their first step; it is 0 if nothing is kept.
     """
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
@@ -43,19 +42,19 @@ class AttemptCounter:
         if self._folder:
             try:
                 os.close(os.open(os.path.join(self._folder, str(taken)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            except OSError:  # the numbers may repeat then, but the job goes on
+            except OSError:  # the numbers may repeat after a requeue
                 self._folder = ""
         return taken
 
     def end(self, fruitless: bool) -> None:
-        """Note how a start of the job has ended."""
+        """Record how a start of the job has ended."""
         self.fruitless = self.fruitless + 1 if fruitless else 0
         if self._folder:
             with contextlib.suppress(OSError):
                 Path(self._folder, FRUITLESS_FILE).write_text(str(self.fruitless))
 
     def forget(self) -> None:
-        """Remove the numbers, of a job that has succeeded: any other may be queued again."""
+        """Remove the numbers of a job that has succeeded: it is not requeued."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -65,7 +64,7 @@ HEADER = ("attempt", "nodes", "time", "steps", "ended by", "then")
 
 
 class AttemptRecord(NamedTuple):
-    """An attempt, when it began (seconds since the epoch), what followed, and its number in the job."""
+    """An attempt, its begin (seconds since the epoch), the decision after it, and its number in the job."""
 
     began: float
     attempt: Attempt
@@ -74,7 +73,7 @@ class AttemptRecord(NamedTuple):
 
 
 def format_table(records: Sequence[AttemptRecord]) -> list[str]:
-    """Return a line for each attempt, below a head."""
+    """Return a line for each attempt, below a header."""
     return ["mpiddp.supervise: the attempts", *columns([HEADER, *map(format_row, records)])]
 
 

@@ -1,4 +1,4 @@
-"""The loop: try, see how it ended, decide, try again."""
+"""The loop of attempts: run the job, decide, run it again."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .command import Command, JobStep, make_command
 from .decision import Action, Attempt, Decision, Limits, decide, decide_after_signal, find_suspects, is_fruitless
 from .history import AttemptCounter, AttemptRecord, format_table, write_history
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # after which nothing is started
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # no attempt is started after these
 SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
-SIGINT_REPEAT_GAP_S = 0.1  # between two SIGINTs, of which some launchers need two
+SIGINT_REPEAT_GAP_S = 0.1  # some launchers need two SIGINTs
 
 
 class SupervisePlan(NamedTuple):
-    """What the user wants: see __main__.py. `folder` is where reports lie while the job runs.
+    """The options of __main__.py; `folder` holds the reports of the attempts while the job runs.
 
-    `abort_grace_s` is mpiddp's option, and `error_file` gets what its own would get: the last failure's report.
+    `abort_grace_s` and `error_file` are mpiddp's options; the file gets the last failure's report.
     """
 
     command: Command
-    given: Allocation
+    allocation: Allocation
     nodes: int
     min_nodes: int
     tasks_per_node: int
@@ -54,7 +54,7 @@ class SupervisePlan(NamedTuple):
 
 
 class Supervisor:
-    """Starts a job, and starts it again as long as that makes sense."""
+    """Starts a job, and restarts it as long as that makes sense."""
 
     def __init__(self, plan: SupervisePlan) -> None:
         self._plan = plan
@@ -62,19 +62,19 @@ class Supervisor:
         self._records: list[AttemptRecord] = []
         self._running: AttemptProcess | None = None
         self._counter = AttemptCounter(os.fspath(plan.folder.parent), os.environ)
-        self._signal = 0  # the first one that came of ENDING
-        self._mute: tuple[str, ...] = ()  # nodes of which an answer cannot be expected, as behind a firewall
+        self._signal = 0  # the first of ENDING_SIGNALS that came
+        self._mute: tuple[str, ...] = ()  # nodes that never answer, such as those behind a firewall
         for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
                 signal.signal(number, self._forward)
         if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
             signal.signal(signal.SIGTSTP, self._suspend)
 
     def run(self) -> int:
-        """Try until it succeeds, or makes no sense any more; return the exit status."""
+        """Run attempts until one succeeds, or another makes no sense; return the exit status."""
         plan = self._plan
-        nodes = plan.given.nodes[:plan.nodes]
-        if not plan.given.system:  # of whose nodes it is known that they answer
+        nodes = plan.allocation.nodes[:plan.nodes]
+        if not plan.allocation.system:  # a batch system's nodes are known to answer
             Thread(target=self._find_mute, daemon=True).start()
         while True:
             number, began = self._counter.take(), time.time()
@@ -85,8 +85,9 @@ class Supervisor:
             if plan.history:
                 write_history(plan.history, self._records)
             if plan.suspects and decision.without:
-                files.note_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in find_suspects(
-                    self._attempts, plan.given.nodes) if suspect.host in decision.without])
+                suspects = find_suspects(self._attempts, plan.allocation.nodes)
+                files.note_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in suspects
+                                                    if suspect.host in decision.without])
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
             on = f" on {folded(decision.nodes)}" if decision.nodes else ""
@@ -110,7 +111,7 @@ class Supervisor:
                                        plan.abort_grace_s)
         if self._signal:  # it came while the launcher was started
             self._running.forward(self._signal)
-        attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.given, step))
+        attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.allocation, step))
         self._running = None
         if attempt.status and plan.error_file and os.path.exists(report):
             files.write(plan.error_file, Path(report).read_text())
@@ -118,29 +119,29 @@ class Supervisor:
         return attempt._replace(has_progressed=after != before if after else None)
 
     def _ask(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return those of `nodes` that do not answer, and could."""
-        return tuple(node for node in find_silent_nodes(self._plan.given, nodes) if node not in self._mute)
+        """Return those of `nodes` that have stopped to answer."""
+        return tuple(node for node in find_silent_nodes(self._plan.allocation, nodes) if node not in self._mute)
 
     def _find_mute(self) -> None:
-        nodes = self._plan.given.nodes
-        silent = find_silent_nodes(self._plan.given, nodes)
+        nodes = self._plan.allocation.nodes
+        silent = find_silent_nodes(self._plan.allocation, nodes)
         self._mute = silent if len(silent) >= len(nodes) - 1 else ()  # all but this one; fewer are lost
 
     def _decide(self, attempt: Attempt) -> Decision:
         plan = self._plan
         left = find_time_left_s() - (plan.stop_before_s or 0.0) if attempt.status else 0.0
-        pool = plan.given.nodes or (socket.gethostname(),)
+        pool = plan.allocation.nodes or (socket.gethostname(),)
         decision = decide(self._attempts, pool, Limits(
             max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, count_slurm_restarts(os.environ),
             self._counter.fruitless))
-        if decision.action is Action.AGAIN and not is_running(plan.given):
+        if decision.action is Action.AGAIN and not is_running(plan.allocation):
             return Decision(Action.STOP, "the batch system ends this job", without=decision.without)
         if self._signal:
             decision = decide_after_signal(decision, signal.Signals(self._signal).name, self._attempts)
-        return decision._replace(nodes=decision.nodes if plan.given.nodes else ())
+        return decision._replace(nodes=decision.nodes if plan.allocation.nodes else ())
 
     def _end(self, decision: Decision) -> int:
-        """Say how it ended, and return the exit status."""
+        """Print how the job ended, and return the exit status."""
         last = self._attempts[-1]
         self._counter.end(is_fruitless(self._attempts))
         if last.status and decision.action is not Action.REQUEUE:
@@ -159,23 +160,23 @@ class Supervisor:
             return EXIT_REQUEUE
         if decision.action is Action.DONE:
             self._counter.forget()
-        if self._signal and last.status == self._signal:  # as MPICH's launcher ends by it
+        if self._signal and last.status == self._signal:  # MPICH's launcher ends so
             return 128 + last.status
-        return last.status if last.status != EXIT_REQUEUE else 1  # by 75 a batch script would queue it again
+        return last.status if last.status != EXIT_REQUEUE else 1  # a batch script would requeue it at status 75
 
     def _forward(self, number: int, _: object) -> None:
-        """Hand a signal on to the job, and start nothing after one of ENDING."""
+        """Forward a signal to the job; no attempt is started after one of ENDING_SIGNALS."""
         launcher = self._plan.command.launcher
         if number in ENDING_SIGNALS or (number == signal.SIGQUIT and launcher.ends_by_quit):
             self._signal = self._signal or number
         if self._running is not None:
             self._running.forward(number)
-            for _again in range(1, launcher.interrupts if number == signal.SIGINT else 1):
+            for _ in range(1, launcher.interrupts if number == signal.SIGINT else 1):
                 time.sleep(SIGINT_REPEAT_GAP_S)
                 self._running.forward(number)
 
     def _suspend(self, *_: object) -> None:
-        """Stop with the job, and go on with it."""
+        """Stop with the job, and continue with it."""
         if self._running is not None:
             self._running.suspend()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -184,10 +185,10 @@ class Supervisor:
 
 
 def read_checkpoint_state(path: str) -> tuple[tuple[str, int, int], ...]:
-    """Return what tells whether checkpoints were written: name, time in ns, size of a file, or of all in a folder.
+    """Return the names, times (ns) and sizes of a checkpoint or of all in a folder, which change when one is written.
 
-    Those in the newest folder below it are told, too: FSDP's checkpoints are folders, and may be overwritten in place.
-    What cannot be looked at is left out, such as a link that leads nowhere and a file that is removed meanwhile.
+    The newest folder below it counts too: FSDP's checkpoints are folders, and may be overwritten in place. Files that
+    cannot be inspected are left out, such as a dangling link or a file that is removed meanwhile.
     """
     if not path:
         return ()
@@ -201,12 +202,12 @@ def read_checkpoint_state(path: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def stat_folder(folder: str) -> dict[str, os.stat_result]:
-    """Return what looked_at() does of all that is in a folder."""
+    """Return the os.stat() of all files in a folder, as stat_files() does."""
     return stat_files(os.path.join(folder, name) for name in names(folder))
 
 
 def stat_files(paths: Iterable[str]) -> dict[str, os.stat_result]:
-    """Return what the kernel tells of files; those that cannot be looked at are left out."""
+    """Return the os.stat() of files, without those that cannot be inspected."""
     stats = {}
     for path in paths:
         with contextlib.suppress(OSError):
