@@ -6,7 +6,7 @@ Importing this package starts nothing: neither MPI nor torch is loaded before it
 import os
 import sys
 
-from .base import timeline as _stages  # noqa: F401 (it notes when this process comes to us)
+from .base import timeline as _timeline  # noqa: F401 (it records when this process begins to import us)
 
 if sys.argv[:1] == ["-m"] and f"{' '.join(sys.orig_argv)} ".partition(" -m ")[2].startswith(f"{__name__} "):
     from .staging import prefetch as _prefetch
@@ -19,7 +19,7 @@ from .base.errors import LaunchError
 from .base.version import __version__
 from .discovery.runtime import count_restarts as _restart_count
 
-restart_count = _restart_count(os.environ)  # how often this job was started again
+restart_count = _restart_count(os.environ)  # how often this job was restarted
 
 __all__ = ["REQUEUE", "LaunchError", "__version__", "destroy_process_group", "init_process_group", "process_group",
            "restart_count", "should_stop", "stop_for_requeue"]

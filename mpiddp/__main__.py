@@ -4,7 +4,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    os.environ.pop("_MPIDDP_STAGED_BY", None)  # of a job that has started this one: its mirror goes with it
+    os.environ.pop("_MPIDDP_STAGED_BY", None)  # set by a job that has started this one, whose mirror ends with it
     from .cli import main
 
     sys.exit(main())

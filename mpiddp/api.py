@@ -1,4 +1,4 @@
-"""The functions for programs that keep their own main(): notebooks, coupled codes, one's own start."""
+"""The functions for programs with their own main(): notebooks, coupled codes, custom launchers."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .base.config import LaunchConfig
-    from .base.ranks import Environment
+    from .base.ranks import JobEnv
     from .runner.lifecycle import RunningJob
     from .runner.stop import Stop
 
-_own: RunningJob | None = None  # which init_process_group() started in this process
-_stop: Stop | None = None  # of should_stop(), before there is a job
+_own_job: RunningJob | None = None  # which init_process_group() started in this process
+_stop: Stop | None = None  # of should_stop() without a job
 
 
 def init_process_group(
     comm: MPI.Comm | None = None, backend: str | None = None, timeout: timedelta | None = None
-) -> Environment:
-    """Make the ranks of an MPI communicator torch's default process group and return this rank's part.
+) -> JobEnv:
+    """Create torch's default process group of the ranks of an MPI communicator, and return this rank's environment.
 
-    Collective over `comm`. That is COMM_WORLD by default, or any intra-communicator: ranks outside it take
-    no part, and several communicators get a group each. `backend` None means the device's own. `timeout` is
-    that of the group's collectives, None for torch's default. MPI is initialised if it is not yet. Under
-    `python -m mpiddp` the launcher's group is returned, if it is what is asked for.
+    Collective over `comm`: COMM_WORLD by default, or any intra-communicator. Ranks outside it take no part, and several
+    communicators get a group each. `backend` None means the device's own. `timeout` is that of the group's collectives,
+    None for torch's default. MPI is initialised if it is not yet. Under `python -m mpiddp` the launcher's group is
+    used, if it is what is requested.
 
-    Until destroy_process_group() a rank that fails ends the job as under the launcher: with a report, with its
-    status, and on all ranks of the MPI job, also on those outside of `comm`. A rank fails if it is killed, or
-    if its program ends by an uncaught exception or by sys.exit() with a status other than 0. A rank whose
-    program ends in any other way waits for the others. The ``MPIDDP_…`` variables of the launcher's options
-    apply; the default of MPIDDP_BIND is launcher here.
+    Until destroy_process_group() a rank that fails ends the job as under the launcher: with a report, with its status,
+    and on all ranks of the MPI job, also on those outside of `comm`. A rank fails if it is killed, or if its program
+    ends by an uncaught exception or by sys.exit() with a status other than 0. A rank whose program ends in any other
+    way waits for the others. The ``MPIDDP_…`` variables of the launcher's options apply; the default of MPIDDP_BIND is
+    launcher here.
 
-    Raises LaunchError, the same on every rank, if the group cannot start, and ValueError if the process has a
-    default group already or a variable is wrong.
+    Raises LaunchError, the same on every rank, if the group cannot start, and ValueError if the process has a default
+    group already or a variable is wrong.
     """
-    launched = _launched()
-    if launched is not None and _adopts(launched, comm, backend, timeout):
+    launched = _find_launched()
+    if launched is not None and _adopt(launched, comm, backend, timeout):
         return launched.membership.environment
     if _is_initialized():
         raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
@@ -59,59 +59,59 @@ def init_process_group(
 
 
 def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> RunningJob:
-    """Start a job of a communicator's ranks, and MPI before; `is_watched` tells that the launcher watches this one."""
-    global _own
+    """Start a job of a communicator's ranks, and MPI before; `is_watched` if the launcher watches this rank already."""
+    global _own_job
     from mpi4py import MPI
 
-    from .launch import join, start_within
+    from .launch import join_unwatched, start_program
     from .runner import signals
 
     if not MPI.Is_initialized():
         MPI.Init_thread()
-    whole = MPI.COMM_WORLD if comm is None else comm
+    comm = MPI.COMM_WORLD if comm is None else comm
     signals.protect_workers()
     try:
         if is_watched:
-            _own = join(whole, config._replace(log_dir="", port=0))
+            _own_job = join_unwatched(comm, config._replace(log_dir="", port=0))
         else:
-            _own = start_within(whole, config, destroy_process_group)
+            _own_job = start_program(comm, config, destroy_process_group)
     except LaunchError as error:  # a program has no command line of ours
-        from .options.table import in_variables
+        from .options.table import options_to_variables
 
-        found, needed, do = map(in_variables, (error.found, error.needed, error.do))
-        raise type(error)(error.name, found, needed, do) from None
-    return _own
+        actual, needed, do = map(options_to_variables, (error.actual, error.needed, error.do))
+        raise type(error)(error.name, actual, needed, do) from None
+    return _own_job
 
 
 def destroy_process_group() -> None:
-    """Destroy the default process group and undo what init_process_group() set in the environment.
+    """Destroy the default process group and undo what init_process_group() did to this process.
 
-    Collective over its communicator: returns when every rank has called this, because the others may still
-    need the store.
+    Collective over its communicator: returns when every rank has called this, because the others may still need the
+    store.
     """
-    global _own, _stop
-    if _own is not None:
+    global _own_job, _stop
+    if _own_job is not None:
         from mpi4py import MPI
 
         from .runner import signals
 
-        job, _own, _stop = _own, None, None
-        job.note_steps(os.environ.get("MPIDDP_ERROR_FILE", ""))
+        job, _own_job, _stop = _own_job, None, None
+        job.write_steps(os.environ.get("MPIDDP_ERROR_FILE", ""))
         if MPI.Is_finalized():  # nobody can be waited for
             job.give_up()
-        elif job.ending is None:
+        elif job.termination is None:
             job.leave(exit_timeout_s=None)
         else:
-            job.ending.left()
+            job.termination.announce_script_end()
             try:
                 job.leave(_settings(os.environ).exit_timeout_s)
             except EndTimeoutError as error:
-                job.ending.fail_leaving(error)
+                job.termination.fail_at_end(error)
         if job.guard is not None:
             job.guard.release()
-            job.guard.ending.release()
-            job.tell_incomplete()
-            signals.release()
+            job.guard.termination.release()
+            job.report_incomplete_logs()
+            signals.release_signals()
         job.restore()
     elif _is_initialized():
         import torch.distributed as dist
@@ -122,12 +122,12 @@ def destroy_process_group() -> None:
 @contextmanager
 def process_group(
     comm: MPI.Comm | None = None, backend: str | None = None, timeout: timedelta | None = None
-) -> Iterator[Environment]:
-    """Hold a default process group in a `with` block, as init_process_group() makes it.
+) -> Iterator[JobEnv]:
+    """Hold a default process group in a `with` block, as init_process_group() creates it.
 
-    If the block raises, the job ends on all ranks, even if the exception is caught outside of the block: the
-    other ranks would wait for this one. The program has MPIDDP_ABORT_GRACE seconds for its way out. A single
-    rank just gives its group up.
+    If the block raises, the job ends on all ranks, even if the exception is caught outside of the block: the other
+    ranks would wait for this one. The program has MPIDDP_ABORT_GRACE seconds to end. A single rank just gives its group
+    up.
     """
     env = init_process_group(comm, backend, timeout)
     try:
@@ -136,7 +136,7 @@ def process_group(
         destroy_process_group()
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and (not exit_status(error.code) or _all_stop(error)):
+        if isinstance(error, SystemExit) and (not exit_status(error.code) or _is_agreed_stop(error)):
             destroy_process_group()
         else:
             _fail(error)
@@ -144,82 +144,83 @@ def process_group(
     destroy_process_group()
 
 
-def _all_stop(error: SystemExit) -> bool:
-    """Tell whether a program ends by stop_for_requeue() because all ranks have agreed to."""
-    return error.code == EXIT_REQUEUE and _own is not None and _own.stops()
+def _is_agreed_stop(error: SystemExit) -> bool:
+    """Return whether a program ends by stop_for_requeue() because all ranks have agreed to."""
+    return error.code == EXIT_REQUEUE and _own_job is not None and _own_job.is_stopping()
 
 
 def _fail(error: BaseException) -> None:
     """End the job because a block has raised; a single rank just gives its group up."""
-    global _own
-    if _own is None:
+    global _own_job
+    if _own_job is None:
         return
-    if _own.guard is not None:
-        _own.guard.report(error)
+    if _own_job.guard is not None:
+        _own_job.guard.report(error)
     else:
-        job, _own = _own, None
+        job, _own_job = _own_job, None
         job.give_up()
 
 
 def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchConfig:
-    """Return the settings of a program with its own main(); raise ValueError where a variable is wrong."""
+    """Return the settings of a program with its own main(); raise ValueError if a variable is wrong."""
     import argparse
 
+    from .base.config import Binding
     from .cli import read_settings
-    from .options.table import variable
+    from .options.table import variable_name
 
     try:
         config = read_settings(environ)
     except argparse.ArgumentTypeError as error:
         raise ValueError(str(error)) from None
-    binding = config.binding if variable("bind") in environ else "launcher"
+    binding = config.binding if variable_name("bind") in environ else Binding.LAUNCHER
     return config._replace(backend=backend or config.backend, binding=binding, python_exit=False)
 
 
 def should_stop() -> bool:
-    """Tell in a training loop whether it is time to write a checkpoint and stop; the same on all ranks at one step.
+    """Tell in a training loop whether it is time to write a checkpoint and stop; the same on all ranks at each step.
 
-    It is time as soon as a rank was sent SIGUSR1 or SIGTERM, or the walltime is nearer than --stop-before.
-    Every rank of the job has to call this equally often: a call starts a reduction over MPI and reads the one
-    that the call before has started, so no step waits for it. Signals are noted from the first call on; under
-    `python -m mpiddp` from the start of the job on, if the script's own code has this call in it, or with
-    --stop-before. Without a job of mpiddp's this process decides alone.
+    It is time once a rank was sent SIGUSR1 or SIGTERM, or the walltime is nearer than --stop-before. Every rank of the
+    job must call this the same number of times: a call starts a reduction over MPI and reads the result of the one that
+    the call before started, so no step waits for it. Signals are noted from the first call on; under `python -m mpiddp`
+    from the start of the job on, if the script's own code has this call in it, or with --stop-before. Without a job of
+    mpiddp's this process decides alone.
     """
     global _stop
     progress.note_step()
-    if job := _launched() or _own:
-        return job.stop(_stop).due()
+    if job := _find_launched() or _own_job:
+        return job.join_stop(_stop).is_due()
     if _stop is None:
         from .runner.stop import Stop
 
         _stop = Stop()
-    return _stop.due()
+    return _stop.is_due()
 
 
 def stop_for_requeue() -> NoReturn:
-    """End the script with status REQUEUE, 75, which tells a batch script to queue the job again; see should_stop()."""
+    """End the script with status REQUEUE, 75, on which a batch script can requeue the job; see should_stop()."""
     raise SystemExit(EXIT_REQUEUE)
 
 
-def _launched() -> RunningJob | None:
-    """Return this process's part in the job that `python -m mpiddp` started, None if there is none or it has left."""
+def _find_launched() -> RunningJob | None:
+    """Return the job that `python -m mpiddp` started in this process, None if there is none or it has left."""
     launch = sys.modules.get("mpiddp.launch")
     job: RunningJob | None = launch.job if launch is not None else None
-    return None if job is None or job.left else job
+    return None if job is None or job.has_left else job
 
 
-def _adopts(
+def _adopt(
     launched: RunningJob, comm: MPI.Comm | None, backend: str | None, timeout: timedelta | None
 ) -> bool:
-    """Tell whether the launcher's group is what a call asks for; destroy the group if not."""
+    """Take the launcher's group if it is what a call requests, and return True; destroy it if not."""
     member = launched.membership
-    if comm is not None and not member.spans(comm):
+    if comm is not None and not member.has_same_ranks(comm):
         member.groups.discard()
         return False
     return member.groups.claim(backend=backend, timeout=timeout)
 
 
 def _is_initialized() -> bool:
-    """Tell whether there is a default process group, without importing torch for it."""
+    """Return whether there is a default process group, without importing torch for it."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and bool(dist.is_available() and dist.is_initialized())

@@ -1,4 +1,4 @@
-"""The command line: arguments and ``MPIDDP_…`` variables in, a `LaunchConfig` out."""
+"""The command line: makes a `LaunchConfig` of arguments and ``MPIDDP_…`` variables, and starts the rank."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from .base.config import DEFAULT_FOLD_WINDOW_S, PREFIX, Desk, LaunchConfig, Script, Shape
+from .base.config import (
+    DEFAULT_FOLD_WINDOW_S,
+    DEFAULT_PREFIX,
+    Binding,
+    CheckMode,
+    DryRunFacts,
+    DryRunShape,
+    LaunchConfig,
+    LogCompression,
+    Script,
+)
 from .base.errors import EXIT_USAGE
-from .base.stderr import answer, say, warn
+from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
 from .options.help import Parser
-from .options.table import FIELDS, FLAGS, OPTIONS, default_of, flag_of, split, unknown
-from .options.values import absolute
+from .options.table import CONFIG_FIELDS, FLAGS, OPTIONS, find_unknown_variables, read_default, read_flag, split_command
+from .options.values import parse_path
 
 USAGE = """\
 mpirun python -m mpiddp [options] script.py [arguments]
@@ -31,6 +41,10 @@ as a variable, MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command l
 Exit status: the script's own; 2 wrong usage; 3 the job could not be started; 75 all ranks agreed
 to stop, and the job can go on later; 120 output was lost."""
 
+MISSING_SCRIPT_ERRORS = {"": "a script is needed, or -m and a module", "-m": "a module is needed after -m",
+                         "-c": "code is needed after -c"}
+
+
 def main() -> int:
     """Run one rank of a job from the command line and return its exit status."""
     try:
@@ -40,93 +54,118 @@ def main() -> int:
 
         refuse_early(str(error))
         return EXIT_USAGE
-    if isinstance(job, Desk):
-        return plan_at_desk(job)
-    if isinstance(job, Shape):
+    if isinstance(job, DryRunFacts):
+        return dry_run_from_facts(job)
+    if isinstance(job, DryRunShape):
         from .discovery.schedulers import list_slurm_hosts
         from .planning.job import describe_dry_run
 
-        return answer(describe_dry_run(job, list_slurm_hosts(os.environ)))
+        return print_answer(describe_dry_run(job, list_slurm_hosts(os.environ)))
     from .launch import launch
 
     return launch(job)
 
 
-def plan_at_desk(job: Desk) -> int:
-    """Print the map of a job on nodes whose facts are in a file, or why it could not start; return the exit status."""
+def dry_run_from_facts(job: DryRunFacts) -> int:
+    """Print the map of a job on the nodes of a facts file, or why it could not start; return the exit status."""
     from .base.errors import EXIT_CANNOT_START, LaunchError
     from .discovery import serialization
     from .planning.job import plan_dry_run
     from .reporting.map import format_map
 
     try:
-        found, warnings = plan_dry_run(serialization.read_facts(job.facts_file), job.config)
+        placements, warnings = plan_dry_run(serialization.read_facts(job.facts_file), job.config)
     except (OSError, ValueError) as error:
-        say(f"mpiddp: --facts: {error}")
+        write_line(f"mpiddp: --facts: {error}")
         return EXIT_USAGE
     except LaunchError as error:
-        say(str(error))
+        write_line(str(error))
         return EXIT_CANNOT_START
     warn(warnings)
-    status = answer("\n".join(format_map(found)))
+    status = print_answer("\n".join(format_map(placements)))
     if job.config.map_file:
         from .reporting.map import write_map
 
-        write_map(found, job.config.map_file)
+        write_map(placements, job.config.map_file)
     return status
 
 
-def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | Shape | Desk:
-    """Return the configuration of a job, or what --dry-run asks about: a shape, or a job on known nodes.
+def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | DryRunShape | DryRunFacts:
+    """Return the configuration of a job, or the request of --dry-run.
 
-    Raises argparse.ArgumentTypeError with one line for the user where they are wrong.
+    Raises argparse.ArgumentTypeError with one line for the user if an argument or a variable is wrong.
     """
     parser = build_parser(environ)
-    ours, command = split(arguments)
+    ours, command = split_command(arguments)
     options = parser.parse_args(ours)
-    if options.dry_run and any(one.startswith("--explain") for one in ours):
+    if options.dry_run and any(argument.startswith("--explain") for argument in ours):
         parser.error("--explain starts a job, and --dry-run does not")
     if options.dry_run and options.facts_file and options.nodes is None:
-        return Desk(options.facts_file, configuration(options, Script(""), environ))
+        return DryRunFacts(options.facts_file, make_config(options, Script(""), environ))
     if options.dry_run:
         if options.nodes is None or options.ranks_per_node is None:
             parser.error("--dry-run needs --nodes and --ranks-per-node, or --facts")
-        return Shape(options.nodes, options.ranks_per_node, options.port)
-    way = command[0] if command[:1] in (["-m"], ["-c"]) else ""
-    words = command[1:] if way or command[:1] == ["--"] else command
-    if not words and (way or options.explain is None):
-        parser.error(NEEDED[way])
-    if told := conflict(options):
-        parser.error(told)
-    script = Script(words[0], tuple(words[1:]), is_module=way == "-m", is_code=way == "-c") if words else None
-    return configuration(options, script, environ)
-
-
-NEEDED = {"": "a script is needed, or -m and a module", "-m": "a module is needed after -m",
-          "-c": "code is needed after -c"}
+        return DryRunShape(options.nodes, options.ranks_per_node, options.port)
+    form = command[0] if command[:1] in (["-m"], ["-c"]) else ""
+    words = command[1:] if form or command[:1] == ["--"] else command
+    if not words and (form or options.explain is None):
+        parser.error(MISSING_SCRIPT_ERRORS[form])
+    if conflict := find_conflict(options):
+        parser.error(conflict)
+    script = Script(words[0], tuple(words[1:]), is_module=form == "-m", is_code=form == "-c") if words else None
+    return make_config(options, script, environ)
 
 
 def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
-    """Return what the ``MPIDDP_…`` variables say for a program with its own main().
+    """Return the configuration of the ``MPIDDP_…`` variables, for a program with its own main().
 
-    Raises argparse.ArgumentTypeError with one line for the user where they are wrong.
+    Raises argparse.ArgumentTypeError with one line for the user if a variable is wrong.
     """
     parser = build_parser(environ)
     options = parser.parse_args([])
-    if told := conflict(options):
-        parser.error(told)
-    return configuration(options, None, environ)
+    if conflict := find_conflict(options):
+        parser.error(conflict)
+    return make_config(options, None, environ)
 
 
-def configuration(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:
-    """Return the configuration that options, a script and torchelastic's variable in `environ` make."""
+def make_config(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:
+    """Return the configuration that options, a script and torchelastic's variable make."""
     fields = {name: value for name, value in vars(options).items() if name in LaunchConfig._fields}
-    fields["error_file"] = options.error_file or absolute(environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    return LaunchConfig(script=script, init=not options.no_init, unknown_variables=tuple(unknown(environ)), **fields)
+    fields |= {
+        "script": script,
+        "init": not options.no_init,
+        "binding": Binding(options.binding),
+        "check": CheckMode(options.check),
+        "log_compress": LogCompression(options.log_compress),
+        "error_file": options.error_file or parse_path(environ.get("TORCHELASTIC_ERROR_FILE", "")),
+        "unknown_variables": tuple(find_unknown_variables(environ)),
+    }
+    return LaunchConfig(**fields)
 
 
-def fits_folded(prefix: str) -> bool:
-    """Tell whether a prefix can stand before lines of several ranks."""
+def find_conflict(options: argparse.Namespace) -> str:
+    """Return which options do not go together, empty if all do."""
+    if options.stall_abort and options.stall_s is None:
+        return "--stall-abort needs --stall SECONDS"
+    if (options.log_compress or options.log_max_bytes) and not options.log_dir:
+        return f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR"
+    if options.check_history and not options.check:
+        return "--check-history needs --check"
+    if options.stage_keep and not options.stage:
+        return "--stage-keep needs --stage"
+    is_folded = options.output_filter.folded
+    if not is_folded and (options.fold_window_s != DEFAULT_FOLD_WINDOW_S or options.drops_lines):
+        return f"--{'overflow' if options.drops_lines else 'fold-window'} needs --show fold"
+    if is_folded and options.port > 65533:
+        return f"--port {options.port}: --show fold needs two more ports after it"
+    if is_folded and options.prefix != DEFAULT_PREFIX and not can_prefix_folded(options.prefix):
+        return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have two "
+                "fields alone: rank, a text as in 0-3, and time")
+    return ""
+
+
+def can_prefix_folded(prefix: str) -> bool:
+    """Return whether a prefix can stand before lines of several ranks."""
     from datetime import datetime  # seldom needed
 
     try:
@@ -136,35 +175,16 @@ def fits_folded(prefix: str) -> bool:
     return True
 
 
-def conflict(options: argparse.Namespace) -> str:
-    """Return in words which options do not go together, empty if all do."""
-    if options.stall_abort and options.stall_s is None:
-        return "--stall-abort needs --stall SECONDS"
-    if (options.log_compress or options.log_max_bytes) and not options.log_dir:
-        return f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR"
-    if options.check_history and not options.check:
-        return "--check-history needs --check"
-    if options.stage_keep and not options.stage:
-        return "--stage-keep needs --stage"
-    if not options.shown.folded and (options.fold_window_s != DEFAULT_FOLD_WINDOW_S or options.drops_lines):
-        return f"--{'overflow' if options.drops_lines else 'fold-window'} needs --show fold"
-    if options.shown.folded and options.port > 65533:
-        return f"--port {options.port}: --show fold needs two more ports after it"
-    if options.shown.folded and options.prefix != PREFIX and not fits_folded(options.prefix):
-        return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have two "
-                "fields alone: rank, a text as in 0-3, and time")
-    return ""
-
-
 def build_parser(environ: Mapping[str, str]) -> Parser:
-    """Return the parser of our own options, with the ``MPIDDP_…`` variables of `environ` as defaults."""
+    """Return the parser of our own options, with the ``MPIDDP_…`` variables as defaults."""
     parser = Parser(prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     try:
         for name, details in OPTIONS.items():
-            parser.add_argument(f"--{name}", dest=FIELDS.get(name), **{**details, "default": default_of(name, environ)})
+            default = read_default(name, environ)
+            parser.add_argument(f"--{name}", dest=CONFIG_FIELDS.get(name), **{**details, "default": default})
         for name, text in FLAGS.items():
-            parser.add_argument(f"--{name}", dest=FIELDS.get(name), action="store_true",
-                                default=flag_of(name, environ), help=text)
+            parser.add_argument(f"--{name}", dest=CONFIG_FIELDS.get(name), action="store_true",
+                                default=read_flag(name, environ), help=text)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")

@@ -1,4 +1,23 @@
-"""The program: from a process that MPI started to a running script, and out again."""
+"""The program: from a process that MPI started to a running script, and out again. Start to read here.
+
+`python -m mpiddp train.py` reads its options (cli.py) and calls launch() in each rank. A rank starts in nine steps:
+
+    start()         1  fork the sentinel, the process that watches this rank: before MPI and torch are loaded
+                    2  check that launcher and MPI library fit, and initialise MPI
+      meet()        3  send what this host has to rank 0, which plans for all ranks, and receive this rank's plan
+                    4  set variables, and bind this process to its cores
+                    5  import torch; meanwhile the kernel tries which of rank 0's addresses this node reaches
+                    6  send what torch sees to rank 0, and receive the rest of the plan
+                    7  connect to rank 0's store
+      watch()       8  the sentinels meet: from here on all ranks end together
+    create_group()  9  create the process group
+
+Then the script runs in this process (runner/lifecycle.py: run_script, leave_job). A start that fails before step 8 is
+refused: one rank prints a named reason, and every rank exits with status 3. Whatever fails later ends the job on all
+ranks, with a report of the rank that failed first (runner/termination.py).
+
+A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program().
+"""
 
 from __future__ import annotations
 
@@ -13,26 +32,25 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .base import timeline
-from .base.config import RESTARTS, LaunchConfig
-from .base.errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
+from .base.config import RESTART_VARIABLE, LaunchConfig
+from .base.errors import EXIT_CANNOT_START, LaunchError, LocalLaunchError
 from .base.stderr import warn
-from .base.termination import abort, let_through, skip_exit_functions
+from .base.termination import abort, flush_and_wait, skip_exit_functions
 from .bootstrap.mpi_init import initialise_mpi
-from .bootstrap.prepare import bind_cores, import_torch, ready_facts, set_variables
-from .bootstrap.probe import Probe
-from .bootstrap.rank0 import Hosting
+from .bootstrap.prepare import bind_cores, collect_ready_facts, import_torch, set_torch_env
+from .bootstrap.probe import AddressProber
+from .bootstrap.rank0 import BootstrapHost
 from .bootstrap.refusal import refuse, refuse_alone, refusing_early
-from .bootstrap.rollcall import RollCall, await_all
+from .bootstrap.rollcall import Rendezvous, await_all
 from .discovery import launchers, runtime
 from .discovery.host import collect_host_facts
 from .discovery.mpi import identify_library, needs_exit_functions
 from .failure import exception
 from .output.redirect import Output, buffer_by_lines, is_relayed, outlet_of
 from .runner import embedding, script, signals
-from .runner.ending import Ending
-from .runner.exec import refuse_again
+from .runner.exec import check_started_once
 from .runner.lifecycle import RunningJob, leave_job, run_script
-from .runner.signal_dispositions import give_signals_back, note_preloaded
+from .runner.termination import Termination
 from .runner.walltime import prepare_stop
 from .sentinel.fork import fork_sentinel
 
@@ -50,16 +68,16 @@ job: RunningJob | None = None  # which `launch` started in this process
 def launch(config: LaunchConfig, program: Program = run_script) -> int:
     """Start this rank, run the script in it, or another program, and return the exit status.
 
-    The rank leaves the job after the script's threads and atexit functions. A script that fails ends
-    the job on all ranks. If another program runs ours, such as a profiler, it has work to do when we return:
-    then the process ends by Python's own exit.
+    The rank leaves the job after the script's threads and atexit functions. A script that fails ends the job on all
+    ranks. If another program runs ours, such as a profiler, it has work to do when we return: then the process ends by
+    Python's own exit.
     """
     frame = sys._getframe()
-    if embedding.is_python(frame):
+    if embedding.is_run_by_python(frame):
         return start_and_run(config, program)
-    status = embedding.Status(frame)
-    status.number = start_and_run(config._replace(python_exit=True), program)
-    return status.number
+    keeper = embedding.ExitStatusKeeper(frame)
+    keeper.status = start_and_run(config._replace(python_exit=True), program)
+    return keeper.status
 
 
 def start_and_run(config: LaunchConfig, program: Program) -> int:
@@ -67,58 +85,50 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
     global job
     try:
         job = start(config)
-    except LaunchError:  # which has been told
+    except LaunchError:  # it is printed
         return EXIT_CANNOT_START
-    assert job.ending
-    leaving = functools.partial(leave_job, job, config)
-    atexit.register(leaving)
+    assert job.termination
+    leave = functools.partial(leave_job, job, config)
+    atexit.register(leave)
     if config.explain is not None:
         from .reporting.map import print_explanation
 
         file = config.script.target if config.script and config.script.is_file else ""
-        return print_explanation(functools.partial(job.membership.explain, file), job.membership.environment,
-                                 config.explain)
-    job.ending.watch_script(leaving)
+        describe = functools.partial(job.membership.explain, file)
+        return print_explanation(describe, job.membership.environment, config.explain)
+    job.termination.watch_script(leave)
     return program(job, config)
 
 
 def start(config: LaunchConfig) -> RunningJob:
-    """Start this rank, up to the script, in nine steps; the steps 3 to 7 are those of meet().
-
-    Raises LaunchError, which has been told, where the job cannot start.
-    """
-    timeline.begin("sentinel")
-    if config.script is not None:
-        script.set_path(config.script)
-    runtime.drop_foreign_run_id(os.environ)
-    if RESTARTS in os.environ:  # the supervisor awaits a report on this job, not on those that its script submits
-        os.environ.pop("MPIDDP_ERROR_FILE", None)
+    """Start this rank, up to the script; raise LaunchError, which is printed already, if the job cannot start."""
+    timeline.begin_stage("sentinel")
+    prepare_process(config)
     started_by = launchers.read_launch_facts(os.environ)
-    note_preloaded()
     output = Output(is_relayed(config))
     sentinel = fork_sentinel(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
-    with refusing_early(sentinel), signals.held() if stop else contextlib.nullcontext():
-        refuse_again()
+    with refusing_early(sentinel), signals.signals_held() if stop else contextlib.nullcontext():
+        check_started_once()
         MPI = initialise_mpi(config, started_by, sentinel)  # 2
-        give_signals_back()
+        signals.restore_dispositions()
     with refusing(MPI, sentinel):
         if config.script is not None and config.script.is_input:
-            from .runner import stdin_script as standard_input
+            from .runner.stdin_script import share_script
 
-            standard_input.share(MPI.COMM_WORLD, config.startup_timeout_s, sentinel.start)
+            share_script(MPI.COMM_WORLD, config.startup_timeout_s, sentinel.start)
         membership = meet(MPI.COMM_WORLD, config, sentinel, stop)  # 3 to 7
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
-    assert started.ending
+    assert started.termination
     if config.explain is None:
         buffer_by_lines()
-        started.ending.direct(outlet_of(membership, config))
+        started.termination.redirect_output(outlet_of(membership, config))
     if config.init:
         sentinel.stage("process group")
         create_group(started, config)  # 9
-    timeline.begin("ready")
+    timeline.begin_stage("ready")
     if config.stage:
         from .staging.stage import remember
 
@@ -127,83 +137,95 @@ def start(config: LaunchConfig) -> RunningJob:
         from .reporting.map import print_start  # the other ranks need not load it
 
         print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
-                 started.ending.terminal)
+                 started.termination.terminal)
     return started
+
+
+def prepare_process(config: LaunchConfig) -> None:
+    """Prepare this process for the script, as far as that precedes the fork of the sentinel."""
+    if config.script is not None:
+        script.set_path(config.script)
+    runtime.drop_foreign_run_id(os.environ)
+    if RESTART_VARIABLE in os.environ:  # the supervisor awaits a report on this job, and not on jobs that it submits
+        os.environ.pop("MPIDDP_ERROR_FILE", None)
+    signals.save_preloaded_handlers()
 
 
 def meet(
     comm: MPI.Comm, config: LaunchConfig, sentinel: SentinelHandle | None = None, stop: Stop | None = None
 ) -> Membership:
-    """Bring the ranks of a communicator together as a job, still without a process group; return this rank's part.
+    """Bring the ranks of a communicator together as a job, still without a process group. Collective.
 
-    The start began when this rank's sentinel did, if it has one. `stop` says when the job stops. Collective. Raises
-    LaunchError, the same on every rank, or LonelyLaunchError.
+    The startup timeout counts from the fork of the sentinel, if there is one. `stop` knows when the job must stop.
+    Raises LaunchError, the same on every rank, or LocalLaunchError.
     """
-    roll = RollCall(comm, config.startup_timeout_s, sentinel.start if sentinel else time.monotonic())
-    timeline.begin("facts")
-    hosting = Hosting(roll, config, sentinel)  # rank 0's part
-    found = collect_host_facts(comm, config, stop.left_s() if stop else None)
-    host, door = roll.agree("MPI ready", found, hosting.plan_hosts)  # 3
-    timeline.begin("variables and cores")
-    probe = Probe(door, found.interfaces) if door else None
+    began_s = sentinel.start if sentinel else time.monotonic()
+    rendezvous = Rendezvous(comm, config.startup_timeout_s, began_s)
+    rank0 = BootstrapHost(rendezvous, config, sentinel)  # its methods run on rank 0 only
+    timeline.begin_stage("facts")
+    facts = collect_host_facts(comm, config, stop.left_s() if stop else None)
+    host, target = rendezvous.exchange("MPI ready", facts, rank0.plan_hosts)  # 3
+    timeline.begin_stage("variables and cores")
+    prober = AddressProber(target, facts.interfaces) if target else None
     warn(host.warnings)
-    former = set_variables(host, config)
+    saved_env = set_torch_env(host, config)
     cpus = bind_cores(host)  # 4
     if config.stage:
         from .staging.stage import stage
 
-        stage(roll, host.place, config)
+        stage(rendezvous, host.place, config)
     devices = import_torch(config, cpus)  # 5
-    plan = roll.agree("importing torch", ready_facts(host, cpus, devices, probe), hosting.plan_devices)  # 6
+    ready = collect_ready_facts(host, cpus, devices, prober)
+    plan = rendezvous.exchange("importing torch", ready, rank0.plan_devices)  # 6
     warn(plan.warnings)
     if config.check:
         from .check.preflight import check_nodes
 
-        check_nodes(roll, host.place, plan.device, config)
-    timeline.begin("store")
-    from .bootstrap.membership import enter
+        check_nodes(rendezvous, host.place, plan.device, config)
+    timeline.begin_stage("store")
+    from .bootstrap.membership import join_job  # which imports torch
 
-    return enter(roll, host.place, plan, config, former, hosting.server)  # 7
+    return join_job(rendezvous, host.place, plan, config, saved_env, rank0.server)  # 7
 
 
 def watch(
     membership: Membership, config: LaunchConfig, sentinel: SentinelHandle, output: Output, stop: Stop | None
 ) -> RunningJob:
-    """Let this rank's sentinel meet the others': from now on the ranks end together."""
+    """Make this rank's sentinel join the others: from now on the ranks end together."""
     from mpi4py import MPI
 
-    timeline.begin("sentinels meet")
+    timeline.begin_stage("sentinels meet")
     sentinel.stage("sentinels meet")
-    ending = Ending(MPI, sentinel, membership.describe(config), output, config)
-    ending.join(membership.endpoint)
+    termination = Termination(MPI, sentinel, membership.identify(config), output, config)
+    termination.join_sentinels(membership.endpoint)
     write_trace = None
     if config.trace_file:
         from .reporting import trace
 
         write_trace = functools.partial(trace.write_trace, config.trace_file)
-    return RunningJob(membership, ending, stop, write_trace)
+    return RunningJob(membership, termination, stop, write_trace)
 
 
 def create_group(started: RunningJob, config: LaunchConfig) -> None:
     """Create the process group; end the job on all ranks if that fails."""
-    assert started.ending
+    assert started.termination
     try:
-        timeline.begin("process group")
+        timeline.begin_stage("process group")
         started.membership.create_group(config.group_timeout, started.refuse_alone)
         if config.trace_file:
-            timeline.begin("first collective")
+            timeline.begin_stage("first collective")
             started.membership.groups.try_out()
     except BaseException as error:
-        started.ending.fail_by(error)
-        started.ending.end_failed()
+        started.termination.fail_by_exception(error)
+        started.termination.end_after_failure()
 
 
 @contextlib.contextmanager
 def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
-    """Run the start after MPI_Init in this block; if it fails, say why, once, and end the job on all ranks."""
+    """Run the start after MPI_Init in this block; if it fails, print the reason once, and end the job on all ranks."""
     try:
         yield
-    except LonelyLaunchError as error:
+    except LocalLaunchError as error:
         sentinel.settle()
         refuse_alone(error)
     except LaunchError as error:
@@ -213,26 +235,26 @@ def refusing(MPI: Any, sentinel: SentinelHandle) -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         sentinel.settle()
-        abort(MPI, exception.INTERRUPTED_STATUS, told=False)
+        abort(MPI, exception.INTERRUPTED_STATUS, reason_printed=False)
     except Exception as error:
         sentinel.settle()
         exception.print_exception(error)
-        let_through()
+        flush_and_wait()
         abort(MPI, exception.find_script_status(error))
 
 
-def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]) -> RunningJob:
+def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]) -> RunningJob:
     """Start this rank of a program with its own main(), up to the process group, and watch it like a script.
 
     `leave` is called if the program ends without having left the job. A single rank is not watched, because nobody
     waits for it; nor is a rank outside of the main thread, where signals can't be handled. Raises LaunchError; for a
     reason that only this rank knows the job ends.
     """
-    from .runner.exit_hooks import Guard
+    from .runner.exit_hooks import ExitGuard
 
-    refuse_split_world(comm)
+    check_whole_world(comm)
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
-        return join(comm, config)
+        return join_unwatched(comm, config)
     started_by = launchers.read_launch_facts(os.environ)
     sentinel = fork_sentinel(config, started_by)
     sentinel.stage("the start after MPI_Init")
@@ -240,7 +262,7 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
     try:
         await_all(comm, config.startup_timeout_s, sentinel.start)
         membership = meet(comm, config, sentinel, stop)
-    except LonelyLaunchError as error:
+    except LocalLaunchError as error:
         sentinel.settle()
         refuse_alone(error)
     except BaseException:
@@ -248,18 +270,23 @@ def start_within(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]
         sentinel.dismiss()
         raise
     started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)
-    assert started.ending
-    started.ending.direct(outlet_of(membership, config))
-    started.ending.watch(leave)
-    started.guard = Guard(started.ending, leave)
+    assert started.termination
+    started.termination.redirect_output(outlet_of(membership, config))
+    started.termination.watch_process(leave)
+    started.guard = ExitGuard(started.termination, leave)
     return started
 
 
-def refuse_split_world(comm: MPI.Comm) -> None:
-    """Raise LaunchError `split-world` where MPI has made several worlds of a launcher's processes, as under srun alone.
+def join_unwatched(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
+    """Start this rank of a program that needs no watching, or is watched already. Collective; raises LaunchError."""
+    return RunningJob(meet(comm, config))
 
-    A process may be a world of its own if a rank has started it, if it asks for COMM_SELF, and if the variables were
-    taken away by which MPI meets mpirun or mpiexec, which always set some.
+
+def check_whole_world(comm: MPI.Comm) -> None:
+    """Raise LaunchError `split-world` if MPI has made several worlds of a launcher's processes, as under srun alone.
+
+    A process may rightly be a world of its own: if a rank has started it, if it asks for COMM_SELF, or if somebody has
+    removed the variables by which MPI finds mpirun or mpiexec, which always set some.
     """
     from mpi4py import MPI
 
@@ -267,12 +294,7 @@ def refuse_split_world(comm: MPI.Comm) -> None:
 
     runtime.drop_foreign_run_id(os.environ)
     started_by = launchers.read_launch_facts(os.environ)
-    cut_off = started_by is not None and not started_by.offers and started_by.launcher in (
+    is_detached = started_by is not None and not started_by.offers and started_by.launcher in (
         launchers.OPEN_MPI, launchers.HYDRA)
-    if comm != MPI.COMM_SELF and not cut_off and runtime.find_outer_launcher(os.environ) is None:
+    if comm != MPI.COMM_SELF and not is_detached and runtime.find_outer_launcher(os.environ) is None:
         check_world_size(started_by, MPI.COMM_WORLD.size, identify_library())
-
-
-def join(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
-    """Start this rank of a program that need not be watched, or is watched already. Collective; raises LaunchError."""
-    return RunningJob(meet(comm, config))

@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from mpiddp.base.text import folded
+from mpiddp.base.text import fold_hosts
 from mpiddp.check import PASSES, drawing, table
 from mpiddp.check.stats import findings as all_findings
 from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, empty
@@ -102,7 +102,7 @@ def main() -> None:
         figures = make()
         findings, notes = found(figures)
         print("\n".join([*table.lines(figures, findings, notes), ""]))
-        title = f"{len(figures.ranks):,} ranks on {folded(who.host for who in figures.ranks)}"
+        title = f"{len(figures.ranks):,} ranks on {fold_hosts(who.host for who in figures.ranks)}"
         drawing.write(str(folder / f"{name}.png"), figures, findings, title)
 
 

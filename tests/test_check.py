@@ -135,8 +135,8 @@ def test_a_job_scripts_variables_do_not_end_ranks_that_wait(monkeypatch: pytest.
         seen.update({name: os.environ[name] for name in program.PATIENT})
         raise InterruptedError
 
-    job = SimpleNamespace(membership=SimpleNamespace(create_group=create_group),
-                          ending=SimpleNamespace(fail_by=lambda error: isinstance(error, InterruptedError) and 7))
+    termination = SimpleNamespace(fail_by_exception=lambda error: isinstance(error, InterruptedError) and 7)
+    job = SimpleNamespace(membership=SimpleNamespace(create_group=create_group), termination=termination)
     for name in program.PATIENT:
         monkeypatch.setenv(name, "1")
     assert program.check(CheckOptions(), cast(RunningJob, job), LaunchConfig()) == 7

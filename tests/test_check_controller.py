@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mpiddp.base.errors import LonelyLaunchError
+from mpiddp.base.errors import LocalLaunchError
 from mpiddp.check import PASSES, controller, identity, rpc, workers
 from mpiddp.check.bench import hardware, machine, network, timeouts
 from mpiddp.check.bench.network import Parts, Trial, Ways
@@ -78,9 +78,9 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 ])
 def test_a_rank_that_does_not_say_who_it_is_is_why_there_is_no_check(answer: object, words: str) -> None:
     ranks = Ranks(3, {"who": lambda rank: answer if rank == 1 else Who(RankInfo(f"n{rank}", rank, 0), "", {})})
-    with pytest.raises(LonelyLaunchError) as raised:
+    with pytest.raises(LocalLaunchError) as raised:
         Controller(ranks, 3, 0.1)
-    assert raised.value.found == (
+    assert raised.value.actual == (
         f"1 of the check's ranks did not say who they are within 0.1 s: {words}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.base.config import LaunchConfig, Script
+from mpiddp.base.config import CheckMode, LaunchConfig, Script
 from mpiddp.base.errors import LaunchError
 from mpiddp.check import PASSES, history, preflight
 from mpiddp.check.bench.rank import Own
@@ -253,9 +253,9 @@ def test_findings_are_warned_of() -> None:
 def test_findings_are_refused() -> None:
     slow = preflight.refusal([finding("n017"), finding("n018", words="n018: y")])
     assert slow and slow.name == "slow-node" and "--exclude=n[017-018]" in slow.do
-    assert slow.found == "n017: matrix product at 0.71 of the median of 503\nn018: y"
+    assert slow.actual == "n017: matrix product at 0.71 of the median of 503\nn018: y"
     bad = preflight.refusal([finding("n017"), finding("n3", "shm-size", "n3: size of /dev/shm is 16 MiB")])
-    assert bad and bad.name == "bad-node" and bad.found.startswith("n3: size")
+    assert bad and bad.name == "bad-node" and bad.actual.startswith("n3: size")
     assert preflight.refusal([]) is None
 
 
@@ -264,7 +264,7 @@ SLOW, ALIKE = (100.0, 101.0, 99.0, 40.0, 100.0, 100.0), (100.0, 101.0, 99.0, 99.
 
 def judged(passes: Sequence[Sequence[float]], mode: str) -> tuple[int, Sequence[str]]:
     """Return after how many passes with these matrix products there is no other one, and the warnings then."""
-    judge = preflight.Judge(LaunchConfig(check=mode))
+    judge = preflight.Judge(LaunchConfig(check=CheckMode(mode)))
     judge.give_turns([(RankInfo(f"n{node}", node, 0, "cpu", KIND), f"machine {node}") for node in range(6)])
     for number, values in enumerate(passes, 1):
         answer, *others = judge.take([Own({"matrix": value}, []) for value in values])
@@ -287,12 +287,12 @@ def test_who_is_odd_in_each_pass_is_accused() -> None:
     assert judged([SLOW] * PASSES, "warn") == (PASSES, [f"slow-node: {words}"])
     with pytest.raises(LaunchError) as raised:
         judged([SLOW] * PASSES, "strict")
-    assert (raised.value.name, raised.value.found) == ("slow-node", words)
+    assert (raised.value.name, raised.value.actual) == ("slow-node", words)
 
 
 def test_nodes_of_one_machine_take_turns() -> None:
     """Two ranks on each of three nodes, of which two are containers of one machine."""
-    judge = preflight.Judge(LaunchConfig(check="warn"))
+    judge = preflight.Judge(LaunchConfig(check=CheckMode.WARN))
     given = judge.give_turns([(RankInfo(f"n{rank // 2}", rank // 2, rank % 2), "ab"[rank > 3]) for rank in range(6)])
     assert given == [(0, 2), (0, 2), (1, 2), (1, 2), (0, 2), (0, 2)]
     assert judge.take([None if own else Own({"matrix": 1.0}, []) for own, _ in given])[0].again

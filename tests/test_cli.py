@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mpiddp import __version__
-from mpiddp.base.config import LaunchConfig, Script, Shape, Shown
+from mpiddp.base.config import DryRunShape, LaunchConfig, OutputFilter, Script
 from mpiddp.cli import read_config
-from mpiddp.options.table import in_variables
+from mpiddp.options.table import options_to_variables
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, mpiexec, noise
 
 
@@ -34,7 +34,7 @@ from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, m
     (["--group-timeout", "90", "t.py"], LaunchConfig(Script("t.py"), group_timeout=timedelta(seconds=90))),
     (["--pass-local-rank", "t.py", "1"], LaunchConfig(Script("t.py", ("1",)), local_rank_option="--local-rank")),
     (["--pass-local-rank=--local_rank", "t.py"], LaunchConfig(Script("t.py"), local_rank_option="--local_rank")),
-    (["--dry-run", "--nodes", "2", "--ranks-per-node=4", "t.py"], Shape(2, 4)),
+    (["--dry-run", "--nodes", "2", "--ranks-per-node=4", "t.py"], DryRunShape(2, 4)),
     (["--startup-timeout=5", "--exit-timeout", "1.5", "t.py"],
      LaunchConfig(Script("t.py"), startup_timeout_s=5, exit_timeout_s=1.5)),
     (["--abort-grace", "2", "--exit", "python", "--prefix", "t.py"],
@@ -43,12 +43,12 @@ from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, m
     (["--prefix=> ", "t.py"], LaunchConfig(Script("t.py"), prefix="> ")),
     (["--error-file", "/e.json", "--log-dir", "/logs", "--show", "0,4,local-1", "t.py"],
      LaunchConfig(Script("t.py"), error_file="/e.json", log_dir="/logs",
-                  shown=Shown(False, frozenset({0, 4}), frozenset({1})))),
-    (["--show", "none", "t.py"], LaunchConfig(Script("t.py"), shown=Shown(everyone=False))),
+                  output_filter=OutputFilter(False, frozenset({0, 4}), frozenset({1})))),
+    (["--show", "none", "t.py"], LaunchConfig(Script("t.py"), output_filter=OutputFilter(all_ranks=False))),
     (["--log-dir=/logs", "--log-compress", "zstd", "--log-max-bytes=100M", "t.py"],
      LaunchConfig(Script("t.py"), log_dir="/logs", log_compress="zstd", log_max_bytes=100 * 2**20)),
 ])
-def test_arguments(arguments: list[str], config: LaunchConfig | Shape) -> None:
+def test_arguments(arguments: list[str], config: LaunchConfig | DryRunShape) -> None:
     assert read_config(arguments, {}) == config
 
 
@@ -182,8 +182,8 @@ def test_explain_of_a_rank_that_is_not_there(quick: Mpi) -> None:
 
 def test_options_by_the_names_of_their_variables() -> None:
     text = "--share-gpus lets ranks share one (--gpus-per-node=4), --device=cpu takes none; leave --backend away"
-    assert in_variables(text) == ("MPIDDP_SHARE_GPUS=1 lets ranks share one (--gpus-per-node=4), "
-                                  "MPIDDP_DEVICE=cpu takes none; leave MPIDDP_BACKEND away")
+    assert options_to_variables(text) == ("MPIDDP_SHARE_GPUS=1 lets ranks share one (--gpus-per-node=4), "
+                                          "MPIDDP_DEVICE=cpu takes none; leave MPIDDP_BACKEND away")
 
 
 CODE = """

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.base.config import RESTARTS
+from mpiddp.base.config import RESTART_VARIABLE
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import MPIS, Mpi, first_of, mpiexec, srun
@@ -160,6 +160,6 @@ def test_a_job_that_a_rank_has_submitted_runs_whatever_becomes_of_the_rank(clust
 def test_a_job_that_a_supervised_script_starts_writes_no_report_of_its_attempt(quick: Mpi, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = mpiexec(quick, 1, "-c", "import os; raise ValueError(os.environ.get('MPIDDP_ERROR_FILE'))",
-                   env={RESTARTS: "0", "MPIDDP_ERROR_FILE": str(report)})
+                   env={RESTART_VARIABLE: "0", "MPIDDP_ERROR_FILE": str(report)})
     assert done.returncode == 1
     assert "ValueError: None" in report.read_text()

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.base.stderr import say
+from mpiddp.base.stderr import write_line
 from mpiddp.ipc.event_loop import Loop
 from mpiddp.sentinel.errands import Errands, Voice
 from tests import processes
@@ -143,7 +143,7 @@ def test_where_no_process_can_be_started_it_is_said_nevertheless(
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), 2)
         Voice().begin()
         for text in ("seven", "eight"):
-            say(text)
+            write_line(text)
 
     in_child(say_all)
     first, *others = path.read_text().splitlines()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.runner.exec import can_be_run
+from mpiddp.runner.exec import is_program
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
 SCRIPT = """
@@ -69,9 +69,9 @@ def test_mpiddp_itself_is_refused_as_the_new_program(quick: Mpi, script: Path) -
     assert done.stderr.count("mpiddp: cannot start: started-again\n") == 1
 
 
-def test_what_can_be_run(tmp_path: Path) -> None:
-    assert can_be_run("/bin/sh")
-    assert can_be_run(b"/bin/sh")
-    assert can_be_run(3)
-    assert not can_be_run(tmp_path)
-    assert not can_be_run(tmp_path / "missing")
+def test_what_is_program(tmp_path: Path) -> None:
+    assert is_program("/bin/sh")
+    assert is_program(b"/bin/sh")
+    assert is_program(3)
+    assert not is_program(tmp_path)
+    assert not is_program(tmp_path / "missing")

@@ -111,7 +111,7 @@ def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str,
 def test_one_launcher_in_another(environ: dict[str, str], script: str, words: str) -> None:
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
         check_nested(runtime.find_outer_launcher(environ), Script(script))
-    assert words in caught.value.found
+    assert words in caught.value.actual
     check_nested(runtime.find_outer_launcher({}), Script("t.py"))
 
 
@@ -124,7 +124,7 @@ def test_a_launcher_in_each_task_of_a_step(launcher: dict[str, str]) -> None:
         assert (found.size, found.task) == (4, 1)
         with pytest.raises(LaunchError, match="nested-launcher") as caught:
             check_outer_tasks(found)
-        assert f"{found.launcher.name} in each of 2 tasks" in caught.value.found
+        assert f"{found.launcher.name} in each of 2 tasks" in caught.value.actual
 
 
 @pytest.mark.parametrize("launcher", DAEMONS)
@@ -196,7 +196,7 @@ def test_a_world_that_is_split() -> None:
     check_world_size(read_launch_facts({}), 1, OPEN_MPI_5)
     with pytest.raises(LaunchError, match="split-world") as caught:
         check_world_size(read_launch_facts(MPIRUN), 1, UNKNOWN)
-    assert "4 processes started by Open MPI's mpirun, but MPI's world size is 1" in caught.value.found
+    assert "4 processes started by Open MPI's mpirun, but MPI's world size is 1" in caught.value.actual
 
 
 @pytest.mark.parametrize(("name", "version", "description", "spoken"), [

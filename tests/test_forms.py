@@ -43,9 +43,9 @@ sys.stdout.write(json.dumps({
 """
 # What `python -m mpiddp` does for the script itself, without a job around it.
 RUN_ONLY = ("import os, sys; from mpiddp.cli import read_config; from mpiddp.runner import script; "
-            "one = read_config(sys.argv[1:], os.environ).script; script.set_path(one); script.run(one)")
-RUN_INPUT = ("from mpiddp.discovery.script import sources; from mpiddp.runner.stdin_script import read; "
-             "sources['-'] = read(9); ")
+            "one = read_config(sys.argv[1:], os.environ).script; script.set_path(one); script.run_main(one)")
+RUN_INPUT = ("from mpiddp.discovery.script import sources; from mpiddp.runner.stdin_script import read_stdin; "
+             "sources['-'] = read_stdin(9); ")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from mpiddp.base.config import LaunchConfig, Script
 from mpiddp.base.errors import LaunchError
-from mpiddp.base.ranks import Place
+from mpiddp.base.ranks import RankPosition
 from mpiddp.discovery import gpus as facts_gpus
 from mpiddp.discovery import schedulers
 from mpiddp.discovery.cpus import Topology
@@ -142,7 +142,7 @@ def test_a_virtual_local_rank_shows_each_rank_its_own_alone() -> None:
 def test_too_few_gpus() -> None:
     with pytest.raises(LaunchError) as caught:
         choose_gpus(alike(SUPERCLOUD, 3), "n1", advice=Advice(SRUN, SLURM))
-    assert (caught.value.name, caught.value.found) == ("too-few-gpus", "3 ranks on n1, which see 2 GPUs")
+    assert (caught.value.name, caught.value.actual) == ("too-few-gpus", "3 ranks on n1, which see 2 GPUs")
     assert "--ntasks-per-node=2" in caught.value.do
     assert "--gpus-per-node=3" in caught.value.do
 
@@ -151,7 +151,7 @@ def test_two_ranks_with_one_gpu() -> None:
     sights = [one._replace(rank=one.rank + 8) for one in alike(LAPTOP, 2)]
     with pytest.raises(LaunchError) as caught:
         choose_gpus(sights, "n2", advice=Advice(SRUN, SLURM))
-    assert (caught.value.name, caught.value.found) == (
+    assert (caught.value.name, caught.value.actual) == (
         "duplicate-gpu", "ranks 8 and 9 on n2 both see only the GPU GPU-01")
     assert "--gpus-per-task=1" in caught.value.do
 
@@ -271,7 +271,7 @@ def test_several_gpus_of_a_nodes_only_task_are_idle() -> None:
     facts = [one._replace(task_gpus=8) for one in hosts(*alike((), 1))]
     with pytest.raises(LaunchError, match="idle-gpus") as caught:
         job.plan_pre_torch(facts, LaunchConfig(SCRIPT))
-    assert caught.value.found == "1 rank, but 8 GPUs on n1"
+    assert caught.value.actual == "1 rank, but 8 GPUs on n1"
     assert job.plan_pre_torch(facts, LaunchConfig(SCRIPT, idle_gpus=True))
     assert job.plan_pre_torch(facts, LaunchConfig())  # a notebook, or a simulation that uses the others
     assert job.plan_pre_torch([one._replace(task_gpus=1) for one in hosts(*alike((), 4))], LaunchConfig())
@@ -314,7 +314,7 @@ def test_a_torch_that_sees_other_gpus_than_planned_is_refused() -> None:
     plans = job.plan_pre_torch(hosts(*own(SUPERCLOUD, SUPERCLOUD)), LaunchConfig())
     with pytest.raises(LaunchError) as caught:
         after(plans, (board("99"), board("98")), shown=False)
-    assert (caught.value.name, caught.value.found) == (
+    assert (caught.value.name, caught.value.actual) == (
         "device-unavailable", "GPU-14 was chosen for rank 0 on n1, but torch sees 99 at cuda:0")
 
 
@@ -440,8 +440,8 @@ def test_slices_of_a_board_stay_apart_where_torch_tells_the_boards_uuid() -> Non
     facts = [job.PostTorchFacts(one.place, DeviceFacts("2.13.0", "2.27.3", "cuda", (whole,), {"cuda": "nccl"}), {},
                             Placement(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, ""), one.choice)
              for one in plans]
-    plans = job.plan_post_torch(facts, ["n1"] * 2, LaunchConfig(), ENDPOINT, {0: ("lo", "")})
-    assert [plan.device for plan in plans] == [
+    assert [one.device
+            for one in job.plan_post_torch(facts, ["n1"] * 2, LaunchConfig(), ENDPOINT, {0: ("lo", "")})] == [
         "cuda:0"] * 2
 
 
@@ -513,7 +513,7 @@ def test_a_hole_in_the_numbers_of_mig_instances() -> None:
 
 
 def test_local_ranks_are_in_the_order_of_ranks() -> None:
-    places: list[Place] = job.locate_ranks([0, 4, 0, 4])
+    places: list[RankPosition] = job.locate_ranks([0, 4, 0, 4])
     assert job.group_by_node(places) == [[0, 2], [1, 3]]
 
 

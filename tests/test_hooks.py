@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from mpiddp.bootstrap import variables
-from tests.support import MPICH_FIRST, Mpi, check, mpiexec
+from mpiddp.bootstrap.prepare import restore_env, set_env
+from tests import processes
+from tests.support import (
+    DEADLINE_S,
+    MPICH_FIRST,
+    PROGRAMS,
+    ROOT,
+    Mpi,
+    check,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
 
 # Rank 0 waits in its atexit function for rank 1, as long as --abort-grace lets it.
 HOOK = """
@@ -59,10 +73,32 @@ def test_what_a_hook_prints_besides_a_traceback_is_shown(quick: Mpi, tmp_path: P
     assert done.stderr.count("the hook of rank 1") == 1
 
 
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
+def test_a_job_that_has_left_leaves_no_hook_behind(mpi: Mpi, tmp_path: Path) -> None:
+    need(mpi.missing())
+    environ = {**single_node_environ(mpi), "PYTHONPATH": str(ROOT), "MPIDDP_LOG_DIR": str(tmp_path)}
+    command = mpiexec_command(mpi, 2, PROGRAMS / "unhooked.py")
+    done = check(processes.run(*command, timeout=DEADLINE_S, env=environ, cwd=ROOT))
+    replaced, *left = sorted(done.stdout.splitlines(), reverse=True)
+    assert left == ["left", "left"]
+    assert {"os._exit", "sys.exit", "sys.excepthook", "signal.set_wakeup_fd", "_posixsubprocess.fork_exec",
+            "multiprocessing.util.spawnv_passfds", "faulthandler"} <= {*replaced.split()}
+
+
+def test_the_register_names_what_exists() -> None:
+    """Each `file.py` in mpiddp/hooks.md is followed by names of functions in that file."""
+    named = re.findall(r"`([a-z_/0-9]+\.py)`((?: `\w+`,?)+)", (ROOT / "mpiddp/hooks.md").read_text())
+    assert len(named) > 40
+    for file, names in named:
+        functions = {node.name for node in ast.walk(ast.parse((ROOT / "mpiddp" / file).read_text()))
+                     if isinstance(node, ast.FunctionDef)}
+        assert {*re.findall(r"\w+", names)} <= functions, file
+
+
 def test_variables_that_somebody_else_has_changed_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTS_FIRST", "before")
-    former = variables.set_all({"TESTS_FIRST": "ours", "TESTS_SECOND": "ours", "TESTS_THIRD": "ours"})
+    former = set_env({"TESTS_FIRST": "ours", "TESTS_SECOND": "ours", "TESTS_THIRD": "ours"})
     monkeypatch.setenv("TESTS_SECOND", "the script's")
-    variables.restore(former)
+    restore_env(former)
     assert {name: os.environ.get(name) for name in former} == {
         "TESTS_FIRST": "before", "TESTS_SECOND": "the script's", "TESTS_THIRD": None}

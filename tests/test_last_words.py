@@ -45,12 +45,12 @@ print("the other works on", flush=True)
 time.sleep(600)
 """
 RAISES_IN_BETWEEN = """
-import mpiddp.runner.ending, torch.distributed
-fail_by = mpiddp.runner.ending.Ending.fail_by
+import mpiddp.runner.termination, torch.distributed
+fail_by = mpiddp.runner.termination.Termination.fail_by_exception
 def interrupted(ending, error):
-    mpiddp.runner.ending.Ending.fail_by = fail_by
+    mpiddp.runner.termination.Termination.fail_by_exception = fail_by
     raise RuntimeError("worker died")
-mpiddp.runner.ending.Ending.fail_by = interrupted
+mpiddp.runner.termination.Termination.fail_by_exception = interrupted
 if rank == 1:
     raise ValueError("seven")
 torch.distributed.barrier()

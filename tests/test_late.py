@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.base.config import Script
-from mpiddp.runner.late_variables import warning
+from mpiddp.runner.late_variables import find_late_variables
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
 SETS = """\
@@ -24,7 +24,7 @@ THREADS = 'import os\nos.environ["OMP_NUM_THREADS"] = "3"\nimport torch\n'
 
 def names(source: str, device: str = "cpu", backend: str = "gloo", **environ: str) -> list[str]:
     """Return the variables that a warning names, with their lines."""
-    found = warning(Script(source, is_code=True), environ, device, backend)
+    found = find_late_variables(Script(source, is_code=True), environ, device, backend)
     return found[0].partition(" sets ")[2].partition(", but ")[0].split(", ") if found else []
 
 
@@ -81,6 +81,6 @@ def test_what_depends_on_the_device_and_the_group() -> None:
     of_nccl = "import os, torch\nos.environ['NCCL_DEBUG'] = 'INFO'\nos.environ['TORCH_NCCL_BLOCKING_WAIT'] = '1'"
     assert names(of_nccl, "cuda", "cpu:gloo,cuda:nccl") == ["NCCL_DEBUG (line 2)", "TORCH_NCCL_BLOCKING_WAIT (line 3)"]
     assert names(of_nccl, "cuda", "") == []  # --no-init
-    (words,) = warning(Script(of_nccl, is_code=True), {}, "cuda", "nccl")
+    (words,) = find_late_variables(Script(of_nccl, is_code=True), {}, "cuda", "nccl")
     assert words.endswith("set it in the job script, or let the script make the group (--no-init)")
     assert names("import os\nos.environ['GLOO_SOCKET_IFNAME'] = 'lo'") == ["GLOO_SOCKET_IFNAME (line 2)"]

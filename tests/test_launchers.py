@@ -113,7 +113,7 @@ def test_a_split_world_is_named_by_one_rank(kind: str, library: Library) -> None
             check_world_size(started_by, 1, library)
         except LaunchError as error:
             assert error.name == "split-world"
-            assert started_by.launcher.name in error.found
+            assert started_by.launcher.name in error.actual
             speakers += [rank] if error.speaker == rank else []
     assert speakers == [1 if kind in SIZELESS else 0]
     check_world_size(read_launch_facts(SET[kind]), 4, library)
@@ -187,7 +187,7 @@ def said_in_planning(launcher: str, scheduler: str) -> list[str]:
     three, gpu = [facts, facts._replace(topology=None), facts._replace(topology=None)], Gpu("GPU-a", "GPU-a", numa=0)
     advice = choose_advice(facts)
     nothing, torch = DeviceFacts("2"), DeviceFacts("2", kind="cuda", gpus=(gpu,), backends={"nccl": ("cuda",)})
-    said = cores.warn_crowded_cores(three, cores.AUTO)
+    said = cores.warn_crowded_cores(three, "auto")
     said += cores.warn_far_gpus([facts], [cores.CpuShare(frozenset({0}), 1, (0,))], [1])
     said += gpus.warn_isolated_gpus([("n1", True)], advice)
     for check in (
@@ -258,7 +258,7 @@ def test_a_launcher_in_a_task_of_flux(outer: dict[str, str], inner: dict[str, st
     check_world_size(found, 4, MPICH)
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
         check_outer_tasks(read_launch_facts({**outer, **inner}))
-    assert "in each of 4 tasks that flux run has started" in caught.value.found
+    assert "in each of 4 tasks that flux run has started" in caught.value.actual
 
 
 @pytest.mark.parametrize("kind", ["srun cray_shasta 22", "flux pmix", "PALS cray"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.base.files import Claim
+from mpiddp.base.files import FolderClaim
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
@@ -94,16 +94,16 @@ def test_launches_one_after_another_and_again_after_a_requeue(quick: Mpi, tmp_pa
 
 def test_only_one_launch_claims_a_folder(tmp_path: Path) -> None:
     folder = str(tmp_path / "logs" / "77")
-    assert Claim(folder, 0, "one").make()
-    assert Claim(folder, 0, "one").make()  # on another node of the launch
-    assert not Claim(folder, 0, "two").make()
-    assert Claim(folder, 1, "two").make()
-    Claim(folder, 0, "two").drop()
-    assert not Claim(folder, 0, "three").make()
-    Claim(folder, 0, "one").drop()
-    assert Claim(folder, 0, "three").make()
+    assert FolderClaim(folder, 0, "one").acquire()
+    assert FolderClaim(folder, 0, "one").acquire()  # on another node of the launch
+    assert not FolderClaim(folder, 0, "two").acquire()
+    assert FolderClaim(folder, 1, "two").acquire()
+    FolderClaim(folder, 0, "two").release()
+    assert not FolderClaim(folder, 0, "three").acquire()
+    FolderClaim(folder, 0, "one").release()
+    assert FolderClaim(folder, 0, "three").acquire()
     (tmp_path / "file").write_text("")
-    assert Claim(str(tmp_path / "file" / "77"), 0, "one").make()  # making the log says why it cannot be made
+    assert FolderClaim(str(tmp_path / "file" / "77"), 0, "one").acquire()  # making the log says why it cannot be made
 
 
 def test_nodes_with_log_folders_of_their_own(cluster: Cluster) -> None:

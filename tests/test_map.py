@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.base.text import ranges
+from mpiddp.base.text import format_ranges
 from mpiddp.discovery.gpus import Gpu
 from mpiddp.planning.job import Placement
 from mpiddp.reporting.map import draw_svg, fold_devices, format_map, list_records, shorten_model
@@ -79,8 +79,8 @@ def test_a_model_is_a_word() -> None:
 
 
 def test_ranges_and_devices() -> None:
-    assert ranges([8, 0, 1, 2, 3, 2]) == "0-3,8"
-    assert ranges([]) == ""
+    assert format_ranges([8, 0, 1, 2, 3, 2]) == "0-3,8"
+    assert format_ranges([]) == ""
     assert fold_devices(["cpu", "cpu"]) == "cpu"
     assert fold_devices(["cuda:0", "cuda:1", "cuda:3"]) == "cuda:0-1,3"
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpiddp.bootstrap import probe as probing
-from mpiddp.bootstrap.probe import ALONE_S, PATIENCE_S, Door, Probe
+from mpiddp.bootstrap.probe import CONNECT_TIMEOUT_S, OTHER_ADDRESS_TIMEOUT_S, AddressProber, ProbeTarget
 from mpiddp.discovery.host import Interface
 from mpiddp.ipc.connector import Answering
 from mpiddp.ipc.event_loop import Loop
@@ -36,7 +36,7 @@ mount --bind /tmp/hosts /etc/hosts; exec "$@"
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
+def door() -> Iterator[ProbeTarget]:
     """Return where a loop like a sentinel's answers."""
     errors: list[Exception] = []
     loop = Loop(errors.append)
@@ -50,7 +50,7 @@ def door() -> Iterator[Door]:
     loop.listen(stopping, end)
     thread = threading.Thread(target=loop.run)
     thread.start()
-    yield Door(("127.0.0.1",), found.port, "token")
+    yield ProbeTarget(("127.0.0.1",), found.port, "token")
     stop.close()
     thread.join(10)
     stopping.close()
@@ -58,8 +58,8 @@ def door() -> Iterator[Door]:
     assert not thread.is_alive()
 
 
-def test_an_address_that_answers_is_found_with_the_interface_that_leads_there(door: Door) -> None:
-    assert Probe(door, [LO]).trials() == (ProbeResult("lo"),)
+def test_an_address_that_answers_is_found_with_the_interface_that_leads_there(door: ProbeTarget) -> None:
+    assert AddressProber(door, [LO]).await_trials() == (ProbeResult("lo"),)
 
 
 @pytest.fixture
@@ -73,51 +73,51 @@ def doors() -> Iterator[tuple[socket.socket, socket.socket]]:
 def answered(one: socket.socket, addresses: Sequence[str]) -> tuple[tuple[ProbeResult, ...], float]:
     """Return what came of addresses of which this server alone answers, and how long that was waited for."""
     start = time.monotonic()
-    probe = Probe(Door(tuple(addresses), one.getsockname()[1], "token"), [LO])
+    probe = AddressProber(ProbeTarget(tuple(addresses), one.getsockname()[1], "token"), [LO])
     connection, _ = one.accept()
     with connection:
         connection.sendall(b"token")
-        return probe.trials(), time.monotonic() - start
+        return probe.await_trials(), time.monotonic() - start
 
 
 def test_an_address_that_does_not_answer_costs_no_more_than_its_time(doors: tuple[socket.socket, ...]) -> None:
     (dead, alive), waited_s = answered(doors[0], ["127.0.0.2", "127.0.0.1"])
     assert (dead, alive) == (ProbeResult(error="no answer"), ProbeResult("lo"))
-    assert PATIENCE_S <= waited_s < PATIENCE_S + 1
+    assert OTHER_ADDRESS_TIMEOUT_S <= waited_s < OTHER_ADDRESS_TIMEOUT_S + 1
 
 
 def test_nobody_waits_for_others_when_the_best_address_answers(doors: tuple[socket.socket, ...]) -> None:
     (alive, dead), waited_s = answered(doors[0], ["127.0.0.1", "127.0.0.2"])
     assert (alive, dead) == (ProbeResult("lo"), ProbeResult(error="no answer"))
-    assert waited_s < PATIENCE_S / 2
+    assert waited_s < OTHER_ADDRESS_TIMEOUT_S / 2
 
 
-def test_answers_that_came_in_the_meantime_are_heard(door: Door) -> None:
-    probe = Probe(door, [LO])
-    time.sleep(PATIENCE_S + 0.1)  # torch is imported
+def test_answers_that_came_in_the_meantime_are_heard(door: ProbeTarget) -> None:
+    probe = AddressProber(door, [LO])
+    time.sleep(OTHER_ADDRESS_TIMEOUT_S + 0.1)  # torch is imported
     start = time.monotonic()
-    assert probe.trials() == (ProbeResult("lo"),)
-    assert time.monotonic() - start < PATIENCE_S / 2
+    assert probe.await_trials() == (ProbeResult("lo"),)
+    assert time.monotonic() - start < OTHER_ADDRESS_TIMEOUT_S / 2
 
 
-@pytest.mark.parametrize("import_s", [0.0, PATIENCE_S + 0.5])
+@pytest.mark.parametrize("import_s", [0.0, OTHER_ADDRESS_TIMEOUT_S + 0.5])
 @pytest.mark.parametrize("first", [0, 1])
 def test_who_has_waited_for_one_address_waits_for_others_that_answer_with_it(
     first: int, import_s: float, doors: tuple[socket.socket, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0's node was busy, and answers one after the other: nodes would not agree if each took its first one."""
-    monkeypatch.setattr(probing, "RUNNERS_UP_S", 1.0)
-    probe = Probe(Door(("127.0.0.1", "127.0.0.2"), doors[0].getsockname()[1], "token"), [LO])
+    monkeypatch.setattr(probing, "OTHER_ADDRESS_GRACE_S", 1.0)
+    probe = AddressProber(ProbeTarget(("127.0.0.1", "127.0.0.2"), doors[0].getsockname()[1], "token"), [LO])
     with doors[0].accept()[0] as one, doors[1].accept()[0] as other:
         for number, connection in enumerate((one, other)[::1 - 2 * first]):
-            late = threading.Timer(PATIENCE_S + 0.4 + 0.2 * number, connection.sendall, [b"token"])
+            late = threading.Timer(OTHER_ADDRESS_TIMEOUT_S + 0.4 + 0.2 * number, connection.sendall, [b"token"])
             late.daemon = True
             late.start()
         time.sleep(import_s)
-        assert [trial.error for trial in probe.trials()] == ["", ""]
+        assert [trial.error for trial in probe.await_trials()] == ["", ""]
 
 
-def test_a_node_without_ipv6_tries_the_other_addresses(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_ipv6_tries_the_other_addresses(door: ProbeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the kernel's `ipv6.disable=1` leaves it."""
     def make(family: socket.AddressFamily) -> socket.socket:
         if family == socket.AF_INET6:
@@ -127,25 +127,26 @@ def test_a_node_without_ipv6_tries_the_other_addresses(door: Door, monkeypatch: 
     kernels = SimpleNamespace(socket=make, AF_INET=socket.AF_INET, AF_INET6=socket.AF_INET6)
     monkeypatch.setattr(probing, "socket", kernels)
     both = door._replace(addresses=("fd77::1", *door.addresses))
-    assert Probe(both, [LO]).trials() == (ProbeResult(error=os.strerror(errno.EAFNOSUPPORT)), ProbeResult("lo"))
+    assert AddressProber(both, [LO]).await_trials() == (ProbeResult(error=os.strerror(errno.EAFNOSUPPORT)),
+                                                        ProbeResult("lo"))
 
 
-@pytest.mark.parametrize("silent_s", [PATIENCE_S + 0.2, 60.0])
+@pytest.mark.parametrize("silent_s", [OTHER_ADDRESS_TIMEOUT_S + 0.2, 60.0])
 def test_a_lone_address_has_as_long_as_three_packets_take(silent_s: float) -> None:
     """The kernel drops what would connect to a server with a full queue, as a bad link does."""
     with socket.create_server(("127.0.0.1", 0), backlog=1) as full, contextlib.ExitStack() as ends:
         for _ in range(2):
             ends.enter_context(socket.create_connection(full.getsockname(), timeout=10))
         start = time.monotonic()
-        probe = Probe(Door(("127.0.0.1",), full.getsockname()[1], "token"), [LO])
+        probe = AddressProber(ProbeTarget(("127.0.0.1",), full.getsockname()[1], "token"), [LO])
         answering = threading.Timer(silent_s, answer_all, [full])
         answering.start()
         ends.callback(answering.join)
         ends.callback(full.shutdown, socket.SHUT_RDWR)
         ends.callback(answering.cancel)
-        found, waited_s = probe.trials(), time.monotonic() - start
-    assert found == ((ProbeResult("lo"),) if silent_s < ALONE_S else (ProbeResult(error="no answer"),))
-    assert PATIENCE_S < waited_s < ALONE_S + 1
+        found, waited_s = probe.await_trials(), time.monotonic() - start
+    assert found == ((ProbeResult("lo"),) if silent_s < CONNECT_TIMEOUT_S else (ProbeResult(error="no answer"),))
+    assert OTHER_ADDRESS_TIMEOUT_S < waited_s < CONNECT_TIMEOUT_S + 1
 
 
 def answer_all(server: socket.socket) -> None:
@@ -156,32 +157,33 @@ def answer_all(server: socket.socket) -> None:
                 connection.sendall(b"token")
 
 
-@pytest.mark.parametrize("busy_s", [PATIENCE_S + 0.5, 60.0])
+@pytest.mark.parametrize("busy_s", [OTHER_ADDRESS_TIMEOUT_S + 0.5, 60.0])
 def test_a_busy_node_is_waited_for_while_its_kernel_keeps_the_connection(
     busy_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probing, "BUSY_S", PATIENCE_S + 2)
+    monkeypatch.setattr(probing, "ANSWER_TIMEOUT_S", OTHER_ADDRESS_TIMEOUT_S + 2)
     with socket.create_server(("127.0.0.1", 0)) as one:
-        probe = Probe(Door(("127.0.0.1", "127.0.0.2"), one.getsockname()[1], "token"), [LO])
+        probe = AddressProber(ProbeTarget(("127.0.0.1", "127.0.0.2"), one.getsockname()[1], "token"), [LO])
         connection, _ = one.accept()
         with connection:
             late = threading.Timer(busy_s, connection.sendall, [b"token"])
             late.daemon = True
             late.start()
-            found, _ = probe.trials()
+            found, _ = probe.await_trials()
     late.cancel()
-    assert found == (ProbeResult("lo") if busy_s < PATIENCE_S + 2 else ProbeResult(error="no answer"))
+    assert found == (ProbeResult("lo") if busy_s < OTHER_ADDRESS_TIMEOUT_S + 2 else ProbeResult(error="no answer"))
 
 
 def test_a_port_where_nobody_or_another_answers_is_not_rank_0() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        probe = Probe(Door(("127.0.0.1",), port, "token"), [LO])
+        probe = AddressProber(ProbeTarget(("127.0.0.1",), port, "token"), [LO])
         connection, _ = other.accept()
         connection.sendall(b"SSH-2.0")
-        assert probe.trials() == (ProbeResult(error="another host answers there"),)
+        assert probe.await_trials() == (ProbeResult(error="another host answers there"),)
         connection.close()
-    assert Probe(Door(("127.0.0.1",), port, "token"), [LO]).trials() == (ProbeResult(error="Connection refused"),)
+    prober = AddressProber(ProbeTarget(("127.0.0.1",), port, "token"), [LO])
+    assert prober.await_trials() == (ProbeResult(error="Connection refused"),)
 
 
 def misled(cluster: Cluster, *command: object) -> Done:
@@ -202,7 +204,7 @@ import torch
 
 
 def test_rank_0s_node_answers_while_rank_0_is_busy_with_its_import(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(BUSY % (PATIENCE_S + 4))
+    (tmp_path / "torch.py").write_text(BUSY % (OTHER_ADDRESS_TIMEOUT_S + 4))
     mpi = MPIS["openmpi4"]
     done = cluster.run("srun", f"--mpi={mpi.pmi}", "-N3", "-n3", f"--export=ALL,PYTHONPATH={tmp_path}",
                        str(mpi.python), "-m", "mpiddp", str(HELLO), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)

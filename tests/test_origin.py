@@ -21,7 +21,7 @@ import torch.distributed
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
-from mpiddp.failure.exception import find_traceback_line, list_related, report_exception, report_exit
+from mpiddp.failure.exception import find_traceback_line, list_related, make_exit_report, make_report
 from mpiddp.failure.report import format_failure
 from mpiddp.failure.root_cause import ReportKind, RootCause
 from mpiddp.failure.traceback import find_origin, parse_traceback
@@ -44,7 +44,7 @@ def test_an_error_where_no_module_can_be_loaded(monkeypatch: pytest.MonkeyPatch)
     """As in a script that has opened too many files."""
     monkeypatch.setitem(sys.modules, "mpiddp.failure.traceback", None)
     error = OSError(24, "Too many open files")
-    assert report_exception(error, 0, "n0")[2:4] == (ReportKind.ERROR, "OSError: [Errno 24] Too many open files")
+    assert make_report(error, 0, "n0")[2:4] == (ReportKind.ERROR, "OSError: [Errno 24] Too many open files")
 
 
 def seven(_: object) -> None:
@@ -156,7 +156,7 @@ GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has 
 def test_the_first_line_of_a_report_has_the_error_that_was_first(
     by: Callable[[], object], cause: str, how: str, function: str
 ) -> None:
-    found = report_exception(raised(by), 1, "n1")
+    found = make_report(raised(by), 1, "n1")
     assert found.kind == ReportKind.ERROR
     words = re.escape(f"{cause} ({how}{', ' * bool(how)}test_origin.py:")
     told = re.fullmatch(rf"{words}(\d+) in {function}\)", found.cause)
@@ -166,7 +166,7 @@ def test_the_first_line_of_a_report_has_the_error_that_was_first(
 
 
 def test_an_error_of_ones_own_is_told_as_it_is() -> None:
-    assert report_exception(raised(lambda: seven(1)), 1, "n1").cause == "ValueError: seven"
+    assert make_report(raised(lambda: seven(1)), 1, "n1").cause == "ValueError: seven"
 
 
 def test_the_texts_of_others() -> None:
@@ -183,7 +183,7 @@ def test_the_texts_of_others() -> None:
 
 def test_the_loss_of_a_peer_stays_one() -> None:
     for by in (lost_cause, lost_context, lost_suppressed, lost_exit):
-        found = report_exception(raised(by), 1, "n1")
+        found = make_report(raised(by), 1, "n1")
         assert found.kind == ReportKind.SECONDARY, by
         assert found.cause.startswith("RuntimeError: [gloo/pair.cc:553] Connection closed by peer ("), found.cause
 
@@ -234,21 +234,21 @@ def own_exit() -> None:
 
 
 def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
-    found = report_exception(raised(own_exit), 1, "n1")
+    found = make_report(raised(own_exit), 1, "n1")
     assert re.fullmatch(r"ValueError: seven \(then sys\.exit\(3\), test_origin\.py:\d+ in seven\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.ERROR, 3)
     assert found.where.endswith(" in seven")
-    assert report_exception(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
+    assert make_report(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
 
 
 def test_an_os_exit_while_an_error_is_handled() -> None:
     try:
         lose()
     except RuntimeError:
-        found = report_exit(7, sys._getframe(), 1, "n1")
+        found = make_exit_report(7, sys._getframe(), 1, "n1")
     assert re.fullmatch(r"RuntimeError: .* \(then os\._exit\(7\), test_origin\.py:\d+ in lose\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.SECONDARY, 7)
-    plain = report_exit(7, sys._getframe(), 1, "n1")
+    plain = make_exit_report(7, sys._getframe(), 1, "n1")
     assert (plain.kind, plain.cause) == (ReportKind.ERROR, "os._exit(7)")
     assert plain.where.startswith(f"{HERE}, line ")
 
@@ -260,7 +260,7 @@ def test_an_exit_after_an_interrupt_is_one() -> None:
         except KeyboardInterrupt:
             sys.exit(5)
 
-    found = report_exception(raised(interrupted), 1, "n1")
+    found = make_report(raised(interrupted), 1, "n1")
     assert (found.kind, found.signal, found.status) == (ReportKind.ERROR, "SIGINT", 5)
 
 
@@ -269,8 +269,8 @@ def test_a_group_is_a_loss_if_all_its_errors_are() -> None:
     losses = [raised(lose), raised(lost_context)]
     one_own = [*losses, raised(lambda: seven(1))]
     group = ExceptionGroup("two", losses)  # noqa: F821 (from Python 3.11 on)
-    assert report_exception(group, 1, "n1").kind == ReportKind.SECONDARY
-    found = report_exception(ExceptionGroup("three", one_own), 1, "n1")  # noqa: F821
+    assert make_report(group, 1, "n1").kind == ReportKind.SECONDARY
+    found = make_report(ExceptionGroup("three", one_own), 1, "n1")  # noqa: F821
     assert found.kind == ReportKind.ERROR
     assert found.cause.startswith("ValueError: seven (and 2 more in a group, ")
 
@@ -299,9 +299,9 @@ def unmet() -> None:
 
 def test_where_a_connection_was_lost_decides() -> None:
     """A server of the script's own is no peer."""
-    assert [report_exception(raised(by), 1, "n1").kind for by in (refused, broken)] == [ReportKind.ERROR,
+    assert [make_report(raised(by), 1, "n1").kind for by in (refused, broken)] == [ReportKind.ERROR,
                                                                                         ReportKind.ERROR]
-    assert report_exception(raised(unmet), 1, "n1").kind == ReportKind.SECONDARY
+    assert make_report(raised(unmet), 1, "n1").kind == ReportKind.SECONDARY
 
 
 MPICHS = "Message truncated, error stack:\ninternal_Recv(339): MPI_Recv(buf=0x5) failed\nwait(74): 16 bytes received\n"
@@ -320,7 +320,7 @@ def test_the_line_that_tells_most(text: str, cause: str) -> None:
     class Error(Exception):
         pass
 
-    assert report_exception(Error(text), 1, "n1").cause == cause
+    assert make_report(Error(text), 1, "n1").cause == cause
     quoted = f"Traceback (most recent call last):\n  File \"deep.py\", line 6, in load\n{text and f'Error: {text}'}"
     assert not text or (found := parse_traceback(quoted)) is None or found.cause == cause
 

@@ -8,7 +8,7 @@ import pytest
 
 from mpiddp.base import text as words
 from mpiddp.base.config import LaunchConfig
-from mpiddp.base.errors import PROBLEMS, LaunchError
+from mpiddp.base.errors import PROBLEMS_FILE, LaunchError
 from mpiddp.discovery.cpus import Topology
 from mpiddp.discovery.devices import DeviceFacts
 from mpiddp.discovery.gpus import Gpu
@@ -117,11 +117,11 @@ def test_options_that_ranks_have_to_have_alike() -> None:
     with pytest.raises(LaunchError) as caught:
         problems.check_options([*alike, host(3)])
     assert caught.value.name == "options-differ"
-    assert caught.value.found == "log_dir is set on rank 0, but not set on rank 3 on n3"
+    assert caught.value.actual == "log_dir is set on rank 0, but not set on rank 3 on n3"
     with pytest.raises(LaunchError, match="backend is not set on rank 0, but mpi on rank 1 on n1"):
         problems.check_options([host(0), host(1)._replace(options={"backend": "mpi"})])
-    assert LaunchConfig().common() == {}
-    assert LaunchConfig(log_dir="/a", port=29500, prefix=True, init=False).common() == {
+    assert LaunchConfig().job_wide_options() == {}
+    assert LaunchConfig(log_dir="/a", port=29500, prefix=True, init=False).job_wide_options() == {
         "init": "False", "log_dir": "set"}
 
 
@@ -137,7 +137,7 @@ def test_a_script_with_an_option_for_its_local_rank(
 
 
 def test_addresses_with_their_ports_are_as_urls_have_them() -> None:
-    assert [words.at_port(one, 29500) for one in ("10.1.0.2", "n7.site", "fd00::1")] == [
+    assert [words.format_address(one, 29500) for one in ("10.1.0.2", "n7.site", "fd00::1")] == [
         "10.1.0.2:29500", "n7.site:29500", "[fd00::1]:29500"]
 
 
@@ -209,7 +209,7 @@ def test_no_network_is_a_problem() -> None:
     with pytest.raises(LaunchError) as caught:
         network.rank_addresses([host(0, "a", LO), host(1, "b", LO)])
     assert caught.value.name == "no-network"
-    assert "a" in caught.value.found
+    assert "a" in caught.value.actual
 
 
 TWO_NETWORKS = [
@@ -264,7 +264,7 @@ def test_a_network_that_is_not_there(asked: network.NetworkConstraint, words: st
     with pytest.raises(LaunchError) as caught:
         network.rank_addresses([*TWO_NETWORKS, third], asked)
     assert caught.value.name == "no-network"
-    assert caught.value.found.startswith(words)
+    assert caught.value.actual.startswith(words)
 
 
 def test_addresses_that_only_some_nodes_reach_are_named_with_them() -> None:
@@ -272,7 +272,7 @@ def test_addresses_that_only_some_nodes_reach_are_named_with_them() -> None:
     with pytest.raises(LaunchError) as caught:
         meet([*TWO_NETWORKS, third], (1, "10.1.0.1"), (2, "10.0.0.1"))
     assert caught.value.name == "address-unreachable"
-    assert caught.value.found.splitlines()[1:] == [
+    assert caught.value.actual.splitlines()[1:] == [
         "10.1.0.1 (ib0) from n1: no answer", "10.0.0.1 (eth0) from n2: no answer"]
 
 
@@ -282,14 +282,14 @@ def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
     with pytest.raises(LaunchError) as caught:
         network.check_store_reached([None, "timed out"], ["a", "b"], endpoint)
     assert caught.value.name == "address-unreachable"
-    assert "from b to rank 0 on a at 10.0.0.1 port 4000: timed out" in caught.value.found
+    assert "from b to rank 0 on a at 10.0.0.1 port 4000: timed out" in caught.value.actual
 
 
 def test_ranks_must_see_the_same_kind_of_device() -> None:
     gpus.check_device_kinds(None, [TORCH, TORCH], ["a", "b"])
     with pytest.raises(LaunchError) as caught:
         gpus.check_device_kinds(None, [TORCH, TORCH, CPU_TORCH], ["n1", "n2", "n3"])
-    assert (caught.value.name, caught.value.found) == (
+    assert (caught.value.name, caught.value.actual) == (
         "mixed-devices", "most ranks see 4 cuda devices, but n3 has no GPU")
 
 
@@ -298,7 +298,7 @@ def test_a_device_that_was_asked_for_must_be_there() -> None:
     gpus.check_device_kinds("cpu", [CPU_TORCH], ["n1"])
     with pytest.raises(LaunchError) as caught:
         gpus.check_device_kinds("cuda", [TORCH, CPU_TORCH], ["n1", "n2"])
-    assert (caught.value.name, caught.value.found) == (
+    assert (caught.value.name, caught.value.actual) == (
         "device-unavailable", "--device=cuda, but on n2 torch 2.13.0+cpu sees no GPU")
 
 
@@ -327,14 +327,14 @@ def test_backend_unavailable(asked: str, facts: DeviceFacts, words: str) -> None
     with pytest.raises(LaunchError) as caught:
         gpus.choose_backend(asked, [TORCH, facts] if asked != "nonsense" else [facts], ["a", "b"])
     assert caught.value.name == "backend-unavailable"
-    assert words in caught.value.found
+    assert words in caught.value.actual
 
 
 def test_a_torch_that_cannot_be_imported_is_named_by_its_host() -> None:
     with pytest.raises(LaunchError) as caught:
         gpus.check_torch([TORCH, DeviceFacts(error="ImportError: libcudart.so.12")], ["a", "b"])
     assert caught.value.name == "torch-unusable"
-    assert caught.value.found == "ImportError: libcudart.so.12 (on b)"
+    assert caught.value.actual == "ImportError: libcudart.so.12 (on b)"
 
 
 def test_a_script_that_some_hosts_cannot_see_is_named_by_them() -> None:
@@ -343,7 +343,7 @@ def test_a_script_that_some_hosts_cannot_see_is_named_by_them() -> None:
     with pytest.raises(LaunchError) as caught:
         problems.check_script([host(script=there), *(host(i, script=gone) for i in range(1, 9))])
     assert caught.value.name == "script-missing"
-    assert caught.value.found == "/x/t.py: No such file or directory (on n[1-8])"
+    assert caught.value.actual == "/x/t.py: No such file or directory (on n[1-8])"
 
 
 def test_a_script_that_differs_names_the_minority() -> None:
@@ -351,11 +351,11 @@ def test_a_script_that_differs_names_the_minority() -> None:
     with pytest.raises(LaunchError) as caught:
         problems.check_script(facts)
     assert caught.value.name == "script-differs"
-    assert caught.value.found == "t.py has the hash cafe on most nodes, but beef on n2"
+    assert caught.value.actual == "t.py has the hash cafe on most nodes, but beef on n2"
     other = [host(i, script=ScriptFacts("server.py", digest="f00d")) for i in (5, 6)]
     with pytest.raises(LaunchError) as caught:
         problems.check_script([*other, *facts])
-    assert caught.value.found == "t.py has the hash cafe on most nodes, but beef on n2"
+    assert caught.value.actual == "t.py has the hash cafe on most nodes, but beef on n2"
     problems.check_script([*other, *facts[:2]])  # each rank its own program
 
 
@@ -363,11 +363,11 @@ def test_other_software_names_the_minority() -> None:
     facts = [host(i)._replace(versions={"Python": "3.12.1" if i in (3, 4) else "3.11.7"}) for i in range(7)]
     with pytest.raises(LaunchError) as caught:
         problems.check_software(facts)
-    assert (caught.value.name, caught.value.found) == (
+    assert (caught.value.name, caught.value.actual) == (
         "version-skew", "Python is 3.11.7 on most nodes, but 3.12.1 on n[3-4]")
     with pytest.raises(LaunchError) as caught:
         gpus.check_torch([TORCH, TORCH, TORCH._replace(nccl_version="2.20")], ["a", "b", "c"])
-    assert (caught.value.name, caught.value.found) == ("version-skew", "NCCL is missing on most nodes, but 2.20 on c")
+    assert (caught.value.name, caught.value.actual) == ("version-skew", "NCCL is missing on most nodes, but 2.20 on c")
 
 
 def test_warnings_are_a_line_each() -> None:
@@ -391,20 +391,20 @@ def test_stale_variables_are_shown_with_their_old_values() -> None:
 
 
 def test_hosts_are_folded_and_ranks_counted() -> None:
-    assert words.folded(f"n{i:03}" for i in range(1, 65)) == "n[001-064]"
-    assert words.folded(["gpu-b2", "gpu-a10", "gpu-a11", "gpu-a11"]) == "gpu-a[10-11],gpu-b2"
-    assert words.listed([str(i) for i in range(1024)]) == "0, 1, 2, 3, 4 and 1,019 more"
-    assert words.folded(f"host{i**3}" for i in range(100)).endswith(" more")
+    assert words.fold_hosts(f"n{i:03}" for i in range(1, 65)) == "n[001-064]"
+    assert words.fold_hosts(["gpu-b2", "gpu-a10", "gpu-a11", "gpu-a11"]) == "gpu-a[10-11],gpu-b2"
+    assert words.join_names([str(i) for i in range(1024)]) == "0, 1, 2, 3, 4 and 1,019 more"
+    assert words.fold_hosts(f"host{i**3}" for i in range(100)).endswith(" more")
 
 
 def test_a_problem_reads_as_found_needed_do() -> None:
     """Its last line leads to the list of names, which is installed beside the code."""
-    assert Path(PROBLEMS).is_file()
+    assert Path(PROBLEMS_FILE).is_file()
     assert str(LaunchError("a-name", "one\ntwo", "three", "four")).splitlines() == [
         "mpiddp: cannot start: a-name",
         "  found    one",
         "           two",
         "  needed   three",
         "  do       four",
-        f"  more     {PROBLEMS}, a-name",
+        f"  more     {PROBLEMS_FILE}, a-name",
     ]

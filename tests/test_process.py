@@ -15,9 +15,9 @@ from tests.support import ROOT, check, need
 
 WITHOUT_PROC = """
 import os, signal, subprocess, time
-from mpiddp.discovery.process import Process
+from mpiddp.discovery.process import WatchedProcess
 child = subprocess.Popen(["sleep", "60"])
-process = Process(child.pid)
+process = WatchedProcess(child.pid)
 assert not os.path.exists("/proc/self")
 assert process.wait_status() is None
 assert not process.is_stopped() and not process.has_handler(signal.SIGTERM) and not process.was_out_of_memory()

@@ -115,7 +115,7 @@ def test_fruitless_starts_are_counted_over_requeues(tmp_path: Path) -> None:
 @pytest.fixture
 def stop() -> Stop:
     """Return what tells a single rank when to stop, as if no signal had come."""
-    signals.noted = 0
+    signals.received = 0
     return Stop()
 
 
@@ -123,10 +123,10 @@ def stop() -> Stop:
 def test_a_step_is_one_that_was_made(stop: Stop, early: bool, steps: int) -> None:
     try:
         for _ in range(1 - early):
-            assert not stop.due()
+            assert not stop.is_due()
         stop.stop_at(time.time() - 1)
-        assert stop.due()
-        assert stop.due()
+        assert stop.is_due()
+        assert stop.is_due()
         assert stop.steps == steps
         assert (stop.left_s() or 0) < 0
     finally:
@@ -172,6 +172,6 @@ def test_a_stop_that_leaves_no_time(left_s: float | None, refused: bool) -> None
     except LaunchError as error:
         assert refused
         assert error.name == "stop-too-early"
-        assert "2 min 0 s" in error.found
+        assert "2 min 0 s" in error.actual
     else:
         assert not refused

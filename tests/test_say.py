@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.base.stderr import say
+from mpiddp.base.stderr import write_line
 from tests import processes, starts
 from tests.cluster import Cluster
 from tests.support import (
@@ -127,7 +127,7 @@ def test_all_is_said_where_a_pipe_that_does_not_block_is_full() -> None:
 
     listener = threading.Thread(target=hear, daemon=True)
     listener.start()
-    say(text, sink)
+    write_line(text, sink)
     listener.join(10)
     os.close(sink)
     os.close(source)
@@ -137,9 +137,9 @@ def test_all_is_said_where_a_pipe_that_does_not_block_is_full() -> None:
 def test_a_closed_end_is_no_error() -> None:
     source, sink = os.pipe()
     os.close(source)
-    say("nobody hears", sink)
+    write_line("nobody hears", sink)
     os.close(sink)
-    say("nobody hears", sink)
+    write_line("nobody hears", sink)
 
 
 @pytest.mark.thorough

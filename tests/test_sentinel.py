@@ -22,7 +22,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from mpiddp.base.stderr import say
+from mpiddp.base.stderr import write_line
 from mpiddp.failure.rank import RankIdentity
 from mpiddp.failure.root_cause import RootCause
 from mpiddp.ipc import connector
@@ -446,7 +446,7 @@ def test_an_error_of_two_megabytes_on_one_line(name: str, line: str, tmp_path: P
 
 
 def test_a_line_of_a_sentinel_that_is_no_text(capfd: pytest.CaptureFixture[str]) -> None:
-    say("odd-\udcff.py\n")
+    write_line("odd-\udcff.py\n")
     assert capfd.readouterr().err == "odd-?.py\n"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.base.files import Claim, check_protected, open_for_reading, open_for_writing, reason
+from mpiddp.base.files import FolderClaim, check_protected, format_os_error, open_for_reading, open_for_writing
 from mpiddp.staging import mirror
 from tests import processes
 from tests.support import (
@@ -110,7 +110,7 @@ def refusal(path: Path, **options: bool) -> str:
     try:
         os.close(open_for_writing(str(path), **options))
     except OSError as error:
-        return reason(error, str(path))
+        return format_os_error(error, str(path))
     return ""
 
 
@@ -209,14 +209,14 @@ def test_a_claim_touches_nothing_by_the_links_of_others(commons: Path) -> None:
     (commons / "shared/77").symlink_to(commons / "home/ours")
     given_to(OTHER, commons / "shared/logs", commons / "shared/77")
     for name in ("logs/77", "77"):
-        assert Claim(str(commons / "shared" / name), 0, "run").make()  # making the log says what is in the way
+        assert FolderClaim(str(commons / "shared" / name), 0, "run").acquire()  # making the log says what is in the way
     assert list((commons / "home/ours").iterdir()) == []
 
 
 def test_a_claimed_folder_is_not_for_all_to_write_to(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        assert Claim(str(tmp_path / "logs/77"), 0, "run").make()
+        assert FolderClaim(str(tmp_path / "logs/77"), 0, "run").acquire()
     finally:
         os.umask(before)
     for folder in (tmp_path / "logs", tmp_path / "logs/77"):

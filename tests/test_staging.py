@@ -441,8 +441,8 @@ def test_a_cgroups_memory_is_all_that_is_left(group: Path) -> None:
 LATE = r"""
 import threading, time
 from mpi4py import MPI
-from mpiddp.base.errors import LonelyLaunchError
-from mpiddp.bootstrap.rollcall import RollCall
+from mpiddp.base.errors import LocalLaunchError
+from mpiddp.bootstrap.rollcall import Rendezvous
 from mpiddp.staging.broadcast import broadcast, buffer_for
 from mpiddp.staging.manifest import File, plan_chunks
 
@@ -453,8 +453,8 @@ def read(chunk):
 
 begun, chunks = time.monotonic(), plan_chunks([File("/x", 2**25, 7, 0o644)], 2, {})
 try:
-    broadcast(RollCall(MPI.COMM_WORLD, 60, begun), chunks, begun + 3, read, lambda: None, lambda *_: None)
-except LonelyLaunchError as error:
+    broadcast(Rendezvous(MPI.COMM_WORLD, 60, begun), chunks, begun + 3, read, lambda: None, lambda *_: None)
+except LocalLaunchError as error:
     is_named, is_in_time = "rank 1 has not read" in str(error), time.monotonic() - begun < 10
     print(f"rank {MPI.COMM_WORLD.rank}: {is_named}, {is_in_time}\n", end="", flush=True)
 time.sleep(1)
@@ -472,14 +472,14 @@ import sys, time
 from pathlib import Path
 from mpi4py import MPI
 from mpiddp.base.config import LaunchConfig
-from mpiddp.bootstrap.rollcall import RollCall
+from mpiddp.bootstrap.rollcall import Rendezvous
 from mpiddp.staging.access_trace import AccessTrace
 from mpiddp.staging.stage import NodeLeader
 
 rank, root, target = MPI.COMM_WORLD.rank, sys.argv[1], f"{sys.argv[2]}/{MPI.COMM_WORLD.rank}"
 known = AccessTrace(frozenset(str(path) for path in Path(root).rglob("*.py")) if rank == 0 else frozenset())
 config = LaunchConfig(stage=target, stage_keep=True)
-leader = NodeLeader(RollCall(MPI.COMM_WORLD, 60, time.monotonic()), (root,), config)
+leader = NodeLeader(Rendezvous(MPI.COMM_WORLD, 60, time.monotonic()), (root,), config)
 used, outcome = leader.run(known, frozenset())
 print(f"{rank} {outcome.path.removeprefix(target)} {outcome.refused} {outcome.left}\n", end="", flush=True)
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.runner.signals import SIGNALS
+from mpiddp.runner.signals import STOP_SIGNALS
 from tests import processes
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import Job, and_whole, started
@@ -183,7 +183,7 @@ def test_what_a_signal_does(
 
 def test_the_table_has_all_signals() -> None:
     assert {(number, to) for number, to, *_ in CELLS} == {
-        (number.name, to) for number in SIGNALS for to in ("launcher", "steps")}
+        (number.name, to) for number in STOP_SIGNALS for to in ("launcher", "steps")}
 
 
 def test_the_walltime_stops_all_in_time(quick: Mpi) -> None:

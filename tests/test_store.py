@@ -37,7 +37,7 @@ from tests.support import (
 WITHOUT_LIBUV = """\
 import os
 import torch.distributed as dist
-from mpiddp.bootstrap.store import connect, serve_store
+from mpiddp.bootstrap.store import connect_store, serve_store
 TCPStore = dist.TCPStore
 def without_libuv(*arguments, use_libuv=True, **options):
     if use_libuv:
@@ -45,7 +45,7 @@ def without_libuv(*arguments, use_libuv=True, **options):
     return TCPStore(*arguments, use_libuv=False, **options)
 dist.TCPStore = without_libuv
 store, endpoint = serve_store("127.0.0.1", timeout_s=10)
-client, reason = connect(endpoint, timeout_s=10)
+client, reason = connect_store(endpoint, timeout_s=10)
 assert client is not None, reason
 client.set("key", "met")
 print(f"{store.get('key').decode()}, USE_LIBUV={os.environ['USE_LIBUV']}")
@@ -112,7 +112,7 @@ def test_jobs_that_start_together_stay_apart(quick: Mpi) -> None:
 
 def test_rank_0_may_have_a_connection_for_each_rank(quick: Mpi) -> None:
     told = check(alone(quick, "-c", "import resource as r; "
-                       "from mpiddp.bootstrap.rank0 import allow_connections as allow; "
+                       "from mpiddp.bootstrap.rank0 import raise_open_file_limit as allow; "
                        "r.setrlimit(r.RLIMIT_NOFILE, (600, 3000)); limits = []; "
                        "[(allow(n), limits.append(r.getrlimit(r.RLIMIT_NOFILE))) for n in (4, 1000, 10_000)]; "
                        "print(limits)")).stdout

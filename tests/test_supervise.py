@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpiddp.base.files import note_suspects
+from mpiddp.base.files import append_suspects
 from mpiddp.failure.root_cause import OUT_OF_MEMORY, ReportKind
 from mpiddp.supervise.allocation import exclude_nodes, find_allocation
 from mpiddp.supervise.attempt import AttemptProcess, make_attempt
@@ -302,7 +302,7 @@ def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
 
 def test_nodes_that_are_excluded(tmp_path: Path) -> None:
     nodes, file = ("n016", "n017", "n018.site.org"), tmp_path / "bad.txt"
-    note_suspects(str(file), [("n018", "sends at 0.48 of the median"), ("n099", "silent")])
+    append_suspects(str(file), [("n018", "sends at 0.48 of the median"), ("n099", "silent")])
     assert exclude_nodes(nodes, str(file)) == ("n016", "n017")
     file.write_text("n016\n")
     assert exclude_nodes(nodes, str(file)) == ("n017", "n018.site.org")
@@ -726,9 +726,9 @@ def test_a_job_gets_sigterm_when_its_supervisor_is_killed(tmp_path: Path) -> Non
     code = """\
 import os, signal, sys
 from mpiddp.supervise.command import NONE
-from mpiddp.supervise.attempt import Running
-pid = Running(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, "", \
-NONE, 1.0)._process.pid
+from mpiddp.supervise.attempt import AttemptProcess
+pid = AttemptProcess(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, \
+"", NONE, 1.0)._process.pid
 status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
 assert status["Name"].strip() in ("sh", "dash", "bash"), status
 assert int(status["SigIgn"], 16) == 0, status

@@ -142,13 +142,12 @@ def test_a_torch_that_sees_no_gpu_is_refused() -> None:
     gpus.check_unseen_gpus([TORCH, old], ["n1", "n2"])  # mixed-devices says more
     with pytest.raises(LaunchError, match="no-gpu-seen") as caught:
         gpus.check_unseen_gpus([CPU_TORCH, old, old], ["n1", "n2", "n3"])
-    assert caught.value.found.splitlines() == [
+    assert caught.value.actual.splitlines() == [
         "2 GPUs given by Slurm on n[2-3], but torch 2.13.0+cpu, built for CUDA 12.8, sees no GPU",
         "torch says: No CUDA GPUs", "driver: NVIDIA 470.57.02"]
     assert "update the driver" in caught.value.do
     with pytest.raises(LaunchError, match="built for CPUs only, sees no GPU") as caught:
-        gpus.check_unseen_gpus([CPU_TORCH._replace(unseen=UnseenGpus("1 AMD GPU (0000:c1:00.0)", "", "", ""))],
-                                  ["n1"])
+        gpus.check_unseen_gpus([CPU_TORCH._replace(unseen=UnseenGpus("1 AMD GPU (0000:c1:00.0)", "", "", ""))], ["n1"])
     assert "activate the environment" in caught.value.do
 
 
@@ -181,7 +180,7 @@ def test_lists_that_hide_all_gpus_are_named() -> None:
     facts = [host(0)._replace(hidden="A=1 leaves 1 GPU, and B=1 selects none of these"), host(1)]
     with pytest.raises(LaunchError, match="hidden-gpus") as caught:
         job.plan_pre_torch(facts, LaunchConfig())
-    assert caught.value.found == "A=1 leaves 1 GPU, and B=1 selects none of these (on n0)"
+    assert caught.value.actual == "A=1 leaves 1 GPU, and B=1 selects none of these (on n0)"
 
 
 @pytest.mark.parametrize(("facts", "warned"), [

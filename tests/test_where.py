@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpiddp.base.text import ranges
+from mpiddp.base.text import format_ranges
 from mpiddp.failure import stack
 from mpiddp.failure.stack import Frame, FrameKind
 from mpiddp.ipc.codec import decode, encode
@@ -342,4 +342,4 @@ def read(line: bytes) -> Whereabouts:
 
 
 def test_ranges() -> None:
-    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert format_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"

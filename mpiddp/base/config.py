@@ -1,26 +1,57 @@
-"""What the user asked for, read once and never changed."""
+"""The options of a job, read once and never changed."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
 DEFAULT_STARTUP_TIMEOUT_S = 300.0
-RESTARTS = "MPIDDP_RESTART_COUNT"  # a variable that mpiddp.supervise sets
-RUNNING = ".running"  # ends the name of a file beside the report of a job that it started, until the job ends in order
-STOPPED = ".stopped"  # ends the name of a file with the number of steps of a job that ranks have agreed to stop
 DEFAULT_ABORT_GRACE_S = 5.0
 DEFAULT_FOLD_WINDOW_S = 1.0
-DESERTED_TIMEOUT_S = 300.0  # --exit-timeout where all others wait in vain; NCCL gives up after 600 s
-PREFIX = "[{rank} {host}] "
-AUTO = "auto"  # for --stage
-STANDARD_INPUT = "-"  # in the place of a script's path
+DEFAULT_PREFIX = "[{rank} {host}] "
+BLOCKED_EXIT_TIMEOUT_S = 300.0  # --exit-timeout if all other ranks wait in collectives in vain; NCCL's is 600 s
+AUTO_FOLDER = "auto"  # for --stage
+STANDARD_INPUT = "-"  # instead of a script's path
+RESTART_VARIABLE = "MPIDDP_RESTART_COUNT"  # which mpiddp.supervise sets
+RUNNING_SUFFIX = ".running"  # of the file beside a supervised job's report that exists until the job ends in order
+STOPPED_SUFFIX = ".stopped"  # of the file with the number of steps of a job that ranks agreed to stop
+
+
+class TextEnum(str, Enum):
+    """An enumeration of texts that formats as its text (enum.StrEnum is new in Python 3.11)."""
+
+    __str__ = str.__str__
+
+
+class Binding(TextEnum):
+    """--bind: a fair share of the node's cores, all that the node allows, or what the launcher gave."""
+
+    AUTO = "auto"
+    NONE = "none"
+    LAUNCHER = "launcher"
+
+
+class CheckMode(TextEnum):
+    """--check: whether the nodes are measured before the script, and whether a bad one only causes a warning."""
+
+    OFF = ""
+    WARN = "warn"
+    STRICT = "strict"
+
+
+class LogCompression(TextEnum):
+    """--log-compress."""
+
+    NONE = ""
+    GZIP = "gzip"
+    ZSTD = "zstd"
 
 
 class Script(NamedTuple):
-    """The program to run, with its own arguments: a file, a module if `is_module` is true, or the code itself.
+    """The program to run, with its own arguments: a file, a module if `is_module`, or the code itself if `is_code`.
 
     A file may be a folder or a zip file with a `__main__`, or STANDARD_INPUT.
     """
@@ -41,115 +72,93 @@ class Script(NamedTuple):
         return self.target == STANDARD_INPUT and not (self.is_module or self.is_code)
 
 
-class Shape(NamedTuple):
-    """The shape of a job that is described and not started (--dry-run); `port` is 0 unless the user named one."""
+class DryRunShape(NamedTuple):
+    """--dry-run: describe a job of this shape; `port` is 0 unless the user named one."""
 
     nodes: int
     ranks_per_node: int
     port: int = 0
 
 
-class Desk(NamedTuple):
-    """A job that is planned from the facts in a file, and not started (--dry-run --facts)."""
+class DryRunFacts(NamedTuple):
+    """--dry-run --facts: plan a job from the facts in a file."""
 
     facts_file: str
     config: LaunchConfig
 
 
-class Shown(NamedTuple):
-    """The ranks whose output is shown: all, or those named by rank or by local rank; or all, `folded`."""
+class OutputFilter(NamedTuple):
+    """--show: the ranks whose output is shown, all or those named by rank or local rank; or that of all, `folded`."""
 
-    everyone: bool = True
+    all_ranks: bool = True
     ranks: frozenset[int] = frozenset()
     local_ranks: frozenset[int] = frozenset()
     folded: bool = False
 
     def has(self, rank: int, local_rank: int) -> bool:
-        """Tell whether a rank's output is shown."""
-        return self.everyone or rank in self.ranks or local_rank in self.local_ranks
+        """Return whether a rank's output is shown."""
+        return self.all_ranks or rank in self.ranks or local_rank in self.local_ranks
 
 
 class LaunchConfig(NamedTuple):
-    """The options of a job; the same on every rank.
+    """The options of a job; the same on every rank."""
 
-    `script` is None if the caller keeps its own main(). `backend` None takes torch's own backend for the
-    device. `device` None takes the accelerator that torch finds. `group_timeout` is for the process group's
-    collectives; None takes torch's default. `exit_timeout_s` is how long finished ranks wait for the others;
-    None sets no limit, but DESERTED_TIMEOUT_S where all others wait in collectives for finished ones. When no rank has
-    moved for `stall_s`, rank 0's sentinel says where they are, and ends the job if `stall_abort`; None never does.
-    `explain` is a rank whose environment is explained; the script does not run then.
-    `abort_grace_s` is the time that the ranks of a failed job have to end. `error_file` receives the reason of a
-    failure as JSON, `log_dir` each rank's output; empty writes neither. `log_compress` is gzip, zstd, or empty for
-    logs as they are; a log that has `log_max_bytes` goes on in another file, unless that is 0. `full_traceback` shows
-    libraries' frames in what a rank that fails prints. `prefix` is put before each line of output, with the fields
-    `rank`, `local_rank`, `host` and `time` of str.format(); of folded lines, `rank` and `time`. Lines are folded that
-    ranks say within `fold_window_s` of each other; a rank that says more than can be shown waits, unless `drops_lines`.
-    `python_exit` ends the process by the interpreter's own exit. `binding` is a policy for the cores
-    (`plan.cores.shares`). `threads` is the number of a rank's threads; None takes the number of its cores. Rank 0
-    writes every rank's place to `map_file`, a .json or .svg file, and the times
-    at which each rank began each stage to `trace_file`; empty writes neither. `stop_before_s` is how long
-    before the end of the Slurm job mpiddp.should_stop() becomes true; None leaves that to signals.
-    `idle_gpus` lets the only rank of a node have several GPUs. `share_gpus` lets several ranks share a GPU.
-    `virtual_local_rank` shows each rank only its own GPU and exports LOCAL_RANK=0. `gpu_aware_mpi` leaves Cray MPICH's
-    support for GPUs as the user set it. `interface` and
-    `master_addr` name the network on which nodes meet; None takes the best one. `port` of rank 0's node is where
-    they do, and the next one is its sentinel's; 0 takes free ones. `local_rank_option` is the
-    option by which the script is told its local rank, empty for none. Rank 0 writes what each rank sees of its
-    node to `facts_file`; empty writes nothing. `check` is warn or strict where nodes are measured before the script,
-    empty where they are not; rank 0 keeps the figures in `check_history`, unless that is empty. `stage` is the folder
-    into which the environment is staged, AUTO for the best one, empty for none; `stage_keep` leaves it there at the
-    end. `unknown_variables` are those that look like options' and are none.
-    """
+    script: Script | None = None  # None: the caller keeps its own main()
+    backend: str | None = None  # of the process group; None: torch's own for the device
+    device: str | None = None  # a type of torch's; None: the accelerator that torch finds
+    init: bool = True  # whether we create the process group
 
-    script: Script | None = None
-    backend: str | None = None
-    device: str | None = None
-    init: bool = True
     startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
-    exit_timeout_s: float | None = None
-    stall_s: float | None = None
-    stall_abort: bool = False
-    group_timeout: timedelta | None = None
+    exit_timeout_s: float | None = None  # for which finished ranks wait for others; None: see BLOCKED_EXIT_TIMEOUT_S
+    stall_s: float | None = None  # after which rank 0's sentinel prints where ranks stand, if none moves; None: never
+    stall_abort: bool = False  # the job ends then
+    group_timeout: timedelta | None = None  # of the process group's collectives; None: torch's default
+    abort_grace_s: float = DEFAULT_ABORT_GRACE_S  # which the ranks of a failed job have to end
+    stop_before_s: float | None = None  # before the scheduler's end of the job should_stop() becomes true; None: never
+
     quiet: bool = False
-    explain: int | None = None
-    abort_grace_s: float = DEFAULT_ABORT_GRACE_S
-    error_file: str = ""
-    full_traceback: bool = False
+    explain: int | None = None  # the rank whose environment is explained; the script does not run then
+    error_file: str = ""  # receives the reason of a failure as JSON
+    full_traceback: bool = False  # a failing rank prints libraries' frames, too
+    map_file: str = ""  # .json or .svg, receives every rank's placement
+    trace_file: str = ""  # receives the times at which each rank began each stage
+    facts_file: str = ""  # receives what each rank discovers on its node
+
     log_dir: str = ""
-    log_compress: str = ""
-    log_max_bytes: int = 0
-    shown: Shown = Shown()
-    fold_window_s: float = DEFAULT_FOLD_WINDOW_S
-    drops_lines: bool = False
-    prefix: str = ""
-    python_exit: bool = False
-    binding: str = "auto"
-    threads: int | None = None
-    map_file: str = ""
-    trace_file: str = ""
-    stop_before_s: float | None = None
-    idle_gpus: bool = False
-    share_gpus: bool = False
-    virtual_local_rank: bool = False
-    gpu_aware_mpi: bool = False
-    interface: str | None = None
+    log_compress: LogCompression = LogCompression.NONE
+    log_max_bytes: int = 0  # at which a log is rotated; 0: never
+    output_filter: OutputFilter = OutputFilter()
+    fold_window_s: float = DEFAULT_FOLD_WINDOW_S  # equal lines of several ranks are folded if they come within it
+    drops_lines: bool = False  # a rank that prints more than can be shown does not wait, but loses lines
+    prefix: str = ""  # of each line shown; str.format() with rank, local_rank, host, time (folded: rank, time)
+
+    python_exit: bool = False  # the process ends by the interpreter's own exit
+    local_rank_option: str = ""  # by which the script gets its local rank; empty: none
+    binding: Binding = Binding.AUTO
+    threads: int | None = None  # of a rank; None: the number of its cores
+    idle_gpus: bool = False  # the only rank of a node may have several GPUs
+    share_gpus: bool = False  # several ranks may share a GPU
+    virtual_local_rank: bool = False  # each rank sees only its own GPU, and LOCAL_RANK is 0
+    gpu_aware_mpi: bool = False  # Cray MPICH's GPU support stays as the user has set it
+
+    interface: str | None = None  # on which nodes meet; None: the best one
     master_addr: str | None = None
-    port: int = 0
-    local_rank_option: str = ""
-    facts_file: str = ""
-    check: str = ""
-    check_history: str = ""
-    stage: str = ""
-    stage_keep: bool = False
-    unknown_variables: tuple[str, ...] = ()
+    port: int = 0  # of rank 0's store; the next one is that of its sentinel; 0: free ones
 
-    def common(self) -> dict[str, str]:
-        """Return the options that all ranks have to have alike, as far as they are not left at their defaults."""
-        found = {name: str(getattr(self, name)) for name in COMMON if getattr(self, name) != self._field_defaults[name]}
-        found |= {"show": "fold"} if self.shown.folded else {}
-        return found | {name: "set" for name in ("log_dir", "trace_file") if getattr(self, name)}
+    check: CheckMode = CheckMode.OFF
+    check_history: str = ""  # the file in which rank 0 keeps results
+    stage: str = ""  # the folder to which the environment is staged, or AUTO_FOLDER; empty: none
+    stage_keep: bool = False  # the staged environment stays there at the end
+    unknown_variables: tuple[str, ...] = ()  # that look like an option's
+
+    def job_wide_options(self) -> dict[str, str]:
+        """Return the options on which all ranks must agree, those that are not at their defaults."""
+        options = {name: str(value) for name in JOB_WIDE_FIELDS
+                   if (value := getattr(self, name)) != self._field_defaults[name]}
+        options |= {"show": "fold"} if self.output_filter.folded else {}
+        return options | {name: "set" for name in ("log_dir", "trace_file") if getattr(self, name)}
 
 
-# What each rank acts on, so that some would wait for others in vain; the rest is for rank 0 to know, or for one rank.
-COMMON = ("backend", "device", "init", "startup_timeout_s", "exit_timeout_s", "group_timeout", "explain",
-          "virtual_local_rank", "check", "stage")
+# Each rank acts on these, so ranks that differ would wait for each other in vain. The rest concerns rank 0 or one rank.
+JOB_WIDE_FIELDS = ("backend", "device", "init", "startup_timeout_s", "exit_timeout_s", "group_timeout", "explain",
+                   "virtual_local_rank", "check", "stage")

@@ -6,37 +6,37 @@ import os
 
 EXIT_USAGE = 2
 EXIT_CANNOT_START = 3
-EXIT_STALLED = 124  # as timeout(1) has it: --stall-abort
-EXIT_OUTPUT_LOST = 120  # as Python's own, where it cannot write out what stdout holds (Py_FinalizeEx)
+EXIT_STALLED = 124  # --stall-abort, as of timeout(1)
+EXIT_OUTPUT_LOST = 120  # as Python's own if it cannot flush stdout (Py_FinalizeEx)
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: all ranks agreed to stop, and the job can go on later
 
-FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PROBLEMS = os.path.join(FOLDER, "PROBLEMS.md")  # each name, and what to do
+PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROBLEMS_FILE = os.path.join(PACKAGE_FOLDER, "PROBLEMS.md")  # explains each name
 
 
 class LaunchError(Exception):
     """A named reason why the job cannot start.
 
-    Attributes: `name`, short and in kebab-case, as PROBLEMS.md lists it; `found`, what is there, with
-    values; `needed`, what must be there; `do`, what the user can do about it; `speaker`, the rank that prints it
-    before MPI_Init. Pickles, so that rank 0 can send it to every rank.
+    Attributes: `name`, short and in kebab-case, as PROBLEMS.md lists it; `actual`, the values found; `needed`, what is
+    required; `do`, what the user can do about it; `speaker`, the rank that prints it before MPI_Init. Pickles, so that
+    rank 0 can send it to every rank.
     """
 
-    def __init__(self, name: str, found: str, needed: str, do: str, speaker: int = 0) -> None:
-        super().__init__(name, found, needed, do, speaker)
-        self.name, self.found, self.needed, self.do, self.speaker = name, found, needed, do, speaker
+    def __init__(self, name: str, actual: str, needed: str, do: str, speaker: int = 0) -> None:
+        super().__init__(name, actual, needed, do, speaker)
+        self.name, self.actual, self.needed, self.do, self.speaker = name, actual, needed, do, speaker
 
     def __str__(self) -> str:
         lines = [f"mpiddp: cannot start: {self.name}"]
-        for label, text in (("found", self.found), ("needed", self.needed), ("do", self.do),
-                            ("more", f"{PROBLEMS}, {self.name}")):
+        for label, text in (("found", self.actual), ("needed", self.needed), ("do", self.do),
+                            ("more", f"{PROBLEMS_FILE}, {self.name}")):
             lines.append(f"  {label:<8} " + text.replace("\n", "\n" + " " * 11))
         return "\n".join(lines)
 
 
+class LocalLaunchError(LaunchError):
+    """A reason that only this rank knows: it prints it and ends the job."""
+
+
 class EndTimeoutError(TimeoutError):
     """A rank at its end has waited for the others for --exit-timeout."""
-
-
-class LonelyLaunchError(LaunchError):
-    """A reason that a rank could not share with the others: it speaks for itself and ends the job."""

@@ -1,4 +1,4 @@
-"""Files that options name, opened without waiting and without trusting what others put there; folders of one user."""
+"""Files that options name, opened without blocking and without trusting other users' entries; a user's folders."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from .stderr import say
+from .stderr import write_line
 
-STREAM = re.compile(r"/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/(\d+)")
-STREAMS = ("stdin", "stdout", "stderr")
+STREAM_PATH = re.compile(r"/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/(\d+)")
+STREAM_NAMES = ("stdin", "stdout", "stderr")
 MEMORY_DEVICES = 1  # the major number of /dev/null and /dev/full (admin-guide/devices.txt of Linux)
-MOST_LINKS = 40  # that the kernel follows in a path (man 7 path_resolution)
-FOLDER_MODE = 0o775  # of a folder that is made, less what the umask takes away: not everybody can write to it
+MAX_LINKS = 40  # that the kernel follows in a path (man 7 path_resolution)
+FOLDER_MODE = 0o775  # of a folder that is made, less the umask: not everybody can write to it
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
-LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+INSPECT_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Step(NamedTuple):
-    """A name on the way to a file: the state of its folder and its own, and how many names follow.
+class PathStep(NamedTuple):
+    """A name in a path: the state of its folder and of its own entry, and how many names follow.
 
     `trusted` are the users who may own what is used: this one, and root.
     """
 
     folder: os.stat_result
-    own: os.stat_result
-    left: int
+    entry: os.stat_result
+    names_left: int
     trusted: frozenset[int]
 
     @property
-    def foreign(self) -> bool:
-        """Whether this belongs to another user than this one and root."""
-        return self.own.st_uid not in self.trusted
+    def is_foreign(self) -> bool:
+        """Whether the entry belongs to another user than this one and root."""
+        return self.entry.st_uid not in self.trusted
 
     @property
-    def others_write(self) -> bool:
+    def has_open_folder(self) -> bool:
         """Whether other users can write to the folder."""
         return bool(self.folder.st_mode & OTHERS_WRITE) or self.folder.st_uid not in self.trusted
 
 
-Judge = Callable[[Step], str]  # returns why it must not be used, empty if it may
+PathCheck = Callable[[PathStep], str]  # returns why the entry must not be used, empty if it may
 
 
-class Place(NamedTuple):
-    """Where a file is, or can be made: an open folder, the file's name there and its path; it is open as `there`.
+class OpenedPath(NamedTuple):
+    """A file that exists or can be made: its open folder, its name there, its path, and its own descriptor.
 
-    `there` allows nothing but looking (O_PATH), and is -1 where there is no file.
+    The descriptor `file` only allows inspection (O_PATH), and is -1 if the file does not exist.
     """
 
     folder: int
     name: str
     path: str
-    there: int
+    file: int
 
 
 def open_for_writing(path: str, append: bool = False, keep: bool = False, job_folder: bool = False) -> int:
@@ -69,121 +69,120 @@ def open_for_writing(path: str, append: bool = False, keep: bool = False, job_fo
 
     - as os.open() does;
     - for anything but a regular file, a device such as /dev/null, and a standard stream: a FIFO may block for ever;
-    - where other users can write to a folder, for what one of them has put there: a link, or a second name of a file,
-      which may be ours; where everybody can write, for any file or folder of another user, too. The job's own folder,
-      and what is in it, has to be this user's. Files and folders of root's are as good as this user's, and those of
-      whom a file system gives this user's files to.
+    - if other users can write to a folder, for an entry of theirs that is a link or a hard link, which may lead to a
+      file of ours; if everybody can write, for any file or folder of another user. The job's own folder, and what is
+      in it, must be this user's. Entries of root's are as good as this user's, and so are those of the user to whom a
+      file system gives this user's files.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0 if keep else os.O_TRUNC)
-    return opened(path, flags, functools.partial(distrust, job_folder=job_folder), FOLDER_MODE * job_folder)
+    return open_checked(path, flags, functools.partial(find_risk, job_folder=job_folder), FOLDER_MODE * job_folder)
 
 
-def distrust(step: Step, job_folder: bool = False) -> str:
-    """Return why a file must not be written, by a name on the way to it, as open_for_writing() has it; or nothing."""
-    strict = step.folder.st_mode & stat.S_IWOTH or (job_folder and step.left < 2)
-    if step.others_write and step.foreign and (strict or stat.S_ISLNK(step.own.st_mode)):
-        return f"belongs to {user(step.own.st_uid)}, and others than you can write to its folder"
-    if step.others_write and stat.S_ISREG(step.own.st_mode) and step.own.st_nlink > 1:
+def find_risk(step: PathStep, job_folder: bool = False) -> str:
+    """Return why a file must not be written because of a name in its path (see open_for_writing()); empty if it may."""
+    is_strict = step.folder.st_mode & stat.S_IWOTH or (job_folder and step.names_left < 2)
+    if step.has_open_folder and step.is_foreign and (is_strict or stat.S_ISLNK(step.entry.st_mode)):
+        return f"belongs to {user_name(step.entry.st_uid)}, and others than you can write to its folder"
+    if step.has_open_folder and stat.S_ISREG(step.entry.st_mode) and step.entry.st_nlink > 1:
         return "has a second name (a hard link), and others than you can write to its folder"
     return ""
 
 
 def open_for_reading(path: str) -> int:
-    """Open a file that is there, whoever has written it, and return its descriptor; raise OSError for a FIFO, too."""
-    return opened(path, os.O_RDONLY, lambda _: "")
+    """Open a file, whoever has written it, and return its descriptor; raise OSError, for a FIFO, too."""
+    return open_checked(path, os.O_RDONLY, lambda _: "")
 
 
 def check_protected(path: str) -> None:
-    """Raise OSError where a user other than this one and root could put another folder in the place of this one.
+    """Raise OSError if a user other than this one and root could replace this folder by another one.
 
     A folder's sticky bit protects the names in it (man 1 chmod).
     """
-    def judge(step: Step) -> str:
+    def check(step: PathStep) -> str:
         if step.folder.st_uid not in step.trusted:
-            return f"lies in a folder of {user(step.folder.st_uid)}"
-        if step.others_write and not step.folder.st_mode & stat.S_ISVTX:
+            return f"lies in a folder of {user_name(step.folder.st_uid)}"
+        if step.has_open_folder and not step.folder.st_mode & stat.S_ISVTX:
             return "can be replaced by others than you, who can write to its folder"
-        return f"belongs to {user(step.own.st_uid)}" if step.others_write and step.foreign else ""
+        return f"belongs to {user_name(step.entry.st_uid)}" if step.has_open_folder and step.is_foreign else ""
 
-    with reached(path, judge) as place:
-        if place.there < 0:
+    with walk_path(path, check) as opened:
+        if opened.file < 0:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
-def opened(path: str, flags: int, judge: Judge, folder_mode: int = 0, mode: int = 0o666) -> int:
-    """Return the descriptor of a file, if every name on the way to it may be used.
+def open_checked(path: str, flags: int, check: PathCheck, folder_mode: int = 0, mode: int = 0o666) -> int:
+    """Return the descriptor of a file if every name in its path passes the check.
 
-    What is made gets its mode less what the umask takes away; with a `folder_mode` of 0 no folder is made.
+    What is made gets its mode less the umask; with a `folder_mode` of 0 no folder is made.
     """
     while True:
-        with reached(path, judge, folder_mode) as place:
-            if place.there < 0:
+        with walk_path(path, check, folder_mode) as opened:
+            if opened.file < 0:
                 with contextlib.suppress(FileExistsError):  # somebody has just made it
-                    return os.open(place.name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode,
-                                   dir_fd=place.folder)
+                    return os.open(opened.name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode,
+                                   dir_fd=opened.folder)
                 continue
-            about = os.fstat(place.there)
-            if place.folder < 0:
-                return os.dup(place.there)
-            if not stat.S_ISREG(about.st_mode) and os.major(about.st_rdev) != MEMORY_DEVICES:
-                kind = KINDS.get(stat.S_IFMT(about.st_mode), "a device")
+            state = os.fstat(opened.file)
+            if opened.folder < 0:
+                return os.dup(opened.file)
+            if not stat.S_ISREG(state.st_mode) and os.major(state.st_rdev) != MEMORY_DEVICES:
+                kind = FILE_KINDS.get(stat.S_IFMT(state.st_mode), "a device")
                 raise OSError(errno.EINVAL, f"it is {kind}, and no regular file")
-            return os.open(f"/proc/self/fd/{place.there}", flags & ~os.O_CREAT | os.O_CLOEXEC)
+            return os.open(f"/proc/self/fd/{opened.file}", flags & ~os.O_CREAT | os.O_CLOEXEC)
 
 
 @contextlib.contextmanager
-def reached(path: str, judge: Judge, folder_mode: int = 0) -> Iterator[Place]:
-    """Go to a file, name by name from open folder to open folder: nobody can exchange what was judged.
+def walk_path(path: str, check: PathCheck, folder_mode: int = 0) -> Iterator[OpenedPath]:
+    """Go to a file name by name, from open folder to open folder, so that nobody can replace what was checked.
 
-    Of a standard stream `there` is the stream, and `folder` -1. With a `folder_mode`, folders that are not there are
-    made.
+    For a standard stream `file` is the stream, and `folder` -1. With a `folder_mode`, missing folders are made.
     """
-    if (stream := stream_of(path)) >= 0:
-        yield Place(-1, "", path, stream)
+    if (stream := parse_stream_path(path)) >= 0:
+        yield OpenedPath(-1, "", path, stream)
         return
-    at, names, links = os.sep, os.path.abspath(path).split(os.sep)[1:], 0
-    there = folder = root = os.open(at, LOOK | os.O_DIRECTORY)
-    held = [root]
+    reached, names, links = os.sep, os.path.abspath(path).split(os.sep)[1:], 0
+    file = folder = root = os.open(reached, INSPECT_FLAGS | os.O_DIRECTORY)
+    descriptors = [root]
     # A container that a user has made shows files of the host's root as nobody's, and "/" is one of them.
     trusted = frozenset({0, os.geteuid(), os.fstat(root).st_uid})
     try:
         while names:
             name = names.pop(0)
-            at = os.path.join(at, name)
-            there = entry(folder, name, bool(names), folder_mode)
-            if there < 0:
+            reached = os.path.join(reached, name)
+            file = open_entry(folder, name, bool(names), folder_mode)
+            if file < 0:
                 break
-            held.append(there)
-            step = Step(os.fstat(folder), os.fstat(there), len(names), trusted)
-            if judge(step) and is_given_to(step.own.st_uid, folder):
-                step = step._replace(trusted=trusted | {step.own.st_uid})
-            if why := judge(step):
-                raise PermissionError(errno.EPERM, f"it {why}", at)
-            if stat.S_ISLNK(step.own.st_mode):
-                target, at = os.readlink("", dir_fd=there), os.path.dirname(at)
-                if not names and (stream := stream_of(os.path.join(at, target))) >= 0:
-                    yield Place(-1, "", path, stream)
+            descriptors.append(file)
+            step = PathStep(os.fstat(folder), os.fstat(file), len(names), trusted)
+            if check(step) and is_given_to(step.entry.st_uid, folder):
+                step = step._replace(trusted=trusted | {step.entry.st_uid})
+            if why := check(step):
+                raise PermissionError(errno.EPERM, f"it {why}", reached)
+            if stat.S_ISLNK(step.entry.st_mode):
+                target, reached = os.readlink("", dir_fd=file), os.path.dirname(reached)
+                if not names and (stream := parse_stream_path(os.path.join(reached, target))) >= 0:
+                    yield OpenedPath(-1, "", path, stream)
                     return
-                if (links := links + 1) > MOST_LINKS:
+                if (links := links + 1) > MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                 names[:0] = filter(None, target.split(os.sep))
                 if os.path.isabs(target):
-                    at, folder = os.sep, root
+                    reached, folder = os.sep, root
             elif names:
-                folder = there
-        yield Place(folder, os.path.basename(at), at, there)
+                folder = file
+        yield OpenedPath(folder, os.path.basename(reached), reached, file)
     except OSError as error:
-        error.filename = at
+        error.filename = reached
         raise
     finally:
-        for descriptor in held:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
 def is_given_to(owner: int, folder: int) -> bool:
-    """Tell whether what this user makes in a folder belongs to another one, as NFS and FUSE may have it.
+    """Return whether a file that this user makes in a folder belongs to `owner`, as NFS and FUSE may have it.
 
-    So does what root makes where the server squashes root (man 5 exports), as in many containers.
+    A file of root's does if the server squashes root (man 5 exports), as for many containers.
     """
     name = f".mpiddp-{os.urandom(8).hex()}"
     try:
@@ -198,19 +197,19 @@ def is_given_to(owner: int, folder: int) -> bool:
             os.unlink(name, dir_fd=folder)
 
 
-def entry(folder: int, name: str, is_folder: bool, folder_mode: int) -> int:
-    """Return an open name in a folder, to look at: a link itself, a folder with what is mounted there, or a file.
+def open_entry(folder: int, name: str, is_folder: bool, folder_mode: int) -> int:
+    """Return a descriptor to inspect an entry of a folder: a link itself, a folder that is mounted if need be, a file.
 
-    Returns -1 for a file that is not there. With a `folder_mode`, a folder that is not there is made.
+    Returns -1 for a file that does not exist. With a `folder_mode`, a missing folder is made.
     """
-    flags = LOOK | os.O_DIRECTORY if is_folder else LOOK  # of a folder: an automounter mounts what is to be there
+    flags = INSPECT_FLAGS | os.O_DIRECTORY if is_folder else INSPECT_FLAGS  # O_DIRECTORY makes an automounter mount
     try:
         return os.open(name, flags, dir_fd=folder)
     except NotADirectoryError:
-        there = os.open(name, LOOK, dir_fd=folder)
-        if stat.S_ISLNK(os.fstat(there).st_mode):
-            return there
-        os.close(there)
+        link = os.open(name, INSPECT_FLAGS, dir_fd=folder)
+        if stat.S_ISLNK(os.fstat(link).st_mode):
+            return link
+        os.close(link)
         raise
     except FileNotFoundError:
         if not is_folder:
@@ -222,33 +221,33 @@ def entry(folder: int, name: str, is_folder: bool, folder_mode: int) -> int:
         return os.open(name, flags, dir_fd=folder)
 
 
-def stream_of(path: str) -> int:
-    """Return the descriptor that a path names, as /dev/stderr or /dev/fd/5 does, -1 for that of a file."""
-    found = STREAM.fullmatch(path)
-    return -1 if found is None else STREAMS.index(found[1]) if found[1] else int(found[2])
+def parse_stream_path(path: str) -> int:
+    """Return the descriptor in a path such as /dev/stderr or /dev/fd/5, -1 if it names a file."""
+    match = STREAM_PATH.fullmatch(path)
+    return -1 if match is None else STREAM_NAMES.index(match[1]) if match[1] else int(match[2])
 
 
-def reason(error: OSError, path: str) -> str:
-    """Return in words why a file cannot be opened or written, with what is in the way if that is not the file."""
-    words = error.strerror or str(error)
-    return words if error.filename in (None, path) else f"{error.filename}: {words}"
+def format_os_error(error: OSError, path: str) -> str:
+    """Return why a file cannot be opened or written, with the path of what prevents it if that is not the file."""
+    why = error.strerror or str(error)
+    return why if error.filename in (None, path) else f"{error.filename}: {why}"
 
 
-def user(number: int) -> str:
-    """Return a user's name, or the number where it has none."""
+def user_name(uid: int) -> str:
+    """Return a user's name, or the number if it has none."""
     import pwd
 
     try:
-        return pwd.getpwuid(number).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"user {number}"
+        return f"user {uid}"
 
 
 def user_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
-    """Return the user's mpiddp folder in that of a variable, or in `usual` below the home folder.
+    """Return the user's mpiddp folder: in the folder that a variable names, or in `usual` below the home folder.
 
-    A variable that is not absolute does not count (XDG Base Directory Specification): each process would take it for
-    another one. Where the user has no home folder either, nothing can be made in what is returned.
+    A relative path in the variable does not count (XDG Base Directory Specification). Without a home folder, nothing
+    can be made in the folder returned.
     """
     folder = environ.get(variable, "")
     if not os.path.isabs(folder):
@@ -256,11 +255,11 @@ def user_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
     return os.path.join(folder if os.path.isabs(folder) else os.devnull, "mpiddp")
 
 
-class Claim(NamedTuple):
-    """A folder of the launch `run_id` alone, in a job that Slurm has started again for `restarts` times.
+class FolderClaim(NamedTuple):
+    """A folder that only the launch `run_id` may use, in a job that Slurm has restarted `restarts` times.
 
-    A link in the folder, which leads nowhere, has the run id: making it is atomic, on NFS, too (man 2 symlink).
-    It is made in a folder of this user's alone, as open_for_writing() has it.
+    A dangling link in the folder holds the run id: making it is atomic, on NFS, too (man 2 symlink). It is made only in
+    a folder of this user, as by open_for_writing().
     """
 
     folder: str
@@ -268,45 +267,45 @@ class Claim(NamedTuple):
     run_id: str
 
     @property
-    def mark(self) -> str:
-        """The link."""
+    def link(self) -> str:
+        """The path of the link."""
         return f"{self.folder}/.run-{self.restarts}"
 
-    def make(self) -> bool:
-        """Claim the folder; return False if another launch has it, True too if nobody can tell."""
-        judge = functools.partial(distrust, job_folder=True)
+    def acquire(self) -> bool:
+        """Claim the folder; return False if another launch has it, and True also if that cannot be determined."""
+        check = functools.partial(find_risk, job_folder=True)
         try:
-            with reached(f"{self.folder}/new", judge, FOLDER_MODE) as place:
-                os.symlink(self.run_id, os.path.basename(self.mark), dir_fd=place.folder)
+            with walk_path(f"{self.folder}/new", check, FOLDER_MODE) as opened:
+                os.symlink(self.run_id, os.path.basename(self.link), dir_fd=opened.folder)
         except OSError:
-            with contextlib.suppress(OSError):  # there is none, and whoever writes tells what is in the way
-                return os.readlink(self.mark) == self.run_id
+            with contextlib.suppress(OSError):  # no link: whoever writes to the folder reports the reason
+                return os.readlink(self.link) == self.run_id
         return True
 
-    def drop(self) -> None:
+    def release(self) -> None:
         """Give the folder back, if it is claimed."""
         with contextlib.suppress(OSError):
-            if os.readlink(self.mark) == self.run_id:
-                os.unlink(self.mark)
+            if os.readlink(self.link) == self.run_id:
+                os.unlink(self.link)
                 os.rmdir(self.folder)
 
 
-def free_claim(wanted: str, restarts: int, run_id: str, numbers: Iterator[int]) -> Claim:
-    """Claim the first folder that no other launch has: the one that is wanted, or that with one of the `numbers`."""
-    candidates = (Claim(f"{wanted}-{number}" if number > 1 else wanted, restarts, run_id) for number in numbers)
-    return next(filter(Claim.make, candidates))
+def claim_free_folder(wanted: str, restarts: int, run_id: str, numbers: Iterator[int]) -> FolderClaim:
+    """Claim the first folder that no other launch has: the one wanted, or one with the next of the `numbers`."""
+    candidates = (FolderClaim(f"{wanted}-{number}" if number > 1 else wanted, restarts, run_id) for number in numbers)
+    return next(filter(FolderClaim.acquire, candidates))
 
 
-def names(folder: str, prefix: str = "") -> list[str]:
-    """Return the names in a folder that begin with `prefix`; none if there is no such folder."""
+def list_names(folder: str, prefix: str = "") -> list[str]:
+    """Return the names in a folder that begin with `prefix`; none if it cannot be read."""
     try:
         return [name for name in os.listdir(folder) if name.startswith(prefix)]
     except OSError:
         return []
 
 
-def text(path: str) -> str:
-    """Return what a file of the kernel says, nothing if it is not there."""
+def read_text(path: str) -> str:
+    """Return the text of a file of the kernel, empty if it cannot be read."""
     try:
         with open(path, errors="surrogateescape", newline="\n") as file:
             return file.read().strip()
@@ -314,41 +313,41 @@ def text(path: str) -> str:
         return ""
 
 
-def number(path: str) -> int:
-    """Return the number in a file of the kernel, -1 if there is none."""
+def read_number(path: str) -> int:
+    """Return the number in a file of the kernel, -1 if it has none."""
     try:
-        return int(text(path))
+        return int(read_text(path))
     except ValueError:
         return -1
 
 
 def write_json(path: str, content: object) -> None:
-    """Write a file that was asked for, or say why that cannot be done."""
-    write(path, json.dumps(content))
+    """Write a file that the user asked for, or print why that failed."""
+    write_file(path, json.dumps(content))
 
 
-def write(path: str, content: str) -> None:
-    """Write a file that was asked for, or say why that cannot be done."""
-    if why := written(path, content):
-        say(why)
+def write_file(path: str, content: str) -> None:
+    """Write a file that the user asked for, or print why that failed."""
+    if why := try_write_file(path, content):
+        write_line(why)
 
 
-def written(path: str, content: str) -> str:
-    """Write a file that was asked for, and return why that cannot be done, empty if it is done."""
+def try_write_file(path: str, content: str) -> str:
+    """Write a file that the user asked for, and return why that failed, empty if it did not."""
     try:
         with open(open_for_writing(path), "w", encoding="utf-8", errors="replace") as file:
             file.write(content)
     except OSError as error:
-        return f"mpiddp: cannot write {path}: {reason(error, path)}"
+        return f"mpiddp: cannot write {path}: {format_os_error(error, path)}"
     return ""
 
 
-def note_suspects(path: str, found: Iterable[tuple[str, str]]) -> None:
-    """Append a line for each node that should be left out: time, host and what speaks against it, with tabs between."""
+def append_suspects(path: str, suspects: Iterable[tuple[str, str]]) -> None:
+    """Append a line for each node that should be excluded: time, host and evidence, separated by tabs."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    lines = [f"{now}\t{host}\t{' '.join(evidence.split())}\n" for host, evidence in found]
+    lines = [f"{now}\t{host}\t{' '.join(evidence.split())}\n" for host, evidence in suspects]
     try:
         with open(open_for_writing(path, append=True), "a", encoding="utf-8", errors="replace") as file:
             file.write("".join(lines))
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {reason(error, path)}")
+        write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}")

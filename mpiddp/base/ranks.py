@@ -1,4 +1,4 @@
-"""A rank's place in the job, and what it knows of itself once the job has started."""
+"""A rank's position in the job, and its environment once the job has started."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     import torch
 
 
-class Place(NamedTuple):
-    """A rank's place in the job.
+class RankPosition(NamedTuple):
+    """A rank's position in the job; all numbers count from 0.
 
-    `rank` counts the ranks of the job, `local_rank` those of the node, and `node_rank` the nodes. All
-    count from 0. torchrun's name for `node_rank` is GROUP_RANK.
+    `rank` counts the ranks of the job, `local_rank` those of the node, and `node_rank` the nodes. torchrun's name for
+    `node_rank` is GROUP_RANK.
     """
 
     rank: int
@@ -23,11 +23,8 @@ class Place(NamedTuple):
     num_nodes: int
 
 
-class Environment(NamedTuple):
-    """A rank's place (see `Place`), where the job meets, and what the rank computes on.
-
-    `master_addr` and `master_port` are the address of rank 0's store. `backend` is the process group's.
-    """
+class JobEnv(NamedTuple):
+    """A rank's position (see `RankPosition`), the address of rank 0's store, the group's backend, the rank's device."""
 
     rank: int
     world_size: int

@@ -1,4 +1,4 @@
-"""Print on stderr, and answers on stdout: each line or block by one write, so that no other prints into the middle."""
+"""Print on stderr, and answers on stdout: each line or block by one write, so that no other process cuts into it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import TextIO
 
 from .errors import EXIT_OUTPUT_LOST
 
-FORWARDING_S = 0.1  # time for a launcher to pass on a rank's last output: MPICH's drops what it has not read by then
-STDERR = 2  # the descriptor: a script may have put something else in the place of sys.stderr
+LAUNCHER_FORWARDING_S = 0.1  # a launcher needs it to forward a rank's last output; MPICH's drops what it has not read
+STDERR = 2  # the descriptor: a script may have replaced sys.stderr
 
 
-def say(text: str, descriptor: int = STDERR) -> None:
-    """Flush Python's stderr, then print a line or a block by one write; print nothing if nobody reads it."""
-    with contextlib.suppress(Exception):  # a script may have put any object in the place of sys.stderr
+def write_line(text: str, descriptor: int = STDERR) -> None:
+    """Flush Python's stderr, then print a line or a block by one write; ignore a broken pipe and the like."""
+    with contextlib.suppress(Exception):  # a script may have replaced sys.stderr by any object
         sys.stderr.flush()
     with contextlib.suppress(OSError):
         _write(descriptor, (text if text.endswith("\n") else f"{text}\n").encode(errors="replace"))
 
 
-def write_through(write: Callable[[int, bytes], None]) -> None:
-    """Let `write` write what say() prints in this process, and in those that it forks."""
+def set_writer(write: Callable[[int, bytes], None]) -> None:
+    """Make write_line() use `write`, in this process and in those that it forks."""
     global _write
     _write = write
 
 
-def answer(text: str) -> int:
-    """Print what a command was asked for, on stdout by one write; return 0, or the exit status for lost output.
+def print_answer(text: str) -> int:
+    """Print a command's answer on stdout by one write; return 0, or EXIT_OUTPUT_LOST.
 
-    What stdout's encoding lacks becomes "?". Why it cannot be written is said, unless nobody reads on. What is left is
-    dropped, so that Python's end does not fail by it once more.
+    A character that stdout's encoding lacks becomes "?". If writing fails, the reason is printed, unless the pipe is
+    broken, and stdout is redirected to /dev/null, so that Python's flush at exit does not fail, too.
     """
     out = sys.stdout
     try:
@@ -43,12 +43,12 @@ def answer(text: str) -> int:
         data = (text if text.endswith("\n") else f"{text}\n").encode(encoding, errors="replace")
         out.flush()
         if (descriptor := descriptor_of(out)) >= 0:
-            write_all(descriptor, data)  # which waits where it does not block: Python would drop what it does not take
+            write_all(descriptor, data)  # waits for a non-blocking descriptor, where Python would drop data
         else:
             out.write(data.decode(encoding))
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            say(f"mpiddp: cannot write stdout: {error.strerror}")
+            write_line(f"mpiddp: cannot write stdout: {error.strerror}")
         if out is not None:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
@@ -58,7 +58,7 @@ def answer(text: str) -> int:
 
 
 def descriptor_of(file: TextIO) -> int:
-    """Return the descriptor of a file, -1 where it has none."""
+    """Return the descriptor of a file, -1 if it has none."""
     try:
         return file.fileno()
     except OSError:
@@ -68,7 +68,7 @@ def descriptor_of(file: TextIO) -> int:
 def warn(warnings: Sequence[str]) -> None:
     """Print warnings."""
     for warning in warnings:
-        say(f"mpiddp: warning: {warning}")
+        write_line(f"mpiddp: warning: {warning}")
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -78,19 +78,16 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def write_some(descriptor: int, data: bytes) -> int:
-    """Wait until the descriptor takes data, write what it takes, and return the number of bytes written.
-
-    The descriptor may be a blocking or a non-blocking one.
-    """
+    """Wait until a descriptor, blocking or not, takes data; write what it takes; return the number of bytes."""
     while True:
         try:
             return os.write(descriptor, data)
         except BlockingIOError:
             import select
 
-            room = select.poll()
-            room.register(descriptor, select.POLLOUT)
-            room.poll()
+            writable = select.poll()
+            writable.register(descriptor, select.POLLOUT)
+            writable.poll()
 
 
 _write = write_all

@@ -1,4 +1,4 @@
-"""Ways to end this process, or the whole job with it."""
+"""End this process, or the whole job: flush files, run exit functions, leave by C's exit() or by MPI_Abort."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .stderr import FORWARDING_S, STDERR
+from .stderr import LAUNCHER_FORWARDING_S, STDERR
 
-FILE = io.IOBase.__bases__[0]  # the type in C of all files: a check against it calls no Python code
-hard_exit = os._exit  # Python's own: os._exit is replaced while a script runs, so that its call is noticed
-LARGEST_LONG, LARGEST_INT = 2**63 - 1, 2**31 - 1  # of C, on all Linux systems with 64 bits
+IO_BASE = io.IOBase.__bases__[0]  # the type in C of all files: issubclass() with it calls no Python code
+hard_exit = os._exit  # Python's own: os._exit is replaced while a script runs
+MAX_LONG, MAX_INT = 2**63 - 1, 2**31 - 1  # of C on 64-bit Linux
 
 
 def exit_status(code: object) -> int:
-    """Return the status with which Python ends a process after SystemExit with this `code` (Python/pythonrun.c).
+    """Return the exit status that Python gives SystemExit(code) (Python/pythonrun.c).
 
-    A number that C's long cannot hold is -1 there. Anything but a number and None is printed, and gives 1.
+    A number that C's long cannot hold counts as -1. Anything but a number and None is printed, and gives 1.
     """
     if code is None:
         return 0
     if not isinstance(code, int):
         return 1
-    return code & 0xFF if -LARGEST_LONG - 1 <= code <= LARGEST_LONG else 0xFF
+    return code & 0xFF if -MAX_LONG - 1 <= code <= MAX_LONG else 0xFF
 
 
-def c_int(status: int) -> int:
-    """Return a status as os._exit() takes it; raise TypeError or OverflowError, as that does."""
+def to_c_int(status: int) -> int:
+    """Return a status as os._exit() takes it; raise TypeError or OverflowError as it does."""
     number = operator.index(status)
-    if not -LARGEST_INT - 1 <= number <= LARGEST_INT:
+    if not -MAX_INT - 1 <= number <= MAX_INT:
         raise OverflowError("Python int too large to convert to C int")
     return number
 
 
 def run_exit_functions() -> None:
-    """Join the threads and call the atexit functions, as Python does at the end of a program."""
+    """Join threads and call atexit functions, as Python does at exit."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as error:  # raised by a signal's handler
@@ -52,54 +52,48 @@ def run_exit_functions() -> None:
 
 
 def flush_python() -> str:
-    """Flush Python's stdout and stderr, and return why that failed.
-
-    The reason is empty if it worked, or if the stream is closed or nobody reads it.
-    """
-    failed = ""
+    """Flush Python's stdout and stderr, and return why that failed; empty if not, or if a stream or pipe is closed."""
+    error_text = ""
     for name in ("stdout", "stderr"):
         try:
             with contextlib.suppress(BrokenPipeError, ValueError, AttributeError):
                 getattr(sys, name).flush()
-        except Exception as error:  # a script may have put any object in the stream's place
-            failed = f"{name}: {getattr(error, 'strerror', error)}"
-    return failed
+        except Exception as error:  # a script may have replaced the stream by any object
+            error_text = f"{name}: {getattr(error, 'strerror', error)}"
+    return error_text
 
 
 def flush() -> str:
-    """Flush Python's stdout and stderr and C's stdout, and return why that failed for Python's.
+    """Flush Python's stdout and stderr and C's stdout; return why that failed for Python's.
 
     C's other streams are left alone: a thread that waits in input() has locked stdin.
     """
     import ctypes
 
-    failed = flush_python()
+    error_text = flush_python()
     libc = ctypes.CDLL(None)
     libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
-    return failed
+    return error_text
 
 
 def flush_streams() -> None:
-    """Flush all of C's streams, but do not wait long for a stream that a thread has locked."""
+    """Flush all of C's streams; do not wait long for one that a thread has locked."""
     import ctypes
 
-    shortly(lambda: ctypes.CDLL(None).fflush(None))
+    run_briefly(lambda: ctypes.CDLL(None).fflush(None))
 
 
-def shortly(act: Callable[[], object]) -> None:
-    """Call `act` in another thread, and do not wait long for it."""
-    acting = threading.Thread(target=act, daemon=True)
+def run_briefly(action: Callable[[], object]) -> None:
+    """Call `action` in another thread, and wait for it no longer than LAUNCHER_FORWARDING_S."""
+    thread = threading.Thread(target=action, daemon=True)
     with contextlib.suppress(RuntimeError):  # no thread can be started
-        acting.start()
-        acting.join(FORWARDING_S)
+        thread.start()
+        thread.join(LAUNCHER_FORWARDING_S)
 
 
 def flush_files() -> list[Any]:
-    """Flush all files that this process has open for writing, but those that cannot be flushed; return all files.
-
-    They are what gc.get_objects() finds, also those that only a library holds.
-    """
-    files = [one for one in gc.get_objects() if issubclass(type(one), FILE)]  # a proxy may deceive isinstance()
+    """Flush all Python files that are open for writing, as far as possible; return all files, of libraries, too."""
+    files = [item for item in gc.get_objects() if issubclass(type(item), IO_BASE)]  # a proxy may deceive isinstance()
     for file in files:
         with contextlib.suppress(Exception):
             if file.writable():
@@ -107,15 +101,15 @@ def flush_files() -> list[Any]:
     return files
 
 
-def let_through() -> None:
-    """Flush, and wait until the launcher has probably read the output, but not for a file system that hangs."""
-    shortly(flush_files)
+def flush_and_wait() -> None:
+    """Flush, and give the launcher time to read the output; do not wait for a file system that hangs."""
+    run_briefly(flush_files)
     flush()
-    time.sleep(FORWARDING_S)
+    time.sleep(LAUNCHER_FORWARDING_S)
 
 
 def c_exit(status: int) -> NoReturn:
-    """Leave by C's exit() and keep the interpreter's lock, so that no thread runs Python code meanwhile."""
+    """Leave by C's exit(), holding the GIL, so that no other thread runs Python code meanwhile."""
     import ctypes
 
     ctypes.PyDLL(None).exit(status)
@@ -123,12 +117,11 @@ def c_exit(status: int) -> NoReturn:
 
 
 def skip_exit_functions() -> None:
-    """Let C's exit() call the exit functions that are registered after this call, and none from before.
+    """Make C's exit() skip the exit functions that are registered so far.
 
-    C calls exit functions in reverse order (man 3 exit). This call registers two: one writes out C's streams,
-    the next ends the process. They run after those of the script's libraries. Those of torch never
-    run: they would take apart its tables of operators, which takes 0.2 s. Does nothing if libc lacks
-    on_exit() or fcloseall() (glibc has them).
+    C calls exit functions in reverse order (man 3 exit). This call registers two: one flushes C's streams, the next
+    ends the process. So those that the script's libraries register later run, and those of torch do not: to take apart
+    its tables of operators takes 0.2 s. Does nothing if libc lacks on_exit() or fcloseall(), which are glibc's.
     """
     import ctypes
 
@@ -138,13 +131,13 @@ def skip_exit_functions() -> None:
         libc.__cxa_atexit(libc.fcloseall, None, None)  # waits for no stream that a thread has locked (man 3 fcloseall)
 
 
-def abort(mpi: Any, status: int, told: bool = True) -> NoReturn:
-    """End the job on every rank with a status (MPI 4.1, MPI_Abort), and this process if MPI_Abort returns.
+def abort(mpi: Any, status: int, reason_printed: bool = True) -> NoReturn:
+    """End the job on every rank by MPI_Abort(status) (MPI 4.1), and this process, if MPI_Abort returns.
 
-    MPICH's may return before the job has ended. Where the reason is `told`, what MPI says of it is not printed.
+    MPICH's may return before the job has ended. If the reason is printed already, what MPI prints of it is suppressed.
     """
     if not mpi.Is_finalized():
-        if told:
+        if reason_printed:
             with contextlib.suppress(Exception):  # a library without these symbols; no descriptor is left
                 abort_open_mpi(mpi, status)
             with contextlib.suppress(OSError):
@@ -154,9 +147,9 @@ def abort(mpi: Any, status: int, told: bool = True) -> NoReturn:
 
 
 def abort_open_mpi(mpi: Any, status: int) -> None:
-    """End the job as Open MPI's MPI_Abort does after it has given the launcher a page to print; else return.
+    """End the job as Open MPI's MPI_Abort does after it has printed a page of help; return under another MPI.
 
-    That page goes past stderr. What `opal_abort_print_stack` and `opal_abort_delay` ask for is still printed.
+    That page does not go through stderr. What `opal_abort_print_stack` and `opal_abort_delay` ask for is still printed.
     """
     import ctypes
 
@@ -167,4 +160,4 @@ def abort_open_mpi(mpi: Any, status: int) -> None:
 
 
 class HardExit(SystemExit):
-    """A call of os._exit(), as if it raised an error."""
+    """Stands for a call of os._exit() where an exception is reported."""

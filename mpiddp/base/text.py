@@ -1,4 +1,4 @@
-"""Ranks and hosts in words: a handful by name, the rest counted."""
+"""Text for messages: lists of names, numbers and hosts, durations, columns, filled format strings."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
 
-LISTED = 5
-LONG = 2000  # the most characters of a text that is printed on one line
+MAX_LISTED = 5
+MAX_LINE_CHARS = 2000
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return names joined by commas, those after a handful only counted."""
-    shown = ", ".join(names[:LISTED])
-    return f"{shown} and {len(names) - LISTED:,} more" if len(names) > LISTED else shown
+def join_names(names: Sequence[str]) -> str:
+    """Return names joined by commas, those after the first MAX_LISTED only counted."""
+    shown = ", ".join(names[:MAX_LISTED])
+    return f"{shown} and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else shown
 
 
-def at_port(address: str, port: int | str) -> str:
-    """Return an address with its port, as URLs have it: that of IPv6 stands in brackets (RFC 3986)."""
+def format_address(address: str, port: int | str) -> str:
+    """Return an address with its port as in URLs, an IPv6 address in brackets (RFC 3986)."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time in words: 4.2 s, 62 s, 4 min 10 s, 1 h 3 min."""
+def format_duration(seconds: float) -> str:
+    """Return a duration: 4.2 s, 62 s, 4 min 10 s, 1 h 3 min."""
     if seconds < 100:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -31,47 +31,51 @@ def duration(seconds: float) -> str:
 
 
 def memory_advice(use: str = "", option: str = "") -> str:
-    """Return what to do where memory lacks: `use` tells a job's use of it, `option` asks for more, empty if unknown."""
+    """Return what to do about a lack of memory.
+
+    `use` is the scheduler's command that shows a job's use of memory, `option` the one that asks for more; both may be
+    empty.
+    """
     return (f"look at the memory ({use}{'; ' * bool(use)}dmesg on the node): fewer DataLoader workers, or ask for more"
             + f" ({option})" * bool(option))
 
 
-def folded(hosts: Iterable[str]) -> str:
-    """Return hostnames as Slurm writes them, n[001-064]; what does not fold is listed."""
+def fold_hosts(hosts: Iterable[str]) -> str:
+    """Return hostnames as Slurm writes them, n[001-064]; names that do not fold are listed."""
     from ClusterShell.NodeSet import NodeSet  # heavy, and needed only for a message
 
     nodes = NodeSet.fromlist(sorted(set(hosts)))
     groups = [str(group) for group in nodes.contiguous()] if len(str(nodes)) > 100 else [str(nodes)]
-    return listed(groups)
+    return join_names(groups)
 
 
-def ranges(numbers: Iterable[int], most: int = 0) -> str:
-    """Return numbers as the kernel writes them, 0-3,8; of more than `most` ranges, unless 0, the rest are counted."""
-    parts = rows(numbers)
-    words = [str(first) if first == last else f"{first}-{last}" for first, last in parts[:most or None]]
-    return ",".join(words) + (f" and {len(parts) - most:,} more ranges" if len(words) < len(parts) else "")
+def format_ranges(numbers: Iterable[int], most: int = 0) -> str:
+    """Return numbers as the kernel writes them, 0-3,8; ranges after the first `most` (0: no limit) are counted."""
+    runs = find_runs(numbers)
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:most or None]]
+    return ",".join(texts) + (f" and {len(runs) - most:,} more ranges" if len(texts) < len(runs) else "")
 
 
-def rows(numbers: Iterable[int]) -> list[list[int]]:
-    """Return the first and the last of numbers in a row."""
-    found: list[list[int]] = []
+def find_runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Return the first and the last number of each run of consecutive numbers."""
+    runs: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
         else:
-            found.append([number, number])
-    return found
+            runs.append([number, number])
+    return runs
 
 
-def columns(table: Sequence[Sequence[str]], most: Sequence[int] = ()) -> list[str]:
-    """Return a table as lines, its cells in columns; each cell is cut at its column's `most` characters, if given."""
+def format_columns(table: Sequence[Sequence[str]], most: Sequence[int] = ()) -> list[str]:
+    """Return a table as aligned lines; a cell is cut at its column's `most` characters, if given."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     widths = [*map(min, widths, most)] if most else widths
     return ["  ".join(["", *(cell.ljust(width) if len(cell) <= width else f"{cell[:width - 1]}…"
                              for cell, width in zip(row, widths, strict=True))]).rstrip() for row in table]
 
 
-def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
+def find_minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
     """Return the commonest of the ranks' values, and for each other value the ranks that have it."""
     if len(set(values)) == 1:
         return values[0], {}
@@ -83,7 +87,7 @@ def minority(values: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
     return common, others
 
 
-def shortened(text: str, most: int = LONG) -> str:
+def truncate_middle(text: str, most: int = MAX_LINE_CHARS) -> str:
     """Return a text without its middle if it is longer than `most` characters."""
     if len(text) <= most + len("... [1,000 characters left out] ..."):
         return text
@@ -91,28 +95,28 @@ def shortened(text: str, most: int = LONG) -> str:
     return f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"
 
 
-def fields(form: str) -> set[str]:
-    """Return the names of a format string's fields, as str.format() takes it, without attributes and indices."""
+def field_names(form: str) -> set[str]:
+    """Return the names of the fields in a format string for str.format(), without attributes and indices."""
     return {re.split(r"[.[]", field, maxsplit=1)[0] for _, field, _, _ in Formatter().parse(form) if field is not None}
 
 
-def filled(form: str, fields: Mapping[str, object]) -> str:
-    """Return a format string, as str.format() takes it, with these fields filled in, and others left as they are.
+def fill_fields(form: str, fields: Mapping[str, object]) -> str:
+    """Return a format string for str.format() with these fields filled in; its other fields stay.
 
-    Raises ValueError for a string that is none.
+    Raises ValueError if it is not a format string.
     """
-    found = ""
+    text = ""
     for literal, field, spec, _ in Formatter().parse(form):
-        found += literal.replace("{", "{{").replace("}", "}}")
+        text += literal.replace("{", "{{").replace("}", "}}")
         if field is not None and field in fields:
-            found += format(fields[field], spec or "").replace("{", "{{").replace("}", "}}")
+            text += format(fields[field], spec or "").replace("{", "{{").replace("}", "}}")
         elif field is not None:
-            found += f"{{{field}:{spec}}}" if spec else f"{{{field}}}"
-    return found
+            text += f"{{{field}:{spec}}}" if spec else f"{{{field}}}"
+    return text
 
 
-def words_of(value: object, form: Callable[[object], str] = str) -> str:
-    """Return what `form` makes of a value; if that raises, what Python's tracebacks say then."""
+def format_safely(value: object, form: Callable[[object], str] = str) -> str:
+    """Return `form(value)`; if that raises, what Python's tracebacks print then."""
     try:
         return form(value)
     except BaseException:  # whatever a script's own __str__ or __repr__ raises

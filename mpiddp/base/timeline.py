@@ -2,12 +2,12 @@
 
 import time
 
-WAIT = "wait: "  # prefix of the stages in which a rank waits for others
+WAIT_PREFIX = "wait: "  # of the names of stages in which a rank waits for others
 
-# Each stage's name, and when it began, on time.monotonic_ns()'s clock: the other one may be set while the job starts.
-begun: list[tuple[str, int]] = [("import mpiddp", time.monotonic_ns())]
+# Names and times of time.monotonic_ns(): the system's clock may be set while the job starts.
+begun_stages: list[tuple[str, int]] = [("import mpiddp", time.monotonic_ns())]
 
 
-def begin(stage: str) -> None:
-    """Note that a stage begins and that the stage before ends."""
-    begun.append((stage, time.monotonic_ns()))
+def begin_stage(name: str) -> None:
+    """Record that a stage begins and that the stage before it ends."""
+    begun_stages.append((name, time.monotonic_ns()))

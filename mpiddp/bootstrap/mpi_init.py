@@ -1,14 +1,19 @@
-"""MPI_Init, after a check that launcher, library and number of tasks belong together."""
+"""MPI_Init in a rank, and none in its workers.
+
+Before it, the launcher, the MPI library and the number of tasks are checked for compatibility.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.stderr import warn
-from ..base.timeline import begin
+from ..base.timeline import begin_stage
 from ..discovery import mpi, runtime, schedulers
 from ..discovery.host import describe_missing_shm
 from ..discovery.launchers import LaunchFacts
@@ -30,20 +35,29 @@ from ..planning.environment import (
     exclude_components,
 )
 from ..sentinel.client import SentinelHandle
-from . import variables
+from .prepare import hide_env, restore_env, set_env
+
+WORKER_COMMANDS = ("from multiprocessing.spawn ", "from multiprocessing.forkserver ")
+SKIP_MPI_CODE = """\
+try:
+    import mpi4py
+    mpi4py.rc.initialize = False
+except ImportError:
+    pass
+"""
 
 
 def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentinel: SentinelHandle) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
-    If launcher and library don't fit, MPI_Init ends the process, or makes each process a world of its own.
-    So their fit is checked before, and the number of ranks after.
+    If launcher and library are incompatible, MPI_Init ends the process, or makes each process a world of its own. So
+    compatibility is checked before, and the number of ranks after.
     """
     check_nested(runtime.find_outer_launcher(os.environ), config.script)
     check_outer_tasks(started_by)
-    begin("import mpi4py")
+    begin_stage("import mpi4py")
     MPI = mpi.load_mpi()
-    begin("check launcher")
+    begin_stage("check launcher")
     loaded = identify_library()
     try:
         check_compatibility(started_by, loaded)
@@ -54,15 +68,14 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
     sentinel.stage("MPI_Init")
     if started_by is None:
         warn(warn_unlaunched(loaded, *schedulers.find_intended_size(os.environ)))
-    former = variables.set_all(transports(loaded)) | variables.hide(list_hidden_prefixes(started_by, loaded))
-    cray = not config.gpu_aware_mpi and loaded.is_cray
-    without_gpus = disable_gpu_support(os.environ) if cray else {}
-    asked = os.environ.get(GPU_SUPPORT)
+    saved = set_env(exclude_transports(loaded)) | hide_env(list_hidden_prefixes(started_by, loaded))
+    gpu_support = os.environ.get(GPU_SUPPORT)
+    without_gpus = disable_gpu_support(os.environ) if loaded.is_cray and not config.gpu_aware_mpi else {}
     fork_safety = choose_fork_safety(os.environ, mpi.has_verbs())
-    variables.set_all({**without_gpus, **fork_safety})  # which stay: NCCL opens verbs, too
-    begin("MPI_Init")
+    set_env({**without_gpus, **fork_safety})  # which stay: NCCL opens verbs, too
+    begin_stage("MPI_Init")
     mpi.initialise_mpi(MPI)
-    variables.restore(former)
+    restore_env(saved)
     sentinel.stage("the start after MPI_Init")
     try:
         check_world_size(started_by, MPI.COMM_WORLD.size, loaded)
@@ -70,13 +83,39 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
         MPI.Finalize()
         raise
     if without_gpus and MPI.COMM_WORLD.rank == 0:
-        warn([f"gpu-aware-mpi: {GPU_SUPPORT}={asked} was set to 0: {GPU_SUPPORT_RISKS}; --gpu-aware-mpi keeps it"])
+        line = f"gpu-aware-mpi: {GPU_SUPPORT}={gpu_support} was set to 0: {GPU_SUPPORT_RISKS}; --gpu-aware-mpi keeps it"
+        warn([line])
     return MPI
 
 
-def transports(loaded: Library) -> dict[str, str]:
+def exclude_transports(loaded: Library) -> dict[str, str]:
     """Return variables that keep Open MPI from searching for fast networks, if this node has none."""
     if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or mpi.has_fabric():
         return {}
     chosen = mpi.read_mca_parameters(os.environ, loaded.path)
     return {mpi.MCA_PREFIX + name: value for name, value in exclude_components(chosen).items()}
+
+
+def keep_workers_from_mpi() -> Callable[[], None]:
+    """Make workers of multiprocessing's spawn and forkserver import mpi4py without MPI_Init; return what undoes that.
+
+    A second MPI_Init with a rank's variables aborts the worker. The variable MPI4PY_RC_INITIALIZE would also keep
+    programs from MPI that a rank starts by a launcher of its own. A forked worker has the rank's mpi4py.
+    """
+    from multiprocessing import util as util_module
+
+    util: Any = util_module
+    spawn = util.spawnv_passfds
+
+    @functools.wraps(spawn)
+    def spawn_without_mpi(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
+        words = [f"{SKIP_MPI_CODE}{word}" if str(word).startswith(WORKER_COMMANDS) else word for word in args]
+        pid: int = spawn(path, words, passfds)
+        return pid
+
+    def undo() -> None:
+        if util.spawnv_passfds is spawn_without_mpi:
+            util.spawnv_passfds = spawn
+
+    util.spawnv_passfds = spawn_without_mpi
+    return undo

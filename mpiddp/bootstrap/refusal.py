@@ -1,4 +1,4 @@
-"""Say, once per job, why it cannot start."""
+"""Print, once per job, why it cannot start."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from ..base.errors import EXIT_CANNOT_START, LaunchError, LonelyLaunchError
-from ..base.polling import wait_for
-from ..base.stderr import FORWARDING_S, STDERR, say
-from ..base.termination import abort, let_through
+from ..base.errors import EXIT_CANNOT_START, LaunchError, LocalLaunchError
+from ..base.polling import poll_until
+from ..base.stderr import LAUNCHER_FORWARDING_S, STDERR, write_line
+from ..base.termination import abort, flush_and_wait
 from ..discovery import launchers
 
 if TYPE_CHECKING:
@@ -19,51 +19,51 @@ if TYPE_CHECKING:
 
     from ..sentinel.client import SentinelHandle
 
-PATIENCE_S = 2.0  # for rank 0 to speak, before a launcher that sees another rank end silences it
+SPEAKER_TIMEOUT_S = 2.0  # for rank 0 to print, before a launcher that sees another rank end suppresses its output
 
 
 def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
-    """Print a reason before MPI is there; return when the launcher has had time to pass it on.
+    """Print a reason before MPI is initialised; return when the launcher has had time to forward it.
 
-    A rank knows its own number from the launcher's variables. The rank `speaker` speaks; where each task of a Slurm
-    step or Flux job has started a launcher, only rank 0 of the first task. If the reason is one of this node alone
-    (`on_node`), a rank of another node than rank 0's speaks, too, where no launcher has ended it by then.
+    A rank knows its number from the launcher's variables. Only the rank `speaker` prints; if each task of a Slurm step
+    or Flux job has started a launcher, only rank 0 of the first task. If the reason concerns only this node
+    (`on_node`), the first rank of this node prints it, too, unless the launcher has ended it by then.
     """
     launcher = launchers.read_launch_facts(os.environ)
     if launcher is not None and (launcher.rank != speaker or launcher.task > 0):
-        time.sleep(PATIENCE_S)
+        time.sleep(SPEAKER_TIMEOUT_S)
         if not on_node or launcher.task > 0 or not launchers.is_first_on_node(os.environ):
             return
-    say(message)
+    write_line(message)
     if launcher is not None:
-        time.sleep(FORWARDING_S)
+        time.sleep(LAUNCHER_FORWARDING_S)
 
 
 @contextlib.contextmanager
 def refusing_early(sentinel: SentinelHandle) -> Iterator[None]:
-    """Run the start up to MPI_Init in this block; if it fails, say why."""
+    """Print why the start up to MPI_Init, which runs in this block, fails."""
     try:
         yield
     except LaunchError as error:
         sentinel.settle()
-        refuse_early(str(error), isinstance(error, LonelyLaunchError), error.speaker)
+        refuse_early(str(error), isinstance(error, LocalLaunchError), error.speaker)
         raise
 
 
 def refuse(comm: MPI.Comm, error: LaunchError) -> None:
-    """Print on rank 0 why the job cannot start; return when the launcher has had time to pass it on. Collective."""
+    """Print on rank 0 why the job cannot start; return when the launcher has had time to forward it. Collective."""
     if comm.rank == 0:
-        say(str(error))
-        time.sleep(FORWARDING_S)
-    said = comm.Ibarrier()
+        write_line(str(error))
+        time.sleep(LAUNCHER_FORWARDING_S)
+    printed = comm.Ibarrier()
     with contextlib.suppress(TimeoutError):
-        wait_for(lambda: said.Test() or None, time.monotonic() + PATIENCE_S, TimeoutError, lambda _: None, PATIENCE_S)
+        poll_until(lambda: printed.Test() or None, time.monotonic() + SPEAKER_TIMEOUT_S)
 
 
-def refuse_alone(error: LonelyLaunchError, descriptor: int = STDERR) -> NoReturn:
+def refuse_alone(error: LocalLaunchError, descriptor: int = STDERR) -> NoReturn:
     """Print a reason that only this rank knows, and end the job on all ranks."""
     from mpi4py import MPI
 
-    say(str(error), descriptor)
-    let_through()
+    write_line(str(error), descriptor)
+    flush_and_wait()
     abort(MPI, EXIT_CANNOT_START)

@@ -1,4 +1,4 @@
-"""The store where the ranks meet. Rank 0 serves it, and it listens before any other rank knows its address."""
+"""The job's TCPStore. Rank 0 serves it, and it listens before any other rank knows its address."""
 
 from __future__ import annotations
 
@@ -17,69 +17,66 @@ from ..discovery.runtime import RUN_PREFIX
 from ..ipc.channel import listen
 from ..planning.environment import Endpoint
 
+CONNECT_TIMEOUT_S = 30.0
 WARNING, ERROR = 1, 2  # levels of c10's log
 
 
 class Resolver(ctypes.Structure):
-    """The start of the C library's resolver of a thread (resolv.h, `struct __res_state`)."""
+    """The beginning of a thread's resolver in the C library (resolv.h, `struct __res_state`)."""
 
     _fields_ = (("timeout_s", ctypes.c_int), ("tries", ctypes.c_int))
 
 
 @contextmanager
-def suspended() -> Iterator[None]:
-    """Make TCPStore's connections, to numeric addresses, in this block.
+def reverse_dns_disabled() -> Iterator[None]:
+    """Make TCPStore's connections in this block without reverse DNS lookups: they fail at once in this thread.
 
-    For its log TCPStore asks the name server who its peer is, at both ends of each connection. Its server
-    does so for one rank after the other: when a packet is lost, all ranks wait five seconds (resolver(3)).
-    From torch 2.9 on a process stops asking once a look-up has failed (pytorch#159007). So this block lets
-    this thread's look-ups fail at once, and hides torch's warning about it. If torch's log level shows more
-    than warnings, the look-ups stay: somebody reads that log.
+    For its log TCPStore looks up its peer's name at both ends of each connection. Its server does so for one rank after
+    the other: when a packet is lost, all ranks wait five seconds (resolver(3)). From torch 2.9 on a process stops after
+    a failed lookup (pytorch#159007). Torch's warning about the failure is hidden. If torch's log level shows more than
+    warnings, the lookups stay: somebody reads that log.
     """
-    level, resolver = log_level(), this_threads_resolver()
+    level, resolver = find_log_level(), find_resolver()
     if level is None or resolver is None or level.value < WARNING:
         yield
         return
-    shown, tries = level.value, resolver.tries
-    level.value, resolver.tries = max(shown, ERROR), 0
+    saved = level.value, resolver.tries
+    level.value, resolver.tries = max(level.value, ERROR), 0
     try:
         yield
     finally:
-        level.value, resolver.tries = shown, tries
+        level.value, resolver.tries = saved
 
 
-def log_level() -> ctypes.c_int | None:
-    """Return the variable that holds torch's log level, None if this build has none."""
+def find_log_level() -> ctypes.c_int | None:
+    """Return the C variable with torch's log level, None if this build has none."""
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL("libc10.so", os.RTLD_NOLOAD), "FLAGS_caffe2_log_level")
     except (OSError, ValueError):
         return None
 
 
-def this_threads_resolver() -> Resolver | None:
-    """Return this thread's resolver, initialised, None if the C library has none of this form."""
+def find_resolver() -> Resolver | None:
+    """Return this thread's resolver, initialised; None if the C library has no such one."""
     library = ctypes.CDLL(None)
     try:
         library.__res_state.restype = ctypes.POINTER(Resolver)
         library.__res_init()
     except AttributeError:
         return None
-    found: Resolver = library.__res_state().contents
-    return found
-
-
-CONNECT_TIMEOUT_S = 30.0
+    resolver: Resolver = library.__res_state().contents
+    return resolver
 
 
 def serve_store(address: str, timeout_s: float, port: int = 0) -> tuple[dist.Store, Endpoint]:
     """Serve the store on a port of `address`, a free one if `port` is 0, and on no other interface.
 
-    Raises OSError if that port can't be listened on. The server can be shared within this process: if a
-    script opens a store of its own by env://, it gets this one, and no error that the port is taken.
+    Raises OSError if the port is taken. The server can be shared within this process: a script that opens a store by
+    env:// gets this one, and no error that the port is taken.
     """
     with listen(address, port) as listener:
         port = int(listener.getsockname()[1])
-        with suspended():
+        with reverse_dns_disabled():
             store = open_store(
                 address, port, is_master=True, wait_for_workers=False, multi_tenant=True,
                 timeout=timedelta(seconds=timeout_s), master_listen_fd=listener.detach(),
@@ -88,15 +85,12 @@ def serve_store(address: str, timeout_s: float, port: int = 0) -> tuple[dist.Sto
     return store, Endpoint(address, port, token=os.urandom(16).hex(), run_id=RUN_PREFIX + os.urandom(4).hex())
 
 
-def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, str | None]:
-    """Connect to rank 0's store and return it, or why that failed.
-
-    From then on it waits for a key as long as torch's own store would.
-    """
-    patience = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
+def connect_store(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, str | None]:
+    """Return a connection to rank 0's store, or why that failed; it waits for a key as long as torch's default."""
+    timeout = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
     try:
-        with suspended():
-            store = open_store(endpoint.address, endpoint.port, wait_for_workers=False, timeout=patience)
+        with reverse_dns_disabled():
+            store = open_store(endpoint.address, endpoint.port, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:  # dist.DistNetworkError among them
         return None, str(error).splitlines()[0]
     store.set_timeout(dist.distributed_c10d.default_pg_timeout)
@@ -104,7 +98,7 @@ def connect(endpoint: Endpoint, timeout_s: float) -> tuple[dist.Store | None, st
 
 
 def open_store(*arguments: Any, **options: Any) -> dist.TCPStore:
-    """Return a TCPStore, without libuv where torch was built without it, as Debian 13's was.
+    """Return a TCPStore, without libuv if torch was built without it, as Debian 13's is.
 
     Torch's default is libuv, and its constructor then fails before it listens or connects. A script's own
     init_process_group() reads USE_LIBUV (docs.pytorch.org/tutorials/intermediate/TCPStore_libuv_backend.html).
@@ -119,21 +113,21 @@ def open_store(*arguments: Any, **options: Any) -> dist.TCPStore:
 
 
 class KeySpaces:
-    """Hands out fresh parts of the job's store, each for one use.
+    """Hands out unused key prefixes of the job's store.
 
-    A second process group over the same keys would read what the first one left, and fail at random.
-    All ranks of a group must have asked equally often for groups of its size.
+    A second process group over the same keys would read what the first one left, and fail at random. All ranks of a
+    group must have asked the same number of times for groups of its size.
     """
 
     def __init__(self, store: dist.Store, token: str) -> None:
         self.job = dist.PrefixStore(token, store)
         self._uses: Counter[int] = Counter()
 
-    def first(self, key: str, rank: int) -> int:
-        """Return the first rank that has asked this of a key."""
+    def elect(self, key: str, rank: int) -> int:
+        """Return the rank that has called this first for a key."""
         return int(self.job.compare_set(key, "", str(rank)))
 
     def fresh(self, world_size: int) -> dist.Store:
-        """Return an unused part of the store for a group of `world_size` ranks."""
+        """Return the store with an unused prefix, for a group of `world_size` ranks."""
         self._uses[world_size] += 1
         return dist.PrefixStore(f"group/{world_size}/{self._uses[world_size]}", self.job)

@@ -14,8 +14,8 @@ from ..base.version import __version__
 from ..bootstrap.refusal import refuse_early
 from ..cli import read_settings
 from ..options.help import Parser
-from ..options.table import OPTIONS, default_of, variable
-from ..options.values import absolute
+from ..options.table import OPTIONS, read_default, variable_name
+from ..options.values import parse_path
 from . import CheckOptions
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_USAGE
     from ..launch import launch
 
-    asked = CheckOptions(given.quick, given.nodes_only, absolute(given.svg), absolute(given.json),
-                  absolute(given.check_history), absolute(given.suspects))
+    asked = CheckOptions(given.quick, given.nodes_only, parse_path(given.svg), parse_path(given.json),
+                  parse_path(given.check_history), parse_path(given.suspects))
     return launch(config, functools.partial(run, asked))
 
 
@@ -62,20 +62,20 @@ def parsed(arguments: list[str] | None, environ: Mapping[str, str]) -> argparse.
     parser.add_argument("--svg", default="", metavar="FILE", help="draw the links between nodes, and the all-reduce "
                         "(needs matplotlib)")
     parser.add_argument("--json", default="", metavar="FILE", help="write all that was measured")
-    history = default_of("check-history", environ)
+    history = read_default("check-history", environ)
     parser.add_argument("--check-history", default=history, metavar="FILE", help="keep the figures of each node in "
                         "FILE, and compare it with its own former ones there")
     parser.add_argument("--suspects", default="", metavar="FILE", help="append a line for each node that should be "
                         "left out: time, host, why; for mpiddp.supervise --exclude FILE")
     for name in LAUNCHERS:
-        parser.add_argument(f"--{name}", **{**OPTIONS[name], "default": default_of(name, environ)})
+        parser.add_argument(f"--{name}", **{**OPTIONS[name], "default": read_default(name, environ)})
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     return parser.parse_args(arguments)
 
 
 def configuration(given: argparse.Namespace, environ: Mapping[str, str]) -> LaunchConfig:
     """Return what the launcher needs, from the command line and, for what has no option here, from variables."""
-    settings = read_settings({name: value for name, value in environ.items() if name != variable("check-history")})
+    settings = read_settings({name: value for name, value in environ.items() if name != variable_name("check-history")})
     return LaunchConfig(
         backend=given.backend or None, device=None if given.device in ("", "auto") else given.device,
         interface=given.interface, master_addr=given.master_addr, port=given.port,

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ..base.errors import LonelyLaunchError
-from ..base.stderr import STDERR, say, write_all
-from ..base.text import listed
+from ..base.errors import LocalLaunchError
+from ..base.stderr import STDERR, write_all, write_line
+from ..base.text import join_names
 from . import OWN_S, PAUSE_S
 from .bench.network import Ways, together
 from .bench.rank import ANSWER_S, START_S
@@ -33,7 +33,7 @@ class Progress:
             filled = WIDTH * done // max(1, of)
             write_all(STDERR, f"\r\033[K{words} [{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{of}".encode())
         elif words != self._words:
-            say(f"mpiddp.check: measuring {words}")
+            write_line(f"mpiddp.check: measuring {words}")
         self._words = words
 
     def end(self) -> None:
@@ -56,7 +56,7 @@ class Controller:
     """Lets ranks measure, and keeps what they have measured."""
 
     def __init__(self, ranks: RpcController, size: int, patience_s: float, progress: Progress | None = None) -> None:
-        """Ask the ranks who they are, which may take `patience_s`; raise LonelyLaunchError if one does not answer."""
+        """Ask the ranks who they are, which may take `patience_s`; raise LocalLaunchError if one does not answer."""
         self._ranks, self._progress = ranks, progress
         answers = ranks.call("who", dict.fromkeys(range(size), ()), patience_s, "to say who it is")
         if len(answers) < size:
@@ -267,12 +267,13 @@ def keep(kept: dict[str, dict[Link, Passes]], link: Link, told: Sequence[Ways], 
             kept.setdefault(name, {}).setdefault(link, []).append(value)
 
 
-def unknown(ranks: RpcController, silent: Sequence[int], patience_s: float) -> LonelyLaunchError:
+def unknown(ranks: RpcController, silent: Sequence[int], patience_s: float) -> LocalLaunchError:
     """Return why there is no check where ranks do not say who they are: what went wrong there, if they tell it."""
     named = [f"{ranks.name(rank)}{''.join(f' ({words})' for words in ranks.troubles.get(rank, ()))}" for rank in silent]
-    return LonelyLaunchError(
+    return LocalLaunchError(
         "startup-timeout",
-        found=f"{len(silent)} of the check's ranks did not say who they are within {patience_s:g} s: {listed(named)}",
+        actual=f"{len(silent)} of the check's ranks did not say who they are within {patience_s:g} s: "
+              f"{join_names(named)}",
         needed="all ranks ready before the startup timeout",
         do="look at those hosts (a slow file system, a broken node); more time: --startup-timeout SECONDS",
     )

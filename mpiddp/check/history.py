@@ -72,7 +72,7 @@ def reason(error: OSError, path: str) -> str:
     """Return why a file cannot be read or written, in words."""
     if not error.strerror:  # of within()
         return f"it has not answered within {ANSWER_S:g} s"
-    return files.reason(error, path)
+    return files.format_os_error(error, path)
 
 
 def kinds_of(measured: Measurements) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from ..base.ranks import Environment, Place
+from ..base.ranks import JobEnv, RankPosition
 from ..discovery.runtime import hostname
 from .bench import machine
 from .bench.rank import ANSWER_S
@@ -18,7 +18,7 @@ from .stats.schema import RankInfo
 Answer = TypeVar("Answer")
 
 
-def describe(place: Place | Environment, device: torch.device) -> RankInfo:
+def describe(place: RankPosition | JobEnv, device: torch.device) -> RankInfo:
     """Return who this rank is; its kind is the type of its device where that does not tell more."""
     threads = torch.get_num_threads()  # of this thread
     kind = told(device, lambda: machine.kind(device, threads), device.type)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..base import timeline
-from ..base.config import LaunchConfig
+from ..base.config import CheckMode, LaunchConfig
 from ..base.errors import LaunchError
-from ..base.ranks import Place
+from ..base.ranks import RankPosition
 from ..base.stderr import warn
-from ..base.text import LISTED, folded
-from ..bootstrap.rollcall import RollCall
+from ..base.text import MAX_LISTED, fold_hosts
+from ..bootstrap.rollcall import Rendezvous
 from ..discovery.devices import use_device
 from ..discovery.schedulers import find_scheduler
 from . import OWN_S, PASSES, PAUSE_S
@@ -45,24 +45,24 @@ class Answer(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-def check_nodes(roll: RollCall, place: Place, device: str, config: LaunchConfig) -> None:
+def check_nodes(roll: Rendezvous, place: RankPosition, device: str, config: LaunchConfig) -> None:
     """Measure this rank's part of its node, and print on rank 0 what is odd about nodes. Collective.
 
     Raises LaunchError `bad-node` or `slow-node` on every rank, if `config` is strict; at the start's deadline
-    LonelyLaunchError, with the ranks that still measure.
+    LocalLaunchError, with the ranks that still measure.
     """
-    timeline.begin(LOOKING)
+    timeline.begin_stage(LOOKING)
     where, judge = use_device(device), Judge(config)
-    turn = roll.agree(LOOKING, (describe(place, where), machine()), judge.give_turns)
+    turn = roll.exchange(LOOKING, (describe(place, where), machine()), judge.give_turns)
     answer, own = Answer(again=True), Own({}, [])
     for number in range(PASSES):
         if answer.again:
             time.sleep(PAUSE_S if number else 0.0)
             for at in range(turn.total):
-                timeline.begin(MEASURING)
+                timeline.begin_stage(MEASURING)
                 mine = at == turn.own and own.computes  # each try of a device that does not compute may take a minute
                 own = measure(where, place.local_rank == 0, OWN_S) if mine else own
-                answer = roll.agree(MEASURING, own if mine else None, judge.take)
+                answer = roll.exchange(MEASURING, own if mine else None, judge.take)
     warn(answer.warnings)
 
 
@@ -104,7 +104,7 @@ class Judge:
         """Return the warnings of a check; raise LaunchError instead if it is strict."""
         found = self._findings(self._measured)
         about_history = self._history.keep(self._measured) if self._history else []
-        if self._config.check == "strict" and (error := refusal(found)):
+        if self._config.check is CheckMode.STRICT and (error := refusal(found)):
             warn(about_history)
             raise error
         return [*about_history, *warnings(found)]
@@ -136,19 +136,19 @@ def refusal(findings: Sequence[Finding]) -> LaunchError | None:
     hosts = dict.fromkeys(host for one in findings for host in one.hosts)
     scheduler = find_scheduler(os.environ)
     option = (scheduler and scheduler.exclude) or "mpiddp.supervise --exclude={}"
-    without = f"leave it out with {option.format(folded(hosts))}, or start" if hosts else "start"
+    without = f"leave it out with {option.format(fold_hosts(hosts))}, or start" if hosts else "start"
     cure = f"{without} with --check alone, which warns"
     if bad:
         return LaunchError(
             "bad-node",
-            found="\n".join(lines([*bad, *slow])),
+            actual="\n".join(lines([*bad, *slow])),
             needed="nodes with room in /dev/shm and /tmp, and devices without errors",
             do=cure,
         )
     if slow:
         return LaunchError(
             "slow-node",
-            found="\n".join(lines(slow)),
+            actual="\n".join(lines(slow)),
             needed="nodes that are as fast as the others of their kind: all wait for the slowest in each step",
             do=cure,
         )
@@ -163,4 +163,4 @@ def split(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
 def lines(findings: Sequence[Finding]) -> list[str]:
     """Return the words of a handful of findings; the rest are counted."""
     words = list(dict.fromkeys(one.words for one in findings))
-    return words if len(words) <= LISTED else [*words[:LISTED], f"{len(words) - LISTED:,} more like these"]
+    return words if len(words) <= MAX_LISTED else [*words[:MAX_LISTED], f"{len(words) - MAX_LISTED:,} more like these"]

@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 
 from ..base.config import LaunchConfig
-from ..base.errors import LonelyLaunchError
+from ..base.errors import LocalLaunchError
 from ..bootstrap.refusal import refuse_alone
 from ..failure.root_cause import Report, ReportKind
 from ..runner.lifecycle import RunningJob
@@ -21,7 +21,7 @@ PATIENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "
 
 def check(asked: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
     """Measure and compare, and end this rank with the exit status: that of the check on rank 0, 0 on the others."""
-    assert job.ending
+    assert job.termination
     try:
         member = job.membership
         if not asked.nodes_only:
@@ -35,16 +35,16 @@ def check(asked: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
         else:
             from .report import inspect  # the other ranks need not load it
 
-            ranks = RpcController(member.comm, works, member.roll.name)
-            job.ending.status = inspect(ranks, env, asked, config.startup_timeout_s)
+            ranks = RpcController(member.comm, works, member.rendezvous.name)
+            job.termination.status = inspect(ranks, env, asked, config.startup_timeout_s)
             for rank, words in sorted(ranks.lost.items()):  # the job cannot end in order
-                job.ending.fail(Report(rank, member.seats[rank].host, ReportKind.UNREACHABLE,
-                                       f"did not answer: {words}", ODD))
+                job.termination.fail(Report(rank, member.seats[rank].host, ReportKind.UNREACHABLE,
+                                            f"did not answer: {words}", ODD))
             ranks.dismiss()
         if not config.python_exit:
-            job.ending.finish(job.ending.status)
-    except LonelyLaunchError as error:
+            job.termination.finish(job.termination.status)
+    except LocalLaunchError as error:
         refuse_alone(error)
     except BaseException as error:
-        return job.ending.fail_by(error)
-    return job.ending.status
+        return job.termination.fail_by_exception(error)
+    return job.termination.status

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ..base.files import note_suspects, reason, write_json
-from ..base.ranks import Environment
-from ..base.stderr import answer, say, warn
-from ..base.text import folded
+from ..base.files import append_suspects, format_os_error, write_json
+from ..base.ranks import JobEnv
+from ..base.stderr import print_answer, warn, write_line
+from ..base.text import fold_hosts
 from ..base.version import __version__
 from ..discovery import schedulers, software
 from . import ODD, PASSES, CheckOptions
@@ -91,10 +91,10 @@ WRITING_S = 20.0  # a file, in a folder that may be slow
 DRAWING_S = 120.0  # with the import of matplotlib, from a file system that may be slow
 
 
-def inspect(ranks: RpcController, env: Environment, asked: CheckOptions, patience_s: float) -> int:
+def inspect(ranks: RpcController, env: JobEnv, asked: CheckOptions, patience_s: float) -> int:
     """Let all ranks measure, show what was found, and return the exit status: ODD where something is odd.
 
-    Raises LonelyLaunchError where a rank has not begun after `patience_s`.
+    Raises LocalLaunchError where a rank has not begun after `patience_s`.
     """
     notes = []
     backend = serving(env.backend, env.device)
@@ -109,7 +109,7 @@ def inspect(ranks: RpcController, env: Environment, asked: CheckOptions, patienc
     notes += all_findings.notes(measured, backend or env.backend)
     if asked.quick:
         notes.insert(0, "--quick is a single pass, which may err: check again without it before a node is given back")
-    lost = answer("\n".join([head(env.backend), *lines(measured, findings, notes, exclusion())]))
+    lost = print_answer("\n".join([head(env.backend), *lines(measured, findings, notes, exclusion())]))
     warn(history.keep(measured) if history else ())
     keep(measured, findings, notes, asked)
     return ODD if findings else lost
@@ -132,7 +132,7 @@ def keep(measured: Measurements, findings: Sequence[Finding], notes: Sequence[st
     """Write the files that were asked for; warn of those whose folders do not answer."""
     suspects = [(host, one.words) for one in findings for host in one.hosts]
     files: tuple[tuple[str, float, Callable[[], None]], ...] = (
-        (asked.suspects, WRITING_S, lambda: note_suspects(asked.suspects, suspects)),
+        (asked.suspects, WRITING_S, lambda: append_suspects(asked.suspects, suspects)),
         (asked.json, WRITING_S, lambda: write_json(asked.json, as_json(measured, findings, notes))),
         (asked.svg, DRAWING_S, lambda: draw(asked.svg, measured, findings)))
     for path, limit_s, write in files:
@@ -150,12 +150,12 @@ def draw(path: str, measured: Measurements, findings: Sequence[Finding]) -> None
     try:
         drawing.write(path, measured, findings, f"{len(measured.ranks):,} ranks on {nodes_of(measured)}")
     except ImportError as error:
-        say(f"mpiddp.check: cannot draw {path}: {error} (pip install matplotlib)")
+        write_line(f"mpiddp.check: cannot draw {path}: {error} (pip install matplotlib)")
     except Exception as error:  # a library that draws may raise anything
-        words = reason(error, path) if isinstance(error, OSError) else error
-        say(f"mpiddp.check: cannot draw {path}: {words}")
+        words = format_os_error(error, path) if isinstance(error, OSError) else error
+        write_line(f"mpiddp.check: cannot draw {path}: {words}")
 
 
 def nodes_of(measured: Measurements) -> str:
     """Return the nodes in words."""
-    return folded(one.host for one in measured.ranks)
+    return fold_hosts(one.host for one in measured.ranks)

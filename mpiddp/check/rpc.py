@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..base.polling import wait_for
-from ..bootstrap.rollcall import receive, undelivered
+from ..base.polling import poll_until
+from ..bootstrap.rollcall import keep_undelivered, receive_message
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -103,23 +103,23 @@ class RpcController:
     def _deliver(self) -> None:
         """Return when all ranks have received what was sent to them, or have had time to, as who is lost has."""
         with contextlib.suppress(TimeoutError):
-            wait_for(lambda: self.lost.keys() >= {*undelivered(self._sent)} or None, time.monotonic() + GRACE_S,
-                     TimeoutError, lambda _: None, GRACE_S)
+            poll_until(lambda: self.lost.keys() >= {*keep_undelivered(self._sent)} or None, time.monotonic() + GRACE_S,
+                       TimeoutError, lambda _: None, GRACE_S)
 
     def _collect(self, found: dict[int, Any], asked: AbstractSet[int], deadline: float) -> None:
         """Add the answers that come until all are there, or the deadline is over; meanwhile keep the others waiting."""
         def everyone() -> bool | None:
             self._keep_alive(asked - found.keys())
-            while len(found) < len(asked) and (message := receive(self._comm, ANSWERS)) is not None:
+            while len(found) < len(asked) and (message := receive_message(self._comm, ANSWERS)) is not None:
                 rank, (of, answer) = message
                 if of == self._number:  # not an answer that comes too late
                     found[rank] = answer
             return len(found) >= len(asked) or time.monotonic() > deadline or None
 
-        wait_for(everyone, float("inf"), TimeoutError, lambda _: None, float("inf"))
+        poll_until(everyone, float("inf"), TimeoutError, lambda _: None, float("inf"))
 
     def _send(self, order: Order, rank: int) -> None:
-        undelivered(self._sent)
+        keep_undelivered(self._sent)
         self._sent.append((rank, self._comm.issend(order, rank, ORDERS)))
 
 
@@ -129,8 +129,8 @@ def worker_loop(comm: MPI.Comm, works: Mapping[str, Work], patience_s: float) ->
     silent = TimeoutError(f"rank 0 has not said for {silence_s:.0f} s what to measure next")
     sent: list[MPI.Request] = []
     while True:
-        _, order = wait_for(lambda: receive(comm, ORDERS, 0), time.monotonic() + silence_s, lambda: silent,
-                            lambda _: None, float("inf"))
+        _, order = poll_until(lambda: receive_message(comm, ORDERS, 0), time.monotonic() + silence_s, lambda: silent,
+                              lambda _: None, float("inf"))
         if order.work == KEEPALIVE:
             continue
         if not order.work:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from ..base.text import folded, ranges
+from ..base.text import fold_hosts, format_ranges
 from .stats.expected import expected_bandwidth, reduced
 from .stats.outliers import best, median
 from .stats.schema import (
@@ -196,11 +196,11 @@ def names(
     hosts, which, of = ["", "hosts"], ["", "ranks"], ["", "kind"]
     for row in shown:
         ranks = [rank for node in row.nodes for rank in nodes.ranks[node]]
-        numbered = ranges(ranks)
+        numbered = format_ranges(ranks)
         which.append(numbered if len(numbered) <= RANKS_WIDTH else counted(len(ranks), "rank"))
         of.append(cut("+".join(sorted({letters[measured.ranks[rank].kind] for rank in ranks})), 4))
         lonely = row.odd and not any(node in marked for node in row.nodes)
-        hosts.append(folded(nodes.host[node] for node in row.nodes) + "*" * lonely)
+        hosts.append(fold_hosts(nodes.host[node] for node in row.nodes) + "*" * lonely)
     columns = [hosts, which, *([of] if len(letters) > 1 else [])]
     left = room - sum(max(map(len, column)) + 2 for column in columns[1:]) - 2
     columns[0] = [*hosts[:2], *(fitting(one, row, max(left, LEAST_HOSTS))

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from ..base.ranks import Environment
+from ..base.ranks import JobEnv
 from ..bootstrap.membership import Membership
 from .bench import hardware, machine, network
 from .bench.network import CLOCK_TAG, OverMpi, Pairs, Parts, Ways, serving
@@ -43,13 +43,13 @@ class PairResult(NamedTuple):
     by_backend: Ways
 
 
-def who(place: Environment, device: torch.device, backend: str) -> Who:
+def who(place: JobEnv, device: torch.device, backend: str) -> Who:
     """Return who this rank is."""
     claims: dict[str, float] = told(device, lambda: hardware.claims(device, serving(backend, device), os.environ), {})
     return Who(describe(place, device), machine.machine(), claims)
 
 
-def measuring(place: Environment, device: torch.device, backend: str) -> dict[str, Work]:
+def measuring(place: JobEnv, device: torch.device, backend: str) -> dict[str, Work]:
     """Return the work of a rank by itself, by the names that rank 0 uses; all take a deadline first."""
     return {"who": lambda _: who(place, device, backend),
             "own": lambda _, budget_s: measure(device, place.local_rank == 0, budget_s)}
@@ -60,7 +60,7 @@ class Meeting:
 
     def __init__(self, membership: Membership) -> None:
         self._comm = membership.comm
-        self._env: Environment = membership.environment
+        self._env: JobEnv = membership.environment
         self._silent: set[int] = set()  # over MPI
         backend = serving(self._env.backend, self._env.device)
         self._device = torch.device("cpu") if backend == "gloo" else self._env.device  # that the backend sends from

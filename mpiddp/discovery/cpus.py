@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ..base.files import names, number, text
+from ..base.files import list_names, read_number, read_text
 from .schedulers import PE_HOSTFILE, find_job, find_scheduler
 
 CPUS, NODE_ROOT = "/sys/devices/system/cpu", "/sys/devices/system/node"
@@ -67,7 +67,7 @@ def parse_cpu_count(value: str, host: str) -> int:
 
 def count_hostfile_slots(path: str, host: str) -> int:
     """Return a host's slots from SGE's file: a line has a host, its slots, a queue and processors (man sge_pe)."""
-    fields = [line.split() for line in text(path).splitlines()]
+    fields = [line.split() for line in read_text(path).splitlines()]
     return sum(int(line[1]) for line in fields if len(line) > 1 and line[1].isdecimal()
                and line[0].partition(".")[0] == host.partition(".")[0])
 
@@ -119,16 +119,16 @@ def read_node_sockets(numa: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
 
 def read_socket(cpu: int) -> int:
     """Return the number of a CPU's socket, -1 if the kernel does not tell."""
-    return number(f"{CPUS}/cpu{cpu}/topology/physical_package_id")
+    return read_number(f"{CPUS}/cpu{cpu}/topology/physical_package_id")
 
 
 def read_numa_nodes() -> dict[int, int]:
     """Return each CPU's NUMA node."""
-    nodes = [int(name[4:]) for name in names(NODE_ROOT, "node") if name[4:].isdigit()]
+    nodes = [int(name[4:]) for name in list_names(NODE_ROOT, "node") if name[4:].isdigit()]
     return {cpu: node for node in nodes for cpu in read_number_list(f"{NODE_ROOT}/node{node}/cpulist")}
 
 
 def read_number_list(path: str) -> Iterable[int]:
     """Return the numbers in a file of the kernel that lists them as in "0-3,8"; none if there is no such file."""
-    parts = [part.split("-") for part in text(path).split(",") if part]
+    parts = [part.split("-") for part in read_text(path).split(",") if part]
     return [number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)]

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..base.files import text
+from ..base.files import read_text
 from . import schedulers
 from .gpus import (
     CUDA_VISIBLE,
@@ -133,8 +133,8 @@ def read_torch_reason(module: Any) -> str:
 
 def read_driver_version() -> str:
     """Return the name and version of the driver of NVIDIA's or AMD's GPUs, empty without one."""
-    nvidia = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text(DRIVER_FILE))
-    amd = text("/sys/module/amdgpu/version")
+    nvidia = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", read_text(DRIVER_FILE))
+    amd = read_text("/sys/module/amdgpu/version")
     return f"NVIDIA {nvidia[1]}" if nvidia else f"amdgpu {amd}" if amd else ""
 
 

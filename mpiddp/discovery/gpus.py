@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..base.files import names, number, text
+from ..base.files import list_names, read_number, read_text
 
 DRIVER_FILE = "/proc/driver/nvidia/version"
 DRM, DRI = "/sys/class/drm", "/dev/dri"
@@ -103,9 +103,9 @@ def list_rocr_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return AMD's GPUs that this process may open and ROCR_VISIBLE_DEVICES names, from the kernel."""
     boards = []
     for device in list_cards("amdgpu"):
-        pci, unique = os.path.basename(device), text(f"{device}/unique_id")
+        pci, unique = os.path.basename(device), read_text(f"{device}/unique_id")
         uuid = f"GPU-{unique}" if unique else f"GPU at {pci}"
-        boards.append(Gpu(uuid, uuid, "", pci, number(f"{device}/numa_node")))
+        boards.append(Gpu(uuid, uuid, "", pci, read_number(f"{device}/numa_node")))
     return select_visible(sorted(boards, key=lambda gpu: gpu.pci), environ, ROCR_VISIBLE)
 
 
@@ -144,12 +144,12 @@ def describe_openable_gpus() -> str:
     Cards that may only drive a display do not count: AMD's without a unique_id, such as those inside a processor, and
     Intel's that can drive one. A device file that a cgroup denies does not count (access(2) asks the cgroup too).
     """
-    files = [f"{DEV}/{name}" for name in sorted(names(DEV, "nvidia")) if name[6:].isdigit()]
+    files = [f"{DEV}/{name}" for name in sorted(list_names(DEV, "nvidia")) if name[6:].isdigit()]
     nvidia = [file for file in files if os.access(file, os.R_OK | os.W_OK)]
     has_kfd = os.access(f"{DEV}/kfd", os.R_OK | os.W_OK)  # ROCm's device
-    amd = [device for device in list_cards("amdgpu") if has_kfd and text(f"{device}/unique_id")]
+    amd = [device for device in list_cards("amdgpu") if has_kfd and read_text(f"{device}/unique_id")]
     intel = [device for device in list_cards("i915", "xe")
-             if text(f"{device}/class").startswith(HEADLESS_CLASS) and os.path.basename(device) != INTEGRATED_PCI]
+             if read_text(f"{device}/class").startswith(HEADLESS_CLASS) and os.path.basename(device) != INTEGRATED_PCI]
     for vendor, present in (("NVIDIA", nvidia), ("AMD", amd), ("Intel", intel)):
         if present:
             plural = len(present) > 1
@@ -159,14 +159,15 @@ def describe_openable_gpus() -> str:
 
 def list_cards(*drivers: str) -> list[str]:
     """Return the folders in /sys of the graphics cards with one of these drivers that this process may open."""
-    devices = [os.path.realpath(f"{DRM}/{card}/device") for card in sorted(names(DRM, "card")) if card[4:].isdigit()]
+    devices = [os.path.realpath(f"{DRM}/{card}/device") for card in sorted(list_names(DRM, "card"))
+               if card[4:].isdigit()]
     return [device for device in devices
             if os.path.basename(os.path.realpath(f"{device}/driver")) in drivers and can_open(device)]
 
 
 def can_open(device: str) -> bool:
     """Tell whether this process may open a GPU: a scheduler may deny some."""
-    for node in names(f"{device}/drm"):
+    for node in list_names(f"{device}/drm"):
         if node.startswith("renderD"):
             try:
                 os.close(os.open(f"{DRI}/{node}", os.O_RDWR | os.O_CLOEXEC))
@@ -182,7 +183,7 @@ def format_pci_address(domain: int, bus: int, device: int) -> str:
 
 def read_numa_node(pci: str) -> int:
     """Return the NUMA node of a PCI device, -1 if the kernel does not tell."""
-    return number(f"/sys/bus/pci/devices/{pci}/numa_node")
+    return read_number(f"/sys/bus/pci/devices/{pci}/numa_node")
 
 
 def select_visible(

@@ -39,8 +39,8 @@ class HostFacts(NamedTuple):
 
     `node` is the lowest rank on the same node. `alone` is true if no launcher started the rank. `launcher` and
     `scheduler` are names from discovery/launchers.py and discovery/schedulers.py, empty for none. `options` are those
-    of LaunchConfig.common(). `script` is None if the caller keeps its own main(). `prefix` is the folder of Python's
-    environment. `shm_bytes` is the size of /dev/shm, `open_files` the limit of open files.
+    of LaunchConfig.job_wide_options(). `script` is None if the caller keeps its own main(). `prefix` is the folder of
+    Python's environment. `shm_bytes` is the size of /dev/shm, `open_files` the limit of open files.
 
     CPUs: the launcher gave this rank `cpus`; its cgroup allows it `allowed` (under Flux the same as `cpus`), whose
     structure is `topology`. `cpus_per_task` is Slurm's --cpus-per-task. `grant` is what a scheduler gave the job of the
@@ -88,7 +88,7 @@ def collect_host_facts(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | 
     script = read_script_facts(config.script) if config.script else None
     with_gpus = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
     facts = read_host_facts(os.environ, comm.rank, node, is_only_node, script, mpi.identify_library().title, with_gpus)
-    return facts._replace(options=config.common(), stop_in_s=stop_in_s)
+    return facts._replace(options=config.job_wide_options(), stop_in_s=stop_in_s)
 
 
 def read_host_facts(

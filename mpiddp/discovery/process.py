@@ -9,7 +9,7 @@ import select
 import struct
 import time
 
-from ..base.files import text
+from ..base.files import read_text
 
 REAPING_TIMEOUT_S = 1.0  # for a launcher to take the status of a process that has ended
 EXITING_FLAG = 0x4  # PF_EXITING (linux/sched.h)
@@ -111,7 +111,7 @@ def read_wait_status(pidfd: int) -> int:
 
 def read_boot_id() -> str:
     """Return the random id of the running kernel (man 5 proc_sys_kernel), empty if it is hidden."""
-    return text("/proc/sys/kernel/random/boot_id")
+    return read_text("/proc/sys/kernel/random/boot_id")
 
 
 def list_cgroups(controller: str, pid: int | str = "self") -> list[str]:
@@ -120,7 +120,7 @@ def list_cgroups(controller: str, pid: int | str = "self") -> list[str]:
     In a container these are the ones that are mounted there.
     """
     folders: dict[str, None] = {}
-    for line in filter(None, text(f"/proc/{pid}/cgroup").split("\n")):
+    for line in filter(None, read_text(f"/proc/{pid}/cgroup").split("\n")):
         number, kinds, path = line.split(":", 2)
         if number == "0":
             roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]

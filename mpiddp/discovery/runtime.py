@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping, MutableMapping
 
-from ..base.config import RESTARTS
+from ..base.config import RESTART_VARIABLE
 from .launchers import LaunchFacts
 from .schedulers import count_slurm_restarts
 
@@ -101,7 +101,7 @@ def find_step_daemon(pid: int) -> int:
 
 def count_restarts(environ: Mapping[str, str]) -> int:
     """Return how often the job was restarted: by `mpiddp.supervise`, or by Slurm (sbatch, SLURM_RESTART_COUNT)."""
-    count = environ.get(RESTARTS, "")
+    count = environ.get(RESTART_VARIABLE, "")
     return int(count) if count.isdigit() else count_slurm_restarts(environ)
 
 

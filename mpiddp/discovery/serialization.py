@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..base.files import open_for_reading, open_for_writing, reason
-from ..base.stderr import say
+from ..base.files import format_os_error, open_for_reading, open_for_writing
+from ..base.stderr import write_line
 from ..base.version import __version__
 from .cpus import CpuGrant, Topology
 from .gpus import Gpu
@@ -22,7 +22,7 @@ def write_facts(path: str, facts: Sequence[HostFacts]) -> None:
         with open(open_for_writing(path), "w") as file:
             json.dump({"mpiddp": __version__, "ranks": [serialize_facts(rank_facts) for rank_facts in facts]}, file)
     except OSError as error:
-        say(f"mpiddp: cannot write {path}: {reason(error, path)}")
+        write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}")
 
 
 def read_facts(path: str) -> list[HostFacts]:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.termination import HardExit, exit_status
-from ..base.text import words_of
+from ..base.text import format_safely
 from ..discovery.script import OURS
 from .root_cause import Report, ReportKind
 
@@ -24,9 +24,9 @@ def find_script_status(error: BaseException) -> int:
     return INTERRUPTED_STATUS if isinstance(error, KeyboardInterrupt) else 1
 
 
-def report_exception(error: BaseException, rank: int, host: str) -> Report:
+def make_report(error: BaseException, rank: int, host: str) -> Report:
     """Return the report on a script that raised `error`."""
-    cause = f"{type(error).__name__}: {words_of(error)}".split("\n")[0]
+    cause = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0]
     kind, signal, origin = ReportKind.ERROR, "", None
     with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
         from .traceback import (  # not while the job starts
@@ -47,11 +47,11 @@ def report_exception(error: BaseException, rank: int, host: str) -> Report:
     return Report(rank, host, kind, cause, find_script_status(error), where, signal=signal)
 
 
-def report_exit(status: int, frame: FrameType, rank: int, host: str) -> Report:
+def make_exit_report(status: int, frame: FrameType, rank: int, host: str) -> Report:
     """Return the report on a script that called os._exit() in a frame."""
     error = HardExit(status)
     error.__context__ = sys.exc_info()[1]
-    report = report_exception(error, rank, host)
+    report = make_report(error, rank, host)
     return report._replace(where=report.where or find_line_above(frame))
 
 
@@ -114,7 +114,8 @@ def print_exception(error: BaseException, full: bool = True) -> None:
     except SystemExit:  # from the script's own hook: Python prints no more then
         return
     except BaseException as other:  # from the script's own hook or stderr; Python prints both errors then
-        say(f"Error in sys.excepthook:\n{format_exception(other)}\nOriginal exception was:\n{format_exception(error)}")
+        write_line(f"Error in sys.excepthook:\n{format_exception(other)}\n"
+                   f"Original exception was:\n{format_exception(error)}")
 
 
 def run_user_hook(error: BaseException) -> None:
@@ -179,10 +180,10 @@ def format_exception(error: BaseException) -> str:
     import traceback
 
     if isinstance(error, SystemExit):
-        return "" if isinstance(error.code, int) else f"{words_of(error.code)}\n"
+        return "" if isinstance(error.code, int) else f"{format_safely(error.code)}\n"
 
     strip_our_frames(error)
     try:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:  # from the error's own methods
-        return f"{type(error).__name__}: {words_of(error)}\n"
+        return f"{type(error).__name__}: {format_safely(error)}\n"

@@ -17,7 +17,7 @@ LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP
 SIGKILL_SENDERS = "by its launcher, by hand or by the kernel"
 
 
-def report_dead_process(rank: RankIdentity, status: int | None, out_of_memory: bool, stack: str) -> Report:
+def make_death_report(rank: RankIdentity, status: int | None, out_of_memory: bool, stack: str) -> Report:
     """Return the report on a rank whose process ended with a wait status (man 2 wait), None for an unknown one.
 
     `out_of_memory`: the kernel killed a process of its cgroup for lack of memory. `stack` is extract_crash_stack()'s.

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.text import memory_advice
 from ..where import progress
 from .rank import RankIdentity
@@ -14,7 +14,7 @@ from .root_cause import NOBODY, ReportKind, RootCause
 
 
 def print_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: float, log_lost: int = -1,
-                  print_text: Callable[[str], None] = say) -> str:
+                  print_text: Callable[[str], None] = write_line) -> str:
     """Print why the job failed, in one piece, and return the text; see format_failure()."""
     text = format_failure(root_cause, rank, after_s, log_lost)
     print_text(text)

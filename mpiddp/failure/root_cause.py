@@ -6,7 +6,7 @@ import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..base.text import LISTED, listed, ranges, shortened
+from ..base.text import MAX_LISTED, format_ranges, join_names, truncate_middle
 
 MAX_STACK_CHARS = 50_000  # whole stacks might not fit into a message
 SAME_ERROR_WAIT_S = 0.03  # for a second rank to report the same error; then SAME_CAUSE_WAIT_S for all that have it
@@ -70,8 +70,8 @@ class Report(NamedTuple):
 
 def truncate_report(report: Report) -> Report:
     """Return a report that fits into a message, with a cause short enough to read."""
-    return report._replace(cause=shortened(report.cause), where=shortened(report.where),
-                           text=shortened(report.text, MAX_STACK_CHARS))
+    return report._replace(cause=truncate_middle(report.cause), where=truncate_middle(report.where),
+                           text=truncate_middle(report.text, MAX_STACK_CHARS))
 
 
 class RootCause(NamedTuple):
@@ -231,15 +231,15 @@ def select_secondary(
         return RootCause(activity.deadlock._replace(cause=f"{activity.deadlock.cause}: {first.cause}"))
     late = [rank for rank in unreported if rank in activity.free]
     if len(late) == 1 and is_timeout(first.cause) and not activity.has_groups:
-        return RootCause(report_late_rank(late[0], [first, *others], context),
+        return RootCause(make_late_rank_report(late[0], [first, *others], context),
                          join_parts(*describe_unreported(set(unreported) - {late[0]}, context)))
     calls = {**activity.calls, **{report.rank: report.where for report in secondary}}
     if is_timeout(first.cause) and calls.keys() >= context.hosts.keys() and len(set(calls.values())) > 1:
-        return RootCause(report_different_calls(first, calls))
+        return RootCause(make_different_calls_report(first, calls))
     return RootCause(first, join_parts(describe_secondary(others), *describe_unreported(unreported, context)))
 
 
-def report_late_rank(late: int, secondary: Sequence[Report], context: FailureContext) -> Report:
+def make_late_rank_report(late: int, secondary: Sequence[Report], context: FailureContext) -> Report:
     """Return the report on the only rank that waits for no other, and for which the `secondary` ones waited in vain."""
     first = secondary[0]
     call = f" at {first.where}" if first.where else ""
@@ -248,12 +248,13 @@ def report_late_rank(late: int, secondary: Sequence[Report], context: FailureCon
                   f"{waiting} waited for it in vain{call}: {first.cause}", first.status, context.activity.places[late])
 
 
-def report_different_calls(timeout: Report, calls: Mapping[int, str]) -> Report:
+def make_different_calls_report(timeout: Report, calls: Mapping[int, str]) -> Report:
     """Return the report on a job whose ranks waited for each other in different `calls` until a `timeout`."""
     ranks_of: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
         ranks_of.setdefault(call, []).append(rank)
-    words = listed([f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)} at {call}" for call, ranks in ranks_of.items()])
+    words = join_names([f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)} at {call}" for call,
+                        ranks in ranks_of.items()])
     return Report(NOBODY, "", ReportKind.UNREACHABLE,
                   f"ranks have waited for each other in unlike calls, {words}: {timeout.cause}", timeout.status)
 
@@ -306,7 +307,7 @@ def describe_scope(same: Sequence[Report], context: FailureContext) -> str:
     if len(same) == context.world_size:
         return f"the same on all {len(same):,} ranks"
     if len(same) == sum(host in hosts for host in context.hosts.values()):
-        return f"the same on the {len(same):,} ranks of {listed(sorted(hosts))}"
+        return f"the same on the {len(same):,} ranks of {join_names(sorted(hosts))}"
     return f"the same on {len(same):,} of {context.world_size:,} ranks"
 
 
@@ -323,12 +324,12 @@ def describe_later_errors(errors: Sequence[Report]) -> str:
     if not errors:
         return ""
     more = f", and {len(errors) - 1:,} more" if len(errors) > 1 else ""
-    return f"rank {errors[0].rank} on {errors[0].host} failed, too: {shortened(errors[0].cause, 200)}{more}"
+    return f"rank {errors[0].rank} on {errors[0].host} failed, too: {truncate_middle(errors[0].cause, 200)}{more}"
 
 
 def describe_unreported(unreported: Collection[int], context: FailureContext) -> Iterator[str]:
     """Yield in words what the ranks without a report do."""
-    for rank in sorted(set(unreported) & set(context.activity.free))[:LISTED]:
+    for rank in sorted(set(unreported) & set(context.activity.free))[:MAX_LISTED]:
         yield f"rank {rank} on {context.hosts[rank]} was at {context.activity.places[rank]}"
     if silent := set(unreported) & set(context.silent):
         yield f"nothing is heard of {describe_ranks(silent, context.hosts)}"
@@ -341,8 +342,9 @@ def describe_unreported(unreported: Collection[int], context: FailureContext) ->
 def describe_ranks(ranks: Collection[int], hosts: Mapping[int, str], places: Mapping[int, str] = {}) -> str:
     """Return ranks and their hosts in words, and where they are, as far as it is known."""
     order = sorted(ranks)
-    words = [f"rank {rank} on {hosts[rank]}{f' ({places[rank]})' if rank in places else ''}" for rank in order[:LISTED]]
-    return listed(words + [""] * len(order[LISTED:]))
+    words = [f"rank {rank} on {hosts[rank]}{f' ({places[rank]})' if rank in places else ''}"
+             for rank in order[:MAX_LISTED]]
+    return join_names(words + [""] * len(order[MAX_LISTED:]))
 
 
 def join_parts(*parts: str) -> str:

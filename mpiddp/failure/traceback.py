@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ..base.termination import HardExit
-from ..base.text import shortened, words_of
+from ..base.text import format_safely, truncate_middle
 from .root_cause import is_peer_loss
 from .stack import PYTHON_FOLDER, FrameKind, classify_file
 
@@ -88,7 +88,7 @@ def find_origin(error: BaseException) -> Origin | None:
 
 def describe_later_error(error: BaseException) -> str:
     """Return in words an error that followed its origin."""
-    return f"then {shortened(format_error_line(error), MAX_ERROR_CHARS)}"
+    return f"then {truncate_middle(format_error_line(error), MAX_ERROR_CHARS)}"
 
 
 def is_from_peer_loss(error: BaseException, deepest: int = MAX_DEPTH) -> bool:
@@ -109,7 +109,7 @@ def is_raised_by_peer_loss(error: BaseException) -> bool:
     """Tell whether an error itself says that another rank is gone, and comes from a library of communication."""
     files = [place.file for place in list_code_lines(error.__traceback__) if not place.file.startswith(PYTHON_FOLDER)]
     kind = type(error)
-    return is_peer_loss(f"{kind.__module__}.{kind.__qualname__}: {words_of(error)}", files[-1] if files else "")
+    return is_peer_loss(f"{kind.__module__}.{kind.__qualname__}: {format_safely(error)}", files[-1] if files else "")
 
 
 def is_interrupt(error: BaseException, deepest: int = MAX_DEPTH) -> bool:
@@ -155,8 +155,8 @@ def is_library(file: str) -> bool:
 def format_error_line(error: BaseException) -> str:
     """Return an error as the last line of its traceback."""
     if isinstance(error, SystemExit):
-        return f"{'os._exit' if isinstance(error, HardExit) else 'sys.exit'}({words_of(error.code, repr)})"
-    return pick_telling_line(f"{type(error).__name__}: {words_of(error)}").rstrip(": ")
+        return f"{'os._exit' if isinstance(error, HardExit) else 'sys.exit'}({format_safely(error.code, repr)})"
+    return pick_telling_line(f"{type(error).__name__}: {format_safely(error)}").rstrip(": ")
 
 
 def pick_telling_line(text: str) -> str:

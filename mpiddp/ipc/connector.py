@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from ..base.text import at_port
+from ..base.text import format_address
 from ..sentinel.protocol import Hello, Join
 from .channel import Wire, listen
 from .event_loop import Loop
@@ -121,7 +121,7 @@ class Dialling:
         if self._left_s > 0 and not refused:
             self._loop.set_timer("dial", PAUSE_S, self.dial)
         else:
-            where = at_port(self._request.address, self._request.port)
+            where = format_address(self._request.address, self._request.port)
             self._answer(None, f"no connection to rank 0's sentinel at {where}: {error}")
 
 

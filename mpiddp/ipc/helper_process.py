@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from posix import fork  # os.fork may be a debugger's own, which holds up the process that it makes
 
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..sentinel.protocol import END_SIGNAL
 from .channel import Wire
 
@@ -29,7 +29,7 @@ def fork_detached(main: Callable[[], None], kept: Collection[int], name: str) ->
     try:
         child = fork()
     except OSError as error:
-        say(f"mpiddp: {name} cannot be started: {error}")
+        write_line(f"mpiddp: {name} cannot be started: {error}")
         return 0
     if child:
         return child
@@ -45,7 +45,7 @@ def fork_detached(main: Callable[[], None], kept: Collection[int], name: str) ->
             main()
         status = 0
     except Exception as error:
-        say(f"mpiddp: {name} has failed: {type(error).__name__}: {error}")
+        write_line(f"mpiddp: {name} has failed: {type(error).__name__}: {error}")
     finally:
         os._exit(status)
 
@@ -169,7 +169,7 @@ class HelperProcess:
         try:
             act()
         except OSError as error:  # the script has closed a descriptor of ours; it goes on
-            say(f"mpiddp: {self.name} exited unexpectedly: {error}")
+            write_line(f"mpiddp: {self.name} exited unexpectedly: {error}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return True

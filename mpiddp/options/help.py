@@ -1,4 +1,4 @@
-"""The form of --help, and of what is said of wrong usage."""
+"""The layout of --help, and the error message for wrong usage."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from ..base.stderr import answer, say
+from ..base.stderr import print_answer, write_line
 
-# What other launchers' options are here.
-INSTEAD = {
+# What to use instead of other launchers' options.
+FOREIGN_OPTION_HINTS = {
     ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nnodes", "--num-processes", "--num-machines"):
         "how many processes start is for the launcher to say (mpirun -n 2, srun --ntasks-per-node=2)",
     ("--standalone", "--node-rank", "--machine-rank", "--master-port", "--main-process-port", "--main-process-ip",
@@ -24,55 +24,55 @@ INSTEAD = {
 
 
 class PlainParser(argparse.ArgumentParser):
-    """An argument parser that prints its help as any other answer."""
+    """An argument parser that prints its help by print_answer()."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is not None and file is not sys.stdout:
-            say(message)
-        elif status := answer(message):
+            write_line(message)
+        elif status := print_answer(message):
             sys.exit(status)
 
 
 class Parser(PlainParser):
-    """An argument parser that says what is wrong in one line."""
+    """An argument parser that raises an error of one line, with a hint."""
 
     def __init__(self, **details: Any) -> None:
-        super().__init__(**details, formatter_class=Help)
+        super().__init__(**details, formatter_class=HelpFormatter)
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse.ArgumentTypeError."""
         raise argparse.ArgumentTypeError(
-            f"{self.prog}: {message}{self._instead(message)} (see python -m {self.prog} --help)")
+            f"{self.prog}: {message}{self._hint_at_options(message)} (see python -m {self.prog} --help)")
 
-    def _instead(self, message: str) -> str:
-        """Return in words what to take in the place of options that are unknown, empty where that is unknown, too."""
+    def _hint_at_options(self, message: str) -> str:
+        """Return a hint what to use instead of unknown options; empty if there is none."""
         from difflib import get_close_matches
 
         unknown = [word.partition("=")[0].replace("_", "-") for word in message.partition("arguments: ")[2].split()]
-        told = [words for options, words in INSTEAD.items() if set(unknown) & set(options)]
-        if told:
-            return f"; {'; '.join(told)}"
-        near = [one for word in unknown for one in get_close_matches(word, self._option_string_actions, 1, 0.75)]
-        return f"; did you mean {near[0]}?" if near else ""
+        hints = [hint for options, hint in FOREIGN_OPTION_HINTS.items() if set(unknown) & set(options)]
+        if hints:
+            return f"; {'; '.join(hints)}"
+        matches = [match for word in unknown for match in get_close_matches(word, self._option_string_actions, 1, 0.75)]
+        return f"; did you mean {matches[0]}?" if matches else ""
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Help in the width of the terminal.
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Formats help in the width of the terminal, without shutil.
 
-    argparse makes a formatter for each option that it is told of, and imports shutil to find the width.
+    argparse makes a formatter for each option that is added, and each would ask shutil for the width.
     """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=terminal_width() - 2)
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        """Return the form of an option's value; one that may be left out has to be joined to its option."""
+        """Return how an option's value is written: an optional value must be joined to its option."""
         return f"[={action.metavar}]" if action.nargs == "?" else super()._format_args(action, default_metavar)
 
 
 @functools.cache
 def terminal_width() -> int:
-    """Return the columns of the terminal, 80 where there is none, as shutil.get_terminal_size() finds them."""
+    """Return the columns of the terminal as shutil.get_terminal_size() does, 80 if there is none."""
     try:
         return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns)
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""The values of options, from the words that a command line or a variable gives: each as its kind, or an error."""
+"""Parse the values of options; each function raises argparse.ArgumentTypeError for a wrong one."""
 
 from __future__ import annotations
 
@@ -7,92 +7,91 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..base.config import AUTO, PREFIX, Shown
-from ..base.text import filled
+from ..base.config import AUTO_FOLDER, DEFAULT_PREFIX, CheckMode, OutputFilter
+from ..base.text import fill_fields
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-LONGEST_S = 10**9  # of 31 years
-UNITS, LEAST_BYTES = {"K": 2**10, "M": 2**20, "G": 2**30}, 4096
-CHECKS = ("warn", "strict")
+MAX_SECONDS = 10**9  # 31 years
+BYTE_UNITS, MIN_LOG_BYTES = {"K": 2**10, "M": 2**20, "G": 2**30}, 4096
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Return a positive number of seconds."""
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}") from None
-    if not 0 < value <= LONGEST_S:
-        raise argparse.ArgumentTypeError(f"must be greater than 0 and at most {LONGEST_S:,}, got {text}")
+    if not 0 < value <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be greater than 0 and at most {MAX_SECONDS:,}, got {text}")
     return value
 
 
-def timeout(text: str) -> timedelta:
-    """Return a positive number of seconds, as torch takes it."""
+def parse_timeout(text: str) -> timedelta:
+    """Return a positive number of seconds as a timedelta."""
     from datetime import timedelta  # seldom needed
 
-    return timedelta(seconds=seconds(text))
+    return timedelta(seconds=parse_seconds(text))
 
 
-def whole(text: str) -> int:
+def parse_rank(text: str) -> int:
     """Return a number that is not negative."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a rank, got {text!r}")
     return int(text)
 
 
-def positive(text: str) -> int:
+def parse_positive_int(text: str) -> int:
     """Return a number greater than 0."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
     return int(text)
 
 
-def size(text: str) -> int:
+def parse_byte_count(text: str) -> int:
     """Return a number of bytes, with K, M and G for 1024 and its powers."""
-    number = text[:-1] if text[-1:] in tuple(UNITS) else text
-    if not number.isdecimal() or (found := int(number) * UNITS.get(text[-1], 1)) < LEAST_BYTES:
+    number = text[:-1] if text[-1:] in tuple(BYTE_UNITS) else text
+    if not number.isdecimal() or (size := int(number) * BYTE_UNITS.get(text[-1], 1)) < MIN_LOG_BYTES:
         raise argparse.ArgumentTypeError(
-            f"must be a number of bytes from {LEAST_BYTES} on, as in 100M (K, M, G), got {text!r}")
-    return found
+            f"must be a number of bytes from {MIN_LOG_BYTES} on, as in 100M (K, M, G), got {text!r}")
+    return size
 
 
-def stage(text: str) -> str:
-    """Return a folder as an absolute path, AUTO as it is; as for a flag, 1 means that, and 0 none."""
+def parse_stage_folder(text: str) -> str:
+    """Return a folder as an absolute path, or AUTO_FOLDER, also for a truth value such as 1; empty for 0."""
     if text.lower() in FALSE:
         return ""
-    return AUTO if text == AUTO or text.lower() in TRUE else os.path.abspath(text)
+    return AUTO_FOLDER if text == AUTO_FOLDER or text.lower() in TRUE else os.path.abspath(text)
 
 
-def port(text: str) -> int:
-    """Return a port after which there is another one."""
+def parse_port(text: str) -> int:
+    """Return a port that is not the last one: the next port is used, too."""
     if not text.isdecimal() or not 0 < int(text) < 65535:
         raise argparse.ArgumentTypeError(f"must be a port from 1 to 65534, got {text!r}")
     return int(text)
 
 
-def ranks(text: str) -> Shown:
-    """Return the ranks that are shown."""
+def parse_output_filter(text: str) -> OutputFilter:
+    """Return which ranks' output is shown."""
     words = text.split(",")
     if text in ("all", "none", "fold"):
-        return Shown(everyone=text != "none", folded=text == "fold")
+        return OutputFilter(all_ranks=text != "none", folded=text == "fold")
     local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
-    found = [word for word in words if not word.startswith("local-")]
-    if not all(word.isdecimal() for word in (*local, *found)):
+    ranks = [word for word in words if not word.startswith("local-")]
+    if not all(word.isdecimal() for word in (*local, *ranks)):
         raise argparse.ArgumentTypeError(f"must be all, none, fold, or ranks as in 0,4,local-0, got {text!r}")
-    return Shown(False, frozenset(map(int, found)), frozenset(map(int, local)))
+    return OutputFilter(False, frozenset(map(int, ranks)), frozenset(map(int, local)))
 
 
-def chosen(text: str) -> str | None:
-    """Return a name, None where the choice is left to torch or to mpiddp."""
+def parse_name(text: str) -> str | None:
+    """Return a name, None if torch or mpiddp chooses."""
     return None if text in ("", "auto") else text
 
 
-def interface(text: str) -> str | None:
-    """Return a description of network interfaces, None for none; networks among them are checked."""
+def parse_interface(text: str) -> str | None:
+    """Return names of interfaces and networks, None for none; networks are checked."""
     for part in text.split(","):
         if "/" in part:
             import ipaddress  # seldom needed
@@ -105,49 +104,52 @@ def interface(text: str) -> str | None:
     return text or None
 
 
-def absolute(path: str) -> str:
-    """Return a path that is the same from every working directory, empty for none."""
+def parse_path(path: str) -> str:
+    """Return an absolute path, empty for none."""
     return os.path.abspath(path) if path else ""
 
 
-def prefix(text: str) -> str:
-    """Return a prefix with fields; truths, as flags' variables have them, stand for the usual one, or for none."""
+def parse_prefix(text: str) -> str:
+    """Return a prefix with fields; a truth value stands for DEFAULT_PREFIX or for none."""
     if text.lower() in (*TRUE, *FALSE):
-        return PREFIX if text.lower() in TRUE else ""
+        return DEFAULT_PREFIX if text.lower() in TRUE else ""
     from datetime import datetime  # seldom needed
 
-    try:  # as a rank does, and the process that passes its output on
-        filled(text, {"rank": 0, "local_rank": 0, "host": ""}).format(time=datetime.now().astimezone())
+    try:  # as the rank and its output relay do
+        fill_fields(text, {"rank": 0, "local_rank": 0, "host": ""}).format(time=datetime.now().astimezone())
     except Exception as error:
         why = f"there is no {error}" if isinstance(error, KeyError) else error
         raise argparse.ArgumentTypeError(
-            f"may have the fields rank, local_rank, host and time, as in '{PREFIX}', got {text!r}: {why}") from None
+            f"may have the fields rank, local_rank, host and time, as in '{DEFAULT_PREFIX}', got {text!r}: {why}"
+        ) from None
     return text
 
 
-def map_file(text: str) -> str:
-    """Return the path of a file of a kind that a map can be."""
+def parse_map_file(text: str) -> str:
+    """Return the path of a map file."""
     if text and not text.endswith((".json", ".svg")):
         raise argparse.ArgumentTypeError(f"must end in .json or .svg, got {text!r}")
-    return absolute(text)
+    return parse_path(text)
 
 
-def check(text: str) -> str:
-    """Return how nodes are checked, empty for not; truths, as flags' variables have them, stand for warnings."""
-    if text not in CHECKS and text.lower() not in (*TRUE, *FALSE):
+def parse_check_mode(text: str) -> CheckMode:
+    """Return how nodes are checked; a truth value stands for WARN or OFF."""
+    if text in (CheckMode.WARN, CheckMode.STRICT):
+        return CheckMode(text)
+    if text.lower() not in (*TRUE, *FALSE):
         raise argparse.ArgumentTypeError(f"must be warn, strict or 0, got {text!r}")
-    return text if text in CHECKS else CHECKS[0] if text.lower() in TRUE else ""
+    return CheckMode.WARN if text.lower() in TRUE else CheckMode.OFF
 
 
-def option_name(text: str) -> str:
-    """Return the name of an option of the script's own."""
+def parse_option_name(text: str) -> str:
+    """Return the name of an option of the script."""
     if text and not text.startswith("--"):
         raise argparse.ArgumentTypeError(f"must be an option's name such as --local-rank, got {text!r}")
     return text
 
 
-def either(usual: str, other: str) -> Callable[[str], bool]:
-    """Return the kind of an option that has one of two words: whether it is the other one."""
+def parse_either(usual: str, other: str) -> Callable[[str], bool]:
+    """Return a parser for one of two words: whether it is the other one."""
     def is_other(text: str) -> bool:
         if text not in (usual, other):
             raise argparse.ArgumentTypeError(f"must be {usual} or {other}, got {text!r}")

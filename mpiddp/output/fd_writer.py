@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..base.stderr import say, write_some
+from ..base.stderr import write_line, write_some
 from ..ipc.helper_process import silence
 
 
@@ -30,8 +30,8 @@ class Sink:
     def _fail(self, error: OSError) -> None:
         """Say that output is lost, the first time that it happens."""
         if not self.failed:
-            say(f"mpiddp: {self._who}: cannot write {self._name}: {error.strerror} (at byte {self._size}); "
-                "this output is lost, what follows is tried again")
+            write_line(f"mpiddp: {self._who}: cannot write {self._name}: {error.strerror} (at byte {self._size}); "
+                       "this output is lost, what follows is tried again")
         self.failed = True
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..base.stderr import say
-from ..base.text import fields
+from ..base.stderr import write_line
+from ..base.text import field_names
 from ..ipc.channel import Wire
 from ..ipc.event_loop import Loop
 from ..ipc.helper_process import take_title
@@ -101,7 +101,7 @@ class Process:
             try:
                 upstream = Upstream(self._loop, (folding.address, folding.port), folding.token, ranks)
             except OSError as error:
-                say(f"mpiddp: {self._who}: its output cannot be folded with that of others: {error}")
+                write_line(f"mpiddp: {self._who}: its output cannot be folded with that of others: {error}")
         if listener < 0 and upstream is None:
             return self._show_alone()
         if listener < 0:
@@ -132,7 +132,7 @@ class Process:
     def _lose(self) -> Passing:
         """Go on without the relay that folded this one's output; what the rank has left running may still write."""
         if not self._is_gone:
-            say(f"mpiddp: {self._who}: the relay that its output was folded by is gone; some of it may be lost")
+            write_line(f"mpiddp: {self._who}: the relay that its output was folded by is gone; some of it may be lost")
         return self._show_alone()
 
     def _listen(self) -> None:
@@ -257,7 +257,7 @@ class Process:
 
     def _excuse(self, error: Exception) -> None:
         """Say what went wrong here, and let the rank's output pass on by itself, where it was to be folded."""
-        say(f"mpiddp: output of {self._who}: {type(error).__name__}: {error}; some of it may be lost")
+        write_line(f"mpiddp: output of {self._who}: {type(error).__name__}: {error}; some of it may be lost")
         if isinstance(self._way, Passing):
             return
         broken, self._way, self._overflow, self._has_lost = self._way, self._show_alone(), None, True
@@ -278,7 +278,7 @@ class Passing:
 
     def __init__(self, prefix: str, who: str, shown: bool = True) -> None:
         self._shown = shown
-        self._form = prefix if fields(prefix) else ""
+        self._form = prefix if field_names(prefix) else ""
         self._prefix = b"" if self._form else prefix.format().encode(errors="replace")
         self._terminal = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
         self._lines = {stream: Prefixer(self._now) for stream in (1, 2)} if prefix else None

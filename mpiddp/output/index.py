@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from ..base.files import distrust, open_for_writing, opened
+from ..base.files import find_risk, open_checked, open_for_writing
 from ..failure.rank import LogPlan
 
 NAME = "ranks.json"
@@ -82,7 +82,7 @@ def note(log: LogPlan, status: int | None = None, lost: int | None = None, tail:
         return
     with contextlib.suppress(OSError):
         # NFS sends whole pages, with others' places as they were before, unless each write goes to the server at once.
-        descriptor = opened(log.ranks_file, os.O_RDWR | os.O_DSYNC, partial(distrust, job_folder=True))
+        descriptor = open_checked(log.ranks_file, os.O_RDWR | os.O_DSYNC, partial(find_risk, job_folder=True))
         try:
             values = [None if file is None else name_of(file), status, b"true" if is_first else None, lost]
             fill_in(descriptor, log, values, tail, again)

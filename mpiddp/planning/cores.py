@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
-from ..base.text import folded
+from ..base.config import Binding
+from ..base.text import fold_hosts
 from ..discovery.cpus import Topology
 from ..discovery.host import HostFacts
 from .problems import choose_advice
 
-AUTO, NONE, LAUNCHER = "auto", "none", "launcher"
 UNLIMITED = 1_000_000  # more CPUs than a node has
 
 
@@ -24,7 +24,7 @@ class CpuShare(NamedTuple):
     numa: tuple[int, ...] = (0,)
 
 
-def share_cpus(facts: Sequence[HostFacts], policy: str = AUTO, near: Sequence[int] = ()) -> list[CpuShare]:
+def share_cpus(facts: Sequence[HostFacts], policy: Binding = Binding.AUTO, near: Sequence[int] = ()) -> list[CpuShare]:
     """Return each rank's share of its node, in rank order.
 
     The `policy` AUTO keeps what the launcher gave if each rank has enough cores of its own: two, or all that there are
@@ -51,12 +51,12 @@ def share_cpus(facts: Sequence[HostFacts], policy: str = AUTO, near: Sequence[in
     return [shares[rank] for rank in range(len(facts))]
 
 
-def share_node_cpus(node: Sequence[HostFacts], policy: str, near: Sequence[int]) -> list[CpuShare]:
+def share_node_cpus(node: Sequence[HostFacts], policy: Binding, near: Sequence[int]) -> list[CpuShare]:
     """Return the shares of one node's ranks, in the order of their local ranks."""
     assert node[0].topology
     topology = node[0].topology
-    masks = [host.allowed if policy == NONE else host.cpus for host in node]
-    if policy == AUTO and not is_launcher_binding_good(node, topology):
+    masks = [host.allowed if policy == Binding.NONE else host.cpus for host in node]
+    if policy == Binding.AUTO and not is_launcher_binding_good(node, topology):
         is_shared = ((len(node) > 1 or node[0].alone) and len(set(masks)) == 1
                      and count_cores(masks[0], topology) >= len(node))
         available = masks[0] if is_shared else merge_allowed(node)
@@ -97,11 +97,11 @@ def is_launcher_binding_good(node: Sequence[HostFacts], topology: Topology) -> b
     )
 
 
-def is_launcher_binding_kept(node: Sequence[HostFacts], policy: str) -> bool:
+def is_launcher_binding_kept(node: Sequence[HostFacts], policy: Binding) -> bool:
     """Tell whether the ranks of a node stay on the cores that their launcher gave them."""
     assert node[0].topology
     return not node[0].alone and (
-        policy == LAUNCHER or (policy == AUTO and is_launcher_binding_good(node, node[0].topology)))
+        policy == Binding.LAUNCHER or (policy == Binding.AUTO and is_launcher_binding_good(node, node[0].topology)))
 
 
 def merge_allowed(node: Sequence[HostFacts]) -> frozenset[int]:
@@ -209,12 +209,12 @@ def warn_far_gpus(facts: Sequence[HostFacts], shares: Sequence[CpuShare], near: 
     far_ranks = +far_ranks
     if not far_ranks:
         return []
-    number, hosts = sum(far_ranks.values()), folded(facts[node].hostname for node in far_ranks)
+    number, hosts = sum(far_ranks.values()), fold_hosts(facts[node].hostname for node in far_ranks)
     cure = f"let mpiddp bind them near their GPUs, and the launcher bind none{choose_advice(facts[0]).words('unbound')}"
     return [f"far-gpus: {number} rank{'s' * (number != 1)} on {hosts} run on another socket than their GPU; {cure}"]
 
 
-def warn_crowded_cores(facts: Sequence[HostFacts], policy: str) -> list[str]:
+def warn_crowded_cores(facts: Sequence[HostFacts], policy: Binding) -> list[str]:
     """Return the warnings `one-core` and `shared-cores` for nodes whose ranks have to take turns on a core.
 
     `one-core`: the node has fewer cores than ranks. `shared-cores`: the launcher bound the ranks to fewer CPUs than
@@ -231,9 +231,9 @@ def warn_crowded_cores(facts: Sequence[HostFacts], policy: str) -> list[str]:
         if cores < ranks:
             line = (f"one-core: {ranks} ranks have {cores} core{'s' * (cores > 1)} on @; "
                     f"ask for more{choose_advice(first).words('cores')}, or start fewer ranks")
-        elif policy == LAUNCHER and len(used) < ranks:
+        elif policy == Binding.LAUNCHER and len(used) < ranks:
             line = (f"shared-cores: {ranks} ranks were given {len(used)} of {len(first.allowed)} CPUs on @; let the "
                     "launcher bind them to more, or leave it to --bind=auto")
         if line:
             lines.setdefault(line, []).append(first.hostname)
-    return [line.replace("@", folded(hosts)) for line, hosts in lines.items()]
+    return [line.replace("@", fold_hosts(hosts)) for line, hosts in lines.items()]

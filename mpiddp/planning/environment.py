@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..base.ranks import Place
+from ..base.ranks import RankPosition
 
 
 class Endpoint(NamedTuple):
@@ -28,7 +28,7 @@ class Endpoint(NamedTuple):
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def script_env(place: Place, endpoint: Endpoint, virtual: bool = False, restarts: int = 0) -> dict[str, str]:
+def script_env(place: RankPosition, endpoint: Endpoint, virtual: bool = False, restarts: int = 0) -> dict[str, str]:
     """Return the variables that mpiddp sets whatever their values were: MPI is the source of truth.
 
     The names are torchrun's (torch.distributed.run, "Environment Variables"), and NODE_RANK, which Lightning and others

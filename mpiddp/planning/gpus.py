@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..base.errors import LaunchError
-from ..base.text import folded, minority
+from ..base.text import find_minority, fold_hosts
 from ..discovery.devices import DeviceFacts
 from ..discovery.gpus import Gpu
 from .problems import NO_ADVICE, Advice, check_version
@@ -174,7 +174,7 @@ def make_shortage_error(node: Sequence[RankGpus], host: str, advice: Advice) -> 
     count = len({gpu for rank in node for gpu in rank.visible})
     return LaunchError(
         "too-few-gpus",
-        found=f"{len(node)} ranks on {host}, which see {count} GPU{'s' * (count != 1)}",
+        actual=f"{len(node)} ranks on {host}, which see {count} GPU{'s' * (count != 1)}",
         needed="one GPU for each rank of a node",
         do=f"start as many ranks a node as it has GPUs{advice.words('ranks_per_node', max(1, count))}, "
         f"or ask for more{advice.words('gpus', len(node))};\n"
@@ -186,7 +186,7 @@ def make_duplicate_error(rank: int, other: int, gpu: Gpu, host: str, advice: Adv
     """Return the error for two ranks that see the same GPU and no other."""
     return LaunchError(
         "duplicate-gpu",
-        found=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
+        actual=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
         needed="a GPU of its own for each rank",
         do=f"show every rank all GPUs of its node{advice.words('all_gpus')}, "
         f"or each its own{advice.words('own_gpu')};\n"
@@ -209,7 +209,7 @@ def warn_isolated_gpus(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_AD
     if not hosts:
         return []
     return ["".join((
-        f"isolated-gpus: on {folded(hosts)} ranks are shown only some GPUs each, so that a rank's device is not ",
+        f"isolated-gpus: on {fold_hosts(hosts)} ranks are shown only some GPUs each, so that a rank's device is not ",
         "cuda:LOCAL_RANK and peer access may be lost; let the launcher show all GPUs of a node to all",
         f"{advice.words('all_gpus')}, or take --virtual-local-rank, which sets LOCAL_RANK=0, for scripts that go by it",
     ))]
@@ -245,7 +245,7 @@ def check_torch(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> None:
     if failed:
         raise LaunchError(
             "torch-unusable",
-            found=f"{facts[failed[0]].error} (on {folded(hosts[rank] for rank in failed)})",
+            actual=f"{facts[failed[0]].error} (on {fold_hosts(hosts[rank] for rank in failed)})",
             needed="a torch that every rank can import",
             do="run `python -c 'import torch.distributed'` there, in the same environment",
         )
@@ -265,19 +265,19 @@ def check_device_kinds(
     if lacking:
         raise LaunchError(
             "device-unavailable",
-            found=f"--device={requested}, but on {folded(hosts[rank] for rank in lacking)} torch "
+            actual=f"--device={requested}, but on {fold_hosts(hosts[rank] for rank in lacking)} torch "
             f"{facts[lacking[0]].torch_version} sees {describe_devices(facts[lacking[0]])}",
             needed=f"a {requested} device for every rank",
             do=f"ask for GPUs{advice.words('gpus')}, install a torch for them, or leave --device away",
         )
     kinds = [devices.kind for devices in facts]
-    common, others = minority(kinds)
+    common, others = find_minority(kinds)
     if others:
         ranks = next(iter(others.values()))
         raise LaunchError(
             "mixed-devices",
-            found=f"most ranks see {describe_devices(facts[kinds.index(common)])}, but "
-            f"{folded(hosts[rank] for rank in ranks)} has {describe_devices(facts[ranks[0]])}",
+            actual=f"most ranks see {describe_devices(facts[kinds.index(common)])}, but "
+            f"{fold_hosts(hosts[rank] for rank in ranks)} has {describe_devices(facts[ranks[0]])}",
             needed="the same kind of device for every rank",
             do=f"ask for GPUs on every node{advice.words('gpus')}, or take none: --device=cpu",
         )
@@ -294,7 +294,7 @@ def check_unseen_gpus(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> Non
     build = f"torch {first.torch_version}, built for {built_for or 'CPUs only'},"
     raise LaunchError(
         "no-gpu-seen",
-        found=f"{given} on {folded(hosts[rank] for rank in blind)}, but {build} sees no GPU"
+        actual=f"{given} on {fold_hosts(hosts[rank] for rank in blind)}, but {build} sees no GPU"
         + f"\ntorch says: {says}" * bool(says) + f"\ndriver: {driver}" * bool(driver),
         needed="a torch that sees these GPUs",
         do=f"{UPDATE_DRIVER if built_for else INSTALL_TORCH};\n--device=cpu trains on the CPU",
@@ -310,7 +310,7 @@ def warn_unlimited_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> 
     ranks = [rank for rank, devices in enumerate(facts) if devices.unlimited_stack and is_stack_too_small(devices)]
     if not ranks:
         return []
-    hostnames, version = folded(hosts[rank] for rank in ranks), facts[ranks[0]].nccl_version
+    hostnames, version = fold_hosts(hosts[rank] for rank in ranks), facts[ranks[0]].nccl_version
     crash = f"NCCL {version} may crash then on large NVLink systems such as GB200"
     return [f"unlimited-stack: ulimit -s is unlimited on {hostnames}; {crash}; set ulimit -s 8192"]
 
@@ -333,7 +333,7 @@ def check_gpu_index(
     if actual is None or (pre_torch and actual.uuid and normalize_uuid(actual.uuid) not in planned):
         raise LaunchError(
             "device-unavailable",
-            found=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
+            actual=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
             f"{actual.uuid if actual else 'nothing'} at {facts.kind}:{choice.ordinal}",
             needed="a torch that sees the GPUs which CUDA_VISIBLE_DEVICES names",
             do="look for what sets CUDA_VISIBLE_DEVICES, or starts CUDA, before mpiddp does",
@@ -341,7 +341,7 @@ def check_gpu_index(
     if virtual and choice.ordinal:
         raise LaunchError(
             "device-unavailable",
-            found=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
+            actual=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
             needed="NVML, which tells a GPU's UUID before CUDA starts, or one GPU in each rank's sight",
             do=f"pip install nvidia-ml-py, or show each rank its own GPU alone{advice.words('own_gpu')}",
         )
@@ -365,7 +365,7 @@ def choose_backend(
     if shared and "nccl" in (requested or "").lower():
         raise LaunchError(
             "backend-unavailable",
-            found=f"--backend={requested} with --share-gpus, and ranks that share a GPU",
+            actual=f"--backend={requested} with --share-gpus, and ranks that share a GPU",
             needed="gloo, or a GPU for each rank: NCCL takes one rank a GPU",
             do="leave --backend away, or start fewer ranks",
         )
@@ -379,7 +379,7 @@ def choose_backend(
                        f"{', '.join(sorted(devices.backends))}")
                 raise LaunchError(
                     "backend-unavailable",
-                    found=f"backend {requested}, but rank {rank} on {hosts[rank]} has {has}",
+                    actual=f"backend {requested}, but rank {rank} on {hosts[rank]} has {has}",
                     needed="a backend that this torch has, for a device that every rank sees",
                     do=f"leave --backend away to get the devices' own, or ask for GPUs{advice.words('gpus')}"
                     if name in devices.backends else "leave --backend away to get the devices' own, "

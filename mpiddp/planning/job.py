@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..base.config import LaunchConfig, Shape
+from ..base.config import DryRunShape, LaunchConfig
 from ..base.errors import LaunchError
-from ..base.ranks import Place
+from ..base.ranks import RankPosition
 from ..discovery.devices import DeviceFacts
 from ..discovery.gpus import CUDA_VISIBLE, Gpu
 from ..discovery.host import HostFacts
@@ -47,7 +47,7 @@ class PreTorchPlan(NamedTuple):
     `warnings`, to print.
     """
 
-    place: Place
+    place: RankPosition
     defaults: dict[str, str]
     settings: Mapping[str, str] = {}
     cpus: frozenset[int] | None = None
@@ -65,7 +65,7 @@ class PostTorchFacts(NamedTuple):
     addresses.
     """
 
-    place: Place
+    place: RankPosition
     devices: DeviceFacts
     former: dict[str, str]
     placement: Placement
@@ -89,7 +89,7 @@ class PostTorchPlan(NamedTuple):
     placements: tuple[Placement, ...] = ()
 
 
-def locate_ranks(nodes: Sequence[Hashable]) -> list[Place]:
+def locate_ranks(nodes: Sequence[Hashable]) -> list[RankPosition]:
     """Return each rank's place in the job from the key of its node, in rank order.
 
     Local ranks count the ranks of a node in rank order. Node ranks count the nodes in the order of their lowest ranks.
@@ -103,7 +103,7 @@ def locate_ranks(nodes: Sequence[Hashable]) -> list[Place]:
     for rank, node in enumerate(nodes):
         local_rank = local_ranks[node]
         local_ranks[node] = local_rank + 1
-        places.append(Place(rank, world_size, local_rank, local_world_sizes[node], node_ranks[node], num_nodes))
+        places.append(RankPosition(rank, world_size, local_rank, local_world_sizes[node], node_ranks[node], num_nodes))
     return places
 
 
@@ -143,7 +143,7 @@ def plan_pre_torch(facts: Sequence[HostFacts], config: LaunchConfig, final: bool
 
 
 def assign_gpus_pre_torch(
-    facts: Sequence[HostFacts], places: Sequence[Place], config: LaunchConfig, final: bool = False
+    facts: Sequence[HostFacts], places: Sequence[RankPosition], config: LaunchConfig, final: bool = False
 ) -> list[GpuChoice | None]:
     """Return each rank's GPU, None if only torch can tell.
 
@@ -174,7 +174,7 @@ def assign_gpus_pre_torch(
     return assigned
 
 
-def group_by_node(places: Sequence[Place]) -> list[list[int]]:
+def group_by_node(places: Sequence[RankPosition]) -> list[list[int]]:
     """Return the ranks of each node, in the order of local ranks."""
     nodes: list[list[int]] = [[] for _ in range(places[0].num_nodes)]
     for place in places:
@@ -245,7 +245,7 @@ def assign_gpus_post_torch(
     return [assigned[rank] for rank in range(len(facts))]
 
 
-def describe_dry_run(shape: Shape, hosts: Sequence[str]) -> str:
+def describe_dry_run(shape: DryRunShape, hosts: Sequence[str]) -> str:
     """Return in words the ranks, hosts, address and variables of a job; `hosts` are the known names of its nodes."""
     names = [hosts[node] if node < len(hosts) else f"node {node}" for node in range(shape.nodes)]
     places = locate_ranks([node for node in range(shape.nodes) for _ in range(shape.ranks_per_node)])

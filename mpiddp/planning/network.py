@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..base.errors import LaunchError
-from ..base.text import folded
+from ..base.text import fold_hosts
 from ..discovery.host import HostFacts, Interface
 from .environment import Endpoint
 
@@ -58,7 +58,7 @@ def rank_addresses(facts: Sequence[HostFacts], constraint: NetworkConstraint = A
     if not allowed:
         raise LaunchError(
             "no-network",
-            found=f"rank 0's node {master.hostname} has no network address besides loopback",
+            actual=f"rank 0's node {master.hostname} has no network address besides loopback",
             needed="an interface that is up, with an address that the other nodes can reach",
             do="look at `ip address` on that node",
         )
@@ -138,11 +138,11 @@ def apply_constraint(constraint: NetworkConstraint, master: HostFacts, others: S
         has = ", ".join(f"{interface.name} {interface.address}" for interface in external) or "none"
         options = [f"--{option}={value}" for option, value in (("interface", pattern), ("master-addr", address))
                    if value]
-        reason = (f"{folded(lacking)} has no such interface" if matching
+        reason = (f"{fold_hosts(lacking)} has no such interface" if matching
                   else f"rank 0's node {master.hostname} has {has}")
         raise LaunchError(
             "no-network",
-            found=f"{' '.join(options)}, but {reason}",
+            actual=f"{' '.join(options)}, but {reason}",
             needed="an interface that every node has, and an address of rank 0's node",
             do="leave the option away to let mpiddp choose, or look at `ip address` on the nodes",
         )
@@ -206,10 +206,11 @@ def choose_address(
     for index, candidate in enumerate(candidates):
         failed = [node for node, node_results in results.items() if node_results[index].error]
         reasons = ", ".join(dict.fromkeys(results[node][index].error for node in failed))
-        lines.append(f"{candidate.address} ({candidate.name}) from {folded(hosts[node] for node in failed)}: {reasons}")
+        names = fold_hosts(hosts[node] for node in failed)
+        lines.append(f"{candidate.address} ({candidate.name}) from {names}: {reasons}")
     raise LaunchError(
         "address-unreachable",
-        found=f"no address of rank 0's node {hosts[0]} is reached by all nodes; tried\n" + "\n".join(lines),
+        actual=f"no address of rank 0's node {hosts[0]} is reached by all nodes; tried\n" + "\n".join(lines),
         needed="a network on which every node reaches rank 0's",
         do="look at firewalls and at `ip address` on these nodes; --interface names the network to use",
     )
@@ -224,7 +225,7 @@ def check_store_reached(errors: Sequence[str | None], hosts: Sequence[str], endp
     if failed:
         raise LaunchError(
             "address-unreachable",
-            found=f"no connection from {folded(hosts[rank] for rank in failed)} "
+            actual=f"no connection from {fold_hosts(hosts[rank] for rank in failed)} "
             f"to rank 0 on {hosts[0]} at {endpoint.address} port {endpoint.port}: {errors[failed[0]]}",
             needed="a network on which every node reaches rank 0's",
             do="look at firewalls and at `ip address` on both nodes",
@@ -236,7 +237,7 @@ def make_port_error(port: int, host: str, error: str) -> LaunchError:
     """Return the LaunchError `port-taken`."""
     return LaunchError(
         "port-taken",
-        found=f"port {port} of rank 0's node {host} cannot be listened on: {error}",
+        actual=f"port {port} of rank 0's node {host} cannot be listened on: {error}",
         needed="two free ports, that of --port and the next one",
         do=f"name another one, or leave --port away; `ss -ltnp` on {host} shows who has it",
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
-from ..base.text import duration, folded, listed, minority
+from ..base.text import find_minority, fold_hosts, format_duration, join_names
 from ..discovery.host import HostFacts
 from ..discovery.launchers import LAUNCHERS, Launcher
 from ..discovery.schedulers import SCHEDULERS, Scheduler
@@ -51,18 +51,18 @@ def check_script(facts: Sequence[HostFacts]) -> None:
     if missing:
         raise LaunchError(
             "script-missing",
-            found=f"{script_error(missing[0])} ({describe_hosts(missing, facts)})",
+            actual=f"{script_error(missing[0])} ({describe_hosts(missing, facts)})",
             needed="a script, a folder or zip file with a __main__.py, or -m with a module, that every node can see",
             do="check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
     targets = dict.fromkeys(host.script.target for host in facts if host.script)  # mpirun -n 1 a.py : -n 3 b.py
     for target in targets.keys() - {CODE_TARGET}:
         same = [host for host in facts if host.script and host.script.target == target]
-        common, others = minority([host.script.digest for host in same if host.script])
+        common, others = find_minority([host.script.digest for host in same if host.script])
         if others:
             raise LaunchError(
                 "script-differs",
-                found=f"{target} has the hash {common} on most nodes, but "
+                actual=f"{target} has the hash {common} on most nodes, but "
                 f"{describe_minority(others, list_hostnames(same))}",
                 needed="the same script on every node",
                 do="keep scripts on a file system that all nodes share, or copy them to all nodes again",
@@ -71,7 +71,7 @@ def check_script(facts: Sequence[HostFacts]) -> None:
     if broken:
         raise LaunchError(
             "script-error",
-            found=script_error(broken[0]),
+            actual=script_error(broken[0]),
             needed=f"a script that this Python can compile ({describe_hosts(broken, facts)} cannot)",
             do="mend the line; `python -m py_compile FILE` shows the same. Bytecode runs with the Python that made it",
         )
@@ -98,7 +98,7 @@ def check_options(facts: Sequence[HostFacts]) -> None:
             name = next(name for name in (*first, *host.options) if first.get(name) != host.options.get(name))
             raise LaunchError(
                 "options-differ",
-                found=f"{name} is {first.get(name) or 'not set'} on rank 0, but {host.options.get(name) or 'not set'} "
+                actual=f"{name} is {first.get(name) or 'not set'} on rank 0, but {host.options.get(name) or 'not set'} "
                 f"on rank {rank} on {host.hostname}",
                 needed="the same options for all ranks, in each part of the command line and in MPIDDP_ variables",
                 do="give all parts of a command line with colons the same options before their scripts, or export the\n"
@@ -113,8 +113,8 @@ def check_time_left(first: HostFacts, config: LaunchConfig) -> None:
     left, before = max(0.0, config.stop_before_s + first.stop_in_s), config.stop_before_s
     raise LaunchError(
         "stop-too-early",
-        found=f"{duration(left)} are left until the walltime, and --stop-before {before:g} stops the job "
-        f"{duration(before)} before it",
+        actual=f"{format_duration(left)} are left until the walltime, and --stop-before {before:g} stops the job "
+        f"{format_duration(before)} before it",
         needed="time to train between the start and the stop: a job that stops at once gets no further,\n"
         "however often it is queued again",
         do="ask the batch system for a longer walltime, or give --stop-before fewer seconds",
@@ -129,11 +129,11 @@ def check_software(facts: Sequence[HostFacts]) -> None:
 
 def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> None:
     """Raise LaunchError `version-skew` if ranks have different versions of a piece of software."""
-    common, others = minority(versions)
+    common, others = find_minority(versions)
     if others:
         raise LaunchError(
             "version-skew",
-            found=f"{name} is {common or 'missing'} on most nodes, but {describe_minority(others, hosts)}",
+            actual=f"{name} is {common or 'missing'} on most nodes, but {describe_minority(others, hosts)}",
             needed=f"the same {name} on every node",
             do="use one environment on a shared file system, or bring all nodes' copies to the same state",
         )
@@ -147,7 +147,7 @@ def check_idle_gpus(facts: Sequence[HostFacts]) -> None:
         given = max(idle[0].given_gpus, idle[0].task_gpus)
         raise LaunchError(
             "idle-gpus",
-            found=f"1 rank, but {given} GPUs on {fold_hostnames(idle)}",
+            actual=f"1 rank, but {given} GPUs on {fold_hostnames(idle)}",
             needed="one rank for each GPU",
             do=f"start {given} ranks a node{choose_advice(idle[0]).words('ranks_per_node', given)}, "
             "or ask for one GPU\n(--allow-idle-gpus for a script that uses several itself)",
@@ -162,7 +162,7 @@ def check_gpu_count(facts: Sequence[HostFacts]) -> None:
         given, wanted, advice = short[0].given_gpus, ranks[short[0].node], choose_advice(short[0])
         raise LaunchError(
             "too-few-gpus",
-            found=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {fold_hostnames(short)}, as Slurm says",
+            actual=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {fold_hostnames(short)}, as Slurm says",
             needed="one GPU for each rank of a node",
             do=f"start {given} rank{'s' * (given != 1)} a node{advice.words('ranks_per_node', given)}, "
             f"or ask for more GPUs{advice.words('gpus', wanted)};\n"
@@ -176,7 +176,7 @@ def check_hidden_gpus(facts: Sequence[HostFacts]) -> None:
     if hidden:
         raise LaunchError(
             "hidden-gpus",
-            found=f"{hidden[0].hidden} (on {fold_hostnames(hidden)})",
+            actual=f"{hidden[0].hidden} (on {fold_hostnames(hidden)})",
             needed="one of the two lists alone, or a second one that counts from 0 among what the first one leaves",
             do="unset HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES before mpiddp, in each task if Slurm sets them\n"
             "(Flags=amd_gpu_env in gres.conf makes Slurm set only ROCR_VISIBLE_DEVICES); --device=cpu takes no GPU",
@@ -191,7 +191,7 @@ def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[s
     if without := [rank for rank, lacks in enumerate(lacking) if lacks]:
         raise LaunchError(
             "no-zstd",
-            found=f"Python has no zstd (on {folded(hosts[rank] for rank in without)})",
+            actual=f"Python has no zstd (on {fold_hosts(hosts[rank] for rank in without)})",
             needed="Python 3.14, or the package zstandard, for --log-compress=zstd",
             do="pip install zstandard, or take --log-compress=gzip",
         )
@@ -199,7 +199,7 @@ def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[s
     if broken:
         raise LaunchError(
             "log-unwritable",
-            found=f"{errors[broken[0]]} (on {folded(hosts[rank] for rank in broken)})",
+            actual=f"{errors[broken[0]]} (on {fold_hosts(hosts[rank] for rank in broken)})",
             needed="a --log-dir in which every node can make files",
             do="name a folder on a file system that all nodes share, or one that is there on each",
         )
@@ -209,9 +209,9 @@ def warn_unknown_options(config: LaunchConfig, ranks: int) -> list[str]:
     """Return the warnings `unknown-variable` and `no-rank` for variables and ranks that do not exist."""
     lines = []
     if config.unknown_variables:
-        lines.append(f"unknown-variable: no option has the variable {listed(config.unknown_variables)}")
-    if beyond := sorted(rank for rank in config.shown.ranks if rank >= ranks):
-        lines.append(f"no-rank: --show names rank {listed(list(map(str, beyond)))}, "
+        lines.append(f"unknown-variable: no option has the variable {join_names(config.unknown_variables)}")
+    if beyond := sorted(rank for rank in config.output_filter.ranks if rank >= ranks):
+        lines.append(f"no-rank: --show names rank {join_names(list(map(str, beyond)))}, "
                      f"but the job has ranks 0 to {ranks - 1}")
     return lines
 
@@ -228,7 +228,7 @@ def warn_hosts(facts: Sequence[HostFacts]) -> list[str]:
     if few:
         lines.append(f"low-nofile: {min(host.open_files for host in few)} open files allowed on {fold_hostnames(few)}; "
                      "raise it with ulimit -n")
-    common, others = minority([host.prefix for host in facts])
+    common, others = find_minority([host.prefix for host in facts])
     if others:
         lines.append(f"python-differs: Python's environment is {common} on most nodes, but "
                      f"{describe_minority(others, list_hostnames(facts))}; the versions are the same")
@@ -237,7 +237,8 @@ def warn_hosts(facts: Sequence[HostFacts]) -> list[str]:
         nodes_of.setdefault(host.hostname, set()).add(host.node)
     shared = [(name, len(nodes)) for name, nodes in nodes_of.items() if len(nodes) > 1]
     if shared:
-        lines.append("same-hostname: " + listed([f"{count} nodes call themselves {name}" for name, count in shared]))
+        lines.append("same-hostname: " + join_names([f"{count} nodes call themselves {name}" for name,
+                                                     count in shared]))
     return lines
 
 
@@ -256,7 +257,7 @@ def warn_stale_variables(ranks: Iterable[tuple[int, dict[str, str], dict[str, st
 
 def describe_minority(others: dict[str, list[int]], hosts: Sequence[str]) -> str:
     """Return in words which hosts have which of the rarer values."""
-    return listed([f"{value or 'missing'} on {folded(hosts[rank] for rank in ranks)}"
+    return join_names([f"{value or 'missing'} on {fold_hosts(hosts[rank] for rank in ranks)}"
                    for value, ranks in others.items()])
 
 
@@ -274,7 +275,7 @@ def describe_hosts(affected: Sequence[HostFacts], facts: Sequence[HostFacts]) ->
 
 def fold_hostnames(facts: Iterable[HostFacts]) -> str:
     """Return the hosts of ranks, folded."""
-    return folded(host.hostname for host in facts)
+    return fold_hosts(host.hostname for host in facts)
 
 
 def list_hostnames(facts: Iterable[HostFacts]) -> list[str]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..base.config import LaunchConfig
 from ..base.errors import EXIT_USAGE
-from ..base.files import write, write_json
-from ..base.ranks import Environment
-from ..base.stderr import answer, say
-from ..base.text import at_port, columns, folded, ranges
+from ..base.files import write_file, write_json
+from ..base.ranks import JobEnv
+from ..base.stderr import print_answer, write_line
+from ..base.text import fold_hosts, format_address, format_columns, format_ranges
 from ..base.version import __version__
 from ..discovery.gpus import Gpu
 from ..planning.job import Placement
@@ -21,7 +21,7 @@ MAX_ROWS = 10  # nodes of further kinds are only counted
 
 
 def print_start(
-    env: Environment, placements: Sequence[Placement], config: LaunchConfig, log_folder: str, descriptor: int
+    env: JobEnv, placements: Sequence[Placement], config: LaunchConfig, log_folder: str, descriptor: int
 ) -> None:
     """Print the start line and the map unless `quiet` is set, and write the map to `map_file` if it is set.
 
@@ -31,19 +31,19 @@ def print_start(
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
     if not config.quiet:
         start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
-                 f"tcp://{at_port(env.master_addr, env.master_port)}")
+                 f"tcp://{format_address(env.master_addr, env.master_port)}")
         logs = [f"  logs in {log_folder}"] if log_folder else []
-        say("\n".join([start, *format_map(placements), *logs]), descriptor)
+        write_line("\n".join([start, *format_map(placements), *logs]), descriptor)
     write_map(placements, config.map_file)
 
 
-def print_explanation(describe: Callable[[], str], env: Environment, rank: int) -> int:
+def print_explanation(describe: Callable[[], str], env: JobEnv, rank: int) -> int:
     """Print on one rank its software and the sources of its variables, and return the exit status."""
     if rank >= env.world_size:
         if env.rank == 0:
-            say(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
+            write_line(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
         return EXIT_USAGE
-    return answer(describe()) if env.rank == rank else 0
+    return print_answer(describe()) if env.rank == rank else 0
 
 
 def write_map(placements: Sequence[Placement], file: str) -> None:
@@ -52,9 +52,9 @@ def write_map(placements: Sequence[Placement], file: str) -> None:
         write_json(file, list_records(placements))
     elif file:
         try:
-            write(file, draw_svg(placements))
+            write_file(file, draw_svg(placements))
         except ImportError as error:
-            say(f"mpiddp: cannot draw {file}: {error} (pip install drawsvg)")
+            write_line(f"mpiddp: cannot draw {file}: {error} (pip install drawsvg)")
 
 
 def list_records(placements: Sequence[Placement]) -> list[dict[str, object]]:
@@ -78,7 +78,7 @@ def format_map(placements: Sequence[Placement]) -> list[str]:
         rows = [format_row(group) for group in groups[:MAX_ROWS]]
         if rest := groups[MAX_ROWS:]:
             rows.append((f"and {sum(map(len, rest)):,} more", "", "", "", "", "", ""))
-    return columns([HEADER, *rows], WIDTHS)
+    return format_columns([HEADER, *rows], WIDTHS)
 
 
 def group_by_node(placements: Iterable[Placement]) -> dict[int, list[Placement]]:
@@ -102,20 +102,21 @@ def group_alike_nodes(nodes: Iterable[list[Placement]]) -> list[list[list[Placem
 def format_row(nodes: Sequence[Sequence[Placement]]) -> tuple[str, ...]:
     """Return the cells for nodes that look alike."""
     first = nodes[0]
-    ranks = ranges(rank.rank for node in nodes for rank in node)
+    ranks = format_ranges(rank.rank for node in nodes for rank in node)
     sizes = {len(rank.cpus) for rank in first}
     return (
         fold_node_names(nodes), ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each",
         describe_devices(first, with_uuid=len(nodes) == 1),
         format_cpus(first[0].cpus) if len(first) == 1 else f"{format_bounds(sizes)} each",
-        ranges(number for rank in first for number in rank.numa), format_bounds({rank.threads for rank in first}),
+        format_ranges(number for rank in first for number in rank.numa),
+        format_bounds({rank.threads for rank in first}),
         ",".join(dict.fromkeys(rank.interface or "-" for rank in first)),
     )
 
 
 def fold_node_names(nodes: Sequence[Sequence[Placement]]) -> str:
     """Return the names of nodes, folded if there are several."""
-    return folded(node[0].host for node in nodes) if len(nodes) > 1 else nodes[0][0].host
+    return fold_hosts(node[0].host for node in nodes) if len(nodes) > 1 else nodes[0][0].host
 
 
 def describe_devices(node: Sequence[Placement], with_uuid: bool) -> str:
@@ -140,12 +141,12 @@ def fold_devices(names: Sequence[str]) -> str:
     for name in names:
         kind, _, number = name.partition(":")
         numbers.setdefault(kind, []).extend([int(number)] if number else [])
-    return ",".join(f"{kind}:{ranges(indices)}" if indices else kind for kind, indices in numbers.items())
+    return ",".join(f"{kind}:{format_ranges(indices)}" if indices else kind for kind, indices in numbers.items())
 
 
 def format_cpus(cpus: Collection[int]) -> str:
     """Return the CPUs of a rank as ranges, a single one as "core 0", since 0 alone would look like none."""
-    return f"core {ranges(cpus)}" if len(cpus) == 1 else ranges(cpus)
+    return f"core {format_ranges(cpus)}" if len(cpus) == 1 else format_ranges(cpus)
 
 
 def format_bounds(numbers: Collection[int]) -> str:
@@ -197,8 +198,8 @@ def list_cell_lines(name: str, rank: Placement, peer: Placement | None) -> list[
     """
     def format_lines(rank: Placement) -> list[str]:
         return [f"{f'{rank.device} {shorten_model(rank.gpu)}'.strip()}, {rank.interface or 'any interface'}",
-                f"CPUs {ranges(rank.cpus)}",
-                f"NUMA {ranges(rank.numa)}, {rank.threads} thread{'s' * (rank.threads != 1)}"]
+                f"CPUs {format_ranges(rank.cpus)}",
+                f"NUMA {format_ranges(rank.numa)}, {rank.threads} thread{'s' * (rank.threads != 1)}"]
 
     lines = format_lines(rank)
     peer_lines = format_lines(peer) if peer else [""] * len(lines)

@@ -8,10 +8,10 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..base.files import text, write_json
+from ..base.files import read_text, write_json
 from ..base.polling import sleep_until
-from ..base.stderr import say
-from ..base.timeline import WAIT, begun
+from ..base.stderr import write_line
+from ..base.timeline import WAIT_PREFIX, begun_stages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 Stages = list[tuple[str, int]]  # the name and begin (ns) of each stage, which ends when the next one begins
 # Stages whose time is not mpiddp's own: Python, MPI and torch, the script and what follows, and waiting.
 FOREIGN_STAGES = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective",
-                  "script", "exit", WAIT)
+                  "script", "exit", WAIT_PREFIX)
 ROUND_TRIPS = 20
 
 
 def write_trace(path: str, comm: MPI.Comm, host: str) -> None:
     """Write the stages of all ranks to a file on rank 0, and print the slowest stage. Collective."""
     now = time.monotonic_ns()
-    stages = [("interpreter", now - read_process_age_ns()), *begun, ("", now)]
+    stages = [("interpreter", now - read_process_age_ns()), *begun_stages, ("", now)]
     epoch = time.time_ns() - now
     offset = measure_clock_offset_ns(comm)
     ranks = comm.gather((host, offset, [(name, time_ns + epoch - offset) for name, time_ns in stages]), root=0)
     if ranks is not None:
         write_json(path, make_chrome_trace(ranks))
-        say(f"mpiddp: trace: {describe_slowest(ranks)}")
+        write_line(f"mpiddp: trace: {describe_slowest(ranks)}")
 
 
 def read_process_age_ns() -> int:
     """Return how long ago this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
-    ticks = int(text("/proc/self/stat").rpartition(")")[2].split()[19])
+    ticks = int(read_text("/proc/self/stat").rpartition(")")[2].split()[19])
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 
 
@@ -95,7 +95,7 @@ def describe_slowest(ranks: list[tuple[str, int, Stages]]) -> str:
     own_ns = [0] * len(ranks)
     for rank, (_, _, stages) in enumerate(ranks):
         for (name, begin_ns), (_, end_ns) in itertools.pairwise(stages):
-            if not name.startswith(("script", "exit", WAIT)):
+            if not name.startswith(("script", "exit", WAIT_PREFIX)):
                 took.setdefault(name, []).append((end_ns - begin_ns, rank))
             if not name.startswith(FOREIGN_STAGES):
                 own_ns[rank] += end_ns - begin_ns

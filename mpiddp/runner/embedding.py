@@ -12,31 +12,35 @@ from . import teardown
 PACKAGE = __name__.partition(".")[0]
 
 
-def is_python(frame: FrameType) -> bool:
-    """Tell whether Python itself runs our `__main__`, or another module that has called us."""
-    return all(caller.f_globals.get("__name__") == "runpy" for caller in callers(frame)[1:])
+def is_run_by_python(frame: FrameType) -> bool:
+    """Return whether Python itself runs our `__main__`, or another module that has called us."""
+    return all(caller.f_globals.get("__name__") == "runpy" for caller in find_callers(frame)[1:])
 
 
-def callers(frame: FrameType) -> list[FrameType]:
+def find_callers(frame: FrameType) -> list[FrameType]:
     """Return the frames outside this package that have called it, innermost first."""
     outer = []
     while frame.f_back is not None:
         frame = frame.f_back
         outer.append(frame)
-    return list(itertools.dropwhile(lambda one: str(one.f_globals.get("__name__")).startswith(f"{PACKAGE}."), outer))
+
+    def is_ours(caller: FrameType) -> bool:
+        return str(caller.f_globals.get("__name__")).startswith(f"{PACKAGE}.")
+
+    return list(itertools.dropwhile(is_ours, outer))
 
 
-class Status:
+class ExitStatusKeeper:
     """Keeps our exit status: a program that runs ours may lose it, as Python's profilers do."""
 
     def __init__(self, frame: FrameType) -> None:
         """If our `__main__` is run, end the process with the status, after all atexit functions registered later."""
-        self.number = 0
-        spec = callers(frame)[0].f_globals.get("__spec__")
+        self.status = 0
+        spec = find_callers(frame)[0].f_globals.get("__spec__")
         if getattr(spec, "name", "") == f"{PACKAGE}.__main__":
-            atexit.register(self._insist)
+            atexit.register(self._exit)
 
-    def _insist(self) -> None:
-        if self.number:
-            teardown.drop()
-            c_exit(self.number)
+    def _exit(self) -> None:
+        if self.status:
+            teardown.drop_modules()
+            c_exit(self.status)

@@ -1,6 +1,6 @@
-"""os.execv() and its like, by which a script puts another program, or itself once more, in the place of this process.
+"""os.execv() and the like, by which a script replaces this process by another program, or by itself once more.
 
-That program is no rank that MPI knows: a process can start MPI once only. So the rank leaves its job before.
+That program is no rank of MPI's: a process can start MPI only once. So the rank leaves its job before.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import Any
 from ..base.errors import LaunchError
 from ..ipc.helper_process import fork_detached, reap, silence
 
-LEFT = "_MPIDDP_LEFT"  # the process which has been a rank, and has left its job so
+LEFT_VARIABLE = "_MPIDDP_LEFT"  # holds the process id of a rank that has left its job this way
 
 
-def note_exec(leave: Callable[[str], object]) -> None:
+def hook_exec(leave: Callable[[str], object]) -> None:
     """Call `leave` with a function's name before it replaces this process; a call that must fail just fails.
 
-    os.execl(), os.execvp() and the others end in one of these two.
+    os.execl(), os.execvp() and the others call these two. The hook stays: the script runs until the process ends.
     """
-    def leaving(name: str, execute: Callable[..., Any]) -> Callable[..., Any]:
+    def with_leave(name: str, execute: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(execute)
-        def executed(path: Any, argv: Any, env: Any = None) -> Any:
-            if can_be_run(path):
+        def leave_and_execute(path: Any, argv: Any, env: Any = None) -> Any:
+            if is_program(path):
                 leave(f"os.{name}")
-                mark = {LEFT: str(os.getpid())}
+                mark = {LEFT_VARIABLE: str(os.getpid())}
                 os.environ.update(mark)
                 env = None if env is None else {**env, **mark}
             return execute(path, argv) if env is None else execute(path, argv, env)
 
-        return executed
+        return leave_and_execute
 
-    os.execv = leaving("execv", os.execv)
-    os.execve = leaving("execve", os.execve)
+    os.execv = with_leave("execv", os.execv)
+    os.execve = with_leave("execve", os.execve)
 
 
-def can_be_run(path: Any) -> bool:
-    """Tell whether a path, or a descriptor, is a program."""
+def is_program(path: Any) -> bool:
+    """Return whether a path, or a descriptor, is a program."""
     return isinstance(path, int) or (os.path.isfile(path) and os.access(path, os.X_OK))
 
 
 def keep_connected(pids: Collection[int]) -> None:
-    """Keep this rank's connection to its launcher, which has the number PMI_FD, until all of the processes have ended.
+    """Keep this rank's connection to its launcher, the descriptor PMI_FD, open until all of the processes have ended.
 
     MPICH 5.0's mpiexec kills all ranks of a node as soon as one of them closes it by ending after MPI_Finalize.
     """
@@ -56,24 +56,24 @@ def keep_connected(pids: Collection[int]) -> None:
 
 
 def await_end(pids: Collection[int]) -> None:
-    """Return when all of the processes have ended; at once before Linux 5.3, which does not tell."""
-    silence(0, 1, 2)  # a launcher waits until nobody holds them
+    """Return when all of the processes have ended; before Linux 5.3, which has no pidfd_open(), at once."""
+    silence(0, 1, 2)  # a launcher waits until nobody has them open
     ends = []
     for pid in pids:
         with contextlib.suppress(OSError, AttributeError):
             ends.append(os.pidfd_open(pid))
     for end in ends:
-        awaited = select.poll()
-        awaited.register(end, select.POLLIN)
-        awaited.poll()
+        poller = select.poll()
+        poller.register(end, select.POLLIN)
+        poller.poll()
 
 
-def refuse_again() -> None:
+def check_started_once() -> None:
     """Raise LaunchError `started-again` if this process was a rank and has been replaced."""
-    if os.environ.get(LEFT) == str(os.getpid()):
+    if os.environ.get(LEFT_VARIABLE) == str(os.getpid()):
         raise LaunchError(
             "started-again",
-            found="os.execv has started mpiddp once more in a process that was a rank of this job",
+            actual="os.execv has started mpiddp once more in a process that was a rank of this job",
             needed="one start of MPI for each process (MPI standard, MPI_Init)",
             do="let os.execv start the script itself, as in [sys.executable, *sys.argv]: it finds its variables",
         )

@@ -17,7 +17,7 @@ from ..discovery.script import compile_command, compile_file, find_application, 
 
 
 def set_path(script: Script) -> None:
-    """Replace our own entry on sys.path by the one that Python would put there for the script.
+    """Replace our own entry of sys.path by the one that Python would add for the script.
 
     That is the script's folder with links resolved, the script itself if it has a `__main__`, the working directory
     for a module, nothing for code. With -P, -I or PYTHONSAFEPATH there is none, except for a script with a `__main__`
@@ -34,7 +34,7 @@ def set_path(script: Script) -> None:
         sys.path[0] = os.getcwd() if script.is_module else ""
 
 
-def run(script: Script) -> None:
+def run_main(script: Script) -> None:
     """Run the script as the module `__main__`; it stays `__main__` after this returns.
 
     Errors of the script pass through. Threads, atexit functions and multiprocessing's spawned workers
@@ -42,18 +42,19 @@ def run(script: Script) -> None:
     """
     spec = find_application(script)
     if script.is_code:
-        (main, code), name = code_main(script.target), "-c"
+        (main, code), name = make_code_main(script.target), "-c"
     elif script.is_module:
-        main, code = module_main(script.target)
+        main, code = make_module_main(script.target)
         name = str(main.__file__)
     else:
-        (main, code), name = spec_main(spec) if spec is not None else file_main(script.target), script.target
+        main, code = make_spec_main(spec) if spec is not None else make_file_main(script.target)
+        name = script.target
     sys.argv = [name, *script.arguments]
     sys.modules["__main__"] = main
     exec(code, main.__dict__)  # noqa: S102 (running the user's code is the purpose)
 
 
-def file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
+def make_file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
     """Return an empty `__main__` for a script file, or for standard input, and its code."""
     main = types.ModuleType("__main__")
     main.__file__ = make_absolute(path)
@@ -67,7 +68,7 @@ def file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
     return main, compile_file(path)
 
 
-def code_main(source: str) -> tuple[types.ModuleType, types.CodeType]:
+def make_code_main(source: str) -> tuple[types.ModuleType, types.CodeType]:
     """Return an empty `__main__` for code of the command line, and that code."""
     main = types.ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter
@@ -75,7 +76,7 @@ def code_main(source: str) -> tuple[types.ModuleType, types.CodeType]:
     return main, compile_command(source)
 
 
-def module_main(name: str) -> tuple[types.ModuleType, types.CodeType]:
+def make_module_main(name: str) -> tuple[types.ModuleType, types.CodeType]:
     """Return an empty `__main__` for a module or a package's `__main__`, and its code.
 
     Its parents are imported, so that its relative imports work.
@@ -84,11 +85,11 @@ def module_main(name: str) -> tuple[types.ModuleType, types.CodeType]:
     if parent:
         importlib.import_module(parent)
     spec = find_module(name)
-    return module_main(f"{name}.__main__") if spec.submodule_search_locations is not None else spec_main(spec)
+    return make_module_main(f"{name}.__main__") if spec.submodule_search_locations is not None else make_spec_main(spec)
 
 
-def spec_main(spec: importlib.machinery.ModuleSpec) -> tuple[types.ModuleType, types.CodeType]:
-    """Return an empty `__main__` for a module that was found, and its code."""
+def make_spec_main(spec: importlib.machinery.ModuleSpec) -> tuple[types.ModuleType, types.CodeType]:
+    """Return an empty `__main__` for the spec of a module, and its code."""
     main = types.ModuleType("__main__")
     main.__dict__.update(
         __builtins__=builtins, __annotations__={}, __spec__=spec, __file__=spec.origin, __cached__=spec.cached,

@@ -1,89 +1,148 @@
-"""The signals by which schedulers end a job. A rank notes them, and its forked workers leave them to the rank."""
+"""Signals in a rank: what a script finds, the stop signals of schedulers, and workers that leave these to the rank."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from . import signal_dispositions
+from ..sentinel.protocol import END_SIGNAL
+from ..where.dumper import caught
 
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
-LOOK_S, FOREVER_S = 1.0, 1e6
-SETTLING_S = 0.005
+# Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH swallows
+# SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.
+CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+SCRIPT_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *CRASH_SIGNALS)
+SIGACTION_BYTES = 256  # more than a struct sigaction of any C library on Linux
 
-noted = 0  # the most urgent signal that came; 0 for none
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)  # by which schedulers end a job
+PARENT_POLL_S, FOREVER_S = 1.0, 1e6
+THREAD_ACT_S = 0.005  # for our thread to act on a signal that it has received
+
+preloaded_handlers: dict[int, Any] = {}  # the C handlers that were there before us, as C's struct sigaction
+received = 0  # the most urgent stop signal that came; 0 for none
 _forking = threading.local()
 _left: set[int] = set()  # in a worker, the signals that it leaves to its rank
 _protecting = False
 
 
-def note(number: int, _: FrameType | None) -> None:
-    """Note a signal, as its handler."""
-    global noted
-    noted = max(noted, number)
+# What a script finds
+
+def save_preloaded_handlers() -> None:
+    """Save the handlers that a preloaded tool has set, such as a profiler: they stay."""
+    for number in find_c_handlers(SCRIPT_SIGNALS):
+        if not (number in CRASH_SIGNALS and faulthandler.is_enabled()):
+            import ctypes
+
+            action = ctypes.create_string_buffer(SIGACTION_BYTES)
+            ctypes.CDLL(None).sigaction(number, None, action)
+            preloaded_handlers[number] = action
 
 
-def are_free(number: int) -> bool:
-    """Tell whether neither the script nor a preloaded tool has a handler of its own for a signal."""
-    return signal.getsignal(number) in (signal.SIG_DFL, note) and number not in signal_dispositions.preloaded
+def restore_dispositions() -> None:
+    """Undo what MPI_Init has done to signals: each does again what Python, or a preloaded tool, has it do."""
+    for number in SCRIPT_SIGNALS:
+        if number in preloaded_handlers:
+            import ctypes
+
+            ctypes.CDLL(None).sigaction(number, preloaded_handlers[number], None)
+        else:
+            signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
 
 
-def catch() -> None:
-    """Note from now on the signals that the script does not handle itself."""
-    for number in filter(are_free, SIGNALS):
+def find_c_handlers(numbers: Iterable[int]) -> set[int]:
+    """Return the signals with a handler unknown to Python, as faulthandler.register() sets one."""
+    return {number for number in caught(numbers) if signal.getsignal(number) == signal.SIG_DFL}
+
+
+def mute_handlers() -> None:
+    """Replace the script's signal handlers, so that none of them raises while this process ends."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) and number != END_SIGNAL:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else ignore)
+
+
+def ignore(*_: object) -> None:
+    """Handle a signal by doing nothing. Unlike SIG_IGN, programs that are started don't inherit it."""
+
+
+def is_ours(handler: object) -> bool:
+    """Return whether a signal's handler is a function of this package."""
+    return str(getattr(handler, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+
+
+# Stop signals
+
+def note_signal(number: int, _: FrameType | None) -> None:
+    """Handle a stop signal: note it for should_stop()."""
+    global received
+    received = max(received, number)
+
+
+def is_unhandled(number: int) -> bool:
+    """Return whether neither the script nor a preloaded tool handles a signal."""
+    return signal.getsignal(number) in (signal.SIG_DFL, note_signal) and number not in preloaded_handlers
+
+
+def catch_signals() -> None:
+    """Note the stop signals from now on that the script does not handle itself, until release_signals()."""
+    for number in filter(is_unhandled, STOP_SIGNALS):
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(number, note)
+            signal.signal(number, note_signal)
     protect_workers()
 
 
-def release() -> None:
-    """Undo catch(), for workers too."""
-    global noted, _protecting
-    noted, _protecting = 0, False
-    for number in SIGNALS:
-        if signal.getsignal(number) == note:
+def release_signals() -> None:
+    """Undo catch_signals() and protect_workers()."""
+    global received, _protecting
+    received, _protecting = 0, False
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) == note_signal:
             signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Hold the signals back during this block and note them at its end: MPI_Init sets handlers of its own."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+def signals_held() -> Iterator[None]:
+    """Block the stop signals in this block and note them at its end: MPI_Init sets handlers of its own."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
-        catch()
+        catch_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def protect_workers() -> None:
-    """Let workers that multiprocessing forks from now on leave the signals to this rank.
+# Workers: schedulers send the signals to a rank's DataLoader workers, too
 
-    Schedulers send the signals to a rank's DataLoader workers, too. Other forked processes get the
-    signals as Python has them.
+def protect_workers() -> None:
+    """Make workers that multiprocessing forks from now on leave the stop signals to this rank.
+
+    Other forked processes get the signals as under Python.
     """
     global _protecting
     _protecting = True
-    register()
+    register_fork_hooks()
 
 
 @functools.cache
-def register() -> None:
-    """Register our hooks for each fork."""
+def register_fork_hooks() -> None:
+    """Register our hooks for each fork; Python has no way to remove them."""
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 def _before_fork() -> None:
     """Block the signals until the child has set its own mask: the parent may send one at once."""
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     _forking.rank = os.getpid()
 
 
@@ -92,26 +151,26 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    global noted
-    noted = 0
-    caught = signal_dispositions.caught_in_c(SIGNALS)
-    free = {number for number in filter(are_free, SIGNALS) if number not in caught}
-    for number in SIGNALS:
-        if signal.getsignal(number) == note:
+    global received
+    received = 0
+    c_handlers = find_c_handlers(STOP_SIGNALS)
+    free = {number for number in filter(is_unhandled, STOP_SIGNALS) if number not in c_handlers}
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) == note_signal:
             signal.signal(number, signal.SIG_DFL)
     mask = _forking.mask - _left
     _left.clear()
     forker = sys._getframe(1).f_globals.get("__name__", "")
     if _protecting and forker.endswith(".popen_fork"):  # multiprocessing's, or a copy of it
         _left.update(free)
-        begin_worker(_forking.rank)
+        defer_to_parent(_forking.rank)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask | _left)
 
 
-def begin_worker(parent: int) -> None:
-    """Obey only the parent in this worker, which may be gone; programs that the worker starts get signals as usual."""
+def defer_to_parent(parent: int) -> None:
+    """Make this worker obey only stop signals of its parent; programs that it starts get signals as usual."""
     threading.Thread(target=obey_parent, args=(parent,), daemon=True).start()
-    let_others_in()
+    hook_process_starts()
 
 
 def obey_parent(parent: int) -> None:
@@ -119,7 +178,7 @@ def obey_parent(parent: int) -> None:
 
     A DataLoader's worker ends with status 0, as in torch; its loader would call anything else a failure.
     """
-    number = await_order(parent)
+    number = await_signal(parent)
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:
         os._exit(0)
@@ -127,101 +186,105 @@ def obey_parent(parent: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def await_order(parent: int) -> int:
+def await_signal(parent: int) -> int:
     """Return the first signal that the parent sent, or that came from elsewhere and has ended the parent, too."""
-    came = 0
-    while not came or os.getppid() == parent:
-        sent = signal.sigtimedwait(_left, LOOK_S if came else FOREVER_S)
-        if sent is None:
+    pending = 0
+    while not pending or os.getppid() == parent:
+        info = signal.sigtimedwait(_left, PARENT_POLL_S if pending else FOREVER_S)
+        if info is None:
             continue
-        if sent.si_signo not in _left:  # this process handles it itself by now
-            os.kill(os.getpid(), sent.si_signo)
-        elif sent.si_pid == parent:
-            return sent.si_signo
+        if info.si_signo not in _left:  # this process handles it itself by now
+            os.kill(os.getpid(), info.si_signo)
+        elif info.si_pid == parent:
+            return info.si_signo
         else:
-            came = sent.si_signo
-    return came
+            pending = info.si_signo
+    return pending
 
 
 @functools.cache
-def let_others_in() -> None:
-    """Let this worker's own handlers, and programs that it starts, get the signals that it leaves to its rank."""
+def hook_process_starts() -> None:
+    """Replace what starts programs in this worker, and signal.signal(), for the rest of its life.
+
+    Programs must not inherit the blocked signals, and a signal that the worker handles itself is unblocked.
+    """
     import _posixsubprocess
     import posix
 
-    replace("fork_exec", unblocked, _posixsubprocess)
-    replace("_fork_exec", unblocked, sys.modules.get("subprocess"))  # it has imported the same function by name
+    replace_function("fork_exec", with_unblocked_signals, _posixsubprocess)
+    # subprocess has imported the same function by name
+    replace_function("_fork_exec", with_unblocked_signals, sys.modules.get("subprocess"))
     for name in ("execv", "execve"):
-        replace(name, settled, posix, os)
+        replace_function(name, with_settled_signals, posix, os)
     for name in ("posix_spawn", "posix_spawnp"):
-        replace(name, with_mask, posix, os)
-    replace("system", by_spawn, posix, os)
-    replace("signal", heeded, sys.modules["_signal"])
+        replace_function(name, with_signal_mask, posix, os)
+    replace_function("system", with_spawned_shell, posix, os)
+    replace_function("signal", with_signal_claimed, sys.modules["_signal"])
 
 
-def replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], *modules: Any) -> None:
-    """Replace a function by what `wrap` makes of it, in all of the modules that have it: pickle compares them."""
-    found = [module for module in modules if hasattr(module, name)]
-    made = wrap(getattr(found[0], name)) if found else None
-    for module in found:
-        setattr(module, name, made)
+def replace_function(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], *modules: Any) -> None:
+    """Replace a function by `wrap` of it, by the same object in all modules that have it: pickle compares them."""
+    owners = [module for module in modules if hasattr(module, name)]
+    wrapped = wrap(getattr(owners[0], name)) if owners else None
+    for module in owners:
+        setattr(module, name, wrapped)
 
 
-def unblocked(start: Callable[..., Any]) -> Callable[..., Any]:
+def with_unblocked_signals(start: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function like `start`, which starts a program, so that the program inherits no blocked signal.
 
-    fork_exec() itself blocks all signals while a child shares its memory. So a signal can only come in
-    just before and just after.
+    fork_exec() itself blocks all signals while a child shares its memory. So a signal can only come just before and
+    just after.
     """
     @functools.wraps(start)
-    def started(*arguments: Any) -> Any:
+    def start_unblocked(*arguments: Any) -> Any:
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _left)
         try:
             return start(*arguments)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    return started
+    return start_unblocked
 
 
-def settled(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function like os.execv(): the program blocks no signal, and no signal is lost with our thread."""
-    @unblocked
+def with_settled_signals(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function like os.execv(): the program blocks no signal, and none is lost with our thread."""
+    @with_unblocked_signals
     @functools.wraps(execute)
-    def executed(*arguments: Any) -> Any:
-        time.sleep(SETTLING_S)  # our thread may have a signal already, and has to act on it
+    def execute_settled(*arguments: Any) -> Any:
+        time.sleep(THREAD_ACT_S)
         return execute(*arguments)
 
-    return executed
+    return execute_settled
 
 
-def with_mask(spawn: Callable[..., int]) -> Callable[..., int]:
+def with_signal_mask(spawn: Callable[..., int]) -> Callable[..., int]:
     """Return a function like os.posix_spawn(): the program blocks none of the signals left to the rank."""
     @functools.wraps(spawn)
-    def spawned(*arguments: Any, **options: Any) -> int:
+    def spawn_unblocked(*arguments: Any, **options: Any) -> int:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - _left
         return spawn(*arguments, **{"setsigmask": mask, **options})
 
-    return spawned
+    return spawn_unblocked
 
 
-def by_spawn(system: Callable[[str], int]) -> Callable[[str], int]:
+def with_spawned_shell(system: Callable[[str], int]) -> Callable[[str], int]:
     """Return a function like os.system(), by os.posix_spawn(): C's system() gives the shell this process's mask."""
     @functools.wraps(system)
-    def ran(command: str) -> int:
+    def run_shell(command: str) -> int:
         return os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", command], os.environ), 0)[1]
 
-    return ran
+    return run_shell
 
 
-def heeded(install: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
-    """Return a function like signal.signal(): a signal that this process handles is not left to the rank any more."""
+def with_signal_claimed(install: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+    """Return a function like signal.signal(): a signal that this worker handles is no longer left to the rank."""
     @functools.wraps(install)
-    def installed(number: int, handler: Any) -> Any:
+    def install_claimed(number: int, handler: Any) -> Any:
         former = install(number, handler)
         if number in _left and handler != signal.SIG_DFL:
             _left.discard(number)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
         return former
 
-    return installed
+    return install_claimed

@@ -1,4 +1,4 @@
-"""Prepare to stop before the scheduler ends the job, if somebody asks for it."""
+"""Prepare to stop before the scheduler ends the job, if the script or an option asks for that."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop | None:
-    """Return what says when the job stops, if the script's code or --stop-before asks for it."""
+    """Return the `Stop` of this rank if the script's code or --stop-before asks for it."""
     if config.stop_before_s is None and not (config.script and has_should_stop(config.script)):
         return None
     from .stop import Stop
 
     stop = Stop()
     if config.stop_before_s is not None:
-        set_walltime(stop, config.stop_before_s, started_by)
+        set_stop_time(stop, config.stop_before_s, started_by)
     return stop
 
 
-def set_walltime(stop: Stop, before_s: float, started_by: LaunchFacts | None) -> None:
-    """Let the job stop `before_s` seconds before the scheduler ends it; warn if nobody tells when that is."""
+def set_stop_time(stop: Stop, before_s: float, started_by: LaunchFacts | None) -> None:
+    """Make the job stop `before_s` before the scheduler ends it; warn if that time is unknown."""
     is_first = started_by is None or started_by.rank == 0
     end = schedulers.find_end(os.environ, is_first)
     if end is not None:

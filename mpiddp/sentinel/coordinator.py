@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Collection, Iterator
 
-from ..base.stderr import FORWARDING_S
+from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..failure import root_cause as waits
 from ..failure.rank import RankIdentity
 from ..failure.root_cause import (
@@ -378,7 +378,7 @@ class Coordinator(Machine[State, events.CoordinatorAction]):
         self._late += [report.rank for report in self.reports if report.rank != verdict.first.rank]
         if first is None or verdict.first.kind == ReportKind.UNREACHABLE or verdict.first in self._exits:
             self._tell_if_untold()
-            self._do(events.SetTimer("told", FORWARDING_S))
+            self._do(events.SetTimer("told", LAUNCHER_FORWARDING_S))
         else:
             self._send(first, protocol.Ruling(verdict, verdict.first.status, abort=True))
             self._do(events.SetTimer("told", TELLING_S))

@@ -12,10 +12,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..base.config import RESTARTS, RUNNING
+from ..base.config import RESTART_VARIABLE, RUNNING_SUFFIX
 from ..base.errors import EXIT_STALLED
 from ..base.files import open_for_writing
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.version import __version__
 from ..failure.rank import RankIdentity
 from ..failure.report import format_error_file, print_failure
@@ -78,8 +78,8 @@ class Office:
         card = Card(member.run_id, *job_number(), member.host, self._request.address, self.port, self._request.token,
                     member.world_size, __version__)
         self._card = card
-        if RESTARTS in os.environ and member.error_file:
-            self._mark = f"{member.error_file}{RUNNING}"
+        if RESTART_VARIABLE in os.environ and member.error_file:
+            self._mark = f"{member.error_file}{RUNNING_SUFFIX}"
             run_unheard(partial(touch, self._mark))
         self._loop.set_timer("card", events.READY_AFTER_S, partial(self._be_ready, card))
         if self._watched.stall_s:
@@ -155,7 +155,7 @@ class Office:
             case events.SetTimer(name, after_s):
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
             case events.Say(text):
-                say(text)
+                write_line(text)
             case events.TellReason(verdict, who, after_s, error_file):
                 print_failure(verdict, who, after_s)
                 if error_file:
@@ -174,7 +174,7 @@ class Office:
             elif link == STALL_LINK:
                 self._take_look()
             elif link == SHOW_LINK:
-                say(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
+                write_line(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().table()}")
             elif link == JUDGE_LINK:
                 self._judge()
             elif link == DESERTED_LINK:
@@ -206,7 +206,7 @@ class Office:
         ignored = self._interrupted and self._coordinator.state is State.LISTENING
         if ignored and seen.table and not self._loop.is_set("shown"):
             self._loop.set_timer("shown", SHOWN_S, lambda: None)
-            say(f"mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n{seen.table}")
+            write_line(f"mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n{seen.table}")
 
     def _look_for_stall(self) -> None:
         self._ask(STALL_LINK)
@@ -217,7 +217,7 @@ class Office:
         found = self._inquiry().standstill(time.monotonic())
         if found is None:
             return
-        say(f"mpiddp: {found.text}")
+        write_line(f"mpiddp: {found.text}")
         if found.cause and self._watched.stall_abort:
             self._loop.drop_timers("stall")
             host = self._coordinator.peers.hosts.get(found.rank, "")

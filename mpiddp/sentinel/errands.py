@@ -9,8 +9,8 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
-from ..base.files import stream_of, written
-from ..base.stderr import STDERR, say, write_all, write_through
+from ..base.files import parse_stream_path, try_write_file
+from ..base.stderr import STDERR, set_writer, write_all, write_line
 from ..ipc.event_loop import Loop
 from ..ipc.helper_process import fork_detached, reap, silence
 
@@ -37,11 +37,11 @@ class Errands:
 
     def write(self, path: str, content: str) -> None:
         """Write a file that was asked for, or say why that cannot be done; to a standard stream the rank writes."""
-        if (stream := stream_of(path)) >= 0:
-            say(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it is gone")
+        if (stream := parse_stream_path(path)) >= 0:
+            write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it is gone")
             return
         late = f"mpiddp: cannot write {path}: no answer within {PATIENCE_S:g} s"
-        self.run(partial(written, path, content), say, late)
+        self.run(partial(try_write_file, path, content), write_line, late)
 
     def run(self, act: Callable[[], str | None], then: Callable[[str], object] = lambda _: None,
             late: str = "", patience_s: float = PATIENCE_S, needed: bool = True) -> None:
@@ -103,7 +103,7 @@ class Voice:
 
     def begin(self) -> None:
         """Let all that this process says go this way."""
-        write_through(self.write)
+        set_writer(self.write)
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Write without waiting."""
@@ -111,7 +111,7 @@ class Voice:
             data = data[written_now(descriptor, data):]
             if not data:
                 return
-            write_through(write_all)  # also what is said where no process can be started: that had better wait
+            set_writer(write_all)  # also what is said where no process can be started: that had better wait
             self._speaker = speaker(descriptor)
             if self._speaker < 0:
                 write_all(descriptor, data)

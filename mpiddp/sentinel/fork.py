@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..base.config import DESERTED_TIMEOUT_S, LaunchConfig
+from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
 from ..discovery import launchers, runtime, schedulers
 from .client import SentinelHandle
 from .protocol import KILL_SIGNAL, Watched
@@ -27,7 +27,7 @@ def fork_sentinel(config: LaunchConfig, started_by: launchers.LaunchFacts | None
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
         stall_abort=config.stall_abort,
-        exit_timeout_s=config.exit_timeout_s or DESERTED_TIMEOUT_S,
+        exit_timeout_s=config.exit_timeout_s or BLOCKED_EXIT_TIMEOUT_S,
     ), watch)
 
 

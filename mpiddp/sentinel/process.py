@@ -16,8 +16,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..base.stderr import say
-from ..base.text import folded, shortened
+from ..base.stderr import write_line
+from ..base.text import fold_hosts, truncate_middle
 from ..discovery.process import WatchedProcess
 from ..failure.report import format_error_file, print_failure
 from ..ipc.channel import Wire
@@ -55,7 +55,7 @@ def watch(rank_wire: Wire, signals: socket.socket, pid: int, watched: Watched, b
         process = WatchedProcess(pid)
     except ProcessLookupError:  # it is gone already
         if not knows_why(rank_wire):
-            say(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
+            write_line(f"mpiddp: {watched.who} died as soon as it had started; its launcher may know how")
             time.sleep(OTHERS_S)
             run_unheard(partial(cancel, watched.step))
         return
@@ -90,10 +90,10 @@ class Sentinel:
     def excuse(self, error: Exception) -> None:
         """Say, once, what went wrong in the sentinel itself; if the rank is gone, end soon, whatever that broke off."""
         words = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: sentinel of {self._watched.who}: {shortened(words)} ({place_of(error)})"
+        line = f"mpiddp: sentinel of {self._watched.who}: {truncate_middle(words)} ({place_of(error)})"
         if line not in self._excuses:
             self._excuses.add(line)
-            say(line)
+            write_line(line)
         over = self._watcher.gone or self._watcher.state is State.OVER
         if over and not self.loop.is_set("last"):
             self.loop.set_timer("last", ENDING_S, self._end)
@@ -126,7 +126,7 @@ class Sentinel:
             case events.DropTimer(name):
                 self.loop.drop_timers(name)
             case events.Say(text):
-                say(text)
+                write_line(text)
             case events.TellReason(verdict, who, after_s, error_file):
                 self._settle_output()
                 print_failure(verdict, who, after_s)
@@ -259,9 +259,9 @@ class Sentinel:
             from ..discovery.reachability import find_unreachable
 
             silent = find_unreachable(self._watched.hosts(), timeout_s)
-            return line + (f"; no answer from {folded(silent)}" if silent else "")
+            return line + (f"; no answer from {fold_hosts(silent)}" if silent else "")
 
-        self._errands.run(ask, say, late=line, patience_s=timeout_s + PATIENCE_S, needed=False)
+        self._errands.run(ask, write_line, late=line, patience_s=timeout_s + PATIENCE_S, needed=False)
 
     def _send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

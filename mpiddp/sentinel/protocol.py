@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..base.config import DESERTED_TIMEOUT_S
+from ..base.config import BLOCKED_EXIT_TIMEOUT_S
 from ..failure.rank import RankIdentity
 from ..failure.root_cause import Report, RootCause
 from ..output.protocol import (
@@ -50,7 +50,7 @@ class Watched(NamedTuple):
     step_daemon: int = 0
     stall_s: float = 0.0
     stall_abort: bool = False
-    exit_timeout_s: float = DESERTED_TIMEOUT_S
+    exit_timeout_s: float = BLOCKED_EXIT_TIMEOUT_S
 
 
 # A rank to its sentinel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..base.text import listed, ranges
+from ..base.text import format_ranges, join_names
 from . import events
 from .protocol import Stage, Watched
 
@@ -134,5 +134,5 @@ class LateRanks:
 def group_of(ranks: list[int], hosts: Mapping[int, str]) -> str:
     """Return ranks in words, a few with their hosts."""
     if len(ranks) > FEW:
-        return f"ranks {ranges(ranks)}"
-    return listed([f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in ranks])
+        return f"ranks {format_ranges(ranks)}"
+    return join_names([f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in ranks])

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 
-from ..base.stderr import FORWARDING_S
-from ..base.text import shortened
-from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, report_dead_process
+from ..base.stderr import LAUNCHER_FORWARDING_S
+from ..base.text import truncate_middle
+from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
 from ..failure.rank import RankIdentity
 from ..failure.root_cause import MAX_STACK_CHARS, NO_STEP_DAEMON, Report, ReportKind, RootCause, truncate_report
 from ..output.protocol import Outflow
@@ -275,13 +275,13 @@ class Watcher(Machine[State, events.WatcherAction]):
         self.gone = True
         self._do(*(events.DropTimer(name) for name in ("start", "warn", "late", "ask", "kill")))
         stack = extract_crash_stack(self._stacks)
-        self._do(events.LogStack(shortened(stack, MAX_STACK_CHARS)))
+        self._do(events.LogStack(truncate_middle(stack, MAX_STACK_CHARS)))
         if self.state is State.STARTING:
             self._do(*self.start.tell_death(describe_early_death(event.status, event.out_of_memory)))
         if self.state is State.DESERTED and self._script_ended is None:
             self._say_rank_0_is_gone()
         if self.state is State.WORKING and self.member is not None:
-            self._report(truncate_report(report_dead_process(self.member, event.status, event.out_of_memory, stack)))
+            self._report(truncate_report(make_death_report(self.member, event.status, event.out_of_memory, stack)))
         elif self.state is not State.REPORTED:
             self._clean_up()
         elif self._alone:
@@ -302,7 +302,7 @@ class Watcher(Machine[State, events.WatcherAction]):
         if self._ruling is not None and self._ruling.verdict is not None:
             error_file = self.member.error_file if self.member else ""
             after_s = self._now_s - self.start.began_s
-            self._do(events.ToCoordinator(protocol.Told(done=False)), events.SetTimer("told", FORWARDING_S),
+            self._do(events.ToCoordinator(protocol.Told(done=False)), events.SetTimer("told", LAUNCHER_FORWARDING_S),
                      events.TellReason(self._ruling.verdict, self.member, after_s, error_file))
         else:
             self._finish()

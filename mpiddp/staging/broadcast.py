@@ -14,15 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from ..base.errors import LonelyLaunchError
-from ..base.polling import wait_for
-from ..base.stderr import say
+from ..base.errors import LocalLaunchError
+from ..base.polling import poll_until
+from ..base.stderr import write_line
 from .manifest import Chunk, File, Folder, Piece, Range, root_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..bootstrap.rollcall import RollCall
+    from ..bootstrap.rollcall import Rendezvous
 
 PAGE = mmap.PAGESIZE
 THREADS = 32  # look-ups and reads that wait for the server at the same time
@@ -149,12 +149,12 @@ def read_piece(file: File, piece: Piece, into: memoryview, direct: bool) -> int:
 
 
 def broadcast(
-    roll: RollCall, chunks: Sequence[Chunk], deadline: float, read: Callable[[Chunk], memoryview],
+    roll: Rendezvous, chunks: Sequence[Chunk], deadline: float, read: Callable[[Chunk], memoryview],
     begin: Callable[[], None], write: Callable[[Chunk, memoryview], None],
 ) -> None:
     """Let each node read its chunks and broadcast them to the others: each byte enters a node once. Collective.
 
-    A thread calls `begin`, then `write` with each chunk, in their order, and its buffer. Raises LonelyLaunchError at
+    A thread calls `begin`, then `write` with each chunk, in their order, and its buffer. Raises LocalLaunchError at
     the deadline, a time of time.monotonic().
     """
     unread = deque(chunk for chunk in chunks if chunk.reader == roll.rank)
@@ -192,7 +192,7 @@ def broadcast(
             future.result()
 
 
-def await_node(roll: RollCall, node: int, deadline: float, look: Callable[[], bool]) -> None:
+def await_node(roll: Rendezvous, node: int, deadline: float, look: Callable[[], bool]) -> None:
     """Wait for a node until `look` returns True; MPI moves data only while it is called."""
     def poll() -> bool | None:
         until = time.monotonic() + POLL_S
@@ -202,11 +202,11 @@ def await_node(roll: RollCall, node: int, deadline: float, look: Callable[[], bo
 
     def remind(waited_s: float) -> None:
         if roll.rank == 0:
-            say(f"mpiddp: waiting {waited_s:.0f} s for {roll.name(node)} (staging)")
+            write_line(f"mpiddp: waiting {waited_s:.0f} s for {roll.name(node)} (staging)")
 
-    wait_for(poll, deadline, lambda: LonelyLaunchError(
+    poll_until(poll, deadline, lambda: LocalLaunchError(
         "startup-timeout",
-        found=f"{roll.name(node)} has not read its part of the environment in time",
+        actual=f"{roll.name(node)} has not read its part of the environment in time",
         needed="a file system that answers on every node",
         do="look at that host; more time: --startup-timeout SECONDS; or start without --stage",
     ), remind, REMIND_AFTER_S)

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
-from ..base.config import AUTO
-from ..base.files import check_protected, names, number, reason
-from ..bootstrap.variables import set_all
+from ..base.config import AUTO_FOLDER
+from ..base.files import check_protected, format_os_error, list_names, read_number
+from ..bootstrap.prepare import set_env
 from ..discovery.process import list_cgroups, read_boot_id
 from .broadcast import pieces_in
 from .manifest import COMPILED, Chunk, Folder, Manifest, is_installed, mount_of, mounts, root_of
@@ -39,7 +39,7 @@ class Lease(NamedTuple):
 
 def target_dirs(folder: str, environ: Mapping[str, str]) -> list[str]:
     """Return the folders that may be used, best first: the one that the user has named, or for AUTO the usual ones."""
-    if folder != AUTO:
+    if folder != AUTO_FOLDER:
         return [folder]
     named = [environ.get(name, "") for name in ("SLURM_TMPDIR", "TMPDIR")]
     return [*dict.fromkeys(os.path.abspath(name) for name in named if name), SHM]
@@ -89,7 +89,7 @@ def why_not(folder: str, size: int) -> str:
             os.mkdir(own, 0o700)
         check_protected(own)
     except OSError as error:
-        return f"{folder}: {reason(error, folder)}"
+        return f"{folder}: {format_os_error(error, folder)}"
     return "" if is_private(own) else f"{folder}: {os.path.basename(own)} there is not this user's alone"
 
 
@@ -103,8 +103,8 @@ def memory_left() -> int:
     left = [psutil.virtual_memory().available]
     for folder in list_cgroups("memory"):
         for limit, used in MEMORY_LIMITS:
-            if (most := number(f"{folder}/{limit}")) >= 0:
-                left.append(most - max(0, number(f"{folder}/{used}")))
+            if (most := read_number(f"{folder}/{limit}")) >= 0:
+                left.append(most - max(0, read_number(f"{folder}/{used}")))
     return max(0, min(left))
 
 
@@ -207,7 +207,7 @@ def tidy(own: str, used: str) -> None:
 
     What was to be kept for other environments, and what somebody uses, stays.
     """
-    for name in names(own):
+    for name in list_names(own):
         path, is_same_environment = os.path.join(own, name), name.partition("-")[0] == used.partition("-")[0]
         if name != used and (is_same_environment or not os.path.exists(os.path.join(path, KEPT))):
             remove(path)
@@ -342,5 +342,5 @@ def use(lease: Lease, roots: Sequence[str]) -> None:
             path[:] = [lease.root + entry if isinstance(entry, str) and root_of(entry, entries) else entry
                        for entry in path]
     start, others = os.path.join(lease.path, START), os.environ.get("PYTHONPATH", "")
-    set_all({"PYTHONPATH": f"{start}{os.pathsep}{others}" if others else start,
+    set_env({"PYTHONPATH": f"{start}{os.pathsep}{others}" if others else start,
              STAGED_BY: f"{os.uname().nodename}:{os.getpid()}"})

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ..base.config import LaunchConfig
-from ..base.files import names
-from ..base.polling import wait_for
-from ..base.ranks import Place
-from ..base.stderr import say, warn
-from ..base.text import folded, listed
-from ..base.timeline import begin
-from ..bootstrap.rollcall import TURNS, RollCall
+from ..base.files import list_names
+from ..base.polling import poll_until
+from ..base.ranks import RankPosition
+from ..base.stderr import warn, write_line
+from ..base.text import fold_hosts, join_names
+from ..base.timeline import begin_stage
+from ..bootstrap.rollcall import MAX_STAGGER_S, Rendezvous
 from ..discovery.runtime import hostname
 from . import access_trace, mirror
 from .access_trace import AccessTrace, Tracer
@@ -95,20 +95,20 @@ def remember() -> None:
         staged.remember()
 
 
-def stage(roll: RollCall, place: Place, config: LaunchConfig) -> None:
+def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
     """Let this rank find its environment in a mirror on its node until the process ends. Collective.
 
-    Raises LonelyLaunchError if a node has not read its share in time.
+    Raises LocalLaunchError if a node has not read its share in time.
     """
     global staged
     if config.script is None:
         warn([ALREADY] if place.rank == 0 else [])
         return
     is_leader = place.local_rank == 0
-    roots: tuple[str, ...] = roll.agree(LOOKING, environment_roots() if is_leader else None, common_roots)
+    roots: tuple[str, ...] = roll.exchange(LOOKING, environment_roots() if is_leader else None, common_roots)
     if not roots:
         return
-    begin(STAGING)
+    begin_stage(STAGING)
     tracer, record, known = None, "", AccessTrace()
     if place.rank == 0:
         tracer, record = Tracer(roots), access_trace.record_of(roots, os.environ)
@@ -116,13 +116,13 @@ def stage(roll: RollCall, place: Place, config: LaunchConfig) -> None:
         if not known.paths:
             tracer.listen()
             if not config.quiet:
-                say("mpiddp: --stage: this start records what it opens; the next one is staged")
+                write_line("mpiddp: --stage: this start records what it opens; the next one is staged")
     used, outcome = None, None
     with node_leaders(roll, is_leader) as leaders:
         if leaders is not None:
             loaded = tracer.loaded() if tracer and not config.stage_keep else frozenset()
             used, outcome = NodeLeader(leaders, roots, config).run(known, loaded)
-    path = roll.agree(STAGING, (place.node_rank, outcome), lambda outcomes: mirrors_of(outcomes, roll.hosts))
+    path = roll.exchange(STAGING, (place.node_rank, outcome), lambda outcomes: mirrors_of(outcomes, roll.hosts))
     if used is None and path:
         used = mirror.lease_whole(path)
     if used is not None:
@@ -139,7 +139,7 @@ def common_roots(found: Sequence[dict[str, tuple[int, int]] | None]) -> list[tup
     same = tuple(root for root, mark in nodes[0].items() if all(node.get(root) == mark for node in nodes))
     odd = sorted({root for node in nodes for root in node} - {*same})
     if odd:
-        warn([f"not-staged: not all nodes see the same folder: {listed(odd)}; {WHERE_IT_LIES}"])
+        warn([f"not-staged: not all nodes see the same folder: {join_names(odd)}; {WHERE_IT_LIES}"])
     elif not same:
         warn(["not-staged: Python's environment is on no shared file system: there is nothing to stage"])
     return [same] * len(found)
@@ -150,15 +150,15 @@ def mirrors_of(found: Sequence[tuple[int, Outcome | None]], hosts: Sequence[str]
     outcomes = {node: (host, outcome) for host, (node, outcome) in zip(hosts, found, strict=True) if outcome}
     for reason in sorted({outcome.refused for _, outcome in outcomes.values()} - {""}):
         where = [host for host, outcome in outcomes.values() if outcome.refused == reason]
-        nodes = f" (on {folded(where)})" if len(where) < len(outcomes) else ""
+        nodes = f" (on {fold_hosts(where)})" if len(where) < len(outcomes) else ""
         warn([f"not-staged: {reason}{nodes}; {WHERE_IT_LIES}"])
     if left := sorted({path for _, outcome in outcomes.values() for path in outcome.left}):
-        warn([f"not-staged: changed while it was read, or unreadable: {listed(left)}; {WHERE_IT_LIES}"])
+        warn([f"not-staged: changed while it was read, or unreadable: {join_names(left)}; {WHERE_IT_LIES}"])
     return [outcomes[node][1].path for node, _ in found]
 
 
 @contextlib.contextmanager
-def node_leaders(roll: RollCall, is_leader: bool) -> Iterator[RollCall | None]:
+def node_leaders(roll: Rendezvous, is_leader: bool) -> Iterator[Rendezvous | None]:
     """Return a roll call of each node's local rank 0 for this block; None on other ranks. Collective."""
     from mpi4py import MPI
 
@@ -166,9 +166,9 @@ def node_leaders(roll: RollCall, is_leader: bool) -> Iterator[RollCall | None]:
     if not is_leader:
         yield None
         return
-    leaders = RollCall(comm, roll.remaining_s, time.monotonic())
+    leaders = Rendezvous(comm, roll.remaining_s, time.monotonic())
     comm.Free()
-    leaders.numbers, leaders.hosts = zip(*leaders.comm.allgather((roll.rank, hostname())), strict=True)
+    leaders.job_ranks, leaders.hosts = zip(*leaders.comm.allgather((roll.rank, hostname())), strict=True)
     yield leaders
     leaders.close()
 
@@ -176,10 +176,10 @@ def node_leaders(roll: RollCall, is_leader: bool) -> Iterator[RollCall | None]:
 class NodeLeader:
     """Gets a mirror of the environment's roots onto its node, together with the leaders of the other nodes."""
 
-    def __init__(self, roll: RollCall, roots: tuple[str, ...], config: LaunchConfig) -> None:
+    def __init__(self, roll: Rendezvous, roots: tuple[str, ...], config: LaunchConfig) -> None:
         self._roll, self._roots, self._keep = roll, roots, config.stage_keep
         self._targets = mirror.target_dirs(config.stage, os.environ)
-        self._deadline = time.monotonic() + roll.remaining_s + min(roll.rank, TURNS)
+        self._deadline = time.monotonic() + roll.remaining_s + min(roll.rank, MAX_STAGGER_S)
         self._refused = ""  # why this node gets no mirror
         self._writer: Writer | None = None
         self._lease: Lease | None = None  # of the mirror that is used or written
@@ -212,7 +212,7 @@ class NodeLeader:
         if not paths:
             return paths, {}
         stamps = (mirror.stamped(os.path.join(own, name)) or frozenset() for own in self._own_folders()
-                  for name in names(own, f"{name_of(self._roots)}-"))
+                  for name in list_names(own, f"{name_of(self._roots)}-"))
         former = min(stamps, key=lambda stamp: len(paths - stamp), default=frozenset())
         if len(paths - former) <= FEW_MORE * len(paths):
             paths = former
@@ -223,13 +223,13 @@ class NodeLeader:
 
     def _shared(self, value: Value | None) -> Value:
         """Return rank 0's value when all have come to ask for it."""
-        self._roll.agree(STAGING, None, lambda facts: [None] * len(facts))
+        self._roll.exchange(STAGING, None, lambda facts: [None] * len(facts))
         found: Value = self._roll.comm.bcast(value)
         return found
 
     def _any(self, own: bool) -> bool:
         """Tell whether that is so on any node."""
-        return self._roll.agree(STAGING, own, lambda facts: [any(facts)] * len(facts))
+        return self._roll.exchange(STAGING, own, lambda facts: [any(facts)] * len(facts))
 
     def _manifest(self, readers: dict[str, int]) -> Manifest:
         """Return what is to be staged as it is now: each node looks at a part of it."""
@@ -243,7 +243,7 @@ class NodeLeader:
             manifest = manifest_of(self._roots, [one for part in parts for one in part])
             return [None] * nodes
 
-        self._roll.agree("looking at files", list_all(files, folders, self._roots), merge)
+        self._roll.exchange("looking at files", list_all(files, folders, self._roots), merge)
         found: Manifest = self._roll.comm.bcast(manifest)
         return found
 
@@ -299,7 +299,7 @@ class NodeLeader:
             os.close(self._lease.lock)
         until = time.monotonic() + min(OTHER_JOB_TIMEOUT_S, self._roll.remaining_s)
         try:
-            self._lease = wait_for(lambda: mirror.lease_whole(path), until, TimeoutError, lambda _: None, math.inf)
+            self._lease = poll_until(lambda: mirror.lease_whole(path), until, TimeoutError, lambda _: None, math.inf)
         except TimeoutError:
             self._lease, self._refused = None, f"{path}: another job that makes it has not finished"
             return

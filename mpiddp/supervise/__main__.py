@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 
 from ..base.errors import EXIT_USAGE
-from ..base.stderr import say
+from ..base.stderr import write_line
 from ..base.version import __version__
 from ..options.help import PlainParser
-from ..options.table import default_of
-from ..options.values import positive, seconds
+from ..options.table import read_default
+from ..options.values import parse_positive_int, parse_seconds
 from .allocation import Allocation, exclude_nodes, find_allocation
 from .command import HYDRA, NONE, SLURM, STARTERS, Command, CommandError, find_launcher, parse_command
 from .supervisor import SupervisePlan, Supervisor
@@ -39,13 +39,13 @@ def main() -> int:
         plan = make_plan(options, command, allocation, folder)
     except (CommandError, OSError) as error:
         words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
-        say(f"mpiddp.supervise: {words}")
+        write_line(f"mpiddp.supervise: {words}")
         return EXIT_USAGE
     try:
         return Supervisor(plan).run()
     except OSError as error:
-        say(f"mpiddp.supervise: {options.command[0]} cannot be started: {error.strerror}; a launcher, or python, comes "
-            "first")
+        reason = f"{options.command[0]} cannot be started: {error.strerror}"
+        write_line(f"mpiddp.supervise: {reason}; a launcher, or python, comes first")
         return EXIT_USAGE
     finally:
         shutil.rmtree(plan.folder, ignore_errors=True)
@@ -78,15 +78,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "Start a job of mpiddp, and start it again in the same allocation after a fault: on all nodes but the one "
         "at fault."), epilog=(
         "Exit status: that of the last attempt; 75 where the job can be queued again; 2 for wrong usage."))
-    parser.add_argument("--nodes", type=positive, metavar="N", help="nodes for the job; the allocation's others are "
+    parser.add_argument("--nodes", type=parse_positive_int, metavar="N",
+                        help="nodes for the job; the allocation's others are "
                         "spares (default: all)")
-    parser.add_argument("--min-nodes", type=positive, metavar="N", help="go on with so few nodes when no spare is "
+    parser.add_argument("--min-nodes", type=parse_positive_int, metavar="N",
+                        help="go on with so few nodes when no spare is "
                         "left: the script finds a smaller WORLD_SIZE then (default: --nodes)")
     parser.add_argument("--max-restarts", type=non_negative_int, default=3, metavar="R",
                         help="how often to start the job again (default: 3)")
     parser.add_argument("--progress-file", default="", metavar="PATH", help="the script's checkpoint, or the folder of "
                         "these: after two attempts that ended alike, and did not change it, give up")
-    parser.add_argument("--stop-before", type=seconds, metavar="SECONDS", help="like mpiddp's "
+    parser.add_argument("--stop-before", type=parse_seconds, metavar="SECONDS", help="like mpiddp's "
                         "--stop-before; also, no attempt starts within this time of the walltime")
     parser.add_argument("--history", type=path_in_folder, default="", metavar="FILE", help="write the attempts as JSON")
     parser.add_argument("--suspects", type=path_in_folder, default="", metavar="FILE",
@@ -127,7 +129,7 @@ def make_plan(options: argparse.Namespace, command: Command, allocation: Allocat
     if options.min_nodes and options.min_nodes <= available < nodes:  # as when some are excluded
         nodes = available
     try:
-        grace_s = seconds(command.abort_grace or str(default_of("abort-grace", os.environ)))
+        grace_s = parse_seconds(command.abort_grace or str(read_default("abort-grace", os.environ)))
         launcher = command.launcher
         if launcher.system not in ("", allocation.system):
             raise CommandError(f"{launcher.name}: start it in an allocation of {launcher.system}: {launcher.begin}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from ..base.config import RUNNING, STOPPED
+from ..base.config import RUNNING_SUFFIX, STOPPED_SUFFIX
 from ..base.errors import EXIT_REQUEUE
 from ..failure.root_cause import ReportKind
 from .command import NONE, LauncherCommand
@@ -142,7 +142,7 @@ class AttemptProcess:
         """Return how many steps a job made before all ranks agreed to stop, None if unknown."""
         refresh_folder(os.path.dirname(self._report))
         try:
-            with open(self._report + STOPPED) as file:
+            with open(self._report + STOPPED_SUFFIX) as file:
                 return int(file.read())
         except (OSError, ValueError):
             return None
@@ -152,7 +152,7 @@ class AttemptProcess:
         if self._process.returncode != 0 or not self._launcher.hides_losses:
             return self._process.returncode != 0
         try:
-            os.close(os.open(self._report + RUNNING, os.O_RDONLY))  # NFS asks its server when a file is opened
+            os.close(os.open(self._report + RUNNING_SUFFIX, os.O_RDONLY))  # NFS asks its server when a file is opened
         except OSError:
             return False
         return True

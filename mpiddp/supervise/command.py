@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..base.config import STANDARD_INPUT
 from ..discovery import schedulers
-from ..options.table import split
+from ..options.table import split_command
 
 SLURM, FLUX = schedulers.SLURM.name, schedulers.FLUX.name
 STARTERS = "srun, flux run, mpirun or mpiexec"
@@ -241,7 +241,7 @@ def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
     if not begins:
         return tuple(words), "", ""
-    ours, script = split(words[begins[0]:])
+    ours, script = split_command(words[begins[0]:])
     if script[:1] == [STANDARD_INPUT]:
         raise CommandError("-: standard input cannot be read a second time; save the script in a file, and name that")
     values = {"--error-file": "", "--abort-grace": ""}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ..base.errors import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_REQUEUE, EXIT_USAGE
-from ..base.text import duration, shortened
+from ..base.text import format_duration, truncate_middle
 from ..failure.root_cause import OUT_OF_MEMORY, ReportKind
 
 MIN_ATTEMPT_S = 30.0  # for a start and a few steps: with less time left, no attempt is made
@@ -73,7 +73,7 @@ class Attempt(NamedTuple):
         if self.has_stopped:
             return "all ranks agreed to stop" if self.steps != 0 else "it was to stop before its first step"
         who = f"rank {self.rank} on {self.host}: " if self.rank is not None else ""
-        return who + (shortened(self.cause, 200) or f"status {self.status}, without a report")
+        return who + (truncate_middle(self.cause, 200) or f"status {self.status}, without a report")
 
 
 class Limits(NamedTuple):
@@ -134,7 +134,7 @@ def decide(attempts: Sequence[Attempt], pool: Sequence[str], limits: Limits) -> 
     if len(attempts) > limits.restarts:
         return Decision(Action.STOP, f"--max-restarts {limits.restarts} is reached", without=new)
     if limits.left_s < MIN_ATTEMPT_S:
-        why = f"{duration(max(0.0, limits.left_s))} of the walltime are left, too few for an attempt"
+        why = f"{format_duration(max(0.0, limits.left_s))} of the walltime are left, too few for an attempt"
         return decide_requeue(why, new, attempts, limits)
     nodes = choose_nodes(last.nodes, pool, {suspect.host for suspect in suspects}, limits)
     evidence = "; ".join(suspect.evidence for suspect in suspects if suspect.host in new)
@@ -252,7 +252,7 @@ def find_suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Susp
                 suspects.pop(node_of(attempts[number - 1].host), None)
             elif attempt.device:
                 evidence.setdefault(
-                    attempt.host, f"a device of {attempt.host} is at fault: {shortened(attempt.device, 200)}")
+                    attempt.host, f"a device of {attempt.host} is at fault: {truncate_middle(attempt.device, 200)}")
             elif attempt.kind in EXTERNAL_KINDS and OUT_OF_MEMORY not in attempt.cause and not attempt.silent:
                 faults.setdefault(attempt.host, []).append(attempt.rank)
                 here, in_all = faults[attempt.host], sum(map(len, faults.values()))

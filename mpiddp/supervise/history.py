@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base.files import free_claim, names, number, write_json
-from ..base.text import columns, duration, folded, shortened
+from ..base.files import claim_free_folder, list_names, read_number, write_json
+from ..base.text import fold_hosts, format_columns, format_duration, truncate_middle
 from ..discovery import runtime, schedulers
 from .decision import Attempt, Decision
 
@@ -32,9 +32,9 @@ class AttemptCounter:
         if job := environ.get("SLURM_JOB_ID"):
             wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
             restarts, own = schedulers.count_slurm_restarts(environ), secrets.token_hex(4)
-            self._folder = free_claim(wanted, restarts, own, itertools.count(1)).folder
-            self.fruitless = max(0, number(os.path.join(self._folder, FRUITLESS_FILE))) if self._folder else 0
-            self._next = max([self._next, *(int(name) + 1 for name in names(self._folder) if name.isdecimal())])
+            self._folder = claim_free_folder(wanted, restarts, own, itertools.count(1)).folder
+            self.fruitless = max(0, read_number(os.path.join(self._folder, FRUITLESS_FILE))) if self._folder else 0
+            self._next = max([self._next, *(int(name) + 1 for name in list_names(self._folder) if name.isdecimal())])
 
     def take(self) -> int:
         """Return the number of the next attempt."""
@@ -74,16 +74,17 @@ class AttemptRecord(NamedTuple):
 
 def format_table(records: Sequence[AttemptRecord]) -> list[str]:
     """Return a line for each attempt, below a header."""
-    return ["mpiddp.supervise: the attempts", *columns([HEADER, *map(format_row, records)])]
+    return ["mpiddp.supervise: the attempts", *format_columns([HEADER, *map(format_row, records)])]
 
 
 def format_row(record: AttemptRecord) -> tuple[str, ...]:
     """Return the cells of an attempt."""
     _, attempt, decision, number = record
-    out = f" without {folded(decision.without)}" if decision.without else ""
+    out = f" without {fold_hosts(decision.without)}" if decision.without else ""
     steps = f"{attempt.steps:,}" if attempt.steps else ""
-    return (str(number), folded(attempt.nodes) if attempt.nodes else "this one", duration(attempt.seconds), steps,
-            shortened(attempt.reason, MAX_REASON_CHARS), f"{decision.action.value}{out}")
+    return (str(number), fold_hosts(attempt.nodes) if attempt.nodes else "this one", format_duration(attempt.seconds),
+            steps,
+            truncate_middle(attempt.reason, MAX_REASON_CHARS), f"{decision.action.value}{out}")
 
 
 def write_history(path: str, records: Sequence[AttemptRecord]) -> None:

@@ -15,11 +15,11 @@ from threading import Thread
 from typing import NamedTuple
 
 from ..base import files
-from ..base.config import RESTARTS
+from ..base.config import RESTART_VARIABLE
 from ..base.errors import EXIT_REQUEUE
-from ..base.files import names
-from ..base.stderr import say
-from ..base.text import folded
+from ..base.files import list_names
+from ..base.stderr import write_line
+from ..base.text import fold_hosts
 from ..discovery.schedulers import count_slurm_restarts
 from .allocation import Allocation, cancel_step, find_silent_nodes, find_time_left_s, is_running
 from .attempt import AttemptProcess
@@ -86,14 +86,14 @@ class Supervisor:
                 write_history(plan.history, self._records)
             if plan.suspects and decision.without:
                 suspects = find_suspects(self._attempts, plan.allocation.nodes)
-                files.note_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in suspects
+                files.append_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in suspects
                                                     if suspect.host in decision.without])
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
-            on = f" on {folded(decision.nodes)}" if decision.nodes else ""
-            without = f", without {folded(decision.without)}" if decision.without else ""
+            on = f" on {fold_hosts(decision.nodes)}" if decision.nodes else ""
+            without = f", without {fold_hosts(decision.without)}" if decision.without else ""
             why = f": {decision.why}" if decision.why else ""
-            say(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
+            write_line(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
                 f"mpiddp.supervise: again (restart {len(self._attempts)} of {plan.restarts}){on}{without}{why}")
             nodes = decision.nodes
 
@@ -101,7 +101,7 @@ class Supervisor:
         """Run the job once."""
         plan, step = self._plan, f"mpiddp-{secrets.token_hex(4)}"
         report = str(plan.folder / f"attempt-{number}.json")
-        variables = {RESTARTS: str(number), "MPIDDP_ERROR_FILE": report,
+        variables = {RESTART_VARIABLE: str(number), "MPIDDP_ERROR_FILE": report,
                      "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
@@ -114,7 +114,7 @@ class Supervisor:
         attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.allocation, step))
         self._running = None
         if attempt.status and plan.error_file and os.path.exists(report):
-            files.write(plan.error_file, Path(report).read_text())
+            files.write_file(plan.error_file, Path(report).read_text())
         after = read_checkpoint_state(plan.progress_file)
         return attempt._replace(has_progressed=after != before if after else None)
 
@@ -145,17 +145,17 @@ class Supervisor:
         last = self._attempts[-1]
         self._counter.end(is_fruitless(self._attempts))
         if last.status and decision.action is not Action.REQUEUE:
-            say(f"mpiddp.supervise: attempt {self._records[-1].number} ended: {last.reason}")
+            write_line(f"mpiddp.supervise: attempt {self._records[-1].number} ended: {last.reason}")
         if len(self._records) > 1:
-            say("\n".join(format_table(self._records)))
+            write_line("\n".join(format_table(self._records)))
         if decision.why:
             words = {Action.STOP: "stops", Action.REQUEUE: f"status {EXIT_REQUEUE}"}[decision.action]
-            say(f"mpiddp.supervise: {words}: {decision.why}")
+            write_line(f"mpiddp.supervise: {words}: {decision.why}")
         if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
-            say("mpiddp.supervise: no failure report was written. Does the command run the script through "
+            write_line("mpiddp.supervise: no failure report was written. Does the command run the script through "
                 "`python -m mpiddp`?")
         if last.status and self._plan.progress_file and not read_checkpoint_state(self._plan.progress_file):
-            say(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
+            write_line(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
         if decision.action is Action.DONE:
@@ -203,7 +203,7 @@ def read_checkpoint_state(path: str) -> tuple[tuple[str, int, int], ...]:
 
 def stat_folder(folder: str) -> dict[str, os.stat_result]:
     """Return the os.stat() of all files in a folder, as stat_files() does."""
-    return stat_files(os.path.join(folder, name) for name in names(folder))
+    return stat_files(os.path.join(folder, name) for name in list_names(folder))
 
 
 def stat_files(paths: Iterable[str]) -> dict[str, os.stat_result]:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from ..base.files import open_for_writing
-from ..base.stderr import answer, say
+from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
 from ..options.help import PlainParser
 from .client import Inspecting, UnansweredError, ask, find
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
                 return status
             time.sleep(given.watch)
     except UnansweredError as error:
-        say(f"mpiddp.where: {error}")
+        write_line(f"mpiddp.where: {error}")
         return 1
     except KeyboardInterrupt:
         return 130
@@ -61,7 +61,7 @@ def show(card: Card, given: argparse.Namespace) -> int:
     head = f"job {card.name}, {card.ranks:,} rank{'s' * (card.ranks != 1)}{picture.step and f', {picture.step}'}"
     hint = [] if inspected or not waits_for_lock(picture) else [HINT]
     table = [head, *lines(picture), *hint, *threads(inspected)]
-    status = answer(as_json(picture, inspected) if given.json else "\n".join(table))
+    status = print_answer(as_json(picture, inspected) if given.json else "\n".join(table))
     return draw(picture, head, given.svg) or status if given.svg else status
 
 
@@ -74,7 +74,7 @@ def draw(picture: Picture, head: str, path: str) -> int:
             drawn.write(svg(picture, head))
     except (ImportError, OSError) as error:
         needs = " (pip install drawsvg)" if isinstance(error, ImportError) else ""
-        say(f"mpiddp.where: cannot draw {path}: {error}{needs}")
+        write_line(f"mpiddp.where: cannot draw {path}: {error}{needs}")
         return 1
     return 0
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from ..base.text import listed
+from ..base.text import join_names
 from ..base.version import __version__
 from ..discovery.schedulers import name_job, run_command
 from ..ipc.channel import Wire
@@ -76,10 +76,10 @@ def find(job: str) -> Card:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UnansweredError(f"which job? {listed([f'{card.run_id} ({card.name})' for card in found])}")
+        raise UnansweredError(f"which job? {join_names([f'{card.run_id} ({card.name})' for card in found])}")
     if not job:
         raise UnansweredError("no job of yours is running with mpiddp, or it is still starting")
-    others = f"; there is {listed([card.name for card in cards.values()])}" if cards else ""
+    others = f"; there is {join_names([card.name for card in cards.values()])}" if cards else ""
     raise UnansweredError(f"no job {job} of yours is running with mpiddp{others}")
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..base.text import shortened
+from ..base.text import truncate_middle
 from ..failure import stack
 from ..ipc.codec import decode
 from ..ipc.event_loop import Loop
@@ -204,4 +204,4 @@ class Hearing:
 def complaint(printed: str) -> str:
     """Return the line in which py-spy says why it shows no stack; a backtrace of its own may follow that."""
     lines = printed.strip().splitlines() or ["py-spy has printed nothing"]
-    return shortened(next((line for line in lines if line.startswith("Error")), lines[-1]))
+    return truncate_middle(next((line for line in lines if line.startswith("Error")), lines[-1]))

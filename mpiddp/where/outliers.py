@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..base.text import duration, ranges
+from ..base.text import format_duration, format_ranges
 from ..failure import stack
 from ..failure.stack import Frame, FrameKind
 from .snapshot import HELD, WAITING, At, Group, Picture, Place, Rank, Worker
@@ -145,7 +145,7 @@ def majority(members: Members) -> Place | None:
 def ranks_in_words(ranks: Iterable[int]) -> str:
     """Return `rank 3 is`, or `ranks 0-2,5 are`."""
     found = sorted(ranks)
-    return f"rank {found[0]} is" if len(found) == 1 else f"ranks {ranges(found, SHOWN)} are"
+    return f"rank {found[0]} is" if len(found) == 1 else f"ranks {format_ranges(found, SHOWN)} are"
 
 
 BUSY = 0.3  # of a processor: a main thread that uses more is at work, or spins
@@ -189,7 +189,7 @@ def unshown(ranks: Iterable[Rank]) -> Iterator[str]:
         for reason in {one.native, *(worker.native for worker in one.workers)} - {""}:
             hidden.setdefault(reason, []).append(one.rank)
     for reason, some in hidden.items():
-        yield f"what native code hides of rank{'s' * (len(some) > 1)} {ranges(some, SHOWN)}: {reason}"
+        yield f"what native code hides of rank{'s' * (len(some) > 1)} {format_ranges(some, SHOWN)}: {reason}"
 
 
 def step_of(ranks: Iterable[Rank]) -> str:
@@ -198,7 +198,7 @@ def step_of(ranks: Iterable[Rank]) -> str:
     if not stepping:
         return ""
     first, last = min(one.steps for one in stepping), max(one.steps for one in stepping)
-    age = duration(min(one.step_age_s for one in stepping))
+    age = format_duration(min(one.step_age_s for one in stepping))
     return f"step {first:,} for {age}" if first == last else f"steps {first:,} to {last:,}, the last one for {age}"
 
 

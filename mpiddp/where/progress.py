@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..base.text import ranges
+from ..base.text import format_ranges
 from .protocol import Progress
 
 MOST_GROUPS = 64  # that are told of
@@ -50,4 +50,4 @@ def collectives() -> Iterator[tuple[int, str, str]]:
     for group in list(getattr(world, "pg_names", ()))[:MOST_GROUPS]:
         with contextlib.suppress(Exception):  # a group that a program has made may raise anything
             number, name = group._get_sequence_number_for_group(), world.pg_names[group]
-            yield int(number), ranges(world.pg_group_ranks[group], FEW), str(name)
+            yield int(number), format_ranges(world.pg_group_ranks[group], FEW), str(name)

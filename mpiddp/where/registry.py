@@ -9,7 +9,7 @@ import stat
 from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
-from ..base.files import distrust, opened, user_folder
+from ..base.files import find_risk, open_checked, user_folder
 from ..discovery.schedulers import SLURM, find_job, find_scheduler
 
 MOST_BYTES = 2**16  # of a card; one has some hundred
@@ -72,7 +72,7 @@ def write(card: Card) -> None:
         remove(new)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with open(opened(new, flags, partial(distrust, job_folder=True), 0o700, 0o600), "w") as file:
+            with open(open_checked(new, flags, partial(find_risk, job_folder=True), 0o700, 0o600), "w") as file:
                 json.dump(card._asdict(), file)
             os.rename(new, path)
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..base.text import folded, ranges, rows
+from ..base.text import find_runs, fold_hosts, format_ranges
 from .snapshot import At, Group, Picture, Place
 
 WIDEST_RANKS = 30  # characters
@@ -24,7 +24,7 @@ def as_json(picture: Picture, inspected: Mapping[int, str] = NOTHING) -> str:
     It has `step` in words, `findings`, `threads` by rank, and `groups`, each with `at`, `place`, `collective`,
     `sequence` (null if it is not known), `hosts`, `odd` and `ranks`: pairs of the first and the last of ranks in a row.
     """
-    groups = [{"at": at.name.lower(), "place": words, "collective": collective, "ranks": rows(group.ranks),
+    groups = [{"at": at.name.lower(), "place": words, "collective": collective, "ranks": find_runs(group.ranks),
                "hosts": group.hosts, "odd": group.odd, "sequence": group.sequence or None}
               for group in picture.groups[:MOST] for at, words, collective in [group.place]]
     return json.dumps({"step": picture.step, "findings": picture.findings[:MOST], "groups": groups,
@@ -95,7 +95,7 @@ def waits_for_lock(picture: Picture) -> bool:
 def row(group: Group) -> tuple[str, str, str, str]:
     """Return a group's ranks, hosts, state and place."""
     count = len(group.ranks)
-    names = ranges(group.ranks)
+    names = format_ranges(group.ranks)
     if len(names) > WIDEST_RANKS:
         names = f"{names[:WIDEST_RANKS - 1]}…"
     who = f"{count:,} rank{'s' * (count != 1)}  {names}"
@@ -105,7 +105,7 @@ def row(group: Group) -> tuple[str, str, str, str]:
     state = at.value if at.value in SHORT else ""
     if not state:
         place = f"{place}  ({at.value})" if place else at.value
-    return who, folded(group.hosts), "odd" if group.odd else state, place
+    return who, fold_hosts(group.hosts), "odd" if group.odd else state, place
 
 
 def printable(text: str) -> str:

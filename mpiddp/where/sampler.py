@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
-from ..base.text import shortened
+from ..base.text import truncate_middle
 from ..failure import stack
 from ..failure.root_cause import MAX_STACK_CHARS
 from ..ipc.event_loop import Loop
@@ -98,7 +98,7 @@ class Looking:
 def inspect_threads(loop: Loop, pid: int, request: Inspect, tell: Callable[[Inspected], None]) -> None:
     """Tell all threads of a rank as soon as a program for that has printed them, or why it has not."""
     def answer(text: str) -> None:
-        tell(Inspected(request.rank, shortened(text, MAX_STACK_CHARS), request.asker))
+        tell(Inspected(request.rank, truncate_middle(text, MAX_STACK_CHARS), request.asker))
 
     try:
         inspect(loop, pid, [NATIVE if request.native else NONBLOCKING], INSPECTING_S, answer)

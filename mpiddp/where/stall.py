@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..base.text import duration, ranges
+from ..base.text import format_duration, format_ranges
 from ..failure import stack
 from ..failure.root_cause import NOBODY, Report, ReportKind
 from ..failure.stack import make_stall_fingerprint
@@ -45,14 +45,14 @@ class Stall:
                 has_moved(before[rank], one, passed_s) for rank, one in self._ranks.items()):
             self._since_s, self._next_s = now_s, self._limit_s
             stood_s, self.lasts_s = self.lasts_s, 0.0
-            return f"the ranks move again, after {duration(stood_s)}" if stood_s else ""
+            return f"the ranks move again, after {format_duration(stood_s)}" if stood_s else ""
         stands_s = now_s - self._since_s
         if stands_s < self._next_s:
             return ""
         if blind := [one for one in ranks if not one.heard or (one.unseen and not one.ended)]:
             return self._say_blind(blind)
         self._next_s, self.lasts_s = 2 * stands_s, stands_s
-        return f"no rank has moved for {duration(stands_s)} ({LOOKED_AT})"
+        return f"no rank has moved for {format_duration(stands_s)} ({LOOKED_AT})"
 
     def _say_blind(self, blind: Sequence[Rank]) -> str:
         """Say once of ranks that cannot be seen that nothing is concluded."""
@@ -157,4 +157,5 @@ def collective(one: Rank) -> str:
 def words(ranks: Sequence[Rank]) -> str:
     """Return what to call ranks."""
     one = ranks[0]
-    return f"rank {one.rank} on {one.host}" if len(ranks) == 1 else f"ranks {ranges(rank.rank for rank in ranks)}"
+    numbers = format_ranges(rank.rank for rank in ranks)
+    return f"rank {one.rank} on {one.host}" if len(ranks) == 1 else f"ranks {numbers}"

@@ -96,9 +96,11 @@ def checks_ms(times: int) -> float:
     code = ("import time, os, socket, mpi4py.MPI, mpiddp.base.config; start = time.perf_counter(); "
             "from mpiddp.discovery import launchers, mpi, runtime, script, software; "
             "from mpiddp.planning import compatibility, problems; "
-            "found = mpi.library(); compatibility.check_nested(runtime.outer_launcher(os.environ), None); "
-            "compatibility.check_fit(launchers.detect(os.environ), found); software.versions(found.title); "
-            f"script.script_facts(mpiddp.base.config.Script({__file__!r})); "
+            "found = mpi.identify_library(); "
+            "compatibility.check_nested(runtime.find_outer_launcher(os.environ), None); "
+            "compatibility.check_compatibility(launchers.read_launch_facts(os.environ), found); "
+            "software.read_versions(found.title); "
+            f"script.read_script_facts(mpiddp.base.config.Script({__file__!r})); "
             "print(time.perf_counter() - start)")
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     taken = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,

@@ -16,15 +16,15 @@ from mpi4py import MPI
 import mpiddp.bootstrap.store as rendezvous
 from mpiddp.base.config import LaunchConfig
 from mpiddp.base.polling import sleep_until
-from mpiddp.bootstrap.rank0 import allow_connections
-from mpiddp.bootstrap.rollcall import RollCall
+from mpiddp.bootstrap.rank0 import raise_open_file_limit
+from mpiddp.bootstrap.rollcall import Rendezvous
 from mpiddp.planning.job import plan_pre_torch
 from tests.benchmarks.planning import host, ready
 
 TIMEOUT_S = 100
 world, count = MPI.COMM_WORLD, int(sys.argv[1])
-roll = RollCall(world, TIMEOUT_S, time.monotonic())
-allow_connections(2 * count)
+roll = Rendezvous(world, TIMEOUT_S, time.monotonic())
+raise_open_file_limit(2 * count)
 facts = [host(rank) for rank in range(count)]
 plans = plan_pre_torch(facts, LaunchConfig())
 
@@ -56,7 +56,7 @@ def connections():
     start = time.process_time()
     held = []
     for _ in range(count if world.rank else 0):
-        store, error = rendezvous.connect(endpoint, TIMEOUT_S)
+        store, error = rendezvous.connect_store(endpoint, TIMEOUT_S)
         assert error is None, error
         store.get("identifier")
         held.append(store)

@@ -8,4 +8,4 @@ from mpi4py import MPI
 from mpiddp.base.termination import abort
 
 ctypes.CDLL(None).printf(b"in C's buffer\n")
-abort(MPI, int(sys.argv[1]), told=sys.argv[2] == "told")
+abort(MPI, int(sys.argv[1]), reason_printed=sys.argv[2] == "told")

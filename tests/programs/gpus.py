@@ -12,7 +12,7 @@ import sys
 from mpi4py import MPI
 
 from mpiddp.base.config import LaunchConfig
-from mpiddp.bootstrap.prepare import seat
+from mpiddp.bootstrap.prepare import find_seat
 from mpiddp.discovery.devices import DeviceFacts
 from mpiddp.discovery.gpus import CUDA_VISIBLE, Gpu, select_visible
 from mpiddp.discovery.host import read_host_facts
@@ -39,7 +39,7 @@ host_plan = everyone(seen, lambda facts: plan_pre_torch(facts, LaunchConfig()))
 os.environ.update({"OMP_NUM_THREADS": "1", **host_plan.settings})
 after = shown if "--cgroup" in sys.argv else select_visible(GPUS, os.environ)
 torch = DeviceFacts("2.13.0", "2.27.3", "cuda", after, {"cuda": "nccl"}, {"nccl": ("cuda",)})
-ready = PostTorchFacts(host_plan.place, torch, {}, seat(host_plan, frozenset({0})), host_plan.choice)
+ready = PostTorchFacts(host_plan.place, torch, {}, find_seat(host_plan, frozenset({0})), host_plan.choice)
 names = comm.bcast(comm.gather(host, root=0), root=0)
 plan = everyone(ready, lambda facts: plan_post_torch(
     facts, names, LaunchConfig(), Endpoint("10.77.0.11", 1, "", ""), dict.fromkeys(range(comm.size), ("eth0", ""))))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ...base.files import names, text
+from ...base.files import list_names, read_text
 from ...discovery.devices import read_gpu
 from .machine import processor
 
@@ -57,13 +57,14 @@ def memory_rate(model: str, count: int) -> float:
 
 def sockets() -> int:
     """Return how many sockets this machine has."""
-    return len({text(f"{PACKAGES}/{cpu}/topology/physical_package_id") for cpu in names(PACKAGES, "cpu")} - {""})
+    cpus = list_names(PACKAGES, "cpu")
+    return len({read_text(f"{PACKAGES}/{cpu}/topology/physical_package_id") for cpu in cpus} - {""})
 
 
 def pci_rate(address: str) -> float:
     """Return the B/s of a device's PCIe link in one direction, at its widest and fastest; 0 where sysfs has none."""
     at = f"{PCI}/{address.lower()}"
-    speed, width = first_number(text(f"{at}/max_link_speed")), first_number(text(f"{at}/max_link_width"))
+    speed, width = first_number(read_text(f"{at}/max_link_speed")), first_number(read_text(f"{at}/max_link_width"))
     return speed * 1e9 * width / 8 * 128 / 130  # transfers of a bit each; encoded, from PCIe 3 on
 
 
@@ -72,13 +73,14 @@ def link_rate(backend: str, environ: Mapping[str, str]) -> float:
 
     A rank sends over one port. An interface without a device, as of a container, tells of no hardware.
     """
-    if backend == "nccl" and (ports := [f"{VERBS}/{one}/ports/{port}" for one in names(VERBS)
-                                        for port in names(f"{VERBS}/{one}/ports")]):
-        rates = [first_number(text(f"{port}/rate")) * 1e9 / 8 for port in ports if "ACTIVE" in text(f"{port}/state")]
+    if backend == "nccl" and (ports := [f"{VERBS}/{one}/ports/{port}" for one in list_names(VERBS)
+                                        for port in list_names(f"{VERBS}/{one}/ports")]):
+        rates = [first_number(read_text(f"{port}/rate")) * 1e9 / 8 for port in ports
+                 if "ACTIVE" in read_text(f"{port}/state")]
         return sum(sorted(rates)[-int(environ.get("LOCAL_WORLD_SIZE", "1")):])
     interface = environ.get("GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME", "").split(",")[0]
     real = bool(interface) and os.path.exists(f"{NETWORK}/{interface}/device")
-    return max(0.0, first_number(text(f"{NETWORK}/{interface}/speed"))) * 1e6 / 8 if real else 0.0
+    return max(0.0, first_number(read_text(f"{NETWORK}/{interface}/speed"))) * 1e6 / 8 if real else 0.0
 
 
 def first_number(words: str) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...base.files import text
+from ...base.files import read_text
 from ...discovery.devices import read_gpu
 from ...discovery.gpus import DRIVER_FILE, Gpu
 from ...discovery.process import list_cgroups, read_boot_id
@@ -147,13 +147,13 @@ class Throttling:
 def stats() -> Iterator[str]:
     """Yield the cpu.stat of this process's cgroup and of all above it, where these tell of limits."""
     for file in (f"{folder}/cpu.stat" for folder in list_cgroups("cpu")):
-        if any(name in text(file) for name in STATS):
+        if any(name in read_text(file) for name in STATS):
             yield file
 
 
 def throttled_s(path: str) -> float:
     """Return how long a cgroup has been throttled, by its cpu.stat, over all CPUs."""
-    for line in text(path).splitlines():
+    for line in read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name in STATS and value.isdigit():
             return int(value) * STATS[name]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from ...base.files import text
+from ...base.files import read_text
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -359,7 +359,7 @@ class Segments(NamedTuple):
 
 def segments() -> Segments:
     """Return the numbers by now, 0 where the kernel does not tell."""
-    heads, values = ([line.split() for line in text(SNMP).splitlines() if line.startswith("Tcp:")] or [[], []])[:2]
+    heads, values = ([line.split() for line in read_text(SNMP).splitlines() if line.startswith("Tcp:")] or [[], []])[:2]
     found = dict(zip(heads, values, strict=False))
     return Segments(int(found.get("OutSegs", 0)), int(found.get("RetransSegs", 0)))
 

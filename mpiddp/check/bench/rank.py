@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...base.timeline import begun
+from ...base.timeline import begun_stages
 from . import kernels, machine, storage
 from .machine import Throttling
 from .timeouts import on_device
@@ -87,5 +87,5 @@ def compute_and_copy(
 
 def import_s() -> float | None:
     """Return how long this process took to import torch, None where mpiddp has not done it."""
-    stages = itertools.pairwise(begun)
+    stages = itertools.pairwise(begun_stages)
     return next(((end - at) / 1e9 for (name, at), (_, end) in stages if name == "import torch"), None)

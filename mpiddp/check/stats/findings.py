@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ...base.text import folded, listed, ranges
+from ...base.text import fold_hosts, format_ranges, join_names
 from . import link_findings, rank_findings
 from .expected import expected_bandwidth, reduced
 from .outliers import best, median
@@ -94,7 +94,8 @@ def without_peers(measured: Measurements) -> list[str]:
     kinds = Counter(who.kind for who in measured.ranks)
     single = [rank for rank, who in enumerate(measured.ranks) if kinds[who.kind] == 1]
     if single and len(kinds) > 1:
-        named = listed([f"rank {rank} ({measured.ranks[rank].kind or measured.ranks[rank].device})" for rank in single])
+        named = join_names([f"rank {rank} ({measured.ranks[rank].kind or measured.ranks[rank].device})"
+                            for rank in single])
         found.append(f"no other rank is of the kind of {named}: {ITSELF}")
     if len(nodes.ranks) == 1:
         return [*found, f"one node: its ranks are compared with each other, the node with nothing; {ITSELF}"]
@@ -104,7 +105,7 @@ def without_peers(measured: Measurements) -> list[str]:
     rare = [node for node, kind in nodes.kind.items() if same[kind] < 2]
     if rare and len(same) > 1:
         hosts = nodes.hosts(rare)
-        named = folded(hosts) if len(hosts) == len(rare) else f"nodes {ranges(rare)}"
+        named = fold_hosts(hosts) if len(hosts) == len(rare) else f"nodes {format_ranges(rare)}"
         found.append(f"no other node has such devices, or as many ranks: {named}. Its results have nothing to be "
                      f"compared with; {ITSELF}")
     return found
@@ -123,7 +124,7 @@ def beside_mpi(measured: Measurements, backend: str) -> list[str]:
     silent = sorted({tuple(sorted(link)) for link in measured.links.get("latency", {})
                      if link not in measured.by_mpi.get("latency", {})})
     if silent:
-        pairs = listed([folded(hosts[node] for node in pair) for pair in silent])
+        pairs = join_names([fold_hosts(hosts[node] for node in pair) for pair in silent])
         found.append(f"MPI does not come through between {pairs}, {backend} does")
     return found
 

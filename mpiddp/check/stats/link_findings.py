@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ...base.text import folded
+from ...base.text import fold_hosts
 from .outliers import Score, compare, median, odd
 from .schema import (
     LINK_METRICS,
@@ -151,7 +151,7 @@ def describe(name: str, found: Odd, links: Mapping[Link, Passes], nodes: Nodes) 
     for switch, some in accused.items():
         members = {node: left.pop(node) for node in some if node in left}
         hosts = nodes.hosts(members)
-        called = folded(hosts) if len(hosts) == len(members) else counted(len(members), "node")
+        called = fold_hosts(hosts) if len(hosts) == len(members) else counted(len(members), "node")
         result.append(of_nodes("switch", f"switch {switch}, {called}", name, members,
                                hosts if len(accused) < len(switches) else (), links))
     result += [of_nodes("node", nodes.name(node), name, {node: roles}, nodes.hosts([node]), links)

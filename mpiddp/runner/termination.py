@@ -1,0 +1,364 @@
+"""How a rank ends: alone and in order, or with the whole job because it failed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ..base.config import LaunchConfig
+from ..base.errors import EndTimeoutError
+from ..base.files import parse_stream_path, write_file
+from ..base.stderr import write_line
+from ..base.termination import (
+    abort,
+    c_exit,
+    flush,
+    flush_and_wait,
+    flush_files,
+    flush_streams,
+    hard_exit,
+    run_exit_functions,
+    to_c_int,
+)
+from ..base.text import truncate_middle
+from ..failure import exception
+from ..failure.rank import RankIdentity
+from ..failure.report import format_error_file, print_failure
+from ..failure.root_cause import MAX_STACK_CHARS, Report, ReportKind, RootCause
+from ..output import index
+from ..output.redirect import Outlet, Output, keeping_open, let_flush_fail
+from ..planning.environment import Endpoint
+from ..sentinel.client import SentinelHandle
+from ..sentinel.protocol import Ruling
+from . import teardown
+from .signals import mute_handlers, restore_dispositions
+
+UNKNOWN_EXIT_CAUSE = "ended by SystemExit, with a status that only Python knows, while other ranks waited for it"
+MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
+ERROR_FILE_TIMEOUT_S = 0.5  # to write --error-file without a sentinel
+LOSS_QUERY_TIMEOUT_S, LOSS_QUERY_FAILED_TIMEOUT_S = 1.0, 0.1  # for the relay's answer; the latter if the rank failed
+
+
+class Termination:
+    """Ends the process that created it; processes that it forked only end themselves."""
+
+    def __init__(
+        self, mpi: Any, sentinel: SentinelHandle, member: RankIdentity, output: Output, config: LaunchConfig
+    ) -> None:
+        self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
+        self._python_exit, self._full = config.python_exit, config.full_traceback
+        self._pid = os.getpid()
+        self.status = 0  # with which this process will exit, as far as is known
+        self.main_globals: dict[str, Any] | None = None  # of a program with its own main()
+        self._relay_socket = -1  # over which the sentinel reaches the relay
+        self._leave: Callable[[], object] = bool
+        self._exit_hook = hard_exit  # what os._exit is
+        self._loaded: frozenset[str] = frozenset()  # the modules before the script
+        self._has_script = False  # whose modules are to be dropped
+        self._flush_error = ""  # of stdout or stderr
+        self._recorded_status: int | None = None  # in the index of the logs
+        # If this rank fails:
+        self._decision: Ruling | None = None
+        self._decision_lock = threading.RLock()
+        self._report_attempts = 0
+        self._traceback_printed = self._report_printed = False
+        self._grace_timer: threading.Thread | None = None
+
+    def is_own_process(self) -> bool:
+        """Return whether this is the rank's process, and not a child of it."""
+        return os.getpid() == self._pid
+
+    def join_sentinels(self, endpoint: Endpoint) -> None:
+        """Make the sentinel join the others; from now on it may ask this process to end itself."""
+        self._sentinel.join(self._member, endpoint, self._end_on_request)
+
+    def redirect_output(self, outlet: Outlet) -> None:
+        """Send this process's output to an outlet from now on."""
+        self._relay_socket = self._output.begin(outlet)
+
+    @property
+    def terminal(self) -> int:
+        """The descriptor of the terminal's stderr, wherever this process's own leads."""
+        return self._output.terminal
+
+    def watch_script(self, leave: Callable[[], object]) -> None:
+        """Notice whatever ends this process from now on, when the script starts; see watch_process()."""
+        faulthandler.disable()
+        restore_dispositions()
+        if not self._python_exit:
+            self._loaded = teardown.freeze_loaded()
+        self.watch_process(leave)
+
+    def watch_process(self, leave: Callable[[], object]) -> None:
+        """Notice whatever ends this process, until release().
+
+        If the program calls os._exit(0), `leave` is called first, because the launcher would take that for a crash.
+        With another status it fails as by sys.exit(). Its objects stay as they are, as under Python.
+        """
+        self._sentinel.watch_script(self._relay_socket)
+        if self._relay_socket >= 0:
+            os.close(self._relay_socket)  # the sentinel has it
+        self._leave, self._has_script = leave, True
+
+        @functools.wraps(hard_exit)
+        def _exit(status: int) -> NoReturn:
+            status = to_c_int(status)
+            if self.is_own_process():
+                self._has_script = False
+                if status & 0xFF:
+                    rank, host = self._member.rank, self._member.host
+                    self.fail(exception.make_exit_report(status, sys._getframe(1), rank, host))
+                leave()
+                c_exit(self._output.status(0))
+            hard_exit(status)
+
+        os._exit = self._exit_hook = _exit
+
+    def release(self) -> None:
+        """Undo watch_process(); this process goes on without a job."""
+        if os._exit is self._exit_hook:
+            os._exit = hard_exit
+        self._output.end(in_order=True)
+        self._sentinel.release()
+        if self.close():
+            let_flush_fail()
+
+    # In order
+
+    def finish(self, status: int = 0, at_end: Callable[[], object] = bool) -> NoReturn:
+        """End this process in order, without the interpreter's slow tear-down; also in a child that the script forked.
+
+        As in Python, threads are joined first, then atexit functions are called, then the script's modules are dropped;
+        those of libraries are not. After that this rank leaves the job: a script's objects may still use it. A script
+        that handles signals may do so while this rank waits for others, and keeps its modules until then. `at_end` is
+        called in this rank while the modules still exist. Finally C's exit functions run, the last one registered
+        first, down to those that skip_exit_functions() skips.
+        """
+        atexit.unregister(self._leave)
+        run_exit_functions()
+        if self.is_own_process():
+            at_end()
+        if teardown.is_handling_signals():
+            flush_files()
+        else:
+            self.drop_script()
+        self._leave()
+        self.drop_script()
+        status = self._output.status(status, self._flush_error or flush())
+        self._record_status(status)
+        c_exit(status)
+
+    def drop_script(self) -> None:
+        """Drop the script's modules, unless that is done; its objects, such as open files, go with them.
+
+        Then signals are no longer handled, because the script's handlers would lack their modules.
+        """
+        if not self._has_script:
+            return
+        self._has_script = False
+        if teardown.is_handling_signals():
+            mute_handlers()
+        self._flush_error = flush()
+        with keeping_open():
+            teardown.drop_modules(self._loaded, self._grace_timer, self.main_globals)
+        flush()
+
+    def announce_script_end(self, exit_line: str | None = None) -> None:
+        """Tell the sentinels that the script has ended; its output is flushed before.
+
+        `exit_line` is the line at which it raised a SystemExit of unknown status, None if it did not.
+        """
+        flush()
+        self._sentinel.script_ended(None if exit_line is None else Report(
+            self._member.rank, self._member.host, ReportKind.ERROR, UNKNOWN_EXIT_CAUSE, 1, exit_line))
+
+    def describe_unfinished(self) -> str:
+        """Return the names of the ranks whose script has not ended, empty if they are unknown."""
+        return self._sentinel.missing()
+
+    def has_lost_log(self) -> bool:
+        """Return whether the log has lost some of what was written so far, as far as is known."""
+        flush()
+        return self._output.log_lost(LOSS_QUERY_TIMEOUT_S) >= 0
+
+    def close(self) -> bool:
+        """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
+        is_lost = self._output.end(in_order=True)
+        self._record_status(self._output.status(self.status))
+        self._sentinel.dismiss()
+        return is_lost
+
+    # By a failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job ends because of this rank's report."""
+        return self._decision is not None
+
+    def fail_by_exception(self, error: BaseException) -> int:
+        """End the job because the script raised, with Python's status for that; a child of this rank ends only itself.
+
+        Before that, the script's sys.excepthook, threads and atexit functions have --abort-grace to end. With
+        `python_exit` the interpreter runs them: then this returns the status, and end_after_failure() is to be called
+        as the last of them.
+        """
+        if not self.is_own_process():
+            exception.print_exception(error, self._full)
+            exception.release_frames(error)
+            self.finish(exception.find_script_status(error))
+        error = self.report_exception(error)
+        assert self._decision
+        self._print_failure(self._decision, error)
+        if not self._traceback_printed:
+            with contextlib.suppress(BaseException):  # of the hook
+                exception.run_user_hook(error)
+        if not self._python_exit:
+            with contextlib.suppress(BaseException):  # the reason is printed already
+                run_exit_functions()
+            exception.release_frames(error)
+            self.end_after_failure()
+        return self._decision.status
+
+    def report_exception(self, error: BaseException) -> BaseException:
+        """Report that the script raised; this process lives no longer than --abort-grace from now on.
+
+        Returns the error, or the one that a signal's handler raises meanwhile, as torch's does when a DataLoader's
+        worker has died.
+        """
+        while not self.has_failed:
+            try:
+                report = exception.make_report(error, self._member.rank, self._member.host)
+                decision = self._request_decision(report)
+                self._grace_timer = threading.Timer(self._member.grace_s, self._on_grace_expired, (decision, error))
+                self._grace_timer.daemon = True
+                with contextlib.suppress(RuntimeError):  # if no thread can be started, the sentinel ends us
+                    self._grace_timer.start()
+            except BaseException as other:
+                error = other
+        return error
+
+    def fail_at_end(self, error: BaseException, is_printed: bool = False, where: str = "") -> NoReturn:
+        """End the job because this rank could not leave it in order; its threads and atexit functions have ended.
+
+        If the error `is_printed`, it is not printed again. `where` is its line, if its traceback lacks it.
+        """
+        if isinstance(error, EndTimeoutError):
+            self.fail(Report(self._member.rank, self._member.host, ReportKind.SECONDARY, str(error), 1))
+        report = exception.make_report(error, self._member.rank, self._member.host)
+        where = where if error.__context__ is None else ""
+        self.fail(report._replace(where=where or report.where), None if is_printed else error)
+
+    def fail(self, report: Report, error: BaseException | None = None) -> NoReturn:
+        """End the job at once; print the reason, unless another rank failed first."""
+        while not self.has_failed:
+            with contextlib.suppress(BaseException):  # of a signal's handler
+                self._request_decision(report)
+        assert self._decision
+        self._print_failure(self._decision, error)
+        if error is not None:
+            exception.release_frames(error)
+        self.end_after_failure()
+
+    def end_after_failure(self) -> NoReturn:
+        """End the job when this rank, which has failed, has nothing more to do."""
+        assert self._decision
+        with contextlib.suppress(BaseException):
+            self.drop_script()
+        self._sentinel.through()
+        flush_streams()
+        self._output.end()
+        self._record_status(self.status or self._decision.status)
+        if self._report_printed:
+            flush_and_wait()
+        else:  # no time to lose: if ranks exit by themselves, Slurm kills the one that is late
+            flush()
+        if not self._decision.abort:
+            time.sleep(self._member.grace_s + 1)  # the rank that aborts ends this one
+        self.end_job(self._decision.status)
+
+    def end_job(self, status: int) -> NoReturn:
+        """End the job on every rank with a status; see `Member.exits`."""
+        self._output.settle()
+        if self._recorded_status is None:
+            self._record_status(status)
+        if not self._member.exits:
+            abort(self._mpi, status)
+        hard_exit(status)
+
+    def _end_on_request(self, status: int) -> NoReturn:
+        """End the job at the sentinel's request, wherever the script is."""
+        flush_files()
+        self.end_job(status)
+
+    def _request_decision(self, report: Report) -> Ruling:
+        """Report this rank's failure, and return what the coordinator decides; only the first report counts."""
+        with self._decision_lock:
+            self._report_attempts += 1
+            if self._report_attempts > MAX_REPORT_ATTEMPTS:
+                self._decision = self._decision or Ruling(RootCause(report), report.status, True)
+            if self._decision is None:
+                if threading.current_thread() is threading.main_thread():
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
+                flush()
+                self.status = report.status
+                decision = self._sentinel.report(report)
+                mute_handlers()
+                self._decision = decision
+            return self._decision
+
+    def _print_failure(self, decision: Ruling, error: BaseException | None) -> None:
+        """Print the traceback and the report, if this rank has to."""
+        if (verdict := decision.verdict) is None or self._report_printed:
+            return
+        stack = exception.format_exception(error) if error is not None and not verdict.outside else ""
+        if stack and error is not None:
+            self._traceback_printed = True
+            exception.print_exception(error, self._full)
+            self._output.reveal(stack)
+        self._print_report(verdict, stack)
+
+    def _print_report(self, verdict: RootCause, stack: str = "") -> None:
+        """Print the report, write --error-file, and tell the sentinel that the reason is printed."""
+        if self._report_printed:
+            return
+        self._report_printed = True
+        after_s = time.monotonic() - self._sentinel.start
+        lost = self._output.log_lost(LOSS_QUERY_FAILED_TIMEOUT_S)
+        self._output.reveal(print_failure(verdict, self._member, after_s, lost, self._output.say))
+        index.note_end(self._member.log, is_first=verdict.first.rank == self._member.rank)
+        path = self._member.error_file
+        error_record = format_error_file(verdict, self._member, truncate_middle(stack, MAX_STACK_CHARS)) if path else ""
+        is_stream = parse_stream_path(path) >= 0  # of this process alone
+        if (not self._sentinel.told("" if is_stream else error_record) or is_stream) and error_record:
+            writer = threading.Thread(target=write_file, args=(path, error_record), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                writer.start()
+                writer.join(ERROR_FILE_TIMEOUT_S)
+
+    def _record_status(self, status: int) -> None:
+        """Record this process's exit status in the index of the logs."""
+        if self.is_own_process() and status != self._recorded_status:
+            self._recorded_status = status
+            index.note_end(self._member.log, status)
+
+    def _on_grace_expired(self, decision: Ruling, error: BaseException) -> NoReturn:
+        """End the job now: --abort-grace is over."""
+        if decision.verdict is not None:
+            stack = exception.format_exception(error)
+            if stack and not self._traceback_printed:
+                write_line(stack)
+            self._print_report(decision.verdict, stack)
+            who, grace = f"rank {self._member.rank} on {self._member.host}", f"{self._member.grace_s:g} s"
+            write_line(f"mpiddp: {who} is cut off in what it does at its end, {grace} after it failed; for more time: "
+                       "--abort-grace SECONDS")
+        flush_and_wait()
+        self.end_job(decision.status)
