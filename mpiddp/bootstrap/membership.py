@@ -14,7 +14,7 @@ from ..base.config import LaunchConfig
 from ..base.errors import LocalLaunchError
 from ..base.ranks import JobEnv, RankPosition
 from ..base.text import memory_advice
-from ..discovery import devices, launchers, runtime, schedulers, software
+from ..discovery import devices, host, launchers, runtime, schedulers
 from ..failure.rank import LogPlan, RankIdentity
 from ..planning.environment import Endpoint, accelerate_env, explain_env, interface_env, script_env
 from ..planning.job import Placement, PostTorchPlan
@@ -134,7 +134,7 @@ class Membership:
         device = self.environment.device
         name = devices.read_gpu(torch.get_device_module(device), device.index).name if device.index is not None else ""
         where = f"{device} ({name})" if name else str(device)
-        return f"runs on {where} with {software.describe_software(script)}\n{explain_env(os.environ, self._saved)}"
+        return f"runs on {where} with {host.describe_software(script)}\n{explain_env(os.environ, self._saved)}"
 
     def has_same_ranks(self, comm: MPI.Comm) -> bool:
         """Return whether a communicator has the ranks of the job in the same order."""

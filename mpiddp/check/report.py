@@ -14,7 +14,7 @@ from ..base.ranks import JobEnv
 from ..base.stderr import print_answer, warn, write_line
 from ..base.text import fold_hosts
 from ..base.version import __version__
-from ..discovery import schedulers, software
+from ..discovery import host, schedulers
 from . import ODD, PASSES, CheckOptions
 from .bench.network import serving
 from .bench.timeouts import within
@@ -125,7 +125,7 @@ def head(backend: str) -> str:
     """Return a line of when and with what a check was made, for whoever reads its table later."""
     job = schedulers.name_logs(os.environ)
     return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend,
-                      software.describe_software("")])
+                      host.describe_software("")])
 
 
 def keep(measured: Measurements, findings: Sequence[Finding], notes: Sequence[str], asked: CheckOptions) -> None:

@@ -1,4 +1,4 @@
-"""What a rank knows of its host before torch is imported: cores, network interfaces, GPUs, limits, the script."""
+"""What a rank knows of its host before torch is imported: cores, interfaces, GPUs, limits, script, software."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.config import LaunchConfig
-from . import cpus, launchers, mpi, runtime, schedulers, software
+from ..base.version import __version__
+from . import cpus, launchers, mpi, runtime, schedulers
 from .cpus import CpuGrant, Topology
 from .gpus import Gpu, describe_hidden_gpus, list_amd_gpus, list_nvidia_gpus, select_visible
 from .script import ScriptFacts, read_script_facts
@@ -18,6 +19,7 @@ from .script import ScriptFacts, read_script_facts
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+GIT_TIMEOUT_S = 5.0
 SHM_FOLDER = "/dev/shm"  # noqa: S108 (it is only read)
 
 
@@ -118,7 +120,7 @@ def read_host_facts(
         cpus_per_task=int(per_task) if per_task.isdigit() else None,
         interfaces=interfaces,
         script=script,
-        versions=software.read_versions(mpi_library),
+        versions=read_versions(mpi_library),
         prefix=sys.prefix,
         shm_bytes=read_shm_bytes(),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -176,3 +178,42 @@ def list_interfaces() -> tuple[tuple[Interface, ...], tuple[str, ...]]:
             network = ipaddress.ip_network((entry.address, bits), strict=False)
             interfaces.append(Interface(name, entry.address, str(network), address.is_loopback, stats[name].speed))
     return tuple(interfaces), tuple(sorted(linked - {interface.name for interface in interfaces}))
+
+
+def read_versions(mpi_library: str) -> dict[str, str]:
+    """Return the versions, by name, that must be the same on all ranks; torch's is not known yet."""
+    import mpi4py
+
+    return {"Python": sys.version.split()[0], "mpi4py": mpi4py.__version__, "mpiddp": __version__,
+            "MPI library": mpi_library}
+
+
+def describe_software(script: str) -> str:
+    """Return the versions of all software in words, and the git state of a script file (empty for none)."""
+    import mpi4py
+    import torch
+
+    from .devices import read_nccl_version
+
+    nccl = read_nccl_version()
+    torch_parts = [f"{name} {version}" for name, version in (
+        ("CUDA", torch.version.cuda), ("ROCm", torch.version.hip), ("NCCL", nccl)) if version]
+    words = [f"Python {sys.version.split()[0]}",
+             f"torch {torch.__version__}" + (f" ({', '.join(torch_parts)})" if torch_parts else ""),
+             mpi.identify_library().title, f"mpi4py {mpi4py.__version__}", f"mpiddp {__version__}"]
+    code = read_commit(script) if script else ""
+    return ", ".join(words) + (f"; {script} at git {code}" if code else "")
+
+
+def read_commit(file: str) -> str:
+    """Return `git describe` of the folder around a file, empty without git or a repository."""
+    import subprocess
+
+    command = ["git", "-C", os.path.dirname(os.path.abspath(file)), "describe", "--always", "--dirty", "--tags"]
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, stdin=subprocess.DEVNULL,
+                              env=env)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

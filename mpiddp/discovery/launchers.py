@@ -126,8 +126,9 @@ def read_launch_facts(environ: Mapping[str, str]) -> LaunchFacts | None:
         return None
     rank = read_number(environ, launcher.ranks)
     assert rank is not None
-    return LaunchFacts(launcher, rank, read_number(environ, launcher.sizes), list_offers(launcher, environ),
-                   "I_MPI_PMI_LIBRARY" in environ, *find_outer_tasks(launcher, environ))
+    offers = frozenset(kind for kind in launcher.own if any(name in environ for name in INTERFACE_VARIABLES[kind]))
+    return LaunchFacts(launcher, rank, read_number(environ, launcher.sizes), offers,
+                       "I_MPI_PMI_LIBRARY" in environ, *find_outer_tasks(launcher, environ))
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
@@ -155,11 +156,6 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
 def read_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     """Return the number in the first of these variables that holds one, None if none does."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), None)
-
-
-def list_offers(launcher: Launcher, environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the interfaces that a launcher offers its ranks, without those of another launcher around it."""
-    return frozenset(kind for kind in launcher.own if any(name in environ for name in INTERFACE_VARIABLES[kind]))
 
 
 def find_outer_tasks(launcher: Launcher, environ: Mapping[str, str]) -> tuple[int, int, str]:

@@ -62,7 +62,7 @@ def check_compatibility(started_by: LaunchFacts | None, library: Library, mpi_ty
 
 
 def check_shared_memory(library: Library, why_not: str, host: str) -> None:
-    """Raise LonelyLaunchError `no-shm` if MPICH has no shared memory on a host, for the reason `why_not`.
+    """Raise LocalLaunchError `no-shm` if MPICH has no shared memory on a host, for the reason `why_not`.
 
     Open MPI and Intel MPI do without.
     """

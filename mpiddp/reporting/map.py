@@ -103,11 +103,11 @@ def format_row(nodes: Sequence[Sequence[Placement]]) -> tuple[str, ...]:
     """Return the cells for nodes that look alike."""
     first = nodes[0]
     ranks = format_ranges(rank.rank for node in nodes for rank in node)
-    sizes = {len(rank.cpus) for rank in first}
+    cores = f"{'core ' * (len(first[0].cpus) == 1)}{format_ranges(first[0].cpus)}"  # 0 alone would look like none
     return (
         fold_node_names(nodes), ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each",
         describe_devices(first, with_uuid=len(nodes) == 1),
-        format_cpus(first[0].cpus) if len(first) == 1 else f"{format_bounds(sizes)} each",
+        cores if len(first) == 1 else f"{format_bounds({len(rank.cpus) for rank in first})} each",
         format_ranges(number for rank in first for number in rank.numa),
         format_bounds({rank.threads for rank in first}),
         ",".join(dict.fromkeys(rank.interface or "-" for rank in first)),
@@ -142,11 +142,6 @@ def fold_devices(names: Sequence[str]) -> str:
         kind, _, number = name.partition(":")
         numbers.setdefault(kind, []).extend([int(number)] if number else [])
     return ",".join(f"{kind}:{format_ranges(indices)}" if indices else kind for kind, indices in numbers.items())
-
-
-def format_cpus(cpus: Collection[int]) -> str:
-    """Return the CPUs of a rank as ranges, a single one as "core 0", since 0 alone would look like none."""
-    return f"core {format_ranges(cpus)}" if len(cpus) == 1 else format_ranges(cpus)
 
 
 def format_bounds(numbers: Collection[int]) -> str:

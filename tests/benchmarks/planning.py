@@ -94,12 +94,12 @@ def checks_ms(times: int) -> float:
     syntax; what they import is counted, what a start without them would import too is not.
     """
     code = ("import time, os, socket, mpi4py.MPI, mpiddp.base.config; start = time.perf_counter(); "
-            "from mpiddp.discovery import launchers, mpi, runtime, script, software; "
+            "from mpiddp.discovery import host, launchers, mpi, runtime, script; "
             "from mpiddp.planning import compatibility, problems; "
             "found = mpi.identify_library(); "
             "compatibility.check_nested(runtime.find_outer_launcher(os.environ), None); "
             "compatibility.check_compatibility(launchers.read_launch_facts(os.environ), found); "
-            "software.read_versions(found.title); "
+            "host.read_versions(found.title); "
             f"script.read_script_facts(mpiddp.base.config.Script({__file__!r})); "
             "print(time.perf_counter() - start)")
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
