@@ -14,7 +14,7 @@ from ..base.files import read_text
 REAPING_TIMEOUT_S = 1.0  # for a launcher to take the status of a process that has ended
 EXITING_FLAG = 0x4  # PF_EXITING (linux/sched.h)
 STATE_FIELD, FLAGS_FIELD, EXIT_CODE_FIELD = 0, 6, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
-# struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): it has the status after the parent took it, too.
+# struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): it keeps the status after the parent took it.
 PIDFD_INFO_EXIT, PIDFD_INFO_BYTES, PIDFD_EXIT_CODE_AT = 1 << 3, 64, 60
 PIDFD_GET_INFO = 3 << 30 | PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
@@ -90,7 +90,7 @@ class WatchedProcess:
         while time.monotonic() < deadline:
             with contextlib.suppress(ProcessLookupError):
                 return read_wait_status(self.ended)
-            time.sleep(0.01)  # the kernel tells the status once the parent has taken it
+            time.sleep(0.01)  # the pidfd has the status once the parent has taken it
         raise ProcessLookupError
 
     def _fields(self) -> list[str]:

@@ -29,12 +29,8 @@ def make_report(error: BaseException, rank: int, host: str) -> Report:
     cause = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0]
     kind, signal, origin = ReportKind.ERROR, "", None
     with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
-        from .traceback import (  # not while the job starts
-            find_origin,
-            format_error_line,
-            is_from_peer_loss,
-            is_interrupt,
-        )
+        # not loaded while the job starts
+        from .traceback import find_origin, format_error_line, is_from_peer_loss, is_interrupt
 
         cause, origin = format_error_line(error), find_origin(error)
         kind = ReportKind.SECONDARY if is_from_peer_loss(error) else ReportKind.ERROR

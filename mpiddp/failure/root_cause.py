@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ..base.config import TextEnum
 from ..base.text import MAX_LISTED, format_ranges, join_names, truncate_middle
 
 MAX_STACK_CHARS = 50_000  # whole stacks might not fit into a message
@@ -18,7 +18,7 @@ WALLTIME_SIGNAL = "SIGALRM"  # Flux sends it to all ranks at the time limit; a s
 OUTSIDE_SIGNALS = (  # from users and schedulers
     "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME_SIGNAL,
 )
-ABORT_SIGNAL = "SIGABRT"  # of C's abort(), by which NCCL's watchdog ends a rank whose collective takes too long
+ABORT_SIGNAL = "SIGABRT"  # of C's abort(), also of NCCL's watchdog in a rank whose collective takes too long
 NO_STEP_DAEMON = "lost slurmstepd, by which Slurm starts and ends the ranks of a node: it was killed there"
 OUT_OF_MEMORY = "out of memory, as its cgroup counts"
 EXIT_TIMEOUT_WORDS = "for the end of rank"  # in the error of a rank that has finished, at --exit-timeout
@@ -40,8 +40,8 @@ COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")  # their na
 CHECKPOINT_FILES = "/torch/distributed/checkpoint/"
 
 
-class ReportKind(str, enum.Enum):
-    """What a report tells of; the values stand in --error-file and in messages."""
+class ReportKind(TextEnum):
+    """The cause of a report; the values stand in --error-file and in messages."""
 
     ERROR = "own"  # of the rank itself
     PROCESS_EXIT = "ended"  # the process ended without a report
@@ -212,7 +212,7 @@ def select_gone_rank(
         others_may_get_it = context.by_node and unreported and gone[0].signal in OUTSIDE_SIGNALS
         if (is_unclear or others_may_get_it or killed) and waited_s < ROOT_CAUSE_WAIT_S:
             return None
-        # a process whose end nobody saw has crashed by itself if its signal is none that a launcher sends
+        # a process that is not in `end_order` has crashed by itself if launchers do not send its signal
         has_crashed = gone[0] not in ordered and gone[0].signal not in (*OUTSIDE_SIGNALS, "SIGKILL", ABORT_SIGNAL)
         gone = gone if has_crashed else ordered or gone
     if waited_s < SAME_CAUSE_WAIT_S:

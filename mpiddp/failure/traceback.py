@@ -26,7 +26,7 @@ MAX_DEPTH = 50  # causes and groups, one within the other
 CYTHON_SUFFIXES = (".pyx", ".pxi")  # as tracebacks name the sources of what Cython has compiled, such as mpi4py
 MAX_ERROR_CHARS = 200  # characters of an error that followed another one
 MPICH_ERROR_STACK = ", error stack:"  # ends the first line of MPICH's and Intel MPI's errors; the last line says most
-NCCL_LAST_ERROR = "Last error:"  # stands before the line of an error of NCCL's that tells most
+NCCL_LAST_ERROR = "Last error:"  # in NCCL's errors; the next line says most
 
 
 class CodeLine(NamedTuple):

@@ -119,7 +119,7 @@ class Supervisor:
         return attempt._replace(has_progressed=after != before if after else None)
 
     def _ask(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return those of `nodes` that have stopped to answer."""
+        """Return those of `nodes` that have stopped answering."""
         return tuple(node for node in find_silent_nodes(self._plan.allocation, nodes) if node not in self._mute)
 
     def _find_mute(self) -> None:
