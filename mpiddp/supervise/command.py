@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..base.config import STANDARD_INPUT
-from ..discovery import schedulers
+from ..discovery import launchers, schedulers
 from ..options.table import split_command
 
 SLURM, FLUX = schedulers.SLURM.name, schedulers.FLUX.name
@@ -48,7 +48,7 @@ class JobStep(NamedTuple):
 
 
 class LauncherCommand(NamedTuple):
-    """A launcher: `name` is what users read, empty for none, and its command begins with `words`.
+    """The command line of a launcher, a row of discovery/launchers.py.
 
     It is recognised by regular expressions: `program` for the program's name, `path` for its path with links resolved,
     and `version` for its output for --version.
@@ -62,8 +62,7 @@ class LauncherCommand(NamedTuple):
     it stops the ranks and keeps running. `hides_losses`: its status may be 0 after a loss.
     """
 
-    name: str
-    words: tuple[str, ...]
+    launcher: launchers.Launcher
     program: str
     step_options: Callable[[JobStep], Iterator[str]]
     path: str = ""
@@ -79,6 +78,16 @@ class LauncherCommand(NamedTuple):
     ends_by_quit: bool = False
     stops_ranks: bool = False
     hides_losses: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name that users read, empty for no launcher."""
+        return self.launcher.name
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words with which the command begins."""
+        return tuple(self.launcher.command.split())
 
 
 def srun_options(step: JobStep) -> Iterator[str]:
@@ -117,7 +126,7 @@ def hydra_options(step: JobStep) -> Iterator[str]:
 
 
 SRUN = LauncherCommand(
-    "srun", ("srun",), "srun", srun_options, system=SLURM, begin="with sbatch, or in a shell of salloc",
+    launchers.SRUN, "srun", srun_options, system=SLURM, begin="with sbatch, or in a shell of salloc",
     interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
     chooses=("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile"),
     values=dict.fromkeys((
@@ -127,7 +136,7 @@ SRUN = LauncherCommand(
         "--error", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--input", "--job-name", "--mem", "--mpi",
         "--output", "--partition", "--qos", "--reservation", "--time"), 1))
 FLUX_RUN = LauncherCommand(
-    "flux run", ("flux", "run"), "flux", flux_options, system=FLUX, begin="with flux batch, or in a shell of flux "
+    launchers.FLUX, "flux", flux_options, system=FLUX, begin="with flux batch, or in a shell of flux "
     "alloc", interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--tasks-per-node",),
     chooses=("-N", "--nodes", "--requires"),
     values=dict.fromkeys((
@@ -137,7 +146,7 @@ FLUX_RUN = LauncherCommand(
         "--time-limit", "--urgency"), 1))
 # It is recognised by HPE's folder, /opt/cray/pals or /opt/cray/pe/pals: its output for --version is unknown.
 PALS = LauncherCommand(
-    "PALS's mpiexec", ("mpiexec",), MPI_PROGRAM, pals_options, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
+    launchers.PALS, MPI_PROGRAM, pals_options, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
     counts=("-n", "-np", "--np"), per_node=("-ppn", "--ppn"),
     chooses=("-host", "--host", "-hosts", "--hosts", "-hostlist", "--hostlist", "-f", "-hostfile", "--hostfile",
              "-configfile", "--configfile"),
@@ -146,14 +155,13 @@ PALS = LauncherCommand(
         "--wdir", "-umask", "--umask", "-path", "--path", "-soft", "--soft", "--pmi", "--rlimits", "--include-tasks",
         "--exclude-tasks", "--procinfo-file"), 1))
 OPEN_MPI = LauncherCommand(
-    "Open MPI's mpirun", ("mpirun",), MPI_PROGRAM, open_mpi_options, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
+    launchers.OPEN_MPI, MPI_PROGRAM, open_mpi_options, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
     is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True, counts=MPI_COUNT_OPTIONS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
 HYDRA = LauncherCommand(
-    "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, hydra_options, is_mpiexec=True,
-    counts=MPI_COUNT_OPTIONS,
+    launchers.HYDRA, MPI_PROGRAM, hydra_options, is_mpiexec=True, counts=MPI_COUNT_OPTIONS,
     per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
-NONE = LauncherCommand("", (), "", lambda _: iter(()))
+NONE = LauncherCommand(launchers.Launcher("", ()), "", lambda _: iter(()))
 LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first match counts; an unknown mpiexec is MPICH's
 
 
