@@ -208,11 +208,11 @@ def warn_isolated_gpus(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_AD
     hosts = {host for host, is_other in ranks if is_other}
     if not hosts:
         return []
-    return ["".join((
-        f"isolated-gpus: on {fold_hosts(hosts)} ranks are shown only some GPUs each, so that a rank's device is not ",
-        "cuda:LOCAL_RANK and peer access may be lost; let the launcher show all GPUs of a node to all",
-        f"{advice.words('all_gpus')}, or take --virtual-local-rank, which sets LOCAL_RANK=0, for scripts that go by it",
-    ))]
+    line = (f"isolated-gpus: on {fold_hosts(hosts)} ranks are shown only some GPUs each, so that a rank's device is "
+            "not cuda:LOCAL_RANK and peer access may be lost; let the launcher show all GPUs of a node to "
+            f"all{advice.words('all_gpus')}, or take --virtual-local-rank, which sets LOCAL_RANK=0, for scripts that "
+            "go by it")
+    return [line]
 
 
 def distinguish_gpus(node: Sequence[Sequence[Gpu]], host: str, first: int) -> list[tuple[Gpu, ...]]:
