@@ -137,7 +137,7 @@ def start(config: LaunchConfig) -> RunningJob:
         from .reporting.map import print_start  # the other ranks need not load it
 
         print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
-                 started.termination.terminal)
+                    started.termination.terminal)
     return started
 
 

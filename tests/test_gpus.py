@@ -363,7 +363,7 @@ def test_gpus_of_one_uuid_go_by_their_pci_addresses() -> None:
 def after_torch(plans: list[job.PreTorchPlan], seen: list[tuple[Gpu, ...]]) -> list[job.PostTorchPlan]:
     """Return the plan after a torch that sees these GPUs on each rank of a node."""
     facts = [job.PostTorchFacts(one.place, DeviceFacts("2.13.0", "", "cuda", mine, {"cuda": "nccl"}), {},
-                            Placement(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, ""), one.choice)
+                                Placement(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, ""), one.choice)
              for one, mine in zip(plans, seen, strict=True)]
     return job.plan_post_torch(facts, ["n1"] * len(plans), LaunchConfig(), ENDPOINT, {0: ("lo", "")})
 
@@ -438,7 +438,7 @@ def test_slices_of_a_board_stay_apart_where_torch_tells_the_boards_uuid() -> Non
     plans = job.plan_pre_torch(hosts(*own(SLICES[:2], SLICES[:2])), LaunchConfig())
     whole = Gpu("GPU-07", "GPU-07", "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     facts = [job.PostTorchFacts(one.place, DeviceFacts("2.13.0", "2.27.3", "cuda", (whole,), {"cuda": "nccl"}), {},
-                            Placement(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, ""), one.choice)
+                                Placement(one.place.rank, 0, "n1", "", None, frozenset(), (0,), 1, ""), one.choice)
              for one in plans]
     assert [one.device
             for one in job.plan_post_torch(facts, ["n1"] * 2, LaunchConfig(), ENDPOINT, {0: ("lo", "")})] == [

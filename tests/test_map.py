@@ -28,7 +28,7 @@ def node(number: int, ranks: int = 8, threads: int = 14, interface: str = "ib0")
     """Return the seats of one node of eight ranks' room."""
     first = number * 8
     return [Placement(first + local, first, f"n{number:04}", f"cuda:{local}", h100(first + local),
-                 frozenset(range(14 * local, 14 * local + 14)), (local // 4,), threads, interface)
+                      frozenset(range(14 * local, 14 * local + 14)), (local // 4,), threads, interface)
             for local in range(ranks)]
 
 
@@ -67,7 +67,7 @@ def test_a_hundred_kinds_of_nodes_are_counted() -> None:
 
 def test_no_line_is_longer_than_100_columns() -> None:
     long = [one._replace(host=f"gpu-node-with-a-long-name-{one.rank % 7}", interface="enp129s0f0np0", numa=(0, 2, 4, 6),
-                    cpus=frozenset(range(0, 224, 2))) for number in range(9) for one in node(number)]
+                         cpus=frozenset(range(0, 224, 2))) for number in range(9) for one in node(number)]
     assert max(map(len, format_map(long[:8]) + format_map(long))) <= 100
 
 

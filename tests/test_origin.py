@@ -300,7 +300,7 @@ def unmet() -> None:
 def test_where_a_connection_was_lost_decides() -> None:
     """A server of the script's own is no peer."""
     assert [make_report(raised(by), 1, "n1").kind for by in (refused, broken)] == [ReportKind.ERROR,
-                                                                                        ReportKind.ERROR]
+                                                                                   ReportKind.ERROR]
     assert make_report(raised(unmet), 1, "n1").kind == ReportKind.SECONDARY
 
 

@@ -70,7 +70,7 @@ def meet(facts: list[HostFacts], *failed: tuple[int, str],
         for node in range(1, len(facts))
     }
     address, interfaces = network.choose_address(offered, trials, dict(enumerate(one.hostname for one in facts)), asked,
-                                         [one.interfaces for one in facts])
+                                                 [one.interfaces for one in facts])
     return address, [interfaces[node] for node in range(len(facts))]
 
 

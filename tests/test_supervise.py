@@ -254,7 +254,7 @@ def test_the_command_on_some_nodes(
 def test_what_a_command_asks_for() -> None:
     found = parse_command(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"),
                           OPEN_MPI_SAYS,
-                 PROGRAMS_THERE.__contains__)
+                          PROGRAMS_THERE.__contains__)
     assert (found.launcher, found.tasks, found.options, found.error_file) == (OPEN_MPI, 8, (), "e.json")
     assert found.rest == ("python", "-m", "mpiddp", "train.py")
     theirs = ("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x")

@@ -95,9 +95,9 @@ class Membership:
         exits = runtime.is_abort_status_lost(launchers.read_launch_facts(os.environ))
         scheduler = schedulers.find_scheduler(os.environ)
         return RankIdentity(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
-                      self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
-                      f"{env.node_rank} {runtime.read_pid_namespace()}", self.endpoint.port,
-                      memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
+                            self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
+                            f"{env.node_rank} {runtime.read_pid_namespace()}", self.endpoint.port,
+                            memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
 
     def create_group(
         self, timeout: timedelta | None, give_up: Callable[[LocalLaunchError], object], binds: bool = True

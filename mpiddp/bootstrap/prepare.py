@@ -116,11 +116,11 @@ def collect_ready_facts(
     set_by_user = {name: value for name in SET_BY_HAND
                    if (value := os.environ.get(name)) is not None and value != values_set.get(name)}
     return PostTorchFacts(host.place, devices, set_by_user, find_seat(host, cpus), host.choice,
-                      prober.await_trials() if prober else ())
+                          prober.await_trials() if prober else ())
 
 
 def find_seat(host: PreTorchPlan, cpus: frozenset[int]) -> Placement:
     """Return this rank's placement, without its device; its interface only if the user has named one."""
     threads = os.environ["OMP_NUM_THREADS"]
     return Placement(host.place.rank, host.place.node_rank, hostname(), "", None, cpus, host.numa,
-                int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid())
+                     int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid())

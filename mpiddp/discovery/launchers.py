@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .mpi import ALL_INTERFACES, CRAY, FLUX_PMI, PMI, PMIX
 
 INTERFACE_VARIABLES = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",), CRAY: ("PALS_APINFO",),
-          FLUX_PMI: ("FLUX_PMI_LIBRARY_PATH",)}
+                       FLUX_PMI: ("FLUX_PMI_LIBRARY_PATH",)}
 # MPICH's and Intel's mpiexec set it, srun --mpi=pmi2 does not; all three set PMI_RANK
 HYDRA_VARIABLE = "MPI_LOCALRANKID"
 PARASTATION_VARIABLE = "PS_JOB_SIZE"  # set by ParaStation's mpiexec and by srun where psslurm takes slurmd's place

@@ -258,7 +258,7 @@ def warn_stale_variables(ranks: Iterable[tuple[int, dict[str, str], dict[str, st
 def describe_minority(others: dict[str, list[int]], hosts: Sequence[str]) -> str:
     """Return in words which hosts have which of the rarer values."""
     return join_names([f"{value or 'missing'} on {fold_hosts(hosts[rank] for rank in ranks)}"
-                   for value, ranks in others.items()])
+                       for value, ranks in others.items()])
 
 
 def script_error(host: HostFacts) -> str:

@@ -19,8 +19,7 @@ STARTERS = "srun, flux run, mpirun or mpiexec"
 MPI_PROGRAM = r"(mpirun|mpiexec|orterun|prterun).*"
 MPI_COUNT_OPTIONS = ("-n", "-np", "--n", "--np", "-c")
 MPI_NODE_OPTIONS = ("-H", "-host", "--host", "-hosts", "--hosts", "-machinefile", "--machinefile", "-hostfile",
-                    "--hostfile",
-               "-f", "-grr", "-rr")
+                    "--hostfile", "-f", "-grr", "-rr")
 MPI_OPTION_VALUES = {
     **dict.fromkeys((
         *MPI_COUNT_OPTIONS, "-x", "--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-wdir", "--wdir", "-wd",
@@ -194,7 +193,7 @@ class CommandError(ValueError):
 
 
 def parse_command(command: Sequence[str], version: str, is_program: Callable[[str], object] = shutil.which,
-         path: str = "") -> Command:
+                  path: str = "") -> Command:
     """Return a command in parts; its program at `path` (links resolved) prints `version` for --version.
 
     A launcher's options end at the name of a program. Raises CommandError.

@@ -171,7 +171,7 @@ def decide_after_stop(attempts: Sequence[Attempt], limits: Limits) -> Decision:
     if limits.fruitless + 1 < MAX_FRUITLESS_STARTS:
         return Decision(Action.REQUEUE,
                         f"the job was to stop before its first step; {MAX_FRUITLESS_STARTS} such starts in a row "
-                                        "are the last ones")
+                        "are the last ones")
     return Decision(Action.STOP,
                     f"{MAX_FRUITLESS_STARTS} starts in a row were to stop before their first step: {TOO_SHORT}")
 

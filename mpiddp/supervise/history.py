@@ -83,8 +83,7 @@ def format_row(record: AttemptRecord) -> tuple[str, ...]:
     out = f" without {fold_hosts(decision.without)}" if decision.without else ""
     steps = f"{attempt.steps:,}" if attempt.steps else ""
     return (str(number), fold_hosts(attempt.nodes) if attempt.nodes else "this one", format_duration(attempt.seconds),
-            steps,
-            truncate_middle(attempt.reason, MAX_REASON_CHARS), f"{decision.action.value}{out}")
+            steps, truncate_middle(attempt.reason, MAX_REASON_CHARS), f"{decision.action.value}{out}")
 
 
 def write_history(path: str, records: Sequence[AttemptRecord]) -> None:

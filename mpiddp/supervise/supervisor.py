@@ -87,14 +87,14 @@ class Supervisor:
             if plan.suspects and decision.without:
                 suspects = find_suspects(self._attempts, plan.allocation.nodes)
                 files.append_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in suspects
-                                                    if suspect.host in decision.without])
+                                                      if suspect.host in decision.without])
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
             on = f" on {fold_hosts(decision.nodes)}" if decision.nodes else ""
             without = f", without {fold_hosts(decision.without)}" if decision.without else ""
             why = f": {decision.why}" if decision.why else ""
             write_line(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
-                f"mpiddp.supervise: again (restart {len(self._attempts)} of {plan.restarts}){on}{without}{why}")
+                       f"mpiddp.supervise: again (restart {len(self._attempts)} of {plan.restarts}){on}{without}{why}")
             nodes = decision.nodes
 
     def _try(self, number: int, nodes: tuple[str, ...]) -> Attempt:
@@ -153,7 +153,7 @@ class Supervisor:
             write_line(f"mpiddp.supervise: {words}: {decision.why}")
         if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
             write_line("mpiddp.supervise: no failure report was written. Does the command run the script through "
-                "`python -m mpiddp`?")
+                       "`python -m mpiddp`?")
         if last.status and self._plan.progress_file and not read_checkpoint_state(self._plan.progress_file):
             write_line(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:

@@ -131,7 +131,7 @@ class Inquiry:
         found = picture(ranks)
         stands = found.odd is not None or all(group.place.at in WAITING for group in found.groups)
         return JobActivity(places_of(ranks), free(ranks), calls_of(ranks), "\n".join(lines(found)) if stands else "",
-                    has_groups=any(len(one.entered) > 1 for one in ranks), deadlock=deserted(ranks))
+                           has_groups=any(len(one.entered) > 1 for one in ranks), deadlock=deserted(ranks))
 
     def deserted(self, now_s: float) -> Report | None:
         """Return the report on ranks that wait for one which has come to its end, as Deserted.see() does."""

@@ -54,8 +54,8 @@ def ready(plans: Sequence[PreTorchPlan], tried: int = 1) -> list[PostTorchFacts]
     """Return the facts of ranks that have imported torch, and tried so many addresses."""
     trials = tuple(ProbeResult("ib0") for _ in range(tried))
     return [PostTorchFacts(one.place, TORCH, {},
-                       Placement(one.place.rank, one.place.node_rank, "n", "", None, CPUS, (0, 1), 8, ""),
-                       one.choice, trials if one.probes else ()) for one in plans]
+                           Placement(one.place.rank, one.place.node_rank, "n", "", None, CPUS, (0, 1), 8, ""),
+                           one.choice, trials if one.probes else ()) for one in plans]
 
 
 def plan(ranks: int) -> tuple[float, float]:

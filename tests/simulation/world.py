@@ -233,7 +233,7 @@ class Rank:
         self.waits = False  # in a collective, for others
         shape = world.shape
         self.member = RankIdentity(number, shape.ranks, number % shape.per_node, self.host, "cpu", 1000 + number, "run",
-                             shape.grace_s, shape.exits, namespace=self.host)
+                                   shape.grace_s, shape.exits, namespace=self.host)
 
     @property
     def sentinel(self) -> Sentinel:
