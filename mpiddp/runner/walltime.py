@@ -23,15 +23,11 @@ def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop |
 
     stop = Stop()
     if config.stop_before_s is not None:
-        set_stop_time(stop, config.stop_before_s, started_by)
+        is_first = started_by is None or started_by.rank == 0
+        end = schedulers.find_end(os.environ, is_first)
+        if end is not None:
+            stop.stop_at(end - config.stop_before_s)
+        elif is_first:
+            reason = schedulers.describe_unknown_end(os.environ)
+            warn([f"walltime-unknown: {reason}, so only a signal can stop it in time"])
     return stop
-
-
-def set_stop_time(stop: Stop, before_s: float, started_by: LaunchFacts | None) -> None:
-    """Make the job stop `before_s` before the scheduler ends it; warn if that time is unknown."""
-    is_first = started_by is None or started_by.rank == 0
-    end = schedulers.find_end(os.environ, is_first)
-    if end is not None:
-        stop.stop_at(end - before_s)
-    elif is_first:
-        warn([f"walltime-unknown: {schedulers.describe_unknown_end(os.environ)}, so only a signal can stop it in time"])
