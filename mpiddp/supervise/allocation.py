@@ -18,7 +18,7 @@ from .command import FLUX, SLURM
 
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 1.0  # for a node to accept a connection
-COMMAND_TIMEOUT_S = 5.0  # for a batch system's command
+BATCH_COMMAND_TIMEOUT_S = 5.0  # for a batch system's command
 SSH_PORT = 22
 KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # of Kubernetes' MPI operator, on its launcher's pod
 
@@ -183,5 +183,5 @@ def expand_nodelists(text: str) -> tuple[str, ...]:
 
 def read_command(*command: str) -> str:
     """Return the output of a batch system's command, empty if it cannot be started or times out."""
-    done = schedulers.run_command(*command, timeout_s=COMMAND_TIMEOUT_S)
+    done = schedulers.run_command(*command, timeout_s=BATCH_COMMAND_TIMEOUT_S)
     return done.stdout if done is not None else ""
