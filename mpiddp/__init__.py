@@ -17,7 +17,7 @@ from .api import destroy_process_group, init_process_group, process_group, shoul
 from .base.errors import EXIT_REQUEUE as REQUEUE
 from .base.errors import LaunchError
 from .base.version import __version__
-from .discovery.runtime import restart_count as _restart_count
+from .discovery.runtime import count_restarts as _restart_count
 
 restart_count = _restart_count(os.environ)  # how often this job was restarted
 

@@ -57,10 +57,10 @@ def main() -> int:
     if isinstance(job, DryRunFacts):
         return dry_run_from_facts(job)
     if isinstance(job, DryRunShape):
-        from .discovery.schedulers import slurm_hosts
-        from .planning.dry_run import describe
+        from .discovery.schedulers import list_slurm_hosts
+        from .planning.job import describe_dry_run
 
-        return print_answer(describe(job, slurm_hosts(os.environ)))
+        return print_answer(describe_dry_run(job, list_slurm_hosts(os.environ)))
     from .launch import launch
 
     return launch(job)
@@ -70,11 +70,11 @@ def dry_run_from_facts(job: DryRunFacts) -> int:
     """Print the map of a job on the nodes of a facts file, or why it could not start; return the exit status."""
     from .base.errors import EXIT_CANNOT_START, LaunchError
     from .discovery import serialization
-    from .planning.dry_run import seats
-    from .reporting.map import lines
+    from .planning.job import plan_dry_run
+    from .reporting.map import format_map
 
     try:
-        placements, warnings = seats(serialization.read(job.facts_file), job.config)
+        placements, warnings = plan_dry_run(serialization.read_facts(job.facts_file), job.config)
     except (OSError, ValueError) as error:
         write_line(f"mpiddp: --facts: {error}")
         return EXIT_USAGE
@@ -82,11 +82,11 @@ def dry_run_from_facts(job: DryRunFacts) -> int:
         write_line(str(error))
         return EXIT_CANNOT_START
     warn(warnings)
-    status = print_answer("\n".join(lines(placements)))
+    status = print_answer("\n".join(format_map(placements)))
     if job.config.map_file:
-        from .reporting.start import draw
+        from .reporting.map import write_map
 
-        draw(placements, job.config.map_file)
+        write_map(placements, job.config.map_file)
     return status
 
 

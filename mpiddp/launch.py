@@ -43,8 +43,8 @@ from .bootstrap.rank0 import BootstrapHost
 from .bootstrap.refusal import refuse, refuse_alone, refusing_early
 from .bootstrap.rollcall import Rendezvous, await_all
 from .discovery import launchers, runtime
-from .discovery.collect import look_at_host
-from .discovery.mpi import library, needs_exit_functions
+from .discovery.host import collect_host_facts
+from .discovery.mpi import identify_library, needs_exit_functions
 from .failure import exception
 from .output.redirect import Output, choose_output_target, enable_line_buffering, is_relayed
 from .runner import embedding, script, signals
@@ -91,10 +91,11 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
     leave = functools.partial(leave_job, job, config)
     atexit.register(leave)
     if config.explain is not None:
-        from .reporting.start import explain
+        from .reporting.map import print_explanation
 
         file = config.script.target if config.script and config.script.is_file else ""
-        return explain(functools.partial(job.membership.explain, file), job.membership.environment, config.explain)
+        describe = functools.partial(job.membership.explain, file)
+        return print_explanation(describe, job.membership.environment, config.explain)
     job.termination.watch_script(leave)
     return program(job, config)
 
@@ -103,7 +104,7 @@ def start(config: LaunchConfig) -> RunningJob:
     """Start this rank, up to the script; raise LaunchError, which is printed already, if the job cannot start."""
     timeline.begin_stage("sentinel")
     prepare_process(config)
-    started_by = launchers.detect(os.environ)
+    started_by = launchers.read_launch_facts(os.environ)
     output = Output(is_relayed(config))
     sentinel = fork_sentinel(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
@@ -133,10 +134,10 @@ def start(config: LaunchConfig) -> RunningJob:
 
         update_record()
     if membership.environment.rank == 0:
-        from .reporting.start import announce  # the other ranks need not load it
+        from .reporting.map import print_start  # the other ranks need not load it
 
-        announce(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
-                 started.termination.terminal)
+        print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
+                    started.termination.terminal)
     return started
 
 
@@ -144,7 +145,7 @@ def prepare_process(config: LaunchConfig) -> None:
     """Prepare this process for the script, as far as that precedes the fork of the sentinel."""
     if config.script is not None:
         script.set_path(config.script)
-    runtime.disown(os.environ)
+    runtime.drop_foreign_run_id(os.environ)
     if RESTART_VARIABLE in os.environ:  # the supervisor awaits a report on this job, and not on jobs that it submits
         os.environ.pop("MPIDDP_ERROR_FILE", None)
     signals.save_preloaded_handlers()
@@ -162,7 +163,7 @@ def meet(
     rendezvous = Rendezvous(comm, config.startup_timeout_s, began_s)
     rank0 = BootstrapHost(rendezvous, config, sentinel)  # its methods run on rank 0 only
     timeline.begin_stage("facts")
-    facts = look_at_host(comm, config, stop.left_s() if stop else None)
+    facts = collect_host_facts(comm, config, stop.left_s() if stop else None)
     host, target = rendezvous.exchange("MPI ready", facts, rank0.plan_hosts)  # 3
     timeline.begin_stage("variables and cores")
     prober = AddressProber(target, facts.interfaces) if target else None
@@ -201,7 +202,7 @@ def watch(
     if config.trace_file:
         from .reporting import trace
 
-        write_trace = functools.partial(trace.write, config.trace_file)
+        write_trace = functools.partial(trace.write_trace, config.trace_file)
     return RunningJob(membership, termination, stop, write_trace)
 
 
@@ -234,12 +235,12 @@ def refusing(MPI: Any, sentinel: SentinelClient) -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         sentinel.report_locally_handled()
-        abort(MPI, exception.INTERRUPTED, reason_printed=False)
+        abort(MPI, exception.INTERRUPTED_STATUS, reason_printed=False)
     except Exception as error:
         sentinel.report_locally_handled()
-        exception.show(error)
+        exception.print_exception(error)
         flush_and_wait()
-        abort(MPI, exception.status_of(error))
+        abort(MPI, exception.find_script_status(error))
 
 
 def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]) -> RunningJob:
@@ -254,7 +255,7 @@ def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None
     check_whole_world(comm)
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join_unwatched(comm, config)
-    started_by = launchers.detect(os.environ)
+    started_by = launchers.read_launch_facts(os.environ)
     sentinel = fork_sentinel(config, started_by)
     sentinel.report_stage("the start after MPI_Init")
     stop = prepare_stop(config, started_by)
@@ -289,11 +290,11 @@ def check_whole_world(comm: MPI.Comm) -> None:
     """
     from mpi4py import MPI
 
-    from .planning.compatibility import check_whole
+    from .planning.compatibility import check_world_size
 
-    runtime.disown(os.environ)
-    started_by = launchers.detect(os.environ)
+    runtime.drop_foreign_run_id(os.environ)
+    started_by = launchers.read_launch_facts(os.environ)
     is_detached = started_by is not None and not started_by.offers and started_by.launcher in (
         launchers.OPEN_MPI, launchers.HYDRA)
-    if comm != MPI.COMM_SELF and not is_detached and runtime.outer_launcher(os.environ) is None:
-        check_whole(started_by, MPI.COMM_WORLD.size, library())
+    if comm != MPI.COMM_SELF and not is_detached and runtime.find_outer_launcher(os.environ) is None:
+        check_world_size(started_by, MPI.COMM_WORLD.size, identify_library())

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.discovery import fabric
+from mpiddp.discovery import mpi
 from mpiddp.discovery.mpi import CRAY_MPICH, name_library
-from mpiddp.planning.environment import choose_fork_safety, switch_gpu_support_off
+from mpiddp.planning.environment import choose_fork_safety, disable_gpu_support
 from tests import processes
 from tests.support import DEADLINE_S, PROGRAMS, ROOT, Mpi, check, first_of, mpiexec_command, need, single_node_environ
 
@@ -30,7 +30,7 @@ def test_which_library_is_crays(name: str, file: str, description: str, expected
 @pytest.mark.parametrize(("value", "changed"), [("1", True), ("0", False), ("", False), (None, False)])
 def test_gpu_support_is_switched_off_where_it_is_on(value: str | None, changed: bool) -> None:
     environ = {} if value is None else {"MPICH_GPU_SUPPORT_ENABLED": value}
-    assert switch_gpu_support_off(environ) == ({"MPICH_GPU_SUPPORT_ENABLED": "0"} if changed else {})
+    assert disable_gpu_support(environ) == ({"MPICH_GPU_SUPPORT_ENABLED": "0"} if changed else {})
 
 
 @pytest.mark.parametrize(("environ", "expected"), [
@@ -45,10 +45,10 @@ def test_memory_survives_fork_where_a_node_has_verbs(environ: dict[str, str], ex
 
 
 def test_verbs_are_where_the_kernel_has_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric, "VERBS", str(tmp_path))
-    assert not fabric.has_verbs()
+    monkeypatch.setattr(mpi, "VERBS_FOLDER", str(tmp_path))
+    assert not mpi.has_verbs()
     (tmp_path / "mlx5_0").mkdir()
-    assert fabric.has_verbs()
+    assert mpi.has_verbs()
 
 
 @pytest.mark.parametrize("keep", first_of([False, True]))

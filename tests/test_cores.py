@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from mpiddp.discovery import cpus
-from mpiddp.discovery.cpus import Grant, Topology, allowed, grant, topology
-from mpiddp.discovery.host import HostFacts, host_facts
-from mpiddp.planning.cores import Share, cores_in, shares, warnings
+from mpiddp.discovery.cpus import CpuGrant, Topology, list_allowed_cpus, read_grant, read_topology
+from mpiddp.discovery.host import HostFacts, read_host_facts
+from mpiddp.planning.cores import CpuShare, count_cores, share_cpus, warn_crowded_cores
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
@@ -42,7 +42,7 @@ def machine(cores: int, numa: int = 1, threads: int = 1) -> Topology:
 
 
 def ranks(topology: Topology, *masks: Collection[int], allowed: Collection[int] = (), cpus_per_task: int | None = None,
-          alone: bool = False, node: int = 0, given: Grant | None = None) -> list[HostFacts]:
+          alone: bool = False, node: int = 0, given: CpuGrant | None = None) -> list[HostFacts]:
     """Return the facts of a node's ranks, each with the CPUs that its launcher gave it."""
     everything = frozenset(allowed or [cpu for core in topology.cores for cpu in core])
     return [HostFacts(f"n{node}", node, frozenset(mask), everything, topology if local == 0 else None, alone,
@@ -50,7 +50,7 @@ def ranks(topology: Topology, *masks: Collection[int], allowed: Collection[int] 
             for local, mask in enumerate(masks)]
 
 
-def spans(found: Sequence[Share]) -> list[tuple[int, int, int]]:
+def spans(found: Sequence[CpuShare]) -> list[tuple[int, int, int]]:
     """Return of each share the first and last CPU and how many there are."""
     return [(min(one.cpus), max(one.cpus), len(one.cpus)) for one in found]
 
@@ -64,7 +64,7 @@ LAPTOP = machine(8, threads=2)
 
 def test_ranks_that_nobody_bound_get_neighbours_of_one_socket() -> None:
     """MPICH on a DGX H100: 8 ranks of 14 cores with their second threads, the first four on the first socket."""
-    found = shares(ranks(DGX_H100, *[range(224)] * 8), "auto")
+    found = share_cpus(ranks(DGX_H100, *[range(224)] * 8), "auto")
     assert [one.threads for one in found] == [14] * 8
     assert found[3].cpus == {*range(42, 56), *range(154, 168)}
     assert [DGX_H100.numa[min(one.cpus)] for one in found] == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -72,8 +72,8 @@ def test_ranks_that_nobody_bound_get_neighbours_of_one_socket() -> None:
 
 def test_each_of_four_ranks_gets_its_numa_node() -> None:
     """Open MPI binds more than two ranks to a NUMA node each; where it does not, the plan is the same."""
-    unbound = shares(ranks(A100_NODE, *[range(64)] * 4), "auto")
-    bound = shares(ranks(A100_NODE, *(range(start, start + 16) for start in (0, 16, 32, 48))), "auto")
+    unbound = share_cpus(ranks(A100_NODE, *[range(64)] * 4), "auto")
+    bound = share_cpus(ranks(A100_NODE, *(range(start, start + 16) for start in (0, 16, 32, 48))), "auto")
     assert unbound == bound
     assert spans(bound) == [(0, 15, 16), (16, 31, 16), (32, 47, 16), (48, 63, 16)]
 
@@ -81,72 +81,72 @@ def test_each_of_four_ranks_gets_its_numa_node() -> None:
 def test_a_number_of_hardware_threads_is_no_number_of_threads() -> None:
     """Srun -c 28 on a DGX H100 whose Slurm counts hardware threads, and on one that binds nobody."""
     masks = [[*range(14 * local, 14 * local + 14), *range(112 + 14 * local, 126 + 14 * local)] for local in range(8)]
-    assert [one.threads for one in shares(ranks(DGX_H100, *masks, cpus_per_task=28), "auto")] == [14] * 8
-    assert [one.threads for one in shares(ranks(DGX_H100, *[range(224)] * 8, cpus_per_task=4), "auto")] == [4] * 8
+    assert [one.threads for one in share_cpus(ranks(DGX_H100, *masks, cpus_per_task=28), "auto")] == [14] * 8
+    assert [one.threads for one in share_cpus(ranks(DGX_H100, *[range(224)] * 8, cpus_per_task=4), "auto")] == [4] * 8
 
 
 def test_what_slurm_gave_each_task_is_kept() -> None:
     """Frontier: -c7, one core of each eight left to the system, and less than an even part: the user chose it."""
     masks = [range(1 + 8 * local, 8 + 8 * local) for local in range(8)]
-    found = shares(ranks(FRONTIER, *masks, cpus_per_task=7), "auto")
+    found = share_cpus(ranks(FRONTIER, *masks, cpus_per_task=7), "auto")
     assert [one.cpus for one in found] == [frozenset(mask) for mask in masks]
     assert [one.threads for one in found] == [7] * 8
 
 
 def test_open_mpis_single_cores_are_widened() -> None:
     """Two ranks on a V100 node, which Open MPI binds to a core each: they get a socket each."""
-    assert spans(shares(ranks(SUPERCLOUD, [0], [1]), "auto")) == [(0, 19, 20), (20, 39, 20)]
-    assert spans(shares(ranks(SUPERCLOUD, [0], [1], allowed=range(4)), "auto")) == [(0, 1, 2), (2, 3, 2)]
-    assert spans(shares(ranks(SUPERCLOUD, [0], [1], allowed=range(2)), "auto")) == [(0, 0, 1), (1, 1, 1)]
-    assert spans(shares(ranks(SUPERCLOUD, [3], [4], cpus_per_task=1), "auto")) == [(3, 3, 1), (4, 4, 1)]  # as asked
+    assert spans(share_cpus(ranks(SUPERCLOUD, [0], [1]), "auto")) == [(0, 19, 20), (20, 39, 20)]
+    assert spans(share_cpus(ranks(SUPERCLOUD, [0], [1], allowed=range(4)), "auto")) == [(0, 1, 2), (2, 3, 2)]
+    assert spans(share_cpus(ranks(SUPERCLOUD, [0], [1], allowed=range(2)), "auto")) == [(0, 0, 1), (1, 1, 1)]
+    assert spans(share_cpus(ranks(SUPERCLOUD, [3], [4], cpus_per_task=1), "auto")) == [(3, 3, 1), (4, 4, 1)]  # as asked
 
 
 def test_a_part_of_the_node_that_all_ranks_were_given_is_shared_out() -> None:
     """As by numactl around mpirun."""
-    assert spans(shares(ranks(A100_NODE, *[range(16, 32)] * 3), "auto")) == [(16, 20, 5), (21, 25, 5), (26, 31, 6)]
+    assert spans(share_cpus(ranks(A100_NODE, *[range(16, 32)] * 3), "auto")) == [(16, 20, 5), (21, 25, 5), (26, 31, 6)]
 
 
 def test_a_single_core_that_all_ranks_were_given_is_not_enough() -> None:
-    assert spans(shares(ranks(SUPERCLOUD, [0], [0]), "auto")) == [(0, 19, 20), (20, 39, 20)]
+    assert spans(share_cpus(ranks(SUPERCLOUD, [0], [0]), "auto")) == [(0, 19, 20), (20, 39, 20)]
 
 
 def test_uneven_nodes_are_shared_out_each_for_itself() -> None:
     facts = [*ranks(A100_NODE, *[range(64)] * 2), *ranks(A100_NODE, range(64), node=2)]
-    assert [one.threads for one in shares(facts, "auto")] == [32, 32, 64]
+    assert [one.threads for one in share_cpus(facts, "auto")] == [32, 32, 64]
 
 
 def test_a_laptop_without_a_launcher_keeps_what_it_has() -> None:
-    assert shares(ranks(LAPTOP, [5], alone=True), "auto") == [Share(frozenset({5}), 1)]
-    assert shares(ranks(LAPTOP, range(16), alone=True), "auto") == [Share(frozenset(range(16)), 8)]
+    assert share_cpus(ranks(LAPTOP, [5], alone=True), "auto") == [CpuShare(frozenset({5}), 1)]
+    assert share_cpus(ranks(LAPTOP, range(16), alone=True), "auto") == [CpuShare(frozenset(range(16)), 8)]
 
 
 def test_more_ranks_than_cores_split_threads_and_then_share_all() -> None:
-    found = shares(ranks(LAPTOP, *[range(16)] * 16), "auto")
+    found = share_cpus(ranks(LAPTOP, *[range(16)] * 16), "auto")
     assert sorted(cpu for one in found for cpu in one.cpus) == list(range(16))
-    assert shares(ranks(LAPTOP, *[range(16)] * 17), "auto") == [Share(frozenset(range(16)), 1)] * 17
+    assert share_cpus(ranks(LAPTOP, *[range(16)] * 17), "auto") == [CpuShare(frozenset(range(16)), 1)] * 17
 
 
 @pytest.mark.parametrize(("policy", "expected"), [
-    ("launcher", [Share(frozenset({0}), 1), Share(frozenset({1}), 1)]),
-    ("none", [Share(frozenset(range(40)), 20, (0, 1))] * 2),
+    ("launcher", [CpuShare(frozenset({0}), 1), CpuShare(frozenset({1}), 1)]),
+    ("none", [CpuShare(frozenset(range(40)), 20, (0, 1))] * 2),
 ])
-def test_other_policies(policy: str, expected: list[Share]) -> None:
-    assert shares(ranks(SUPERCLOUD, [0], [1]), policy) == expected
+def test_other_policies(policy: str, expected: list[CpuShare]) -> None:
+    assert share_cpus(ranks(SUPERCLOUD, [0], [1]), policy) == expected
 
 
 def test_warnings() -> None:
     tight = machine(2)
-    assert warnings(ranks(LAPTOP, *[range(16)] * 8), "auto") == []
-    assert warnings([*ranks(tight, *[range(2)] * 4), *ranks(tight, *[range(2)] * 4, node=4)], "auto") == [
+    assert warn_crowded_cores(ranks(LAPTOP, *[range(16)] * 8), "auto") == []
+    assert warn_crowded_cores([*ranks(tight, *[range(2)] * 4), *ranks(tight, *[range(2)] * 4, node=4)], "auto") == [
         "one-core: 4 ranks have 2 cores on n[0,4]; ask for more, or start fewer ranks"]
     one_for_all = ranks(LAPTOP, *[[0]] * 4)
-    assert warnings(one_for_all, "auto") == []
-    assert [line.split(" on ")[0] for line in warnings(one_for_all, "launcher")] == [
+    assert warn_crowded_cores(one_for_all, "auto") == []
+    assert [line.split(" on ")[0] for line in warn_crowded_cores(one_for_all, "launcher")] == [
         "shared-cores: 4 ranks were given 1 of 16 CPUs"]
 
 
 SHARED = machine(112, numa=2)  # a node that its scheduler does not confine
-GIVEN = Grant(16, each=False, job=0)
+GIVEN = CpuGrant(16, each=False, job=0)
 
 
 @pytest.mark.parametrize("masks", [
@@ -156,65 +156,67 @@ GIVEN = Grant(16, each=False, job=0)
     [range(28), range(28)],
 ])
 def test_ranks_take_no_more_than_a_scheduler_has_given(masks: list[Collection[int]]) -> None:
-    found = shares(ranks(SHARED, *masks, given=GIVEN), "auto")
+    found = share_cpus(ranks(SHARED, *masks, given=GIVEN), "auto")
     assert spans(found) == [(0, 7, 8), (8, 15, 8)]
     assert [one.threads for one in found] == [8, 8]
 
 
 def test_a_launchers_binding_is_kept_where_it_is_no_wider_than_what_was_given() -> None:
-    assert spans(shares(ranks(SHARED, range(40, 48), range(48, 56), given=GIVEN), "auto")) == [(40, 47, 8), (48, 55, 8)]
-    assert spans(shares(ranks(SHARED, *[range(40, 48)] * 2, given=GIVEN), "auto")) == [(40, 43, 4), (44, 47, 4)]
-    assert spans(shares(ranks(SHARED, [7], [9], given=Grant(2, False, 0)), "auto")) == [(7, 7, 1), (9, 9, 1)]
+    assert spans(share_cpus(ranks(SHARED, range(40, 48), range(48, 56), given=GIVEN), "auto")) == [
+        (40, 47, 8), (48, 55, 8)]
+    assert spans(share_cpus(ranks(SHARED, *[range(40, 48)] * 2, given=GIVEN), "auto")) == [(40, 43, 4), (44, 47, 4)]
+    assert spans(share_cpus(ranks(SHARED, [7], [9], given=CpuGrant(2, False, 0)), "auto")) == [(7, 7, 1), (9, 9, 1)]
     wide = ranks(SHARED, range(56), range(56, 112), given=GIVEN)
-    assert spans(shares(wide, "launcher")) == [(0, 55, 56), (56, 111, 56)]
-    assert spans(shares(wide, "none")) == [(0, 111, 112)] * 2
+    assert spans(share_cpus(wide, "launcher")) == [(0, 55, 56), (56, 111, 56)]
+    assert spans(share_cpus(wide, "none")) == [(0, 111, 112)] * 2
 
 
 def test_fewer_cpus_given_than_ranks_are_shared_by_them() -> None:
-    facts = ranks(SHARED, *[range(112)] * 2, given=Grant(1, False, 0))
-    assert shares(facts, "auto") == [Share(frozenset({0}), 1)] * 2
-    assert [line.split(";")[0] for line in warnings(facts, "auto")] == ["one-core: 2 ranks have 1 core on n0"]
+    facts = ranks(SHARED, *[range(112)] * 2, given=CpuGrant(1, False, 0))
+    assert share_cpus(facts, "auto") == [CpuShare(frozenset({0}), 1)] * 2
+    assert [line.split(";")[0] for line in warn_crowded_cores(facts, "auto")] == ["one-core: 2 ranks have 1 core on n0"]
 
 
 def test_a_process_that_nobody_launched_takes_no_more_either() -> None:
-    assert spans(shares(ranks(SHARED, range(112), alone=True, given=GIVEN), "auto")) == [(0, 15, 16)]
-    assert spans(shares(ranks(SHARED, [5], alone=True, given=GIVEN), "auto")) == [(5, 5, 1)]
+    assert spans(share_cpus(ranks(SHARED, range(112), alone=True, given=GIVEN), "auto")) == [(0, 15, 16)]
+    assert spans(share_cpus(ranks(SHARED, [5], alone=True, given=GIVEN), "auto")) == [(5, 5, 1)]
 
 
 def test_a_given_cpu_is_a_core_as_long_as_there_are_some() -> None:
     """Whether Slurm counts cores or hardware threads: no more of either."""
-    found = shares(ranks(DGX_H100, *[range(224)] * 2, given=GIVEN), "auto")
+    found = share_cpus(ranks(DGX_H100, *[range(224)] * 2, given=GIVEN), "auto")
     assert spans(found) == [(0, 7, 8), (8, 15, 8)]
-    found = shares(ranks(DGX_H100, *[range(224)] * 2, given=Grant(112, False, 0)), "auto")
+    found = share_cpus(ranks(DGX_H100, *[range(224)] * 2, given=CpuGrant(112, False, 0)), "auto")
     assert spans(found) == [(0, 55, 56), (56, 111, 56)]
 
 
 def test_jobs_that_follow_each_other_keep_apart() -> None:
-    taken = [shares(ranks(SHARED, range(112), given=Grant(16, False, job)), "auto")[0].cpus for job in range(40, 47)]
+    taken = [share_cpus(ranks(SHARED, range(112), given=CpuGrant(16, False, job)), "auto")[0].cpus
+             for job in range(40, 47)]
     assert sorted(cpu for one in taken for cpu in one) == list(range(112))
 
 
-@pytest.mark.parametrize("given", [Grant(112, False, 9), Grant(5000, False, 9), Grant(56, True, 9)])
-def test_what_is_no_limit_changes_nothing(given: Grant) -> None:
+@pytest.mark.parametrize("given", [CpuGrant(112, False, 9), CpuGrant(5000, False, 9), CpuGrant(56, True, 9)])
+def test_what_is_no_limit_changes_nothing(given: CpuGrant) -> None:
     masks = [range(112)] * 2
-    assert shares(ranks(SHARED, *masks, given=given), "auto") == shares(ranks(SHARED, *masks), "auto")
+    assert share_cpus(ranks(SHARED, *masks, given=given), "auto") == share_cpus(ranks(SHARED, *masks), "auto")
 
 
 SLURM, PBS, LSF = {"SLURM_JOB_ID": "8"}, {"PBS_JOBID": "9[3].server"}, {"LSB_JOBID": "7"}
 
 
 @pytest.mark.parametrize(("environ", "found"), [
-    ({**SLURM, "SLURM_CPUS_ON_NODE": "3", "SLURM_JOB_CPUS_PER_NODE": "4"}, Grant(3, False, 8)),
-    ({**SLURM, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}, Grant(16, False, 8)),
+    ({**SLURM, "SLURM_CPUS_ON_NODE": "3", "SLURM_JOB_CPUS_PER_NODE": "4"}, CpuGrant(3, False, 8)),
+    ({**SLURM, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}, CpuGrant(16, False, 8)),
     ({**SLURM, "SLURM_JOB_CPUS_PER_NODE": "8(x2),4"}, None),  # which of them is this node's?
-    ({**PBS, "NCPUS": "4"}, Grant(4, True, 9)),
-    ({**LSF, "LSB_MCPU_HOSTS": "n1 16 n2.site 8"}, Grant(8, False, 7)),
+    ({**PBS, "NCPUS": "4"}, CpuGrant(4, True, 9)),
+    ({**LSF, "LSB_MCPU_HOSTS": "n1 16 n2.site 8"}, CpuGrant(8, False, 7)),
     ({**LSF, "LSB_MCPU_HOSTS": "n1 16 n3 8"}, None),
     ({"NCPUS": "4"}, None), ({**SLURM, "SLURM_CPUS_ON_NODE": "0"}, None), ({**SLURM, "SLURM_CPUS_ON_NODE": "-4"}, None),
     ({**SLURM, "SLURM_CPUS_ON_NODE": "all"}, None), ({**LSF, "LSB_MCPU_HOSTS": "n2 all n1"}, None), ({}, None),
 ])
-def test_what_a_scheduler_says_that_it_has_given(environ: dict[str, str], found: Grant | None) -> None:
-    assert grant(environ, "n2", by_mpirun=False) == found
+def test_what_a_scheduler_says_that_it_has_given(environ: dict[str, str], found: CpuGrant | None) -> None:
+    assert read_grant(environ, "n2", by_mpirun=False) == found
 
 
 @pytest.mark.parametrize(("masks", "wanted"), [
@@ -222,9 +224,10 @@ def test_what_a_scheduler_says_that_it_has_given(environ: dict[str, str], found:
 def test_what_flux_gave_a_job_is_all_there_is(masks: list[Collection[int]], wanted: list[Collection[int]]) -> None:
     """Flux binds tasks, without a cgroup: what a rank is allowed is what it was given, the topology is the node's."""
     node = [one._replace(allowed=one.cpus) for one in ranks(A100_NODE, *masks)]
-    assert [share.cpus for share in shares(node, "auto")] == [frozenset(cpus) for cpus in wanted]
+    assert [share.cpus for share in share_cpus(node, "auto")] == [frozenset(cpus) for cpus in wanted]
     few = [one._replace(allowed=one.cpus) for one in ranks(A100_NODE, {3}, {3})]
-    assert warnings(few, "auto") == ["one-core: 2 ranks have 1 core on n0; ask for more, or start fewer ranks"]
+    assert warn_crowded_cores(few, "auto") == [
+        "one-core: 2 ranks have 1 core on n0; ask for more, or start fewer ranks"]
 
 
 def test_a_rank_of_flux_keeps_to_its_binding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,42 +235,42 @@ def test_a_rank_of_flux_keeps_to_its_binding(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {cpu})
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     flux = {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_ID_PATH": "/f1"}
-    facts = host_facts(flux, 0, 0, True, None, "", False)
+    facts = read_host_facts(flux, 0, 0, True, None, "", False)
     assert (facts.cpus, facts.allowed, facts.launcher, facts.scheduler) == ({cpu}, {cpu}, "flux run", "Flux")
 
 
 def test_what_slurm_has_given_the_job_counts_for_mpirun_not_its_daemons_step() -> None:
     """As with SRUN_CPUS_PER_TASK=2 in the environment of mpirun, in an allocation of two tasks a node."""
     environ = {**SLURM, "SLURM_CPUS_ON_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
-    assert grant(environ, "n2", by_mpirun=True) == Grant(4, False, 8)
-    assert grant({**environ, "SLURM_JOB_CPUS_PER_NODE": "4,2"}, "n2", by_mpirun=True) == Grant(2, False, 8)
+    assert read_grant(environ, "n2", by_mpirun=True) == CpuGrant(4, False, 8)
+    assert read_grant({**environ, "SLURM_JOB_CPUS_PER_NODE": "4,2"}, "n2", by_mpirun=True) == CpuGrant(2, False, 8)
 
 
 def test_a_python_that_was_told_of_fewer_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By PYTHON_CPU_COUNT, say; and numbers of CPUs may have holes, so that their count is not the highest one."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert allowed() == os.sched_getaffinity(0)
-    assert cpus.are_all(allowed())
+    assert list_allowed_cpus() == os.sched_getaffinity(0)
+    assert cpus.is_whole_node(list_allowed_cpus())
     for name, numbers in (("possible", "0-3,8-11"), ("online", "0-3,8-9")):
         (tmp_path / name).write_text(f"{numbers}\n")
     monkeypatch.setattr(cpus, "CPUS", str(tmp_path))
-    assert cpus.are_all({0, 1, 2, 3, 8, 9})
-    assert not cpus.are_all(range(5))
+    assert cpus.is_whole_node({0, 1, 2, 3, 8, 9})
+    assert not cpus.is_whole_node(range(5))
 
 
 def test_ranks_whose_gpus_hang_on_one_socket_split_its_cores() -> None:
     """Four ranks on a DGX H100 have its first four GPUs."""
-    found = shares(ranks(DGX_H100, *[range(224)] * 4), "auto", near=[0] * 4)
+    found = share_cpus(ranks(DGX_H100, *[range(224)] * 4), "auto", near=[0] * 4)
     assert [one.numa for one in found] == [(0,)] * 4
     assert [one.threads for one in found] == [14] * 4
-    found = shares(ranks(DGX_H100, *[range(224)] * 4), "auto", near=[1, 0, 0, 0])
+    found = share_cpus(ranks(DGX_H100, *[range(224)] * 4), "auto", near=[1, 0, 0, 0])
     assert [(one.numa, one.threads) for one in found] == [((1,), 56), ((0,), 18), ((0,), 19), ((0,), 19)]
 
 
 def test_a_socket_is_more_than_a_numa_node() -> None:
     """A DGX A100 has its GPUs on every other of eight NUMA nodes: nobody else needs the cores between."""
     topology = machine(128, numa=8)._replace(sockets=tuple(core // 64 for core in range(128)))
-    found = shares(ranks(topology, *[range(128)] * 8), "auto", near=[3, 3, 1, 1, 7, 7, 5, 5])
+    found = share_cpus(ranks(topology, *[range(128)] * 8), "auto", near=[3, 3, 1, 1, 7, 7, 5, 5])
     assert [one.threads for one in found] == [16] * 8
     assert [topology.sockets[min(one.cpus)] for one in found] == [0, 0, 0, 0, 1, 1, 1, 1]
 
@@ -277,30 +280,30 @@ def test_sockets_as_the_kernel_tells_them(
     packages: str, sockets: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpus, "CPUS", str(tmp_path))
-    monkeypatch.setattr(cpus, "numa_nodes", lambda: {0: 0, 1: 0, 2: 1, 3: 1})
+    monkeypatch.setattr(cpus, "read_numa_nodes", lambda: {0: 0, 1: 0, 2: 1, 3: 1})
     for cpu, package in enumerate(packages.split()):
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/physical_package_id").write_text(f"{package}\n")
     nodes = ((0, 0), (1, 1)) if sockets else ()
-    assert topology(range(4)) == Topology(((0,), (1,), (2,), (3,)), (0, 0, 1, 1), sockets, nodes)
-    assert topology(range(2)).nodes == nodes  # the whole machine's
+    assert read_topology(range(4)) == Topology(((0,), (1,), (2,), (3,)), (0, 0, 1, 1), sockets, nodes)
+    assert read_topology(range(2)).nodes == nodes  # the whole machine's
 
 
 def test_gpus_do_not_crowd_ranks_on_a_socket_that_is_too_small() -> None:
     small = machine(8, numa=4)
     for near in ([0] * 4, [0, 0, 1, -1], [9] * 4):
-        assert [one.threads for one in shares(ranks(small, *[range(8)] * 4), "auto", near=near)] == [2] * 4
+        assert [one.threads for one in share_cpus(ranks(small, *[range(8)] * 4), "auto", near=near)] == [2] * 4
 
 
 def test_what_was_given_is_taken_near_the_gpus() -> None:
-    found = shares(ranks(SHARED, *[range(112)] * 2, given=GIVEN), "auto", near=[1, 1])
+    found = share_cpus(ranks(SHARED, *[range(112)] * 2, given=GIVEN), "auto", near=[1, 1])
     assert spans(found) == [(56, 63, 8), (64, 71, 8)]
-    found = shares(ranks(SHARED, *[range(112)] * 2, given=GIVEN), "auto", near=[1, 0])
+    found = share_cpus(ranks(SHARED, *[range(112)] * 2, given=GIVEN), "auto", near=[1, 0])
     assert spans(found) == [(56, 63, 8), (0, 7, 8)]
 
 
-HERE = sorted(allowed())
-CORES = cores_in(frozenset(HERE), topology(HERE))
+HERE = sorted(list_allowed_cpus())
+CORES = count_cores(frozenset(HERE), read_topology(HERE))
 
 
 def found_by(mpi: Mpi, ranks: int, *options: str, env: dict[str, str] | None = None) -> list[dict[str, Any]]:

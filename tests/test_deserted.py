@@ -8,15 +8,22 @@ from pathlib import Path
 import pytest
 
 from mpiddp.failure import stack
-from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, Report, Scene, Seen, judge
-from mpiddp.failure.stack import Frame, Kind
+from mpiddp.failure.root_cause import (
+    NOBODY,
+    FailureContext,
+    JobActivity,
+    Report,
+    ReportKind,
+    select_root_cause,
+)
+from mpiddp.failure.stack import Frame, FrameKind
 from mpiddp.where.snapshot import CollectiveSeq, RankSample
 from mpiddp.where.stall import DeadlockDetector, find_deadlock, parse_ranks
 from tests.support import Mpi, check, mpiexec
 from tests.test_where import LOAD, MAIN, rank
 
-STOPS = (MAIN, Frame(Kind.OURS, f"{stack.OURS}api.py", 9, "should_stop"))
-SUMMARY = Frame(Kind.LIBRARY, "/lib/site-packages/torch/_tensor.py", 9, "item")
+STOPS = (MAIN, Frame(FrameKind.OURS, f"{stack.OUR_FOLDER}api.py", 9, "should_stop"))
+SUMMARY = Frame(FrameKind.LIBRARY, "/lib/site-packages/torch/_tensor.py", 9, "item")
 
 
 def at(number: int, *frames: Frame, entered: int = 5, names: str = "0-2", **fields: object) -> RankSample:
@@ -32,7 +39,7 @@ def test_ranks_that_wait_for_one_at_its_end() -> None:
     report = find_deadlock([over(0), at(1), at(2)])
     assert report is not None
     cause = "ranks 1-2 wait in all_reduce for rank 0 on n0, which has come to the end of the script"
-    assert report[:5] == (NOBODY, "", ABSENT, cause, 1)
+    assert report[:5] == (NOBODY, "", ReportKind.UNREACHABLE, cause, 1)
     assert report.where
 
 
@@ -85,9 +92,10 @@ def test_ranks_in_words_are_read_as_far_as_they_are_there() -> None:
 
 
 def test_the_timeout_of_a_rank_at_its_end_names_both() -> None:
-    late = Report(0, "n0", CONSEQUENCE, "waited 9 s for the end of rank 1 on n0", 1)
+    late = Report(0, "n0", ReportKind.SECONDARY, "waited 9 s for the end of rank 1 on n0", 1)
     report = find_deadlock([over(0), at(1), at(2)])
-    verdict = judge([late], 2.0, Scene({0: "n0", 1: "n0", 2: "n0"}, world_size=3, seen=Seen(deserted=report)))
+    verdict = select_root_cause([late], 2.0, FailureContext({0: "n0", 1: "n0", 2: "n0"}, world_size=3,
+                                                            activity=JobActivity(deadlock=report)))
     assert verdict is not None
     assert verdict.first.cause.endswith("to the end of the script: waited 9 s for the end of rank 1 on n0")
     assert verdict.first.rank == NOBODY

@@ -8,10 +8,10 @@ import pytest
 
 from mpiddp.base.config import LaunchConfig, Script
 from mpiddp.discovery import serialization
-from mpiddp.discovery.cpus import Grant
+from mpiddp.discovery.cpus import CpuGrant
 from mpiddp.discovery.host import HostFacts
-from mpiddp.planning.dry_run import seats
-from mpiddp.reporting.map import lines
+from mpiddp.planning.job import plan_dry_run
+from mpiddp.reporting.map import format_map
 from tests import test_cores, test_gpus, test_plan
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, mpiexec
 
@@ -20,7 +20,7 @@ JOB = LaunchConfig(Script("train.py"))
 
 def with_gpus(machine: tuple[test_gpus.Gpu, ...], facts: list[HostFacts]) -> list[HostFacts]:
     """Return the facts of ranks that all see the GPUs of a machine."""
-    return [one._replace(gpus=machine, seen=machine) for one in facts]
+    return [one._replace(gpus=machine, visible_gpus=machine) for one in facts]
 
 
 def dgx(ranks: int) -> list[HostFacts]:
@@ -31,7 +31,7 @@ def dgx(ranks: int) -> list[HostFacts]:
 MACHINES = {
     **{f"DGX H100, {ranks} ranks": dgx(ranks) for ranks in range(1, 9)},
     "a shared node of 112 cores": test_cores.ranks(
-        test_cores.machine(112, numa=2), *[range(112)] * 4, given=Grant(16, False, 4711)),
+        test_cores.machine(112, numa=2), *[range(112)] * 4, given=CpuGrant(16, False, 4711)),
     "MI250X": [one._replace(gpus=()) for one in with_gpus(
         test_gpus.FRONTIER, test_cores.ranks(test_cores.FRONTIER, *[range(128)] * 8))],
     "MIG": with_gpus(test_gpus.SLICES[::2], test_cores.ranks(test_cores.A100_NODE, *[range(64)] * 4)),
@@ -45,9 +45,9 @@ MACHINES = {
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_file_has_all_that_a_plan_needs(name: str, tmp_path: Path) -> None:
     facts = MACHINES[name]
-    serialization.write(str(tmp_path / "facts.json"), facts)
-    assert serialization.read(str(tmp_path / "facts.json")) == facts
-    assert len(seats(facts, JOB._replace(idle_gpus=True))[0]) == len(facts)
+    serialization.write_facts(str(tmp_path / "facts.json"), facts)
+    assert serialization.read_facts(str(tmp_path / "facts.json")) == facts
+    assert len(plan_dry_run(facts, JOB._replace(idle_gpus=True))[0]) == len(facts)
 
 
 @pytest.mark.alone
@@ -55,10 +55,10 @@ def test_a_desk_needs_neither_mpi_nor_torch_and_few_starts_of_python(quick: Mpi,
     """A machine takes 0.1 s where a bare Python takes 0.02."""
     for name, facts in MACHINES.items():
         file = tmp_path / f"{name}.json"
-        serialization.write(str(file), facts)
+        serialization.write_facts(str(file), facts)
         plan = ("-m", "mpiddp", "--dry-run", "--facts", file)
         done = check(alone(quick, "-X", "importtime", *plan))
-        assert done.stdout.splitlines() == lines(seats(facts, JOB)[0])
+        assert done.stdout.splitlines() == format_map(plan_dry_run(facts, JOB)[0])
         assert not {"torch", "mpi4py"} & {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
         assert bare_starts(quick, *plan) < 10, name
 
@@ -84,6 +84,6 @@ def test_a_file_without_facts(content: str | None, words: str, quick: Mpi, tmp_p
 
 def test_a_job_that_could_not_start(quick: Mpi, tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
-    serialization.write(str(file), [one._replace(task_gpus=8) for one in dgx(1)])
+    serialization.write_facts(str(file), [one._replace(task_gpus=8) for one in dgx(1)])
     done = check(alone(quick, "-m", "mpiddp", "--dry-run", "--facts", file), 3)
     assert "mpiddp: cannot start: idle-gpus" in done.stderr

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.failure.exception import callstack
-from mpiddp.failure.traceback import excerpt, package, wants_colour
+from mpiddp.failure.exception import format_exception
+from mpiddp.failure.traceback import fold_traceback, is_colour_wanted, name_package
 from tests import processes
 from tests.support import Mpi, check, mpiexec, single_node_environ
 
@@ -72,18 +72,18 @@ def raised() -> str:
             try:
                 raise ExceptionGroup("all", [error, ValueError("eight")])  # noqa: F821 - from Python 3.11 on
             except ExceptionGroup as group:  # noqa: F821
-                return callstack(group)
-        return callstack(error)
+                return format_exception(group)
+        return format_exception(error)
 
 
 def test_causes_and_groups_are_kept() -> None:
     text = raised()
-    short = excerpt(text, colour=False)
+    short = fold_traceback(text, colour=False)
     assert len(short) < len(text)
     assert re.search(r"  \.\.\. \d+ frames in json", short)
     kept = [line for line in text.splitlines() if __file__ in line or re.search("Error|Group|Traceback", line)]
     assert [line for line in kept if line not in short.splitlines()] == []
-    assert re.sub(r"\033\[[0-9;]*m", "", excerpt(text, colour=True)) == short
+    assert re.sub(r"\033\[[0-9;]*m", "", fold_traceback(text, colour=True)) == short
 
 
 @pytest.mark.parametrize("text", [
@@ -92,13 +92,13 @@ def test_causes_and_groups_are_kept() -> None:
      '  File "/a/site-packages/b.py", line 2, in d\n    raise E\nE\n'),
 ])
 def test_what_has_nothing_to_fold_stays(text: str) -> None:
-    assert excerpt(text, colour=False).strip("\n") == text.strip("\n")
+    assert fold_traceback(text, colour=False).strip("\n") == text.strip("\n")
 
 
 def test_the_names_of_packages() -> None:
-    assert package("/v/lib/python3.11/site-packages/torch/nn/modules/module.py") == "torch"
-    assert package("/v/lib/python3.11/site-packages/six.py") == "six"
-    assert package("/usr/lib/python3.11/json/__init__.py") == "json"
-    assert package("/usr/lib/python3.11/queue.py") == "queue"
-    assert package("<frozen runpy>") == "frozen runpy"
-    assert not wants_colour(sys.stdout, {"NO_COLOR": "1"})
+    assert name_package("/v/lib/python3.11/site-packages/torch/nn/modules/module.py") == "torch"
+    assert name_package("/v/lib/python3.11/site-packages/six.py") == "six"
+    assert name_package("/usr/lib/python3.11/json/__init__.py") == "json"
+    assert name_package("/usr/lib/python3.11/queue.py") == "queue"
+    assert name_package("<frozen runpy>") == "frozen runpy"
+    assert not is_colour_wanted(sys.stdout, {"NO_COLOR": "1"})

@@ -7,9 +7,16 @@ import pytest
 from mpiddp.base.config import Script
 from mpiddp.base.errors import LaunchError
 from mpiddp.discovery import runtime, schedulers
-from mpiddp.discovery.launchers import detect
-from mpiddp.discovery.mpi import ALL_INTERFACES, Library, interfaces
-from mpiddp.planning.compatibility import check_fit, check_nested, check_tasks, check_whole, hidden, unlaunched
+from mpiddp.discovery.launchers import read_launch_facts
+from mpiddp.discovery.mpi import ALL_INTERFACES, Library, list_launch_interfaces
+from mpiddp.planning.compatibility import (
+    check_compatibility,
+    check_nested,
+    check_outer_tasks,
+    check_world_size,
+    list_hidden_prefixes,
+    warn_unlaunched,
+)
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import (
@@ -70,7 +77,7 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "6"}
     (IN_PMIX, MPICH), (IN_PMI2, OPEN_MPI_5), (IN_PMI2, INTEL),
 ])
 def test_what_fits(environ: dict[str, str], library: Library) -> None:
-    check_fit(detect(environ), library)
+    check_compatibility(read_launch_facts(environ), library)
 
 
 @pytest.mark.parametrize(("environ", "library", "name", "words"), [
@@ -89,7 +96,7 @@ def test_what_fits(environ: dict[str, str], library: Library) -> None:
 ])
 def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str, words: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        check_fit(detect(environ), library)
+        check_compatibility(read_launch_facts(environ), library)
     assert caught.value.name == name
     assert words in str(caught.value)
 
@@ -103,27 +110,27 @@ def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str,
 ])
 def test_one_launcher_in_another(environ: dict[str, str], script: str, words: str) -> None:
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
-        check_nested(runtime.outer_launcher(environ), Script(script))
+        check_nested(runtime.find_outer_launcher(environ), Script(script))
     assert words in caught.value.actual
-    check_nested(runtime.outer_launcher({}), Script("t.py"))
+    check_nested(runtime.find_outer_launcher({}), Script("t.py"))
 
 
 @pytest.mark.parametrize("launcher", [BY_OPEN_MPI, BY_PRRTE, BY_MPICH, BY_INTEL])
 def test_a_launcher_in_each_task_of_a_step(launcher: dict[str, str]) -> None:
     for kind in (IN_STEP, IN_PMI2, IN_PMIX):
-        check_tasks(detect({**kind, **launcher}))
-        found = detect({**kind, **launcher, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
+        check_outer_tasks(read_launch_facts({**kind, **launcher}))
+        found = read_launch_facts({**kind, **launcher, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
         assert found is not None
         assert (found.size, found.task) == (4, 1)
         with pytest.raises(LaunchError, match="nested-launcher") as caught:
-            check_tasks(found)
+            check_outer_tasks(found)
         assert f"{found.launcher.name} in each of 2 tasks" in caught.value.actual
 
 
 @pytest.mark.parametrize("launcher", DAEMONS)
 def test_a_launcher_whose_daemons_are_tasks_of_a_step(launcher: dict[str, str]) -> None:
-    check_tasks(detect({**ON_NODES, **launcher}))
-    check_tasks(detect(STEP_PMI2))
+    check_outer_tasks(read_launch_facts({**ON_NODES, **launcher}))
+    check_outer_tasks(read_launch_facts(STEP_PMI2))
 
 
 @pytest.mark.parametrize(("environ", "step"), [
@@ -133,7 +140,7 @@ def test_a_launcher_whose_daemons_are_tasks_of_a_step(launcher: dict[str, str]) 
 ])
 def test_only_a_step_of_this_jobs_ranks_may_be_cancelled(environ: dict[str, str], step: str | None) -> None:
     environ = {**environ, "SLURM_JOB_ID": "7"}
-    assert runtime.slurm_step(environ, detect(environ)) == step
+    assert runtime.find_slurm_step(environ, read_launch_facts(environ)) == step
 
 
 @pytest.mark.parametrize(("environ", "name"), [
@@ -151,13 +158,13 @@ def test_the_logs_of_two_steps_are_not_one_file(environ: dict[str, str], name: s
     ({**IN_PMI2, **BY_PRRTE}, OPEN_MPI_5, ""), ({**IN_PMI2, **SLURM_PMI}, INTEL, ""), ({}, MPICH, ""),
 ])
 def test_what_a_library_must_not_see_of_a_step(environ: dict[str, str], library: Library, beginning: str) -> None:
-    found = hidden(detect(environ), library)
+    found = list_hidden_prefixes(read_launch_facts(environ), library)
     assert beginning in found if beginning else found == ()
 
 
 def alone(environ: dict[str, str], library: Library) -> list[str]:
     """Return what is said to a process that no launcher has started."""
-    return unlaunched(library, *schedulers.find_allotment(environ))
+    return warn_unlaunched(library, *schedulers.find_intended_size(environ))
 
 
 def test_a_process_alone_in_an_allocation_of_several_tasks() -> None:
@@ -181,15 +188,15 @@ def test_torchrun_around_mpiddp_is_refused_once() -> None:
 
 def test_a_value_that_this_slurm_lacks_is_not_named() -> None:
     with pytest.raises(LaunchError) as caught:
-        check_fit(detect(STEP), UNKNOWN, ["none", "pmi2"])
+        check_compatibility(read_launch_facts(STEP), UNKNOWN, ["none", "pmi2"])
     assert caught.value.do == "use srun --mpi=pmi2; this Slurm has --mpi=none, pmi2"
 
 
 def test_a_world_that_is_split() -> None:
-    check_whole(detect(MPIRUN), 4, OPEN_MPI_5)
-    check_whole(detect({}), 1, OPEN_MPI_5)
+    check_world_size(read_launch_facts(MPIRUN), 4, OPEN_MPI_5)
+    check_world_size(read_launch_facts({}), 1, OPEN_MPI_5)
     with pytest.raises(LaunchError, match="split-world") as caught:
-        check_whole(detect(MPIRUN), 1, UNKNOWN)
+        check_world_size(read_launch_facts(MPIRUN), 1, UNKNOWN)
     assert "4 processes started by Open MPI's mpirun, but MPI's world size is 1" in caught.value.actual
 
 
@@ -202,7 +209,7 @@ def test_a_world_that_is_split() -> None:
     ("Fujitsu MPI", (4,), "", ALL_INTERFACES), ("Cray MPICH", (8, 1), "", ALL_INTERFACES),
 ])
 def test_what_a_library_speaks(name: str, version: tuple[int, ...], description: str, spoken: set[str]) -> None:
-    assert interfaces(name, version, "/nowhere/libmpi.so", description) == spoken
+    assert list_launch_interfaces(name, version, "/nowhere/libmpi.so", description) == spoken
 
 
 def check_refused(done: Done, name: str) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpiddp.base.config import Script
-from mpiddp.discovery.script import script_facts
-from mpiddp.supervise.command import CommandError, own_options
+from mpiddp.discovery.script import read_script_facts
+from mpiddp.supervise.command import CommandError, take_our_options
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
@@ -181,13 +181,13 @@ def test_an_absolute_path_needs_no_working_directory(tmp_path: Path, monkeypatch
     (left := tmp_path / "left").mkdir()
     monkeypatch.chdir(left)
     left.rmdir()
-    assert script_facts(Script(str(script))).error is None
+    assert read_script_facts(Script(str(script))).error is None
 
 
 def test_a_supervised_script_is_a_file() -> None:
     with pytest.raises(CommandError, match="standard input cannot be read a second time"):
-        own_options(["python", "-m", "mpiddp", "--quiet", "-", "a"])
-    assert own_options(["python", "-m", "mpiddp", "train.py", "-"])[0][-1] == "-"
+        take_our_options(["python", "-m", "mpiddp", "--quiet", "-", "a"])
+    assert take_our_options(["python", "-m", "mpiddp", "train.py", "-"])[0][-1] == "-"
 
 
 def test_a_script_on_standard_input_that_does_not_end(quick: Mpi, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpiddp.base.config import Script
-from mpiddp.discovery.script import knows_of_ranks
-from mpiddp.planning.environment import for_cpu
+from mpiddp.discovery.script import has_rank_words
+from mpiddp.planning.environment import accelerate_env
 from tests import processes
 from tests.support import DEADLINE_S, ROOT, Mpi, mpiexec_command, need, single_node_environ
 
@@ -79,11 +79,11 @@ def test_what_a_script_may_know(
     monkeypatch: pytest.MonkeyPatch, code: str, at_end: bool, in_training: bool
 ) -> None:
     """A library that would have used the group by its first step, and did not, knows of no other rank."""
-    monkeypatch.setattr("mpiddp.discovery.script.own_modules", list)  # those of the tests
+    monkeypatch.setattr("mpiddp.discovery.script.list_user_modules", list)  # those of the tests
     script = Script(code, is_code=True)
-    assert [knows_of_ranks(script, has_trained) for has_trained in (False, True)] == [at_end, in_training]
+    assert [has_rank_words(script, has_trained) for has_trained in (False, True)] == [at_end, in_training]
 
 
 def test_accelerate_is_told_of_several_ranks_on_the_cpu_alone() -> None:
-    assert for_cpu("cpu", 2) == {"ACCELERATE_USE_CPU": "true"}
-    assert for_cpu("cpu", 1) == for_cpu("cuda:0", 2) == {}
+    assert accelerate_env("cpu", 2) == {"ACCELERATE_USE_CPU": "true"}
+    assert accelerate_env("cpu", 1) == accelerate_env("cuda:0", 2) == {}

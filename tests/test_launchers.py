@@ -11,17 +11,23 @@ import pytest
 from mpiddp.base.errors import LaunchError
 from mpiddp.base.text import memory_advice
 from mpiddp.discovery import launchers, schedulers
-from mpiddp.discovery.cpus import Grant, Topology, grant
+from mpiddp.discovery.cpus import CpuGrant, Topology, read_grant
 from mpiddp.discovery.devices import DeviceFacts
 from mpiddp.discovery.gpus import Gpu
 from mpiddp.discovery.host import HostFacts
-from mpiddp.discovery.launchers import LAUNCHERS, detect, is_first_on_node
+from mpiddp.discovery.launchers import LAUNCHERS, is_first_on_node, read_launch_facts
 from mpiddp.discovery.mpi import ALL_INTERFACES, Library
-from mpiddp.discovery.runtime import loses_status, slurm_step
-from mpiddp.planning import cores, devices, gpus, problems
-from mpiddp.planning.advice import advice_for
-from mpiddp.planning.compatibility import check_fit, check_tasks, check_whole, hidden, unlaunched
-from mpiddp.planning.gpus import Choice
+from mpiddp.discovery.runtime import find_slurm_step, is_abort_status_lost
+from mpiddp.planning import cores, gpus, problems
+from mpiddp.planning.compatibility import (
+    check_compatibility,
+    check_outer_tasks,
+    check_world_size,
+    list_hidden_prefixes,
+    warn_unlaunched,
+)
+from mpiddp.planning.gpus import GpuChoice
+from mpiddp.planning.problems import choose_advice
 from mpiddp.where.client import UnansweredError, find_endpoint
 from mpiddp.where.registry import JobEndpoint, find_job_number, write_endpoint
 
@@ -83,7 +89,7 @@ SIZELESS = {"PALS pmix", "PALS without a size", "aprun"}
 
 @pytest.mark.parametrize("kind", SET)
 def test_each_launcher_is_known_by_its_variables(kind: str) -> None:
-    found = detect(SET[kind])
+    found = read_launch_facts(SET[kind])
     assert found is not None
     assert (found.launcher.name, found.rank, found.size) == (
         NAMES[kind.split()[0]], 2, None if kind in SIZELESS else 4)
@@ -99,18 +105,18 @@ def test_a_split_world_is_named_by_one_rank(kind: str, library: Library) -> None
     """Each process is a world of its own. Where nobody knows the number of ranks, rank 1 speaks, and rank 0 trains."""
     speakers = []
     for rank in range(4):
-        started_by = detect({name: str(rank) if value == "2" and "RANK" in name.upper() + "RANK" * (name in (
+        started_by = read_launch_facts({name: str(rank) if value == "2" and "RANK" in name.upper() + "RANK" * (name in (
             "SLURM_PROCID", "ALPS_APP_PE")) else value for name, value in SET[kind].items()})
         assert started_by is not None
         assert started_by.rank == rank
         try:
-            check_whole(started_by, 1, library)
+            check_world_size(started_by, 1, library)
         except LaunchError as error:
             assert error.name == "split-world"
             assert started_by.launcher.name in error.actual
             speakers += [rank] if error.speaker == rank else []
     assert speakers == [1 if kind in SIZELESS else 0]
-    check_whole(detect(SET[kind]), 4, library)
+    check_world_size(read_launch_facts(SET[kind]), 4, library)
 
 
 FITS = {
@@ -134,10 +140,10 @@ FITS = {
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: f"{library.title} {len(library.interfaces)}")
 def test_what_can_start_and_what_is_refused_by_name(kind: str, library: Library) -> None:
     if library in FITS[kind]:
-        check_fit(detect(SET[kind]), library)
+        check_compatibility(read_launch_facts(SET[kind]), library)
         return
     with pytest.raises(LaunchError) as caught:
-        check_fit(detect(SET[kind]), library)
+        check_compatibility(read_launch_facts(SET[kind]), library)
     error = caught.value
     assert error.name in ("launcher-mismatch", "no-pmix", "pmi-unsupported")
     assert "  do       " in str(error)
@@ -151,11 +157,11 @@ def test_what_can_start_and_what_is_refused_by_name(kind: str, library: Library)
 @pytest.mark.parametrize("kind", SET)
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: f"{library.title} {len(library.interfaces)}")
 def test_no_refusal_names_the_option_of_another_launcher(kind: str, library: Library) -> None:
-    started_by = detect(SET[kind])
+    started_by = read_launch_facts(SET[kind])
     assert started_by is not None
     said = []
-    for check in (lambda: check_fit(started_by, library), lambda: check_whole(started_by, 1, library),
-                  lambda: check_tasks(started_by._replace(tasks=2, outer="flux run"))):
+    for check in (lambda: check_compatibility(started_by, library), lambda: check_world_size(started_by, 1, library),
+                  lambda: check_outer_tasks(started_by._replace(tasks=2, outer="flux run"))):
         try:
             check()
         except LaunchError as error:
@@ -179,20 +185,20 @@ def said_in_planning(launcher: str, scheduler: str) -> list[str]:
     facts = HostFacts("n1", 0, frozenset({0}), frozenset({0, 1}), node, False, None, (), None, {}, "", 0, 0,
                       given_gpus=1, launcher=launcher, scheduler=scheduler)
     three, gpu = [facts, facts._replace(topology=None), facts._replace(topology=None)], Gpu("GPU-a", "GPU-a", numa=0)
-    advice = advice_for(facts)
+    advice = choose_advice(facts)
     nothing, torch = DeviceFacts("2"), DeviceFacts("2", kind="cuda", gpus=(gpu,), backends={"nccl": ("cuda",)})
-    said = cores.warnings(three, cores.AUTO)
-    said += cores.far_devices([facts], [cores.Share(frozenset({0}), 1, (0,))], [1])
-    said += gpus.warnings([("n1", True)], advice)
+    said = cores.warn_crowded_cores(three, "auto")
+    said += cores.warn_far_gpus([facts], [cores.CpuShare(frozenset({0}), 1, (0,))], [1])
+    said += gpus.warn_isolated_gpus([("n1", True)], advice)
     for check in (
-        lambda: problems.check_idle([facts._replace(given_gpus=4)]), lambda: problems.check_given(three),
+        lambda: problems.check_idle_gpus([facts._replace(given_gpus=4)]), lambda: problems.check_gpu_count(three),
         lambda: problems.check_options([facts, facts._replace(options={"--quiet": "1"})]),
-        lambda: gpus.choose([gpus.Sight(0, (gpu,)), gpus.Sight(1, (gpu,))], "n1", advice=advice),
-        lambda: gpus.choose([gpus.Sight(0, ()), gpus.Sight(1, ())], "n1", advice=advice),
-        lambda: devices.check_kinds("cuda", [nothing], ["n1"], advice),
-        lambda: devices.check_kinds(None, [nothing, torch], ["n1", "n2"], advice),
-        lambda: devices.check_index(Choice(gpu, 1), torch, 0, "n1", True, False, advice),
-        lambda: devices.backend("nccl", [nothing._replace(backends={"nccl": ("cuda",)})], ["n1"], advice=advice),
+        lambda: gpus.choose_gpus([gpus.RankGpus(0, (gpu,)), gpus.RankGpus(1, (gpu,))], "n1", advice=advice),
+        lambda: gpus.choose_gpus([gpus.RankGpus(0, ()), gpus.RankGpus(1, ())], "n1", advice=advice),
+        lambda: gpus.check_device_kinds("cuda", [nothing], ["n1"], advice),
+        lambda: gpus.check_device_kinds(None, [nothing, torch], ["n1", "n2"], advice),
+        lambda: gpus.check_gpu_index(GpuChoice(gpu, 1), torch, 0, "n1", True, False, advice),
+        lambda: gpus.choose_backend("nccl", [nothing._replace(backends={"nccl": ("cuda",)})], ["n1"], advice=advice),
     ):
         with pytest.raises(LaunchError) as caught:
             check()
@@ -224,7 +230,7 @@ def test_cray_mpich_is_told_of_cray_shasta_where_slurm_has_it() -> None:
         for types, option in (((), "cray_shasta"), (("none", "pmix", "cray_shasta", "pmi2"), "cray_shasta"),
                               (("none", "pmi2"), "pmi2")):
             with pytest.raises(LaunchError) as caught:
-                check_fit(detect(STEP), library, types)
+                check_compatibility(read_launch_facts(STEP), library, types)
             assert caught.value.needed == f"srun --mpi={option}"
 
 
@@ -232,11 +238,11 @@ def test_cray_mpich_is_told_of_cray_shasta_where_slurm_has_it() -> None:
     ("srun cray_shasta 22", "7.0"), ("srun cray_shasta 24", "7.0"), ("psslurm pmi", "7.0"), ("flux simple", None),
     ("PALS cray", None)])
 def test_the_step_of_ranks_that_srun_has_started(kind: str, step: str | None) -> None:
-    assert slurm_step(SET[kind], detect(SET[kind])) == step
+    assert find_slurm_step(SET[kind], read_launch_facts(SET[kind])) == step
 
 
 def test_mpi_abort_loses_the_status_under_flux_and_slurms_pmi2_alone() -> None:
-    found = {kind for kind in SET if loses_status(detect(SET[kind]))}
+    found = {kind for kind in SET if is_abort_status_lost(read_launch_facts(SET[kind]))}
     assert found == {kind for kind in SET if kind.startswith("flux ") and kind not in ("flux off", "flux spectrum")} | {
         "srun pmi2"}
 
@@ -245,13 +251,13 @@ def test_mpi_abort_loses_the_status_under_flux_and_slurms_pmi2_alone() -> None:
 @pytest.mark.parametrize("inner", [MPIRUN, HYDRA])
 def test_a_launcher_in_a_task_of_flux(outer: dict[str, str], inner: dict[str, str]) -> None:
     one = {**outer, **inner, "FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"}
-    found = detect(one)
+    found = read_launch_facts(one)
     assert found is not None
     assert (found.size, found.rank) == (4, 2)
-    check_tasks(found)
-    check_whole(found, 4, MPICH)
+    check_outer_tasks(found)
+    check_world_size(found, 4, MPICH)
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
-        check_tasks(detect({**outer, **inner}))
+        check_outer_tasks(read_launch_facts({**outer, **inner}))
     assert "in each of 4 tasks that flux run has started" in caught.value.actual
 
 
@@ -259,8 +265,8 @@ def test_a_launcher_in_a_task_of_flux(outer: dict[str, str], inner: dict[str, st
 def test_a_single_task_that_is_offered_nothing_useful_is_a_world_of_one(kind: str) -> None:
     environ = {name: "1" if name in ("SLURM_STEP_NUM_TASKS", "FLUX_JOB_SIZE", "PMI_SIZE") else value
                for name, value in SET[kind].items()}
-    check_fit(detect(environ), MPICH)
-    prefixes = hidden(detect(environ), MPICH)
+    check_compatibility(read_launch_facts(environ), MPICH)
+    prefixes = list_hidden_prefixes(read_launch_facts(environ), MPICH)
     assert not [name for name in environ if name.startswith(("PMI", "PALS_")) and not name.startswith(prefixes)]
 
 
@@ -307,7 +313,7 @@ def test_a_job_is_found_by_what_its_scheduler_calls_it(
 def test_a_process_alone_in_a_job_for_several(environ: dict[str, str], start: str, tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
     environ = {name: value.replace("@", str(tmp_path / "nodes")) for name, value in environ.items()}
-    line, = unlaunched(OPEN_MPI_5, *schedulers.find_allotment(environ))
+    line, = warn_unlaunched(OPEN_MPI_5, *schedulers.find_intended_size(environ))
     assert line.startswith(f"no-launcher: {start}")
     assert line.endswith("put Open MPI's mpirun before python -m mpiddp")
     assert "srun" not in line
@@ -319,7 +325,7 @@ def test_a_process_alone_in_a_job_for_several(environ: dict[str, str], start: st
     {"JOB_ID": "4", "SGE_ROOT": "/sge", "NHOSTS": "1", "NSLOTS": "8"}, {"PBS_JOBID": "9", "PBS_NODEFILE": "/nowhere"},
     {"K_MPI_JOB_ROLE": "worker"}, {}])
 def test_who_is_alone_by_right_or_is_not_to_speak(environ: dict[str, str]) -> None:
-    assert unlaunched(OPEN_MPI_5, *schedulers.find_allotment(environ)) == []
+    assert warn_unlaunched(OPEN_MPI_5, *schedulers.find_intended_size(environ)) == []
 
 
 PBS_PRO = """Job Id: 9.pbs01
@@ -370,11 +376,11 @@ def test_the_schedulers_command_is_asked_by_one_rank(
     command.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert schedulers.find_end(environ, asks=True) is None
-    assert scheduler.ask_end[0] in schedulers.end_unknown(environ)
+    assert scheduler.ask_end[0] in schedulers.describe_unknown_end(environ)
 
 
 def test_sges_slots_on_this_host(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("n1.site 8 all.q@n1 UNDEFINED\nn2.site 4 all.q@n2 UNDEFINED\n")
     environ = {"JOB_ID": "4", "SGE_ROOT": "/sge", "PE_HOSTFILE": str(tmp_path / "hosts")}
-    assert grant(environ, "n2", by_mpirun=True) == Grant(4, False, 4)
-    assert grant(environ, "n3", by_mpirun=True) is None
+    assert read_grant(environ, "n2", by_mpirun=True) == CpuGrant(4, False, 4)
+    assert read_grant(environ, "n3", by_mpirun=True) is None

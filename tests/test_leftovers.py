@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mpiddp.discovery import schedulers
-from mpiddp.discovery.devices import find_evidence
-from mpiddp.discovery.launchers import detect
-from mpiddp.planning.compatibility import check_tasks
-from mpiddp.supervise.__main__ import version_of
+from mpiddp.discovery.devices import find_gpu_evidence
+from mpiddp.discovery.launchers import read_launch_facts
+from mpiddp.planning.compatibility import check_outer_tasks
+from mpiddp.supervise.__main__ import read_launcher_version
 from mpiddp.supervise.allocation import expand_nodelists
 from mpiddp.where.client import UnansweredError, find_endpoint
 from mpiddp.where.registry import JobEndpoint, write_endpoint
@@ -23,15 +23,15 @@ OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
 @pytest.mark.parametrize("inner", [MPIRUN, HYDRA])
 def test_mpirun_in_a_job_of_slurm_that_a_task_of_flux_has_submitted(inner: dict[str, str]) -> None:
     """Slurm hands the task's variables on."""
-    check_tasks(detect({**FLUX_SIMPLE, **OF_SLURM, **inner}))
+    check_outer_tasks(read_launch_facts({**FLUX_SIMPLE, **OF_SLURM, **inner}))
 
 
 def test_a_job_of_slurm_that_a_task_of_flux_has_submitted() -> None:
     environ = {**FLUX_TASK, **OF_SLURM}
     assert schedulers.find_job(environ) == ("7", "")
-    assert schedulers.find_allotment(environ) == (schedulers.SLURM, 4)
-    assert detect(environ) is None
-    found = detect({**FLUX_PMIX, **STEP})
+    assert schedulers.find_intended_size(environ) == (schedulers.SLURM, 4)
+    assert read_launch_facts(environ) is None
+    found = read_launch_facts({**FLUX_PMIX, **STEP})
     assert found is not None
     assert found.launcher.name == "srun"
 
@@ -85,7 +85,7 @@ def test_a_job_that_was_given_more_time(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_command_that_says_nothing_useful(
     scheduler: schedulers.Scheduler, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedulers, "ANSWERS_S", 0.3)
+    monkeypatch.setattr(schedulers, "COMMAND_TIMEOUT_S", 0.3)
     command(tmp_path, scheduler.ask_end[0], script, monkeypatch)
     assert schedulers.find_end({scheduler.jobs[0]: "9"}, asks=True) is None
 
@@ -93,9 +93,9 @@ def test_a_command_that_says_nothing_useful(
 @pytest.mark.mpi
 def test_programs_whose_words_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(tmp_path, "srun", "printf 'MPI plugin types are\\n\\tpmix\\n\\tn\\344chster\\n' >&2", monkeypatch)
-    assert schedulers.srun_mpi_types()[0] == "pmix"
+    assert schedulers.list_srun_mpi_types()[0] == "pmix"
     command(tmp_path, "mpiexec", "printf 'Open MPI \\344\\n'", monkeypatch)
-    assert "Open MPI" in version_of(str(tmp_path / "mpiexec"), str(tmp_path / "mpiexec"))
+    assert "Open MPI" in read_launcher_version(str(tmp_path / "mpiexec"), str(tmp_path / "mpiexec"))
 
 
 @pytest.mark.parametrize("text", ["[warning] a module was not loaded\nn[1-3]", "n[1-", "n[x]"])
@@ -112,8 +112,8 @@ def test_a_list_of_gpus_that_a_user_has_in_all_jobs(
     environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a cluster without GPUs, Slurm sets no list."""
-    monkeypatch.setattr("mpiddp.discovery.devices.describe_openable", str)
-    assert find_evidence({**environ, "CUDA_VISIBLE_DEVICES": "0"}) == expected
+    monkeypatch.setattr("mpiddp.discovery.devices.describe_openable_gpus", str)
+    assert find_gpu_evidence({**environ, "CUDA_VISIBLE_DEVICES": "0"}) == expected
 
 
 @pytest.mark.parametrize(("number", "step", "asked"), [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.failure.postmortem import crash_line, crash_stack
+from mpiddp.failure.postmortem import extract_crash_stack, find_crash_line
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -176,17 +176,17 @@ def test_the_stack_of_a_crash_is_in_its_ranks_log(mpi: Mpi, tmp_path: Path) -> N
 
 
 def test_a_stack_begins_with_the_thread_that_crashed() -> None:
-    stack = crash_stack(PRINTED.splitlines())
+    stack = extract_crash_stack(PRINTED.splitlines())
     assert [line.split()[-1] for line in stack.splitlines()] == [
         "fault", "first):", "dot", "deep", "<module>", "first):", "run"]
     assert stack.splitlines()[1].startswith("Current thread")
-    assert crash_line(stack) == "/home/me/train.py, line 4, in deep"
+    assert find_crash_line(stack) == "/home/me/train.py, line 4, in deep"
     of_no_python = [*PRINTED.splitlines()[:9], "Current thread 0x03 (most recent call first):", "  <no Python frame>"]
-    assert crash_stack(of_no_python).splitlines()[2] == "  <no Python frame>"
-    assert crash_line(crash_stack(of_no_python)) == ""
-    assert crash_stack([]) == crash_line("") == ""
+    assert extract_crash_stack(of_no_python).splitlines()[2] == "  <no Python frame>"
+    assert find_crash_line(extract_crash_stack(of_no_python)) == ""
+    assert extract_crash_stack([]) == find_crash_line("") == ""
 
 
 def test_a_crash_of_our_own_is_shown_whole() -> None:
     ours = [line for line in PRINTED.splitlines() if "train.py" not in line and "numpy/" not in line]
-    assert f'{PACKAGE}/runner/script.py", line 57 in run' in crash_stack(ours)
+    assert f'{PACKAGE}/runner/script.py", line 57 in run' in extract_crash_stack(ours)

@@ -11,8 +11,8 @@ import pytest
 
 from mpiddp.base.text import format_ranges
 from mpiddp.discovery.gpus import Gpu
-from mpiddp.planning.placement import Seat
-from mpiddp.reporting.map import devices, lines, model, records, svg
+from mpiddp.planning.job import Placement
+from mpiddp.reporting.map import draw_svg, fold_devices, format_map, list_records, shorten_model
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 
@@ -24,18 +24,18 @@ def h100(rank: int) -> Gpu:
     return Gpu(uuid, uuid, "NVIDIA H100 80GB HBM3", "0000:1b:00.0", 0)
 
 
-def node(number: int, ranks: int = 8, threads: int = 14, interface: str = "ib0") -> list[Seat]:
+def node(number: int, ranks: int = 8, threads: int = 14, interface: str = "ib0") -> list[Placement]:
     """Return the seats of one node of eight ranks' room."""
     first = number * 8
-    return [Seat(first + local, first, f"n{number:04}", f"cuda:{local}", h100(first + local),
-                 frozenset(range(14 * local, 14 * local + 14)), (local // 4,), threads, interface)
+    return [Placement(first + local, first, f"n{number:04}", f"cuda:{local}", h100(first + local),
+                      frozenset(range(14 * local, 14 * local + 14)), (local // 4,), threads, interface)
             for local in range(ranks)]
 
 
 def test_a_thousand_alike_nodes_and_two_odd_ones() -> None:
     seats = [seat for number in range(1000) for seat in node(number)]
     seats += [*node(1000, threads=1), *node(1001, interface="eth0")]
-    found = lines(seats)
+    found = format_map(seats)
     assert len(found) == 4
     assert max(map(len, found)) <= 100
     assert found[0].split() == ["host", "ranks", "device", "cores", "numa", "threads", "interface"]
@@ -45,7 +45,7 @@ def test_a_thousand_alike_nodes_and_two_odd_ones() -> None:
 
 
 def test_the_ranks_of_a_single_node_have_a_line_each() -> None:
-    found = lines(node(3, ranks=2))
+    found = format_map(node(3, ranks=2))
     assert [line.split() for line in found[1:]] == [
         ["n0003", "24", "cuda:0", "H100", "00000018", "0-13", "0", "14", "ib0"],
         ["n0003", "25", "cuda:1", "H100", "00000019", "14-27", "0", "14", "ib0"]]
@@ -54,39 +54,39 @@ def test_the_ranks_of_a_single_node_have_a_line_each() -> None:
 def test_a_single_core_is_no_count() -> None:
     """`cores 0` would read as none at all."""
     one = [seat._replace(cpus=frozenset([seat.rank])) for seat in node(0, ranks=2)]
-    head, *rows = lines(one)
+    head, *rows = format_map(one)
     assert [row[head.index("cores"):head.index("numa")].strip() for row in rows] == ["core 0", "core 1"]
 
 
 def test_a_hundred_kinds_of_nodes_are_counted() -> None:
     seats = [seat for number in range(100) for seat in node(number, threads=number + 1)]
-    found = lines(seats)
+    found = format_map(seats)
     assert len(found) == 12
     assert found[-1].strip() == "and 90 more"
 
 
 def test_no_line_is_longer_than_100_columns() -> None:
     long = [one._replace(host=f"gpu-node-with-a-long-name-{one.rank % 7}", interface="enp129s0f0np0", numa=(0, 2, 4, 6),
-                    cpus=frozenset(range(0, 224, 2))) for number in range(9) for one in node(number)]
-    assert max(map(len, lines(long[:8]) + lines(long))) <= 100
+                         cpus=frozenset(range(0, 224, 2))) for number in range(9) for one in node(number)]
+    assert max(map(len, format_map(long[:8]) + format_map(long))) <= 100
 
 
 def test_a_model_is_a_word() -> None:
     names = ["NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "AMD Instinct MI250X", "NVIDIA GeForce RTX 4090", ""]
-    assert [model(Gpu("GPU-a", "GPU-a", name)) for name in names] == ["A100", "V100", "MI250X", "4090", ""]
-    assert model(Gpu("MIG-b", "GPU-a", "NVIDIA A100-SXM4-40GB MIG 1g.5gb")) == "1g.5gb"
-    assert model(None) == ""
+    assert [shorten_model(Gpu("GPU-a", "GPU-a", name)) for name in names] == ["A100", "V100", "MI250X", "4090", ""]
+    assert shorten_model(Gpu("MIG-b", "GPU-a", "NVIDIA A100-SXM4-40GB MIG 1g.5gb")) == "1g.5gb"
+    assert shorten_model(None) == ""
 
 
 def test_ranges_and_devices() -> None:
     assert format_ranges([8, 0, 1, 2, 3, 2]) == "0-3,8"
     assert format_ranges([]) == ""
-    assert devices(["cpu", "cpu"]) == "cpu"
-    assert devices(["cuda:0", "cuda:1", "cuda:3"]) == "cuda:0-1,3"
+    assert fold_devices(["cpu", "cpu"]) == "cpu"
+    assert fold_devices(["cuda:0", "cuda:1", "cuda:3"]) == "cuda:0-1,3"
 
 
 def test_records_are_plain() -> None:
-    assert json.loads(json.dumps(records(node(1, ranks=1)))) == [
+    assert json.loads(json.dumps(list_records(node(1, ranks=1)))) == [
         {"rank": 8, "host": "n0001", "node": 8, "device": "cuda:0",
          "gpu": {"uuid": "GPU-00000008-0000", "board": "GPU-00000008-0000", "name": "NVIDIA H100 80GB HBM3",
                  "pci": "0000:1b:00.0", "numa": 0}, "cpus": list(range(14)), "numa": [0],
@@ -95,7 +95,7 @@ def test_records_are_plain() -> None:
 
 def test_the_picture_has_a_cell_for_each_rank_of_each_kind_of_node() -> None:
     seats = [seat for number in range(1000) for seat in node(number)]
-    root = ElementTree.fromstring(svg([*seats, *node(1000, threads=1)]))
+    root = ElementTree.fromstring(draw_svg([*seats, *node(1000, threads=1)]))
     texts = [(one.text, one.get("fill")) for one in root.iter("{http://www.w3.org/2000/svg}text")]
     assert ("n[0000-0999] (1,000 nodes)", "#333") in texts
     assert ("n1000", "#c00") in texts

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from mpiddp.failure.rank import Member
-from mpiddp.failure.root_cause import OWN, Report, Verdict
+from mpiddp.failure.rank import RankIdentity
+from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.ipc.channel import Channel
 from mpiddp.ipc.codec import Codec, Text, Unreadable, encode
 from mpiddp.output.protocol import Forwarded
@@ -31,19 +31,19 @@ BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
 WAIT_S = 10
 
 
-def member(rank: int, world_size: int = 2) -> Member:
+def member(rank: int, world_size: int = 2) -> RankIdentity:
     """Return a member of a job on one node."""
-    return Member(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0, namespace="0")
+    return RankIdentity(rank, world_size, rank, "n0", "cpu", os.getpid(), "run", 5.0, namespace="0")
 
 
 def report(rank: int) -> Report:
     """Return a report on a rank that raised."""
-    return Report(rank, "n0", OWN, "seven", 1)
+    return Report(rank, "n0", ReportKind.ERROR, "seven", 1)
 
 
 SOME_MESSAGES: list[Sent] = [
     Stage("MPI_Init"), RegisterRank(member(1), "::1", 77, TOKEN), Failed(report(1), gone=True), ReasonPrinted(),
-    JobEnds(75, True, True), Decision(None, 1, False), Decision(Verdict(report(1), "others", True), 1, True),
+    JobEnds(75, True, True), Decision(None, 1, False), Decision(RootCause(report(1), "others", True), 1, True),
     Forwarded(False), Stage("\udcff\n"),
 ]
 NONSENSE = {
@@ -70,7 +70,7 @@ def test_a_message_comes_as_it_was_sent(message: Sent) -> None:
 def test_a_decision_for_a_script_that_has_unloaded_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("mpiddp")]:
         monkeypatch.delitem(sys.modules, name)
-    decision = Decision(Verdict(report(1)), 1, abort=True)
+    decision = Decision(RootCause(report(1)), 1, abort=True)
     assert CODEC.decode(encode(decision)) == decision
 
 

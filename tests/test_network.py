@@ -20,7 +20,7 @@ from mpiddp.bootstrap import probe as probing
 from mpiddp.bootstrap.probe import CONNECT_TIMEOUT_S, OTHER_ADDRESS_TIMEOUT_S, AddressProber, ProbeTarget
 from mpiddp.discovery.host import Interface
 from mpiddp.ipc.event_loop import EventLoop
-from mpiddp.planning.network import Trial
+from mpiddp.planning.network import ProbeResult
 from mpiddp.sentinel.probe_responder import ProbeResponder
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace
@@ -59,7 +59,7 @@ def door() -> Iterator[ProbeTarget]:
 
 
 def test_an_address_that_answers_is_found_with_the_interface_that_leads_there(door: ProbeTarget) -> None:
-    assert AddressProber(door, [LO]).await_trials() == (Trial("lo"),)
+    assert AddressProber(door, [LO]).await_trials() == (ProbeResult("lo"),)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def doors() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def answered(one: socket.socket, addresses: Sequence[str]) -> tuple[tuple[Trial, ...], float]:
+def answered(one: socket.socket, addresses: Sequence[str]) -> tuple[tuple[ProbeResult, ...], float]:
     """Return what came of addresses of which this server alone answers, and how long that was waited for."""
     start = time.monotonic()
     probe = AddressProber(ProbeTarget(tuple(addresses), one.getsockname()[1], "token"), [LO])
@@ -82,13 +82,13 @@ def answered(one: socket.socket, addresses: Sequence[str]) -> tuple[tuple[Trial,
 
 def test_an_address_that_does_not_answer_costs_no_more_than_its_time(doors: tuple[socket.socket, ...]) -> None:
     (dead, alive), waited_s = answered(doors[0], ["127.0.0.2", "127.0.0.1"])
-    assert (dead, alive) == (Trial(error="no answer"), Trial("lo"))
+    assert (dead, alive) == (ProbeResult(error="no answer"), ProbeResult("lo"))
     assert OTHER_ADDRESS_TIMEOUT_S <= waited_s < OTHER_ADDRESS_TIMEOUT_S + 1
 
 
 def test_nobody_waits_for_others_when_the_best_address_answers(doors: tuple[socket.socket, ...]) -> None:
     (alive, dead), waited_s = answered(doors[0], ["127.0.0.1", "127.0.0.2"])
-    assert (alive, dead) == (Trial("lo"), Trial(error="no answer"))
+    assert (alive, dead) == (ProbeResult("lo"), ProbeResult(error="no answer"))
     assert waited_s < OTHER_ADDRESS_TIMEOUT_S / 2
 
 
@@ -96,7 +96,7 @@ def test_answers_that_came_in_the_meantime_are_heard(door: ProbeTarget) -> None:
     probe = AddressProber(door, [LO])
     time.sleep(OTHER_ADDRESS_TIMEOUT_S + 0.1)  # torch is imported
     start = time.monotonic()
-    assert probe.await_trials() == (Trial("lo"),)
+    assert probe.await_trials() == (ProbeResult("lo"),)
     assert time.monotonic() - start < OTHER_ADDRESS_TIMEOUT_S / 2
 
 
@@ -127,7 +127,8 @@ def test_a_node_without_ipv6_tries_the_other_addresses(door: ProbeTarget, monkey
     kernels = SimpleNamespace(socket=make, AF_INET=socket.AF_INET, AF_INET6=socket.AF_INET6)
     monkeypatch.setattr(probing, "socket", kernels)
     both = door._replace(addresses=("fd77::1", *door.addresses))
-    assert AddressProber(both, [LO]).await_trials() == (Trial(error=os.strerror(errno.EAFNOSUPPORT)), Trial("lo"))
+    assert AddressProber(both, [LO]).await_trials() == (ProbeResult(error=os.strerror(errno.EAFNOSUPPORT)),
+                                                        ProbeResult("lo"))
 
 
 @pytest.mark.parametrize("silent_s", [OTHER_ADDRESS_TIMEOUT_S + 0.2, 60.0])
@@ -144,7 +145,7 @@ def test_a_lone_address_has_as_long_as_three_packets_take(silent_s: float) -> No
         ends.callback(full.shutdown, socket.SHUT_RDWR)
         ends.callback(answering.cancel)
         found, waited_s = probe.await_trials(), time.monotonic() - start
-    assert found == ((Trial("lo"),) if silent_s < CONNECT_TIMEOUT_S else (Trial(error="no answer"),))
+    assert found == ((ProbeResult("lo"),) if silent_s < CONNECT_TIMEOUT_S else (ProbeResult(error="no answer"),))
     assert OTHER_ADDRESS_TIMEOUT_S < waited_s < CONNECT_TIMEOUT_S + 1
 
 
@@ -170,7 +171,7 @@ def test_a_busy_node_is_waited_for_while_its_kernel_keeps_the_connection(
             late.start()
             found, _ = probe.await_trials()
     late.cancel()
-    assert found == (Trial("lo") if busy_s < OTHER_ADDRESS_TIMEOUT_S + 2 else Trial(error="no answer"))
+    assert found == (ProbeResult("lo") if busy_s < OTHER_ADDRESS_TIMEOUT_S + 2 else ProbeResult(error="no answer"))
 
 
 def test_a_port_where_nobody_or_another_answers_is_not_rank_0() -> None:
@@ -179,10 +180,10 @@ def test_a_port_where_nobody_or_another_answers_is_not_rank_0() -> None:
         probe = AddressProber(ProbeTarget(("127.0.0.1",), port, "token"), [LO])
         connection, _ = other.accept()
         connection.sendall(b"SSH-2.0")
-        assert probe.await_trials() == (Trial(error="another host answers there"),)
+        assert probe.await_trials() == (ProbeResult(error="another host answers there"),)
         connection.close()
     prober = AddressProber(ProbeTarget(("127.0.0.1",), port, "token"), [LO])
-    assert prober.await_trials() == (Trial(error="Connection refused"),)
+    assert prober.await_trials() == (ProbeResult(error="Connection refused"),)
 
 
 def misled(cluster: Cluster, *command: object) -> Done:

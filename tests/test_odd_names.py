@@ -7,9 +7,9 @@ import mmap
 import os
 from pathlib import Path
 
-from mpiddp.discovery.mpi import library_path
-from mpiddp.discovery.runtime import step_daemon
-from mpiddp.reporting.trace import age_ns
+from mpiddp.discovery.mpi import find_library_file
+from mpiddp.discovery.runtime import find_step_daemon
+from mpiddp.reporting.trace import read_process_age_ns
 
 SET_NAME, GET_NAME = 15, 16  # PR_SET_NAME, PR_GET_NAME (linux/prctl.h)
 
@@ -18,7 +18,7 @@ def test_a_mapped_file_whose_name_is_no_text(tmp_path: Path) -> None:
     name = os.fsencode(tmp_path / "m") + b"\xfcller"
     Path(os.fsdecode(name)).write_bytes(bytes(mmap.PAGESIZE))
     with Path(os.fsdecode(name)).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
-        assert library_path("extension")
+        assert find_library_file("extension")
 
 
 def test_a_process_whose_name_is_no_text() -> None:
@@ -26,7 +26,7 @@ def test_a_process_whose_name_is_no_text() -> None:
     kernel.prctl(GET_NAME, name)
     try:
         kernel.prctl(SET_NAME, "ueber-15-bytesä".encode())
-        assert step_daemon(os.getpid()) >= 0
-        assert age_ns() > 0
+        assert find_step_daemon(os.getpid()) >= 0
+        assert read_process_age_ns() > 0
     finally:
         kernel.prctl(SET_NAME, name)

@@ -21,10 +21,10 @@ import torch.distributed
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
-from mpiddp.failure.exception import chain, describe, describe_exit, line_of
-from mpiddp.failure.report import block
-from mpiddp.failure.root_cause import CONSEQUENCE, OWN, Verdict
-from mpiddp.failure.traceback import origin, read
+from mpiddp.failure.exception import find_traceback_line, list_related, make_exit_report, make_report
+from mpiddp.failure.report import format_failure
+from mpiddp.failure.root_cause import ReportKind, RootCause
+from mpiddp.failure.traceback import find_origin, parse_traceback
 from tests.support import free_port
 
 HERE = str(Path(__file__).resolve())
@@ -44,7 +44,7 @@ def test_an_error_where_no_module_can_be_loaded(monkeypatch: pytest.MonkeyPatch)
     """As in a script that has opened too many files."""
     monkeypatch.setitem(sys.modules, "mpiddp.failure.traceback", None)
     error = OSError(24, "Too many open files")
-    assert describe(error, 0, "n0")[2:4] == (OWN, "OSError: [Errno 24] Too many open files")
+    assert make_report(error, 0, "n0")[2:4] == (ReportKind.ERROR, "OSError: [Errno 24] Too many open files")
 
 
 def seven(_: object) -> None:
@@ -157,35 +157,35 @@ GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has 
 def test_the_first_line_of_a_report_has_the_error_that_was_first(
     by: Callable[[], object], cause: str, how: str, function: str
 ) -> None:
-    found = describe(raised(by), 1, "n1")
-    assert found.kind == OWN
+    found = make_report(raised(by), 1, "n1")
+    assert found.kind == ReportKind.ERROR
     words = re.escape(f"{cause} ({how}{', ' * bool(how)}test_origin.py:")
     told = re.fullmatch(rf"{words}(\d+) in {function}\)", found.cause)
     assert told, found.cause
     assert found.where == f"{HERE}, line {told[1]}, in {function}"
-    assert block(Verdict(found), None, 7.0).splitlines()[0] == f"mpiddp: failed: rank 1 on n1: {found.cause}"
+    assert format_failure(RootCause(found), None, 7.0).splitlines()[0] == f"mpiddp: failed: rank 1 on n1: {found.cause}"
 
 
 def test_an_error_of_ones_own_is_told_as_it_is() -> None:
-    assert describe(raised(lambda: seven(1)), 1, "n1").cause == "ValueError: seven"
+    assert make_report(raised(lambda: seven(1)), 1, "n1").cause == "ValueError: seven"
 
 
 def test_the_texts_of_others() -> None:
     """As joblib's, ray's and torchelastic's errors have them."""
     lines = ['  File "/home/me/deep.py", line 6, in load', "    open(x)", "FileNotFoundError: [Errno 2] x: 'y'"]
     text = "\n".join(["words", '"""', "Traceback (most recent call last):", *lines, '"""', ""])
-    found = read(text)
+    found = parse_traceback(text)
     assert found == ("FileNotFoundError: [Errno 2] x: 'y'", "/home/me/deep.py, line 6, in load", "", False)
-    assert origin(RuntimeError(text)) == found
+    assert find_origin(RuntimeError(text)) == found
     assert found is not None
     assert not found.is_loss
-    assert read("Traceback (most recent call last):\nno frames") is None
+    assert parse_traceback("Traceback (most recent call last):\nno frames") is None
 
 
 def test_the_loss_of_a_peer_stays_one() -> None:
     for by in (lost_cause, lost_context, lost_suppressed, lost_exit):
-        found = describe(raised(by), 1, "n1")
-        assert found.kind == CONSEQUENCE, by
+        found = make_report(raised(by), 1, "n1")
+        assert found.kind == ReportKind.SECONDARY, by
         assert found.cause.startswith("RuntimeError: [gloo/pair.cc:553] Connection closed by peer ("), found.cause
 
 
@@ -235,22 +235,22 @@ def own_exit() -> None:
 
 
 def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
-    found = describe(raised(own_exit), 1, "n1")
+    found = make_report(raised(own_exit), 1, "n1")
     assert re.fullmatch(r"ValueError: seven \(then sys\.exit\(3\), test_origin\.py:\d+ in seven\)", found.cause)
-    assert (found.kind, found.status) == (OWN, 3)
+    assert (found.kind, found.status) == (ReportKind.ERROR, 3)
     assert found.where.endswith(" in seven")
-    assert describe(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
+    assert make_report(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
 
 
 def test_an_os_exit_while_an_error_is_handled() -> None:
     try:
         lose()
     except RuntimeError:
-        found = describe_exit(7, sys._getframe(), 1, "n1")
+        found = make_exit_report(7, sys._getframe(), 1, "n1")
     assert re.fullmatch(r"RuntimeError: .* \(then os\._exit\(7\), test_origin\.py:\d+ in lose\)", found.cause)
-    assert (found.kind, found.status) == (CONSEQUENCE, 7)
-    plain = describe_exit(7, sys._getframe(), 1, "n1")
-    assert (plain.kind, plain.cause) == (OWN, "os._exit(7)")
+    assert (found.kind, found.status) == (ReportKind.SECONDARY, 7)
+    plain = make_exit_report(7, sys._getframe(), 1, "n1")
+    assert (plain.kind, plain.cause) == (ReportKind.ERROR, "os._exit(7)")
     assert plain.where.startswith(f"{HERE}, line ")
 
 
@@ -261,17 +261,18 @@ def test_an_exit_after_an_interrupt_is_one() -> None:
         except KeyboardInterrupt:
             sys.exit(5)
 
-    found = describe(raised(interrupted), 1, "n1")
-    assert (found.kind, found.signal, found.status) == (OWN, "SIGINT", 5)
+    found = make_report(raised(interrupted), 1, "n1")
+    assert (found.kind, found.signal, found.status) == (ReportKind.ERROR, "SIGINT", 5)
 
 
 @GROUPS
 def test_a_group_is_a_loss_if_all_its_errors_are() -> None:
     losses = [raised(lose), raised(lost_context)]
     one_own = [*losses, raised(lambda: seven(1))]
-    assert describe(ExceptionGroup("two", losses), 1, "n1").kind == CONSEQUENCE  # noqa: F821 (from Python 3.11 on)
-    found = describe(ExceptionGroup("three", one_own), 1, "n1")  # noqa: F821
-    assert found.kind == OWN
+    group = ExceptionGroup("two", losses)  # noqa: F821 (from Python 3.11 on)
+    assert make_report(group, 1, "n1").kind == ReportKind.SECONDARY
+    found = make_report(ExceptionGroup("three", one_own), 1, "n1")  # noqa: F821
+    assert found.kind == ReportKind.ERROR
     assert found.cause.startswith("ValueError: seven (and 2 more in a group, ")
 
 
@@ -299,8 +300,9 @@ def unmet() -> None:
 
 def test_where_a_connection_was_lost_decides() -> None:
     """A server of the script's own is no peer."""
-    assert [describe(raised(by), 1, "n1").kind for by in (refused, broken)] == [OWN, OWN]
-    assert describe(raised(unmet), 1, "n1").kind == CONSEQUENCE
+    assert [make_report(raised(by), 1, "n1").kind for by in (refused, broken)] == [ReportKind.ERROR,
+                                                                                   ReportKind.ERROR]
+    assert make_report(raised(unmet), 1, "n1").kind == ReportKind.SECONDARY
 
 
 MPICHS = "Message truncated, error stack:\ninternal_Recv(339): MPI_Recv(buf=0x5) failed\nwait(74): 16 bytes received\n"
@@ -319,9 +321,9 @@ def test_the_line_that_tells_most(text: str, cause: str) -> None:
     class Error(Exception):
         pass
 
-    assert describe(Error(text), 1, "n1").cause == cause
+    assert make_report(Error(text), 1, "n1").cause == cause
     quoted = f"Traceback (most recent call last):\n  File \"deep.py\", line 6, in load\n{text and f'Error: {text}'}"
-    assert not text or (found := read(quoted)) is None or found.cause == cause
+    assert not text or (found := parse_traceback(quoted)) is None or found.cause == cause
 
 
 def test_where_a_runner_runs_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +331,8 @@ def test_where_a_runner_runs_the_script(tmp_path: Path, monkeypatch: pytest.Monk
     script = tmp_path / "script.py"
     script.write_text("import json\ndef load():\n    json.loads('{')\nload()\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", joblib.__file__, raising=False)
-    assert line_of(raised(lambda: runpy.run_path(str(script))).__traceback__) == f"{script}, line 3, in load"
+    error = raised(lambda: runpy.run_path(str(script)))
+    assert find_traceback_line(error.__traceback__) == f"{script}, line 3, in load"
 
 
 def test_odd_errors() -> None:
@@ -346,9 +349,9 @@ def test_odd_errors() -> None:
             raise RuntimeError("none")
 
     one, other = ValueError("one"), ValueError("other")
-    assert chain(raising := RaisingError()) == [raising]
-    assert chain(no_group := NoGroupError()) == [no_group]
+    assert list_related(raising := RaisingError()) == [raising]
+    assert list_related(no_group := NoGroupError()) == [no_group]
     one.__cause__, other.__cause__ = other, one
-    assert origin(OddError()) is None
-    assert origin(BrokenProcessPool("terminated abruptly")) is None
-    assert origin(one) is None  # after as many turns as are made
+    assert find_origin(OddError()) is None
+    assert find_origin(BrokenProcessPool("terminated abruptly")) is None
+    assert find_origin(one) is None  # after as many turns as are made

@@ -14,7 +14,7 @@ from mpiddp.discovery.devices import DeviceFacts
 from mpiddp.discovery.gpus import Gpu
 from mpiddp.discovery.host import HostFacts, Interface
 from mpiddp.discovery.script import ScriptFacts
-from mpiddp.planning import devices, network, placement, problems
+from mpiddp.planning import gpus, job, network, problems
 from mpiddp.planning.environment import Endpoint
 
 TORCH = DeviceFacts(
@@ -50,7 +50,7 @@ LO = nic("lo", "127.0.0.1", "127.0.0.0/8", loopback=True)
     ([0], [0], [1], [0]),
 ])
 def test_places(nodes: list[int], local_ranks: list[int], local_sizes: list[int], node_ranks: list[int]) -> None:
-    found = placement.places(nodes)
+    found = job.locate_ranks(nodes)
     assert [one.rank for one in found] == list(range(len(nodes)))
     assert {one.world_size for one in found} == {len(nodes)}
     assert [one.local_rank for one in found] == local_ranks
@@ -59,23 +59,24 @@ def test_places(nodes: list[int], local_ranks: list[int], local_sizes: list[int]
     assert {one.num_nodes for one in found} == {len(set(nodes))}
 
 
-def meet(facts: list[HostFacts], *failed: tuple[int, str], asked: network.Asked = network.ANY) -> tuple[str, list[str]]:
+def meet(facts: list[HostFacts], *failed: tuple[int, str],
+         asked: network.NetworkConstraint = network.ANY_NETWORK) -> tuple[str, list[str]]:
     """Return the address that is agreed on and each node's interface; `failed` are nodes and what they don't reach."""
-    offered = network.candidates(facts, asked)
+    offered = network.rank_addresses(facts, asked)
     trials = {
-        node: [network.Trial(error="no answer") if (node, one.address) in failed else network.Trial(
+        node: [network.ProbeResult(error="no answer") if (node, one.address) in failed else network.ProbeResult(
             next((each.name for each in facts[node].interfaces if each.network == one.network), "routed"))
             for one in offered]
         for node in range(1, len(facts))
     }
-    address, interfaces = network.agreed(offered, trials, dict(enumerate(one.hostname for one in facts)), asked,
-                                         [one.interfaces for one in facts])
+    address, interfaces = network.choose_address(offered, trials, dict(enumerate(one.hostname for one in facts)), asked,
+                                                 [one.interfaces for one in facts])
     return address, [interfaces[node] for node in range(len(facts))]
 
 
 def test_one_node_meets_on_loopback() -> None:
-    offered = network.candidates([host(), host()])
-    assert network.agreed(offered, {}, {0: "n0"}) == ("127.0.0.1", {0: "lo"})
+    offered = network.rank_addresses([host(), host()])
+    assert network.choose_address(offered, {}, {0: "n0"}) == ("127.0.0.1", {0: "lo"})
 
 
 def test_nodes_meet_on_the_fastest_common_subnet() -> None:
@@ -100,7 +101,7 @@ def test_a_bridge_that_every_node_has_is_tried_last() -> None:
     docker = nic("docker0", "172.17.0.1", "172.17.0.0/16", 100_000)
     facts = [host(0, "a", docker, fast, nic("eth0", "10.0.0.1", "10.0.0.0/24")),
              host(1, "b", docker, nic("virbr0", "10.8.0.2", "10.8.0.0/24"), nic("eth0", "10.0.0.2", "10.0.0.0/24"))]
-    assert [one.name for one in network.candidates(facts)] == ["eth0", "virbr0", "docker0"]
+    assert [one.name for one in network.rank_addresses(facts)] == ["eth0", "virbr0", "docker0"]
 
 
 def test_ipv4_goes_before_ipv6_and_ipv6_serves_alone() -> None:
@@ -131,7 +132,7 @@ def test_a_script_with_an_option_for_its_local_rank(
     ours: str, arguments: tuple[str, ...], ranks: int, warned: str
 ) -> None:
     facts = [host(script=ScriptFacts("old.py", local_rank_option="--local_rank"))] * ranks
-    found = problems.warn_of_local_rank(facts, ours, arguments)
+    found = problems.warn_local_rank_option(facts, ours, arguments)
     assert [warned in line for line in found] == [True] * bool(warned)
 
 
@@ -154,16 +155,17 @@ def routed(node: int, rails: int = 8) -> HostFacts:
 
 def test_rails_that_lead_to_their_like_alone_do_not_keep_the_bond_from_being_tried() -> None:
     facts = [routed(0), routed(1)]
-    assert [one.name for one in network.candidates(facts)] == ["ib0", "bond0", *(f"ib{rail}" for rail in range(1, 8))]
+    assert [one.name for one in network.rank_addresses(facts)] == ["ib0", "bond0",
+                                                                   *(f"ib{rail}" for rail in range(1, 8))]
     assert meet(facts, *((1, f"10.{rail}.0.1") for rail in range(8)))[0] == "10.100.0.1"
 
 
 def test_an_address_for_two_machines_on_a_cable_has_to_be_named() -> None:
     cable = [nic("eth0", f"169.254.0.{node}", "169.254.0.0/16", 10_000) for node in (1, 2)]
     facts = [host(node, f"n{node}", LO, one) for node, one in enumerate(cable)]
-    assert meet(facts, asked=network.Asked("eth0")) == ("169.254.0.1", ["eth0", "eth0"])
+    assert meet(facts, asked=network.NetworkConstraint("eth0")) == ("169.254.0.1", ["eth0", "eth0"])
     with pytest.raises(LaunchError, match="no-network"):
-        network.candidates(facts)
+        network.rank_addresses(facts)
 
 
 HSN = [[nic(f"hsn{at}", f"10.0.{node}.{at}", "10.0.0.0/16", 200_000) for at in range(4)] for node in (1, 2)]
@@ -184,27 +186,28 @@ BRIDGE = nic("virbr0", "192.168.122.1", "192.168.122.0/24")
 def test_nccl_is_told_its_interfaces_where_its_own_choice_would_be_wrong(
     one: list[Interface], other: list[Interface], chosen: str, expected: list[str]
 ) -> None:
-    assert network.sockets([network.Way(own, chosen, [chosen, "eth0"]) for own in (one, other)]) == expected
+    assert network.choose_nccl_interfaces([network.NodeInterfaces(own, chosen, [chosen, "eth0"])
+                                           for own in (one, other)]) == expected
 
 
 def test_nccl_would_take_interfaces_without_an_address() -> None:
     """As the ends of containers' networks, or rails of RoCE: with a link-local address of IPv6, which leads nowhere."""
-    ways = [network.Way([one], "eth0", unaddressed=["veth1a2b"]) for one in MANAGED]
-    assert network.sockets(ways) == ["=eth0", "=eth0"]
-    assert network.sockets([way._replace(unaddressed=["docker0"]) for way in ways]) == ["", ""]
+    ways = [network.NodeInterfaces([one], "eth0", unaddressed=["veth1a2b"]) for one in MANAGED]
+    assert network.choose_nccl_interfaces(ways) == ["=eth0", "=eth0"]
+    assert network.choose_nccl_interfaces([way._replace(unaddressed=["docker0"]) for way in ways]) == ["", ""]
 
 
 @pytest.mark.parametrize(("asked", "expected"), [
     ("hsn", "=hsn0,hsn1,hsn2,hsn3"), ("hsn0,hsn2", "=hsn0,hsn2"), ("10.0.0.0/16", "=hsn0,hsn1,hsn2,hsn3"),
     ("hsn0", "=hsn0")])
 def test_nccl_is_told_all_that_the_user_has_named(asked: str, expected: str) -> None:
-    ways = [network.Way([*own, other], "hsn0") for own, other in zip(HSN, MANAGED, strict=True)]
-    assert network.sockets(ways, asked) == [expected] * 2
+    ways = [network.NodeInterfaces([*own, other], "hsn0") for own, other in zip(HSN, MANAGED, strict=True)]
+    assert network.choose_nccl_interfaces(ways, asked) == [expected] * 2
 
 
 def test_no_network_is_a_problem() -> None:
     with pytest.raises(LaunchError) as caught:
-        network.candidates([host(0, "a", LO), host(1, "b", LO)])
+        network.rank_addresses([host(0, "a", LO), host(1, "b", LO)])
     assert caught.value.name == "no-network"
     assert "a" in caught.value.actual
 
@@ -215,9 +218,9 @@ TWO_NETWORKS = [
 ]
 
 
-@pytest.mark.parametrize("asked", [network.Asked("eth0"), network.Asked(address="10.0.0.1"),
-                                   network.Asked("eth0", "10.0.0.1")])
-def test_the_network_that_the_user_names(asked: network.Asked) -> None:
+@pytest.mark.parametrize("asked", [network.NetworkConstraint("eth0"), network.NetworkConstraint(address="10.0.0.1"),
+                                   network.NetworkConstraint("eth0", "10.0.0.1")])
+def test_the_network_that_the_user_names(asked: network.NetworkConstraint) -> None:
     assert meet(TWO_NETWORKS, asked=asked) == ("10.0.0.1", ["eth0", "eth0"])
 
 
@@ -226,38 +229,40 @@ def test_the_network_that_the_user_names(asked: network.Asked) -> None:
     ("ib7,eth", ["eth0"])])
 def test_networks_that_the_user_describes(asked: str, names: list[str]) -> None:
     """They are tried in the usual order; each node goes by the interface that leads there."""
-    assert [one.name for one in network.candidates(TWO_NETWORKS, network.Asked(asked))] == names
-    assert meet(TWO_NETWORKS, asked=network.Asked(asked))[1] == [names[0]] * 2
+    assert [one.name for one in network.rank_addresses(TWO_NETWORKS, network.NetworkConstraint(asked))] == names
+    assert meet(TWO_NETWORKS, asked=network.NetworkConstraint(asked))[1] == [names[0]] * 2
 
 
 def test_a_node_that_lacks_the_very_name_goes_by_the_interface_that_leads_there() -> None:
     facts = [host(node, f"n{node}", nic(name, f"10.0.0.{node}", "10.0.0.0/24"))
              for node, name in enumerate(("eth0", "eth0.100"))]
-    assert meet(facts, asked=network.Asked("eth0")) == ("10.0.0.0", ["eth0", "eth0.100"])
+    assert meet(facts, asked=network.NetworkConstraint("eth0")) == ("10.0.0.0", ["eth0", "eth0.100"])
 
 
 def test_an_address_of_ipv6_has_several_forms() -> None:
     facts = [host(node, f"n{node}", nic("eth0", f"fd00::{node + 1}", "fd00::/64")) for node in (0, 1)]
-    assert meet(facts, asked=network.Asked(address="FD00:0::1"))[0] == "fd00::1"
+    assert meet(facts, asked=network.NetworkConstraint(address="FD00:0::1"))[0] == "fd00::1"
 
 
 def test_a_name_is_no_beginning_of_another() -> None:
-    found = network.named("eth1", [nic("eth10", "10.0.0.1", "10.0.0.0/24"), nic("eth1", "10.1.0.1", "10.1.0.0/24")])
+    found = network.match_interfaces("eth1",
+                                     [nic("eth10", "10.0.0.1", "10.0.0.0/24"), nic("eth1", "10.1.0.1", "10.1.0.0/24")])
     assert [one.name for one in found] == ["eth1"]
 
 
 @pytest.mark.parametrize(("asked", "words"), [
-    (network.Asked("10.7.0.0/16"), "--interface=10.7.0.0/16, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
-    (network.Asked("ib7"), "--interface=ib7, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
-    (network.Asked(address="10.0.0.2"), "--master-addr=10.0.0.2, but rank 0's node n0 has"),
-    (network.Asked("ib0", "10.0.0.1"), "--interface=ib0 --master-addr=10.0.0.1, but rank 0's node n0 has"),
-    (network.Asked("lo"), "--interface=lo, but rank 0's node n0 has"),
-    (network.Asked("ib0"), "--interface=ib0, but n2 has no such interface"),
+    (network.NetworkConstraint("10.7.0.0/16"),
+     "--interface=10.7.0.0/16, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
+    (network.NetworkConstraint("ib7"), "--interface=ib7, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
+    (network.NetworkConstraint(address="10.0.0.2"), "--master-addr=10.0.0.2, but rank 0's node n0 has"),
+    (network.NetworkConstraint("ib0", "10.0.0.1"), "--interface=ib0 --master-addr=10.0.0.1, but rank 0's node n0 has"),
+    (network.NetworkConstraint("lo"), "--interface=lo, but rank 0's node n0 has"),
+    (network.NetworkConstraint("ib0"), "--interface=ib0, but n2 has no such interface"),
 ])
-def test_a_network_that_is_not_there(asked: network.Asked, words: str) -> None:
+def test_a_network_that_is_not_there(asked: network.NetworkConstraint, words: str) -> None:
     third = host(2, "n2", LO, nic("eth0", "10.0.0.3", "10.0.0.0/24"))
     with pytest.raises(LaunchError) as caught:
-        network.candidates([*TWO_NETWORKS, third], asked)
+        network.rank_addresses([*TWO_NETWORKS, third], asked)
     assert caught.value.name == "no-network"
     assert caught.value.actual.startswith(words)
 
@@ -273,26 +278,26 @@ def test_addresses_that_only_some_nodes_reach_are_named_with_them() -> None:
 
 def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
     endpoint = Endpoint("10.0.0.1", 4000, "token", "run")
-    assert network.check_reached([None, None], ["a", "b"], endpoint) == [None, None]
+    assert network.check_store_reached([None, None], ["a", "b"], endpoint) == [None, None]
     with pytest.raises(LaunchError) as caught:
-        network.check_reached([None, "timed out"], ["a", "b"], endpoint)
+        network.check_store_reached([None, "timed out"], ["a", "b"], endpoint)
     assert caught.value.name == "address-unreachable"
     assert "from b to rank 0 on a at 10.0.0.1 port 4000: timed out" in caught.value.actual
 
 
 def test_ranks_must_see_the_same_kind_of_device() -> None:
-    devices.check_kinds(None, [TORCH, TORCH], ["a", "b"])
+    gpus.check_device_kinds(None, [TORCH, TORCH], ["a", "b"])
     with pytest.raises(LaunchError) as caught:
-        devices.check_kinds(None, [TORCH, TORCH, CPU_TORCH], ["n1", "n2", "n3"])
+        gpus.check_device_kinds(None, [TORCH, TORCH, CPU_TORCH], ["n1", "n2", "n3"])
     assert (caught.value.name, caught.value.actual) == (
         "mixed-devices", "most ranks see 4 cuda devices, but n3 has no GPU")
 
 
 def test_a_device_that_was_asked_for_must_be_there() -> None:
-    devices.check_kinds("cuda", [TORCH], ["n1"])
-    devices.check_kinds("cpu", [CPU_TORCH], ["n1"])
+    gpus.check_device_kinds("cuda", [TORCH], ["n1"])
+    gpus.check_device_kinds("cpu", [CPU_TORCH], ["n1"])
     with pytest.raises(LaunchError) as caught:
-        devices.check_kinds("cuda", [TORCH, CPU_TORCH], ["n1", "n2"])
+        gpus.check_device_kinds("cuda", [TORCH, CPU_TORCH], ["n1", "n2"])
     assert (caught.value.name, caught.value.actual) == (
         "device-unavailable", "--device=cuda, but on n2 torch 2.13.0+cpu sees no GPU")
 
@@ -303,13 +308,13 @@ def test_a_device_that_was_asked_for_must_be_there() -> None:
     (None, DeviceFacts(kind="xpu", gpus=(Gpu("", ""),), default_backends=TORCH.default_backends), "xccl"),
 ])
 def test_backend(asked: str | None, facts: DeviceFacts, backend: str) -> None:
-    assert devices.backend(asked, [facts], ["a"]) == backend
+    assert gpus.choose_backend(asked, [facts], ["a"]) == backend
 
 
 def test_ranks_that_share_a_gpu_have_gloo() -> None:
-    assert devices.backend(None, [TORCH], ["a"], shared=True) == "gloo"
+    assert gpus.choose_backend(None, [TORCH], ["a"], shared=True) == "gloo"
     with pytest.raises(LaunchError, match="NCCL takes one rank a GPU"):
-        devices.backend("cpu:gloo,cuda:nccl", [TORCH], ["a"], shared=True)
+        gpus.choose_backend("cpu:gloo,cuda:nccl", [TORCH], ["a"], shared=True)
 
 
 @pytest.mark.parametrize(("asked", "facts", "words"), [
@@ -320,14 +325,14 @@ def test_ranks_that_share_a_gpu_have_gloo() -> None:
 ])
 def test_backend_unavailable(asked: str, facts: DeviceFacts, words: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        devices.backend(asked, [TORCH, facts] if asked != "nonsense" else [facts], ["a", "b"])
+        gpus.choose_backend(asked, [TORCH, facts] if asked != "nonsense" else [facts], ["a", "b"])
     assert caught.value.name == "backend-unavailable"
     assert words in caught.value.actual
 
 
 def test_a_torch_that_cannot_be_imported_is_named_by_its_host() -> None:
     with pytest.raises(LaunchError) as caught:
-        devices.check_torch([TORCH, DeviceFacts(error="ImportError: libcudart.so.12")], ["a", "b"])
+        gpus.check_torch([TORCH, DeviceFacts(error="ImportError: libcudart.so.12")], ["a", "b"])
     assert caught.value.name == "torch-unusable"
     assert caught.value.actual == "ImportError: libcudart.so.12 (on b)"
 
@@ -361,27 +366,27 @@ def test_other_software_names_the_minority() -> None:
     assert (caught.value.name, caught.value.actual) == (
         "version-skew", "Python is 3.11.7 on most nodes, but 3.12.1 on n[3-4]")
     with pytest.raises(LaunchError) as caught:
-        devices.check_torch([TORCH, TORCH, TORCH._replace(nccl_version="2.20")], ["a", "b", "c"])
+        gpus.check_torch([TORCH, TORCH, TORCH._replace(nccl_version="2.20")], ["a", "b", "c"])
     assert (caught.value.name, caught.value.actual) == ("version-skew", "NCCL is missing on most nodes, but 2.20 on c")
 
 
 def test_warnings_are_a_line_each() -> None:
-    assert problems.warnings([host(0), host(1)]) == []
+    assert problems.warn_hosts([host(0), host(1)]) == []
     poor = [host(i)._replace(shm_bytes=2**24, open_files=256) for i in (2, 3)]
-    found = problems.warnings([host(0), *poor, host(4, "n0")])
+    found = problems.warn_hosts([host(0), *poor, host(4, "n0")])
     assert [line.split(":")[0] for line in found] == ["shm-small", "low-nofile", "same-hostname"]
     assert "16 MiB on n[2-3]" in found[0]
     assert "256 open files allowed on n[2-3]" in found[1]
     assert found[2] == "same-hostname: 2 nodes call themselves n0"
-    (line,) = problems.warnings([host(0), host(1), host(2)._replace(prefix="/other")])
+    (line,) = problems.warn_hosts([host(0), host(1), host(2)._replace(prefix="/other")])
     assert line.startswith("python-differs: Python's environment is /env on most nodes, but /other on n2; ")
 
 
 def test_stale_variables_are_shown_with_their_old_values() -> None:
     new = [{"RANK": "0", "MASTER_ADDR": "a"}, {"RANK": "1", "MASTER_ADDR": "a"}]
-    assert problems.stale_variables([(1, {"RANK": "1"}, new[1])]) == []
+    assert problems.warn_stale_variables([(1, {"RANK": "1"}, new[1])]) == []
     old = [{"MASTER_ADDR": "b"}, {"MASTER_ADDR": "b", "RANK": "7"}]
-    assert problems.stale_variables([(0, old[0], new[0]), (1, old[1], new[1])]) == [
+    assert problems.warn_stale_variables([(0, old[0], new[0]), (1, old[1], new[1])]) == [
         "stale-environment: already set, and set anew from MPI: MASTER_ADDR=b on rank 0, RANK=7 on rank 1"]
 
 

@@ -10,17 +10,17 @@ import time
 
 import pytest
 
-from mpiddp.discovery.process import Process
+from mpiddp.discovery.process import WatchedProcess
 from tests.support import ROOT, check, need
 
 WITHOUT_PROC = """
 import os, signal, subprocess, time
-from mpiddp.discovery.process import Process
+from mpiddp.discovery.process import WatchedProcess
 child = subprocess.Popen(["sleep", "60"])
-process = Process(child.pid)
+process = WatchedProcess(child.pid)
 assert not os.path.exists("/proc/self")
 assert process.wait_status() is None
-assert not process.is_stopped() and not process.handles(signal.SIGTERM) and not process.was_out_of_memory()
+assert not process.is_stopped() and not process.has_handler(signal.SIGTERM) and not process.was_out_of_memory()
 child.kill()
 while True:
     try:
@@ -38,7 +38,7 @@ print("over", status in (0, 9))
 @pytest.mark.process
 def test_a_process_that_is_stopped_and_killed() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        process = Process(child.pid)
+        process = WatchedProcess(child.pid)
         child.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 10
         while not process.is_stopped():
@@ -55,7 +55,7 @@ def test_a_process_that_is_not_there() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     with pytest.raises(ProcessLookupError):
-        Process(child.pid)
+        WatchedProcess(child.pid)
 
 
 @pytest.mark.process

@@ -11,11 +11,11 @@ import pytest
 
 from mpiddp.base.config import LaunchConfig
 from mpiddp.base.errors import LaunchError
-from mpiddp.planning.problems import check_time
+from mpiddp.planning.problems import check_time_left
 from mpiddp.runner import signals
 from mpiddp.runner.stop import Stop
 from mpiddp.supervise.decision import Action, Attempt, Limits, decide
-from mpiddp.supervise.history import Counter
+from mpiddp.supervise.history import AttemptCounter
 from tests import processes
 from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec, need, single_node_environ
 from tests.test_cores import machine, ranks
@@ -102,8 +102,8 @@ def test_what_follows_a_stop(attempts: list[Attempt], fruitless: int, action: Ac
 
 
 def test_fruitless_starts_are_counted_over_requeues(tmp_path: Path) -> None:
-    def start(number: int) -> Counter:
-        return Counter(str(tmp_path), {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(number)})
+    def start(number: int) -> AttemptCounter:
+        return AttemptCounter(str(tmp_path), {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(number)})
 
     for number, (fruitless, before) in enumerate([(True, 0), (True, 1), (False, 2), (True, 0), (True, 1)]):
         counter = start(number)
@@ -111,7 +111,7 @@ def test_fruitless_starts_are_counted_over_requeues(tmp_path: Path) -> None:
         counter.end(fruitless)
     start(5).forget()
     assert start(0).fruitless == 0
-    assert Counter(str(tmp_path), {}).fruitless == 0
+    assert AttemptCounter(str(tmp_path), {}).fruitless == 0
 
 
 @pytest.fixture
@@ -170,9 +170,9 @@ mpiddp.stop_for_requeue()
 @pytest.mark.parametrize(("left_s", "refused"), [(-1.0, True), (0.0, True), (1.0, False), (None, False)])
 def test_a_stop_that_leaves_no_time(left_s: float | None, refused: bool) -> None:
     first = ranks(machine(2), {0})[0]._replace(stop_in_s=left_s)
-    check_time(first, LaunchConfig())  # without --stop-before
+    check_time_left(first, LaunchConfig())  # without --stop-before
     try:
-        check_time(first, LaunchConfig(stop_before_s=120.0))
+        check_time_left(first, LaunchConfig(stop_before_s=120.0))
     except LaunchError as error:
         assert refused
         assert error.name == "stop-too-early"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.base.config import Script
-from mpiddp.discovery.script import asks_to_stop, script_facts
+from mpiddp.discovery.script import has_should_stop, read_script_facts
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -115,7 +115,7 @@ def test_standard_input_reaches_rank_0(quick: Mpi, tmp_path: Path) -> None:
 ])
 def test_whether_a_script_asks_when_to_stop(source: str, asks: bool, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(source)
-    assert asks_to_stop(Script(str(script), (), False)) == asks
+    assert has_should_stop(Script(str(script), (), False)) == asks
 
 
 def test_whether_a_module_asks_when_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +125,8 @@ def test_whether_a_module_asks_when_to_stop(tmp_path: Path, monkeypatch: pytest.
     (inner / "__init__.py").write_text("raise RuntimeError")
     (inner / "__main__.py").write_text("from mpiddp import should_stop")
     monkeypatch.syspath_prepend(tmp_path)
-    assert asks_to_stop(Script("asking.inner", (), True))
-    assert not asks_to_stop(Script("asking.outer", (), True))
+    assert has_should_stop(Script("asking.inner", (), True))
+    assert not has_should_stop(Script("asking.outer", (), True))
 
 
 @pytest.mark.parametrize(("line", "option"), [
@@ -136,7 +136,7 @@ def test_whether_a_module_asks_when_to_stop(tmp_path: Path, monkeypatch: pytest.
     ('p.add_argument("--local")', "")])
 def test_an_option_of_the_scripts_own_for_its_local_rank(line: str, option: str, tmp_path: Path) -> None:
     (script := tmp_path / "old.py").write_text(f"import argparse, os\np = argparse.ArgumentParser()\n{line}\n")
-    assert script_facts(Script(str(script))).local_rank_option == option
+    assert read_script_facts(Script(str(script))).local_rank_option == option
 
 
 def test_what_a_script_imports_may_know_of_ranks(quick: Mpi, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.discovery.fabric import chosen_components
-from mpiddp.planning.environment import left_out
+from mpiddp.discovery.mpi import read_mca_parameters
+from mpiddp.planning.environment import exclude_components
 from tests import processes
 from tests.support import (
     DEADLINE_S,
@@ -32,7 +32,7 @@ from tests.support import (
     ({"mtl_ofi_provider_include": "tcp"}, {}),
 ], ids=str)
 def test_what_open_mpi_leaves_out(chosen: dict[str, str], found: dict[str, str]) -> None:
-    assert left_out(chosen) == found
+    assert exclude_components(chosen) == found
 
 
 def test_variables_win_over_files(tmp_path: Path) -> None:
@@ -41,11 +41,11 @@ def test_variables_win_over_files(tmp_path: Path) -> None:
         name = "mca-params.conf" if folder == ".openmpi" else "openmpi-mca-params.conf"
         (tmp_path / folder / name).write_text(f"{line}\n")
     environ = {"HOME": str(tmp_path), "OMPI_MCA_pml": "ob1", "OPAL_PREFIX": str(tmp_path)}
-    found = chosen_components(environ, "/nowhere/lib/libmpi.so.40")
+    found = read_mca_parameters(environ, "/nowhere/lib/libmpi.so.40")
     assert {name: found[name] for name in ("mtl", "pml")} == {"mtl": "^ofi", "pml": "ob1"}
     one = tmp_path / "one.conf"
     one.write_text("btl = self,tcp\n")
-    assert chosen_components({"OMPI_MCA_mca_base_param_files": str(one)}, "/nowhere/lib/libmpi.so.40") == {
+    assert read_mca_parameters({"OMPI_MCA_mca_base_param_files": str(one)}, "/nowhere/lib/libmpi.so.40") == {
         "btl": "self,tcp", "mca_base_param_files": str(one)}
 
 

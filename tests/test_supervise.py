@@ -18,22 +18,31 @@ import pytest
 import torch
 
 from mpiddp.base.files import append_suspects
-from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, ENDED, OUT_OF_MEMORY, OWN
-from mpiddp.supervise.allocation import allocation, without
-from mpiddp.supervise.attempt import Running, attempt_of
-from mpiddp.supervise.command import NONE, OPEN_MPI, SLURM, CommandError, Placement, on_nodes, own_options, read
+from mpiddp.failure.root_cause import OUT_OF_MEMORY, ReportKind
+from mpiddp.supervise.allocation import exclude_nodes, find_allocation
+from mpiddp.supervise.attempt import AttemptProcess, make_attempt
+from mpiddp.supervise.command import (
+    NONE,
+    OPEN_MPI,
+    SLURM,
+    CommandError,
+    JobStep,
+    make_command,
+    parse_command,
+    take_our_options,
+)
 from mpiddp.supervise.decision import (
     Action,
     Attempt,
     Decision,
     Limits,
-    after_signal,
-    coincidence,
     decide,
-    device_fault,
-    suspects,
+    decide_after_signal,
+    expect_by_chance,
+    find_device_fault,
+    find_suspects,
 )
-from mpiddp.supervise.supervisor import state_of
+from mpiddp.supervise.supervisor import read_checkpoint_state
 from tests import processes
 from tests.benchmarks import recovery
 from tests.cluster import Cluster
@@ -55,11 +64,13 @@ from tests.support import (
 
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
-RAISED = Attempt(POOL[:2], 60.0, 1, OWN, "ValueError: seven at 0x7f01", "train.py, line 9, in step", 2, "n2", steps=50)
-CRASHED = RAISED._replace(kind=ENDED, cause="ended by SIGSEGV", where="", signal="SIGSEGV")
-LOST = CRASHED._replace(kind=ABSENT, cause="is gone, and its sentinel with it", silent=("n2",), signal="")
+RAISED = Attempt(POOL[:2], 60.0, 1, ReportKind.ERROR, "ValueError: seven at 0x7f01", "train.py, line 9, in step", 2,
+                 "n2", steps=50)
+CRASHED = RAISED._replace(kind=ReportKind.PROCESS_EXIT, cause="ended by SIGSEGV", where="", signal="SIGSEGV")
+LOST = CRASHED._replace(kind=ReportKind.UNREACHABLE, cause="is gone, and its sentinel with it", silent=("n2",),
+                        signal="")
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-DEVICE = RAISED._replace(kind=CONSEQUENCE, cause=ECC, device=ECC)
+DEVICE = RAISED._replace(kind=ReportKind.SECONDARY, cause=ECC, device=ECC)
 NOT_READY = DEVICE._replace(device="RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable")
 MEMORY = f"ended by SIGKILL: {OUT_OF_MEMORY}"
 ELSEWHERE = CRASHED._replace(rank=0, host="n1", steps=70)
@@ -112,7 +123,8 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([LOST._replace(steps=1, has_progressed=True)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
     ([LOST._replace(has_progressed=False)], Limits(3, 3, 3, requeues=3), STOP, (), ("n2",)),
     ([RAISED._replace(steps=0)], Limits(2, 2, 3, 5.0, requeues=9), STOP, (), ()),
-    ([CRASHED._replace(kind=CONSEQUENCE), CRASHED._replace(kind=CONSEQUENCE, rank=3, steps=90)], TWO, AGAIN, POOL[:2], (
+    ([CRASHED._replace(kind=ReportKind.SECONDARY), CRASHED._replace(kind=ReportKind.SECONDARY, rank=3, steps=90)], TWO,
+     AGAIN, POOL[:2], (
         )),
     ([CRASHED._replace(steps=None, seconds=900.0), ELSEWHERE._replace(steps=None, seconds=900.0)], TWO, AGAIN, POOL[:2],
      ()),
@@ -140,13 +152,13 @@ def test_what_is_decided(
     (Action.DONE, "SIGTERM", [RAISED._replace(status=0)], Action.DONE),
 ])
 def test_a_signal_between_two_attempts(found: Action, name: str, attempts: list[Attempt], action: Action) -> None:
-    assert after_signal(Decision(found, ""), name, attempts).action is action
+    assert decide_after_signal(Decision(found, ""), name, attempts).action is action
 
 
 def test_one_node_alone_is_not_left_out() -> None:
     alone = CRASHED._replace(nodes=("n2",))
     assert decide([alone, alone._replace(rank=3, steps=90)], ("n2",), Limits(1, 1, 3)).action is AGAIN
-    assert suspects([CRASHED, CRASHED._replace(rank=3)], [f"n{node}" for node in range(1000)]) != []
+    assert find_suspects([CRASHED, CRASHED._replace(rank=3)], [f"n{node}" for node in range(1000)]) != []
 
 
 def test_what_a_checkpoint_is(tmp_path: Path) -> None:
@@ -154,11 +166,11 @@ def test_what_a_checkpoint_is(tmp_path: Path) -> None:
     (folder := tmp_path / "step-100").mkdir()
     (file := folder / "0_0.distcp").write_text("seven")
     for path in (file, folder, tmp_path):
-        before = state_of(str(path))
-        assert before == state_of(str(path))
+        before = read_checkpoint_state(str(path))
+        assert before == read_checkpoint_state(str(path))
         file.write_text(file.read_text() + "seven")
-        assert state_of(str(path)) not in (before, ())
-    assert state_of("") == state_of(str(tmp_path / "nowhere")) == ()
+        assert read_checkpoint_state(str(path)) not in (before, ())
+    assert read_checkpoint_state("") == read_checkpoint_state(str(tmp_path / "nowhere")) == ()
 
 
 ODD_ENTRIES = """
@@ -183,7 +195,7 @@ def test_an_odd_entry_does_not_hide_progress(quick: Mpi, tmp_path: Path) -> None
 
 
 def test_what_speaks_against_nodes() -> None:
-    found = suspects([LOST, DEVICE._replace(rank=4, host="n3")], POOL)
+    found = find_suspects([LOST, DEVICE._replace(rank=4, host="n3")], POOL)
     assert [(one.host, one.attempt) for one in found] == [("n2", 0), ("n3", 1)]
     assert found[0].evidence == "n2 does not answer"
     assert "uncorrectable ECC" in found[1].evidence
@@ -191,17 +203,17 @@ def test_what_speaks_against_nodes() -> None:
 
 def test_a_rank_names_its_host_shorter_than_the_batch_system() -> None:
     nodes = ("n1.site.org", "n2.site.org", "10.0.0.1", "10.0.0.2")
-    assert [one.host for one in suspects([DEVICE], nodes)] == ["n2.site.org"]
-    assert [one.host for one in suspects([DEVICE._replace(host="n1.other.org")], nodes)] == ["n1.site.org"]
-    assert suspects([DEVICE._replace(host="10.0.0.3")], nodes) == []
-    assert suspects([DEVICE], ("n2.a", "n2.b")) == []
+    assert [one.host for one in find_suspects([DEVICE], nodes)] == ["n2.site.org"]
+    assert [one.host for one in find_suspects([DEVICE._replace(host="n1.other.org")], nodes)] == ["n1.site.org"]
+    assert find_suspects([DEVICE._replace(host="10.0.0.3")], nodes) == []
+    assert find_suspects([DEVICE], ("n2.a", "n2.b")) == []
 
 
 def test_two_of_many_faults_on_a_node_are_a_coincidence() -> None:
-    assert coincidence(2, 2, 1000) < 0.01 < coincidence(2, 20, 1000) < 1 < coincidence(2, 100, 1000) < 5
+    assert expect_by_chance(2, 2, 1000) < 0.01 < expect_by_chance(2, 20, 1000) < 1 < expect_by_chance(2, 100, 1000) < 5
     spread = [CRASHED._replace(rank=node, host=f"n{node}", steps=node) for node in range(100)]
     twice = CRASHED._replace(rank=1007, host="n7", steps=7)
-    assert suspects([*spread, twice], [f"n{node}" for node in range(1000)]) == []
+    assert find_suspects([*spread, twice], [f"n{node}" for node in range(1000)]) == []
 
 
 def test_months_of_a_thousand_nodes() -> None:
@@ -235,17 +247,18 @@ JOB = ("python3.11", "-m", "mpiddp", "train.py")
 def test_the_command_on_some_nodes(
     command: tuple[str, ...], version: str, nodes: tuple[str, ...], started: tuple[str, ...]
 ) -> None:
-    where = Placement(nodes, 2, "s", ["A", "B"])
-    assert tuple(on_nodes(read(command, version, PROGRAMS_THERE.__contains__), where)) == started
+    where = JobStep(nodes, 2, "s", ["A", "B"])
+    assert tuple(make_command(parse_command(command, version, PROGRAMS_THERE.__contains__), where)) == started
 
 
 def test_what_a_command_asks_for() -> None:
-    found = read(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"), OPEN_MPI_SAYS,
-                 PROGRAMS_THERE.__contains__)
+    found = parse_command(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"),
+                          OPEN_MPI_SAYS,
+                          PROGRAMS_THERE.__contains__)
     assert (found.launcher, found.tasks, found.options, found.error_file) == (OPEN_MPI, 8, (), "e.json")
     assert found.rest == ("python", "-m", "mpiddp", "train.py")
     theirs = ("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x")
-    assert read(theirs, "", PROGRAMS_THERE.__contains__)[3:] == (theirs[2:], None, None, "", "")
+    assert parse_command(theirs, "", PROGRAMS_THERE.__contains__)[3:] == (theirs[2:], None, None, "", "")
 
 
 @pytest.mark.parametrize(("words", "found"), [
@@ -258,23 +271,23 @@ def test_what_a_command_asks_for() -> None:
     ("python -m mpiddp --error-file", ("python -m mpiddp", "", "")),
 ])
 def test_the_options_of_the_job(words: str, found: tuple[str, str, str]) -> None:
-    assert own_options(words.split()) == (tuple(found[0].split()), *found[1:])
+    assert take_our_options(words.split()) == (tuple(found[0].split()), *found[1:])
 
 
 def test_a_value_that_is_called_as_a_program() -> None:
     command = ("srun", "-p", "python", "--qos", "python3.11", "-A", "ch-run", *JOB)
-    assert read(command, "", PROGRAMS_THERE.__contains__).rest == JOB
+    assert parse_command(command, "", PROGRAMS_THERE.__contains__).rest == JOB
     mpirun = ("mpirun", "--map-by", "python", "--mca", "python", "python", "-n", "2", *JOB)
-    assert read(mpirun, OPEN_MPI_SAYS, PROGRAMS_THERE.__contains__)[2:5] == (mpirun[1:6], JOB, 2)
+    assert parse_command(mpirun, OPEN_MPI_SAYS, PROGRAMS_THERE.__contains__)[2:5] == (mpirun[1:6], JOB, 2)
 
 
 def test_what_a_report_says_of_devices() -> None:
     nccl = "Traceback …\n    raise Error('ecc error')\nncclSystemError\nLast error:\nuncorrectable ECC error on GPU 3"
-    told = {"message": "seven", "kind": CONSEQUENCE, "cause": "ncclSystemError", "rank": 3, "host": "n2"}
-    assert attempt_of(POOL, 7.0, 1, {**told, "py_callstack": nccl}).device == "uncorrectable ECC error on GPU 3"
-    assert attempt_of(POOL, 7.0, 1, {**told, "py_callstack": nccl.rpartition("\n")[0]}).device == ""
-    assert attempt_of(POOL, 7.0, 1, {**told, "cause": ECC}).device == ECC
-    assert device_fault("cudaErrorNotReady: device not ready") == ""
+    told = {"message": "seven", "kind": ReportKind.SECONDARY, "cause": "ncclSystemError", "rank": 3, "host": "n2"}
+    assert make_attempt(POOL, 7.0, 1, {**told, "py_callstack": nccl}).device == "uncorrectable ECC error on GPU 3"
+    assert make_attempt(POOL, 7.0, 1, {**told, "py_callstack": nccl.rpartition("\n")[0]}).device == ""
+    assert make_attempt(POOL, 7.0, 1, {**told, "cause": ECC}).device == ECC
+    assert find_device_fault("cudaErrorNotReady: device not ready") == ""
 
 
 @pytest.mark.parametrize("command", [
@@ -284,28 +297,28 @@ def test_what_a_report_says_of_devices() -> None:
 ])
 def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
     with pytest.raises(CommandError, match=r"-.*: must|-.*: mpiddp.supervise chooses the nodes|no program|':' between"):
-        read(command, OPEN_MPI_SAYS, PROGRAMS_THERE.__contains__)
+        parse_command(command, OPEN_MPI_SAYS, PROGRAMS_THERE.__contains__)
 
 
 def test_nodes_that_are_excluded(tmp_path: Path) -> None:
     nodes, file = ("n016", "n017", "n018.site.org"), tmp_path / "bad.txt"
     append_suspects(str(file), [("n018", "sends at 0.48 of the median"), ("n099", "silent")])
-    assert without(nodes, str(file)) == ("n016", "n017")
+    assert exclude_nodes(nodes, str(file)) == ("n016", "n017")
     file.write_text("n016\n")
-    assert without(nodes, str(file)) == ("n017", "n018.site.org")
-    assert without(nodes, "n[016-017]") == ("n018.site.org",)
+    assert exclude_nodes(nodes, str(file)) == ("n017", "n018.site.org")
+    assert exclude_nodes(nodes, "n[016-017]") == ("n018.site.org",)
     for wrong in ("n[016", "n500", str(tmp_path / "none")):
         with pytest.raises(ValueError, match="file"):
-            without(nodes, wrong)
+            exclude_nodes(nodes, wrong)
 
 
 def test_the_nodes_of_an_allocation(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"}
-    assert allocation(slurm, "") == (("n1", "n2", "n3"), 2, SLURM, "7")
-    assert allocation({**slurm, "SLURM_NTASKS_PER_NODE": "4"}, "").tasks_per_node == 4
+    assert find_allocation(slurm, "") == (("n1", "n2", "n3"), 2, SLURM, "7")
+    assert find_allocation({**slurm, "SLURM_NTASKS_PER_NODE": "4"}, "").tasks_per_node == 4
     (tmp_path / "hosts").write_text("n1 slots=4\nn2:4  # MPICH's way\n\n")
-    assert allocation(slurm, str(tmp_path / "hosts")) == (("n1", "n2"), 4, "", "")
-    assert allocation({}, "") == ((), 0, "", "")
+    assert find_allocation(slurm, str(tmp_path / "hosts")) == (("n1", "n2"), 4, "", "")
+    assert find_allocation({}, "") == ((), 0, "", "")
 
 
 def notes(file: Path) -> list[tuple[int, str, float]]:
@@ -714,9 +727,9 @@ def test_a_job_gets_sigterm_when_its_supervisor_is_killed(tmp_path: Path) -> Non
     code = """\
 import os, signal, sys
 from mpiddp.supervise.command import NONE
-from mpiddp.supervise.attempt import Running
-pid = Running(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, "", \
-NONE, 1.0)._process.pid
+from mpiddp.supervise.attempt import AttemptProcess
+pid = AttemptProcess(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, \
+"", NONE, 1.0)._process.pid
 status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
 assert status["Name"].strip() in ("sh", "dash", "bash"), status
 assert int(status["SigIgn"], 16) == 0, status
@@ -742,4 +755,4 @@ def test_a_launcher_that_cannot_be_started(tmp_path: Path, text: str, error: typ
         path.write_text(text)
         path.chmod(0o644 if error is PermissionError else 0o755)
     with pytest.raises(error):
-        Running([str(path)], os.environ, "", NONE, 1.0)
+        AttemptProcess([str(path)], os.environ, "", NONE, 1.0)

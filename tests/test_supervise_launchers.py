@@ -14,7 +14,7 @@ import pytest
 
 from mpiddp.discovery.schedulers import SLURM
 from mpiddp.supervise import allocation
-from mpiddp.supervise.__main__ import parsed, plan_of, ranks_of_a_node
+from mpiddp.supervise.__main__ import count_ranks_per_node, make_plan, parse_arguments
 from mpiddp.supervise.allocation import Allocation
 from mpiddp.supervise.command import (
     FLUX,
@@ -26,11 +26,11 @@ from mpiddp.supervise.command import (
     SRUN,
     Command,
     CommandError,
+    JobStep,
     LauncherCommand,
-    Placement,
-    launcher_of,
-    on_nodes,
-    read,
+    find_launcher,
+    make_command,
+    parse_command,
 )
 from tests import processes
 from tests.support import ROOT, Mpi, check, need, single_node_environ
@@ -43,7 +43,7 @@ JOB = ("python", "-m", "mpiddp", "train.py")
 
 def read_command(words: str, path: str = "") -> Command:
     """Return the command of JOB by a launcher; a value that is called as a program is there, too."""
-    return read((*words.split(), *JOB), HYDRA_SAYS, {"python", "8"}.__contains__, path)
+    return parse_command((*words.split(), *JOB), HYDRA_SAYS, {"python", "8"}.__contains__, path)
 
 
 @pytest.mark.parametrize(("program", "path", "version", "launcher"), [
@@ -54,7 +54,7 @@ def read_command(words: str, path: str = "") -> Command:
     ("fluxion", "", "", NONE),
 ])
 def test_whose_a_command_is(program: str, path: str, version: str, launcher: object) -> None:
-    assert launcher_of(program, path, version) is launcher
+    assert find_launcher(program, path, version) is launcher
 
 
 @pytest.mark.parametrize(("words", "path", "started"), [
@@ -68,7 +68,7 @@ def test_whose_a_command_is(program: str, path: str, version: str, launcher: obj
      "srun --overlap --nodes=2 --ntasks=4 --nodelist=n1,n3 --job-name=s -c 8"),
 ])
 def test_the_command_on_two_nodes(words: str, path: str, started: str) -> None:
-    found = on_nodes(read_command(words, path), Placement(("n1", "n3"), 2, "s", ["A"]))
+    found = make_command(read_command(words, path), JobStep(("n1", "n3"), 2, "s", ["A"]))
     assert tuple(found) == (*started.split(), *JOB)
 
 
@@ -78,7 +78,7 @@ def test_the_command_on_two_nodes(words: str, path: str, started: str) -> None:
     ("mpiexec -ppn 2", 3, 2), ("srun -n 4 -n 6", 3, 2),
 ])
 def test_the_ranks_of_a_node(words: str, nodes: int, ranks: int) -> None:
-    assert ranks_of_a_node(read_command(words), nodes) == ranks
+    assert count_ranks_per_node(read_command(words), nodes) == ranks
 
 
 @pytest.mark.parametrize(("words", "error"), [
@@ -92,7 +92,7 @@ def test_the_ranks_of_a_node(words: str, nodes: int, ranks: int) -> None:
 ])
 def test_ranks_and_nodes_that_do_not_fit(words: str, error: str) -> None:
     with pytest.raises(CommandError, match=f"^{re.escape(error)}"):
-        ranks_of_a_node(read_command(words), 2)
+        count_ranks_per_node(read_command(words), 2)
 
 
 @pytest.mark.parametrize("option", ["--hosts", "--hostfile", "-f", "-hostlist"])
@@ -112,14 +112,14 @@ def messages_of(launcher: LauncherCommand, given: Allocation, folder: Path) -> l
     ]:
         command = (*launcher.words, *words, *JOB)
         try:
-            read_parts = read(command, version, {"python", "n1", "x"}.__contains__, path)
+            read_parts = parse_command(command, version, {"python", "n1", "x"}.__contains__, path)
             assert read_parts.launcher is launcher
             (folder / "reports").mkdir()
-            plan_of(parsed([*options, *command]), read_parts, given, folder / "reports")
+            make_plan(parse_arguments([*options, *command]), read_parts, given, folder / "reports")
         except CommandError as error:
             said.append(str(error))
     with pytest.raises(CommandError) as caught:
-        read((*launcher.words, "nothing"), version, {"python"}.__contains__, path)
+        parse_command((*launcher.words, "nothing"), version, {"python"}.__contains__, path)
     return [*said, str(caught.value)]
 
 
@@ -157,7 +157,7 @@ def test_no_launchers_row_lacks_words() -> None:
 def test_the_nodes_of_a_pbs_job(tmp_path: Path, lines: str, nodes: tuple[str, ...], ranks: int) -> None:
     (tmp_path / "nodes").write_text(lines)
     environ = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
-    assert allocation.allocation(environ, "") == Allocation(nodes, ranks)
+    assert allocation.find_allocation(environ, "") == Allocation(nodes, ranks)
 
 
 def test_a_node_file_that_is_gone(quick: Mpi, tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_the_nodes_of_an_mpi_job_of_kubernetes(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "hostfile").write_text(lines)
     monkeypatch.setattr(allocation, "KUBERNETES_HOSTS", str(tmp_path / "hostfile"))
     found = Allocation(("w-0.w.ns.svc", "w-1.w.ns.svc"), 2)
-    assert allocation.allocation({"K_MPI_JOB_ROLE": "launcher"}, "") == found
-    assert allocation.allocation({"K_MPI_JOB_ROLE": "worker"}, "") == Allocation((), 0)
+    assert allocation.find_allocation({"K_MPI_JOB_ROLE": "launcher"}, "") == found
+    assert allocation.find_allocation({"K_MPI_JOB_ROLE": "worker"}, "") == Allocation((), 0)
 
 
 @pytest.fixture
@@ -195,16 +195,16 @@ def flux(quick: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
 def test_what_flux_says_of_an_allocation(flux: dict[str, str]) -> None:
     folder = Path(flux["FLUX_STANDIN"])
     given = Allocation(("node1", "node2", "node3"), 0, FLUX)
-    assert allocation.allocation(flux, "") == given
-    assert allocation.allocation({**flux, "FLUX_TASK_RANK": "0"}, "") == Allocation((), 0)
-    assert allocation.left_s() == float("inf")
+    assert allocation.find_allocation(flux, "") == given
+    assert allocation.find_allocation({**flux, "FLUX_TASK_RANK": "0"}, "") == Allocation((), 0)
+    assert allocation.find_time_left_s() == float("inf")
     (folder / "timeleft").write_text("77\n")
-    assert 70 < allocation.left_s() <= 77
-    assert allocation.silent(given, given.nodes) == ()
+    assert 70 < allocation.find_time_left_s() <= 77
+    assert allocation.find_silent_nodes(given, given.nodes) == ()
     (folder / "up").write_text("node1\nnode3\n")
-    assert allocation.silent(given, given.nodes) == ("node2",)
+    assert allocation.find_silent_nodes(given, given.nodes) == ("node2",)
     (folder / "up").write_text("\n")  # a Flux that does not answer says nothing of its nodes
-    assert allocation.silent(given, given.nodes) == ()
+    assert allocation.find_silent_nodes(given, given.nodes) == ()
 
 
 LOSES_A_NODE = """\

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.supervise.history import Counter
+from mpiddp.supervise.history import AttemptCounter
 from tests import processes
 from tests.support import DEADLINE_S, MPICH_FIRST, ROOT, Mpi, mpiexec_command, need, single_node_environ
 
@@ -148,8 +148,8 @@ def test_attempts_are_counted_on_when_the_job_is_queued_again(quick: Mpi, tmp_pa
 
 def test_each_supervisor_of_a_job_has_its_own_count(tmp_path: Path) -> None:
     first, again = {"SLURM_JOB_ID": "77"}, {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
-    one, two = Counter(str(tmp_path), first), Counter(str(tmp_path), first)
+    one, two = AttemptCounter(str(tmp_path), first), AttemptCounter(str(tmp_path), first)
     assert [one.take(), two.take(), one.take(), one.take()] == [0, 0, 1, 2]
-    assert [Counter(str(tmp_path), again).take(), Counter(str(tmp_path), again).take()] == [3, 1]
+    assert [AttemptCounter(str(tmp_path), again).take(), AttemptCounter(str(tmp_path), again).take()] == [3, 1]
     two.forget()
-    assert Counter(str(tmp_path / "no_folder"), {"SLURM_RESTART_COUNT": "2"}).take() == 2
+    assert AttemptCounter(str(tmp_path / "no_folder"), {"SLURM_RESTART_COUNT": "2"}).take() == 2

@@ -14,9 +14,9 @@ from mpiddp.base.config import LaunchConfig
 from mpiddp.base.errors import LaunchError
 from mpiddp.discovery import devices as facts_devices
 from mpiddp.discovery import gpus as facts_gpus
-from mpiddp.discovery.devices import DeviceFacts, Unseen, find_evidence
-from mpiddp.discovery.gpus import Gpu, describe_clash, describe_openable
-from mpiddp.planning import devices, job
+from mpiddp.discovery.devices import DeviceFacts, UnseenGpus, find_gpu_evidence
+from mpiddp.discovery.gpus import Gpu, describe_hidden_gpus, describe_openable_gpus
+from mpiddp.planning import gpus, job
 from tests.support import EXAMPLES, Mpi, check, check_hello, mpiexec
 from tests.test_plan import CPU_TORCH, TORCH, host
 
@@ -79,13 +79,13 @@ def test_a_display_is_no_gpu_for_computing(
     cards: list[Card], files: list[str], expected: str, machine: Path
 ) -> None:
     add(machine, cards, files)
-    assert describe_openable() == expected
+    assert describe_openable_gpus() == expected
 
 
 def test_a_gpu_that_a_cgroup_denies_is_another_jobs(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(machine, [INSTINCT], ["nvidia0", "kfd"])
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert describe_openable() == ""
+    assert describe_openable_gpus() == ""
 
 
 @pytest.mark.parametrize(("environ", "expected"), [
@@ -101,13 +101,13 @@ def test_a_gpu_that_a_cgroup_denies_is_another_jobs(machine: Path, monkeypatch: 
 ])
 @pytest.mark.usefixtures("machine")
 def test_what_tells_of_gpus(environ: dict[str, str], expected: str) -> None:
-    assert find_evidence(environ) == expected
+    assert find_gpu_evidence(environ) == expected
 
 
 def test_gpus_that_are_there_and_hidden_are_not_missed(machine: Path) -> None:
     add(machine, [], ["nvidia0"])
-    assert find_evidence({}) == "1 NVIDIA GPU (nvidia0)"
-    assert find_evidence({"CUDA_VISIBLE_DEVICES": ""}) == ""
+    assert find_gpu_evidence({}) == "1 NVIDIA GPU (nvidia0)"
+    assert find_gpu_evidence({"CUDA_VISIBLE_DEVICES": ""}) == ""
 
 
 TOO_OLD = ("The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by "
@@ -126,27 +126,28 @@ def test_what_torch_and_the_driver_say(
         raise RuntimeError(TOO_OLD)
 
     (tmp_path / "version").write_text(version)
-    monkeypatch.setattr(facts_devices, "DRIVER", str(tmp_path / "version"))
+    monkeypatch.setattr(facts_devices, "DRIVER_FILE", str(tmp_path / "version"))
     torch = SimpleNamespace(version=SimpleNamespace(cuda="12.8", hip=None), cuda=SimpleNamespace(init=init))
-    assert facts_devices.find_unseen(torch, TWO) == Unseen(
+    assert facts_devices.find_unseen_gpus(torch, TWO) == UnseenGpus(
         "2 GPUs given by Slurm", "CUDA 12.8", "The NVIDIA driver on your system is too old (found version 11040)",
         f"NVIDIA {says}")
-    assert facts_devices.find_unseen(torch, {"CUDA_VISIBLE_DEVICES": "-1"}) is None
+    assert facts_devices.find_unseen_gpus(torch, {"CUDA_VISIBLE_DEVICES": "-1"}) is None
 
 
 def test_a_torch_that_sees_no_gpu_is_refused() -> None:
-    old = CPU_TORCH._replace(unseen=Unseen("2 GPUs given by Slurm", "CUDA 12.8", "No CUDA GPUs", "NVIDIA 470.57.02"))
-    devices.check_unseen([TORCH, TORCH], ["n1", "n2"])
-    devices.check_unseen([CPU_TORCH, CPU_TORCH], ["n1", "n2"])
-    devices.check_unseen([TORCH, old], ["n1", "n2"])  # mixed-devices says more
+    old = CPU_TORCH._replace(unseen=UnseenGpus("2 GPUs given by Slurm", "CUDA 12.8", "No CUDA GPUs",
+                                               "NVIDIA 470.57.02"))
+    gpus.check_unseen_gpus([TORCH, TORCH], ["n1", "n2"])
+    gpus.check_unseen_gpus([CPU_TORCH, CPU_TORCH], ["n1", "n2"])
+    gpus.check_unseen_gpus([TORCH, old], ["n1", "n2"])  # mixed-devices says more
     with pytest.raises(LaunchError, match="no-gpu-seen") as caught:
-        devices.check_unseen([CPU_TORCH, old, old], ["n1", "n2", "n3"])
+        gpus.check_unseen_gpus([CPU_TORCH, old, old], ["n1", "n2", "n3"])
     assert caught.value.actual.splitlines() == [
         "2 GPUs given by Slurm on n[2-3], but torch 2.13.0+cpu, built for CUDA 12.8, sees no GPU",
         "torch says: No CUDA GPUs", "driver: NVIDIA 470.57.02"]
     assert "update the driver" in caught.value.do
     with pytest.raises(LaunchError, match="built for CPUs only, sees no GPU") as caught:
-        devices.check_unseen([CPU_TORCH._replace(unseen=Unseen("1 AMD GPU (0000:c1:00.0)", "", "", ""))], ["n1"])
+        gpus.check_unseen_gpus([CPU_TORCH._replace(unseen=UnseenGpus("1 AMD GPU (0000:c1:00.0)", "", "", ""))], ["n1"])
     assert "activate the environment" in caught.value.do
 
 
@@ -172,13 +173,13 @@ def test_a_job_that_wants_no_gpu_trains_on_the_cpu(quick: Mpi) -> None:
 ])
 def test_two_lists_of_amds_gpus_that_leave_none(environ: dict[str, str], expected: str, machine: Path) -> None:
     add(machine, [INSTINCT._replace(address=f"0000:c{number}:00.0") for number in range(4)])
-    assert describe_clash(environ) == expected
+    assert describe_hidden_gpus(environ) == expected
 
 
 def test_lists_that_hide_all_gpus_are_named() -> None:
     facts = [host(0)._replace(hidden="A=1 leaves 1 GPU, and B=1 selects none of these"), host(1)]
     with pytest.raises(LaunchError, match="hidden-gpus") as caught:
-        job.plan_hosts(facts, LaunchConfig())
+        job.plan_pre_torch(facts, LaunchConfig())
     assert caught.value.actual == "A=1 leaves 1 GPU, and B=1 selects none of these (on n0)"
 
 
@@ -189,6 +190,6 @@ def test_lists_that_hide_all_gpus_are_named() -> None:
     (DeviceFacts(nccl_version="2.22.3", gpus=(Gpu("a", "a", "AMD Instinct MI250X"),), unlimited_stack=True), False),
 ])
 def test_an_unlimited_stack_is_too_small_for_nccls_threads(facts: DeviceFacts, warned: bool) -> None:
-    warnings = devices.warn_of_stack([facts, facts], ["n1", "n2"])
+    warnings = gpus.warn_unlimited_stack([facts, facts], ["n1", "n2"])
     assert [warning.split("; ")[0] for warning in warnings] == [
         "unlimited-stack: ulimit -s is unlimited on n[1-2]"] * warned

@@ -6,25 +6,22 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpiddp.failure.rank import LogPlan, Member
-from mpiddp.failure.report import block, error_record
+from mpiddp.failure.rank import LogPlan, RankIdentity
+from mpiddp.failure.report import format_failure, make_error_record
 from mpiddp.failure.root_cause import (
-    ABSENT,
-    ALONE_S,
-    CONSEQUENCE,
-    ENDED,
     NOBODY,
     OUT_OF_MEMORY,
-    OWN,
-    SEARCHING_S,
-    SETTLING_S,
+    ROOT_CAUSE_WAIT_S,
+    SAME_CAUSE_WAIT_S,
+    SAME_ERROR_WAIT_S,
+    FailureContext,
+    JobActivity,
     Report,
-    Scene,
-    Seen,
-    Verdict,
-    brief,
-    is_consequence,
-    judge,
+    ReportKind,
+    RootCause,
+    is_peer_loss,
+    select_root_cause,
+    truncate_report,
 )
 from mpiddp.ipc.channel import MAX_LINE_BYTES
 from mpiddp.ipc.codec import encode
@@ -38,48 +35,51 @@ def report(rank: int, kind: str, signal: str = "") -> Report:
     return Report(rank, HOSTS[rank], kind, f"cause {rank}", 1, signal=signal)
 
 
-RAISED, LOST, OTHER_LOST = report(5, OWN), report(0, CONSEQUENCE), report(1, CONSEQUENCE)
-KILLED, STOPPED = report(4, ENDED, "SIGKILL"), report(3, ABSENT)
-ABORTED = report(4, ENDED, "SIGABRT")
+RAISED, LOST, OTHER_LOST = report(5, ReportKind.ERROR), report(0, ReportKind.SECONDARY), report(1, ReportKind.SECONDARY)
+KILLED, STOPPED = report(4, ReportKind.PROCESS_EXIT, "SIGKILL"), report(3, ReportKind.UNREACHABLE)
+ABORTED = report(4, ReportKind.PROCESS_EXIT, "SIGABRT")
 
 
 @pytest.mark.parametrize(("reports", "waited_s", "verdict"), [
     ([], 9, None),
-    ([RAISED], 0, Verdict(RAISED)),
-    ([LOST, OTHER_LOST, RAISED], 0, Verdict(RAISED, "2 other ranks lost the connection to it")),
+    ([RAISED], 0, RootCause(RAISED)),
+    ([LOST, OTHER_LOST, RAISED], 0, RootCause(RAISED, "2 other ranks lost the connection to it")),
     ([KILLED], 0, None),
-    ([KILLED], SETTLING_S, Verdict(KILLED)),
-    ([LOST, KILLED], SETTLING_S, Verdict(KILLED, "1 other rank lost the connection to it")),
-    ([KILLED, RAISED], SETTLING_S, Verdict(KILLED, "rank 5 on n2 failed, too: cause 5")),
-    ([RAISED, KILLED], SETTLING_S, Verdict(KILLED, "rank 5 on n2 failed, too: cause 5")),
-    ([ABORTED, RAISED], SEARCHING_S, Verdict(ABORTED, "rank 5 on n2 failed, too: cause 5")),
-    ([RAISED, ABORTED], SETTLING_S, Verdict(RAISED)),
-    ([LOST, STOPPED], SETTLING_S, Verdict(STOPPED, "1 other rank lost the connection to it")),
-    ([LOST], SETTLING_S, None),
-    ([LOST, OTHER_LOST], SEARCHING_S, Verdict(LOST, "1 other rank lost the connection to it")),
-    ([report(rank, CONSEQUENCE) for rank in range(6)], 0,
-     Verdict(LOST, "5 other ranks lost the connection to it")),
+    ([KILLED], SAME_CAUSE_WAIT_S, RootCause(KILLED)),
+    ([LOST, KILLED], SAME_CAUSE_WAIT_S, RootCause(KILLED, "1 other rank lost the connection to it")),
+    ([KILLED, RAISED], SAME_CAUSE_WAIT_S, RootCause(KILLED, "rank 5 on n2 failed, too: cause 5")),
+    ([RAISED, KILLED], SAME_CAUSE_WAIT_S, RootCause(KILLED, "rank 5 on n2 failed, too: cause 5")),
+    ([ABORTED, RAISED], ROOT_CAUSE_WAIT_S, RootCause(ABORTED, "rank 5 on n2 failed, too: cause 5")),
+    ([RAISED, ABORTED], SAME_CAUSE_WAIT_S, RootCause(RAISED)),
+    ([LOST, STOPPED], SAME_CAUSE_WAIT_S, RootCause(STOPPED, "1 other rank lost the connection to it")),
+    ([LOST], SAME_CAUSE_WAIT_S, None),
+    ([LOST, OTHER_LOST], ROOT_CAUSE_WAIT_S, RootCause(LOST, "1 other rank lost the connection to it")),
+    ([report(rank, ReportKind.SECONDARY) for rank in range(6)], 0,
+     RootCause(LOST, "5 other ranks lost the connection to it")),
 ])
-def test_the_reason(reports: list[Report], waited_s: float, verdict: Verdict | None) -> None:
-    assert judge(reports, waited_s, Scene(HOSTS)) == verdict
+def test_the_reason(reports: list[Report], waited_s: float, verdict: RootCause | None) -> None:
+    assert select_root_cause(reports, waited_s, FailureContext(HOSTS)) == verdict
 
 
 def test_a_crash_that_nobody_saw_is_no_work_of_a_launcher() -> None:
     """The sentinel that sees the order was killed before; others' saw the launcher's SIGKILLs."""
-    crashed, killed = report(2, ENDED, "SIGSEGV"), report(0, ENDED, "SIGKILL")
-    scene = Scene(HOSTS, order=(0, 1), came_s={2: 0.0, 0: 0.03})
-    assert judge([crashed, killed], SEARCHING_S, scene) == Verdict(crashed)
-    assert judge([report(2, ENDED, "SIGKILL"), killed], SEARCHING_S, scene) == Verdict(killed)
+    crashed, killed = report(2, ReportKind.PROCESS_EXIT, "SIGSEGV"), report(0, ReportKind.PROCESS_EXIT, "SIGKILL")
+    context = FailureContext(HOSTS, end_order=(0, 1), reported_s={2: 0.0, 0: 0.03})
+    assert select_root_cause([crashed, killed], ROOT_CAUSE_WAIT_S, context) == RootCause(crashed)
+    assert select_root_cause([report(2, ReportKind.PROCESS_EXIT, "SIGKILL"), killed], ROOT_CAUSE_WAIT_S,
+                             context) == RootCause(killed)
 
 
 @pytest.mark.parametrize(("order", "waited_s", "first"), [
-    ([4, 1], SETTLING_S, 4), ([1, 4], SETTLING_S, 1),
-    ([1], SETTLING_S, None), ([1], SEARCHING_S, 1), ([], SETTLING_S, None), ([], SEARCHING_S, 1),
-    ([3, 4, 1], SETTLING_S, None), ([3, 4, 1], SEARCHING_S, 4),  # nobody has reported on rank 3 yet
+    ([4, 1], SAME_CAUSE_WAIT_S, 4), ([1, 4], SAME_CAUSE_WAIT_S, 1),
+    ([1], SAME_CAUSE_WAIT_S, None), ([1], ROOT_CAUSE_WAIT_S, 1), ([], SAME_CAUSE_WAIT_S, None),
+    ([], ROOT_CAUSE_WAIT_S, 1),
+    ([3, 4, 1], SAME_CAUSE_WAIT_S, None), ([3, 4, 1], ROOT_CAUSE_WAIT_S, 4),  # nobody has reported on rank 3 yet
 ])
 def test_the_order_in_which_processes_ended(order: list[int], waited_s: float, first: int | None) -> None:
     """Rank 1's report overtook rank 4's."""
-    verdict = judge([report(1, ENDED, "SIGKILL"), KILLED], waited_s, Scene(HOSTS, order=order))
+    verdict = select_root_cause([report(1, ReportKind.PROCESS_EXIT, "SIGKILL"), KILLED], waited_s,
+                                FailureContext(HOSTS, end_order=order))
     assert (verdict and verdict.first.rank) == first
 
 
@@ -89,30 +89,31 @@ def test_the_order_in_which_processes_ended(order: list[int], waited_s: float, f
     (["SIGALRM", "SIGALRM"], True), (["SIGALRM"], False),
 ])
 def test_a_signal_to_the_whole_job(signals: list[str], outside: bool) -> None:
-    reports = [report(rank, ENDED, signal) for rank, signal in enumerate(signals)]
-    verdict = judge(reports, SETTLING_S, Scene(HOSTS, order=range(len(signals))))
+    reports = [report(rank, ReportKind.PROCESS_EXIT, signal) for rank, signal in enumerate(signals)]
+    verdict = select_root_cause(reports, SAME_CAUSE_WAIT_S, FailureContext(HOSTS, end_order=range(len(signals))))
     assert verdict is not None
     assert verdict.outside == outside
 
 
 def test_a_rank_whose_sentinel_has_not_joined_yet() -> None:
     """It may have died by then: what another one has lost is no reason, and a signal was not sent to all."""
-    first = Scene({0: "n0"}, world_size=2)
-    assert judge([report(0, CONSEQUENCE)], SETTLING_S, first) is None
-    assert judge([report(0, CONSEQUENCE)], SEARCHING_S, first) is not None
-    verdict = judge([report(0, ENDED, "SIGUSR1")], SEARCHING_S, first)
+    first = FailureContext({0: "n0"}, world_size=2)
+    assert select_root_cause([report(0, ReportKind.SECONDARY)], SAME_CAUSE_WAIT_S, first) is None
+    assert select_root_cause([report(0, ReportKind.SECONDARY)], ROOT_CAUSE_WAIT_S, first) is not None
+    verdict = select_root_cause([report(0, ReportKind.PROCESS_EXIT, "SIGUSR1")], ROOT_CAUSE_WAIT_S, first)
     assert verdict is not None
     assert not verdict.outside
 
 
 def test_a_signal_that_others_may_get_yet() -> None:
     """Slurm's daemons send it, on a busy node later than on another; mpirun would end the others by it meanwhile."""
-    terminated = report(4, ENDED, "SIGTERM")
-    assert judge([terminated], SETTLING_S, Scene(HOSTS, by_node=True)) is None
-    assert judge([terminated], SEARCHING_S, Scene(HOSTS, by_node=True)) == Verdict(terminated)
-    assert judge([terminated], SETTLING_S, Scene(HOSTS)) == Verdict(terminated)
-    others = [report(rank, CONSEQUENCE) for rank in HOSTS if rank != 4]
-    assert judge([terminated, *others], SETTLING_S, Scene(HOSTS, by_node=True)) is not None
+    terminated = report(4, ReportKind.PROCESS_EXIT, "SIGTERM")
+    assert select_root_cause([terminated], SAME_CAUSE_WAIT_S, FailureContext(HOSTS, by_node=True)) is None
+    assert select_root_cause([terminated], ROOT_CAUSE_WAIT_S,
+                             FailureContext(HOSTS, by_node=True)) == RootCause(terminated)
+    assert select_root_cause([terminated], SAME_CAUSE_WAIT_S, FailureContext(HOSTS)) == RootCause(terminated)
+    others = [report(rank, ReportKind.SECONDARY) for rank in HOSTS if rank != 4]
+    assert select_root_cause([terminated, *others], SAME_CAUSE_WAIT_S, FailureContext(HOSTS, by_node=True)) is not None
 
 
 @pytest.mark.parametrize(("same", "others"), [
@@ -121,36 +122,42 @@ def test_a_signal_that_others_may_get_yet() -> None:
 ])
 def test_ranks_that_come_to_the_same_error(same: Sequence[int], others: str) -> None:
     """The others come to another one, or raise it at another line."""
-    reports = [Report(rank, HOSTS[rank], OWN, "seven", 1, "" if rank in same else f"line {rank}") for rank in HOSTS]
+    reports = [Report(rank, HOSTS[rank], ReportKind.ERROR, "seven", 1, "" if rank in same else f"line {rank}")
+               for rank in HOSTS]
     reports.sort(key=lambda one: one.rank not in same)
-    assert judge(reports, SETTLING_S, Scene(HOSTS, world_size=6)) == Verdict(reports[0], others)
+    assert select_root_cause(reports, SAME_CAUSE_WAIT_S, FailureContext(HOSTS, world_size=6)) == RootCause(
+        reports[0], others)
 
 
 @pytest.mark.parametrize(("causes", "waited_s", "waits"), [
-    (["seven"], 0, True), (["seven"], ALONE_S, False), (["seven", "eight"], ALONE_S, False),
-    (["seven", "seven"], ALONE_S, True), (["seven", "seven"], SETTLING_S, False), (["seven"] * 6, 0, False),
+    (["seven"], 0, True), (["seven"], SAME_ERROR_WAIT_S, False), (["seven", "eight"], SAME_ERROR_WAIT_S, False),
+    (["seven", "seven"], SAME_ERROR_WAIT_S, True), (["seven", "seven"], SAME_CAUSE_WAIT_S, False),
+    (["seven"] * 6, 0, False),
 ])
 def test_how_long_the_same_error_of_others_is_waited_for(causes: list[str], waited_s: float, waits: bool) -> None:
     """A rank that is alone with its error does not hold the job's end up for long."""
-    reports = [report(rank, OWN)._replace(cause=cause) for rank, cause in enumerate(causes)]
-    assert (judge(reports, waited_s, Scene(HOSTS, world_size=6)) is None) == waits
+    reports = [report(rank, ReportKind.ERROR)._replace(cause=cause) for rank, cause in enumerate(causes)]
+    assert (select_root_cause(reports, waited_s, FailureContext(HOSTS, world_size=6)) is None) == waits
 
 
-def killed(came_s: dict[int, float], waited_s: float, scene: Scene, cause: str = "killed") -> Verdict | None:
+def killed(came_s: dict[int, float], waited_s: float, context: FailureContext,
+           cause: str = "killed") -> RootCause | None:
     """Return the verdict on ranks that got a SIGKILL, their reports at some time after the first."""
-    reports = [report(rank, ENDED, "SIGKILL")._replace(cause=cause) for rank in came_s]
-    return judge(reports, waited_s, scene._replace(came_s=came_s, order=[*came_s, *scene.order]))
+    reports = [report(rank, ReportKind.PROCESS_EXIT, "SIGKILL")._replace(cause=cause) for rank in came_s]
+    return select_root_cause(reports, waited_s,
+                             context._replace(reported_s=came_s, end_order=[*came_s, *context.end_order]))
 
 
-SRUN = Scene(HOSTS, by_node=True, by_srun=True, world_size=6)
+SRUN = FailureContext(HOSTS, by_node=True, by_srun=True, world_size=6)
 
 
-@pytest.mark.parametrize(("scene", "cause", "outside"), [
-    (Scene({0: "n0"}, by_srun=True, world_size=1), "killed", True), (Scene({0: "n0"}, world_size=1), "killed", False),
-    (Scene({0: "n0"}, by_srun=True, world_size=1), OUT_OF_MEMORY, False)])
-def test_the_only_rank_of_srun_is_killed(scene: Scene, cause: str, outside: bool) -> None:
+@pytest.mark.parametrize(("context", "cause", "outside"), [
+    (FailureContext({0: "n0"}, by_srun=True, world_size=1), "killed", True),
+    (FailureContext({0: "n0"}, world_size=1), "killed", False),
+    (FailureContext({0: "n0"}, by_srun=True, world_size=1), OUT_OF_MEMORY, False)])
+def test_the_only_rank_of_srun_is_killed(context: FailureContext, cause: str, outside: bool) -> None:
     """As on a SIGTERM to srun; by hand, it was sent from outside as well."""
-    verdict = killed({0: 0.0}, SEARCHING_S, scene, cause)
+    verdict = killed({0: 0.0}, ROOT_CAUSE_WAIT_S, context, cause)
     assert verdict is not None
     assert verdict.outside == outside
 
@@ -163,34 +170,36 @@ def test_ranks_that_srun_kills() -> None:
     """It does on SIGTERM and SIGHUP: the second dies right after the first; after one alone the others live on."""
     verdict = killed(AT_ONCE, 0.05, SRUN)
     assert verdict is not None
-    assert block(verdict, None, 4.3) == "mpiddp: ended by SIGKILL after 4.3 s, sent to the job from outside\n"
-    first = report(4, ENDED, "SIGKILL")._replace(cause="killed")
-    assert killed(FOLLOWED, 0.24, SRUN) == Verdict(first)
-    assert killed(AT_ONCE, SETTLING_S, SRUN._replace(by_srun=False)) == Verdict(first)  # mpiexec follows at once
+    assert format_failure(verdict, None, 4.3) == "mpiddp: ended by SIGKILL after 4.3 s, sent to the job from outside\n"
+    first = report(4, ReportKind.PROCESS_EXIT, "SIGKILL")._replace(cause="killed")
+    assert killed(FOLLOWED, 0.24, SRUN) == RootCause(first)
+    # mpiexec follows at once
+    assert killed(AT_ONCE, SAME_CAUSE_WAIT_S, SRUN._replace(by_srun=False)) == RootCause(first)
 
 
 def test_ranks_that_srun_is_about_to_kill() -> None:
-    two, lost = {4: 0.0, 5: 0.01}, report(0, CONSEQUENCE)
-    assert killed(two, SETTLING_S, SRUN) is None
-    named = killed(two, SEARCHING_S, SRUN)
+    two, lost = {4: 0.0, 5: 0.01}, report(0, ReportKind.SECONDARY)
+    assert killed(two, SAME_CAUSE_WAIT_S, SRUN) is None
+    named = killed(two, ROOT_CAUSE_WAIT_S, SRUN)
     assert named is not None
     assert not named.outside
-    reports = [report(rank, ENDED, "SIGKILL") for rank in (4, 5, 2, 3, 1)]
-    scene = SRUN._replace(came_s=AT_ONCE, order=[4, 5, 2, 3, 1])
-    assert judge([lost, *reports], 0.05, scene) is None  # rank 0 had noticed, and lives
-    ended = judge([lost, *reports], 0.05, scene._replace(order=[*scene.order, 0]))
+    reports = [report(rank, ReportKind.PROCESS_EXIT, "SIGKILL") for rank in (4, 5, 2, 3, 1)]
+    context = SRUN._replace(reported_s=AT_ONCE, end_order=[4, 5, 2, 3, 1])
+    assert select_root_cause([lost, *reports], 0.05, context) is None  # rank 0 had noticed, and lives
+    ended = select_root_cause([lost, *reports], 0.05, context._replace(end_order=[*context.end_order, 0]))
     assert ended is not None
     assert ended.outside
 
 
 def test_ranks_that_run_out_of_memory_at_once() -> None:
-    verdict = killed(AT_ONCE, SETTLING_S, SRUN, f"ended by SIGKILL (Killed): {OUT_OF_MEMORY}")
+    verdict = killed(AT_ONCE, SAME_CAUSE_WAIT_S, SRUN, f"ended by SIGKILL (Killed): {OUT_OF_MEMORY}")
     assert verdict is not None
     assert not verdict.outside
 
 
 def test_a_cause_of_two_megabytes() -> None:
-    long = brief(Report(1, "n0", OWN, "ValueError: " + "x" * 2_000_000, 1, "train.py, line 3", "\udc80" * 10**6))
+    long = truncate_report(Report(1, "n0", ReportKind.ERROR, "ValueError: " + "x" * 2_000_000, 1, "train.py, line 3",
+                                  "\udc80" * 10**6))
     assert len(long.cause) < 2100
     assert long.cause.startswith("ValueError: xxx")
     assert " [1,998,012 characters left out] " in long.cause
@@ -199,15 +208,16 @@ def test_a_cause_of_two_megabytes() -> None:
 
 
 def test_an_interrupt_that_other_ranks_have_not_come_to_notice() -> None:
-    interrupt = [report(0, ENDED, "SIGINT")]
-    lone, sent = (judge(interrupt, SETTLING_S, Scene(HOSTS, interrupted=ranks)) for ranks in ([0], [0, 3]))
+    interrupt = [report(0, ReportKind.PROCESS_EXIT, "SIGINT")]
+    lone, sent = (select_root_cause(interrupt, SAME_CAUSE_WAIT_S, FailureContext(HOSTS, interrupted=ranks))
+                  for ranks in ([0], [0, 3]))
     assert (lone and lone.outside, sent and sent.outside) == (False, True)
 
 
 def test_a_lone_rank_that_is_interrupted() -> None:
-    verdict = judge([report(0, ENDED, "SIGINT")], 0, Scene({0: "n0"}))
+    verdict = select_root_cause([report(0, ReportKind.PROCESS_EXIT, "SIGINT")], 0, FailureContext({0: "n0"}))
     assert verdict is not None
-    assert block(verdict, None, 3.21) == "mpiddp: ended by SIGINT after 3.2 s, sent to the job from outside\n"
+    assert format_failure(verdict, None, 3.21) == "mpiddp: ended by SIGINT after 3.2 s, sent to the job from outside\n"
 
 
 LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete", where="train.py, 9")
@@ -215,16 +225,18 @@ LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv oper
 
 def test_a_rank_that_was_waited_for_in_vain() -> None:
     others = [LATE._replace(rank=rank) for rank in HOSTS if rank not in (1, LATE.rank)]
-    verdict = judge([LATE, *others], SEARCHING_S, Scene(HOSTS, seen=Seen({1: "train.py:40 load"}, {1})))
+    verdict = select_root_cause([LATE, *others], ROOT_CAUSE_WAIT_S,
+                                FailureContext(HOSTS, activity=JobActivity({1: "train.py:40 load"}, {1})))
     assert verdict is not None
-    assert verdict.first == Report(1, HOSTS[1], ABSENT, "5 ranks have waited for it in vain at train.py, 9: "
+    assert verdict.first == Report(1, HOSTS[1], ReportKind.UNREACHABLE,
+                                   "5 ranks have waited for it in vain at train.py, 9: "
                                    "RuntimeError: Timed out waiting 5000ms for recv operation to complete", 1,
                                    "train.py:40 load")
 
 
 def test_who_waits_for_whom_is_not_known_of_several_groups() -> None:
-    seen = Seen({1: "train.py:40 load"}, {1}, has_groups=True)
-    verdict = judge([LATE], SEARCHING_S, Scene(HOSTS, seen=seen))
+    seen = JobActivity({1: "train.py:40 load"}, {1}, has_groups=True)
+    verdict = select_root_cause([LATE], ROOT_CAUSE_WAIT_S, FailureContext(HOSTS, activity=seen))
     assert verdict is not None
     assert verdict.first == LATE
     assert verdict.others == f"rank 1 on {HOSTS[1]} was at train.py:40 load"
@@ -233,36 +245,39 @@ def test_who_waits_for_whom_is_not_known_of_several_groups() -> None:
 def test_ranks_that_have_waited_in_unlike_calls() -> None:
     calls = {rank: f"train.py, line {40 + (rank == 0)}, in main" for rank in HOSTS}
     late = LOST._replace(cause="Timed out waiting 6000ms for recv operation", where=calls[LOST.rank])
-    verdict = judge([late], SEARCHING_S, Scene(HOSTS, seen=Seen(calls=calls)))
+    verdict = select_root_cause([late], ROOT_CAUSE_WAIT_S, FailureContext(HOSTS, activity=JobActivity(calls=calls)))
     assert verdict is not None
     assert (verdict.first.rank, verdict.first.status) == (NOBODY, late.status)
-    assert block(verdict, None, 9.0).startswith(
+    assert format_failure(verdict, None, 9.0).startswith(
         "mpiddp: failed: ranks have waited for each other in unlike calls, rank 0 at train.py, line 41, in main, "
         "ranks 1-5 at train.py, line 40, in main: Timed out")
-    extra = error_record(verdict, None, "", 0, 0)["message"]
+    extra = make_error_record(verdict, None, "", 0, 0)["message"]
     assert isinstance(extra, dict)
     assert extra["extraInfo"]["rank"] is None
-    unknown = judge([late], SEARCHING_S, Scene(HOSTS, seen=Seen(calls={0: calls[0]})))
+    unknown = select_root_cause([late], ROOT_CAUSE_WAIT_S,
+                                FailureContext(HOSTS, activity=JobActivity(calls={0: calls[0]})))
     assert unknown is not None
     assert unknown.first == late
 
 
 def test_a_timeout_of_something_else_blames_nobody() -> None:
     late = LOST._replace(cause="TimeoutError: database server: timed out waiting for a licence")
-    verdict = judge([late], SEARCHING_S, Scene(HOSTS, seen=Seen({1: "train.py:40 load"}, {1})))
+    verdict = select_root_cause([late], ROOT_CAUSE_WAIT_S,
+                                FailureContext(HOSTS, activity=JobActivity({1: "train.py:40 load"}, {1})))
     assert verdict is not None
     assert verdict.first == late
 
 
 def test_a_lost_connection_is_no_sign_that_a_rank_is_late() -> None:
-    verdict = judge([LOST], SEARCHING_S, Scene(HOSTS, seen=Seen({1: "train.py:40 load"}, {1})))
+    verdict = select_root_cause([LOST], ROOT_CAUSE_WAIT_S,
+                                FailureContext(HOSTS, activity=JobActivity({1: "train.py:40 load"}, {1})))
     assert verdict is not None
     assert verdict.first == LOST
     assert verdict.others == f"rank 1 on {HOSTS[1]} was at train.py:40 load"
 
 
 def test_what_is_known_of_the_others() -> None:
-    verdict = judge([LOST], SEARCHING_S, Scene(HOSTS, silent=[3], left=[1, 2]))
+    verdict = select_root_cause([LOST], ROOT_CAUSE_WAIT_S, FailureContext(HOSTS, silent=[3], finished=[1, 2]))
     assert verdict is not None
     assert verdict.others == ("nothing is heard of rank 3 on n1; rank 1 on n0, rank 2 on n1 had come to the end of "
                               "the script; rank 4 on n2, rank 5 on n2 had not")
@@ -285,50 +300,54 @@ C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py
 def test_the_loss_of_a_peer_is_known_by_its_words_and_by_who_raised_it(
     error: str, file: str, consequence: bool
 ) -> None:
-    assert is_consequence(error, file) == consequence
+    assert is_peer_loss(error, file) == consequence
 
 
 def test_an_interrupt_without_a_signal_is_an_error_like_any() -> None:
     """Word of a signal may come after the report."""
-    interrupt = report(0, OWN, "SIGINT")
-    alone = Scene({0: "n0"}, world_size=1)
-    assert judge([interrupt], 0, alone) is None
-    assert judge([interrupt], SETTLING_S, alone) == Verdict(interrupt._replace(signal=""))
-    sent = judge([interrupt], 0, alone._replace(interrupted=[0]))
+    interrupt = report(0, ReportKind.ERROR, "SIGINT")
+    alone = FailureContext({0: "n0"}, world_size=1)
+    assert select_root_cause([interrupt], 0, alone) is None
+    assert select_root_cause([interrupt], SAME_CAUSE_WAIT_S, alone) == RootCause(interrupt._replace(signal=""))
+    sent = select_root_cause([interrupt], 0, alone._replace(interrupted=[0]))
     assert sent is not None
     assert sent.outside
-    lone = judge([interrupt], SETTLING_S, Scene(HOSTS, interrupted=[0]))
+    lone = select_root_cause([interrupt], SAME_CAUSE_WAIT_S, FailureContext(HOSTS, interrupted=[0]))
     assert lone is not None
-    assert (lone.outside, lone.first.kind, lone.first.cause) == (False, ENDED, "cause 0 (SIGINT)")
+    assert (lone.outside, lone.first.kind, lone.first.cause) == (False, ReportKind.PROCESS_EXIT, "cause 0 (SIGINT)")
 
 
 def test_a_program_that_has_exited_while_others_waited_for_it() -> None:
-    exited = report(2, OWN)
-    scene = Scene(HOSTS, left=[2], exits=[exited])
-    assert judge([LOST, OTHER_LOST], SETTLING_S, scene) is None
-    assert judge([LOST, OTHER_LOST], SEARCHING_S, scene) == Verdict(exited, "2 other ranks lost the connection to it")
-    assert judge([LOST, KILLED], SEARCHING_S, scene) == Verdict(KILLED, "1 other rank lost the connection to it")
+    exited = report(2, ReportKind.ERROR)
+    context = FailureContext(HOSTS, finished=[2], exits=[exited])
+    assert select_root_cause([LOST, OTHER_LOST], SAME_CAUSE_WAIT_S, context) is None
+    assert select_root_cause([LOST, OTHER_LOST], ROOT_CAUSE_WAIT_S,
+                             context) == RootCause(exited, "2 other ranks lost the connection to it")
+    assert select_root_cause([LOST, KILLED], ROOT_CAUSE_WAIT_S,
+                             context) == RootCause(KILLED, "1 other rank lost the connection to it")
 
 
 def test_the_block_names_all_there_is() -> None:
-    who = Member(5, 6, 1, "n2", "cuda:1", 77, "run", 5.0, log=LogPlan("/logs/rank-00005.n2.log"))
-    crash = Report(5, "n2", ENDED, "ended by SIGSEGV (Segmentation fault)", 139, text="Fatal Python error\n  File x")
-    assert block(Verdict(crash, "2 other ranks lost the connection to it"), who, 12.34).splitlines() == [
+    who = RankIdentity(5, 6, 1, "n2", "cuda:1", 77, "run", 5.0, log=LogPlan("/logs/rank-00005.n2.log"))
+    crash = Report(5, "n2", ReportKind.PROCESS_EXIT, "ended by SIGSEGV (Segmentation fault)", 139,
+                   text="Fatal Python error\n  File x")
+    assert format_failure(RootCause(crash, "2 other ranks lost the connection to it"), who, 12.34).splitlines() == [
         "[rank 5 on n2] Fatal Python error", "[rank 5 on n2]   File x",
         "mpiddp: failed: rank 5 on n2: ended by SIGSEGV (Segmentation fault)",
         "  rank     5 of 6, local rank 1 on n2, cuda:1, pid 77", "  when     12.3 s after the start", "  status   139",
         "  others   2 other ranks lost the connection to it", "  log      /logs/rank-00005.n2.log"]
-    assert block(Verdict(crash), who, 1.0, 512).endswith("/rank-00005.n2.log (incomplete from byte 512 on)\n")
+    report = format_failure(RootCause(crash), who, 1.0, 512)
+    assert report.endswith("/rank-00005.n2.log (incomplete from byte 512 on)\n")
 
 
 def test_the_block_on_a_killed_rank_says_where_to_look() -> None:
-    killed = Report(5, "n2", ENDED, "ended by SIGKILL (Killed)", 137, signal="SIGKILL")
-    assert "\n  do       look at the memory (dmesg on the node): fewer" in block(Verdict(killed), None, 1.0)
-    assert "\n  do  " not in block(Verdict(killed._replace(signal="SIGSEGV")), None, 1.0)
+    killed = Report(5, "n2", ReportKind.PROCESS_EXIT, "ended by SIGKILL (Killed)", 137, signal="SIGKILL")
+    assert "\n  do       look at the memory (dmesg on the node): fewer" in format_failure(RootCause(killed), None, 1.0)
+    assert "\n  do  " not in format_failure(RootCause(killed._replace(signal="SIGSEGV")), None, 1.0)
 
 
 def test_the_error_record_has_torchelastics_form() -> None:
-    message = error_record(Verdict(RAISED), None, "Traceback", 1700000000, 0)["message"]
+    message = make_error_record(RootCause(RAISED), None, "Traceback", 1700000000, 0)["message"]
     assert isinstance(message, dict)
     assert message["message"] == "cause 5"
     assert message["extraInfo"]["py_callstack"] == "Traceback"

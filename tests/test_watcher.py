@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from mpiddp.failure.root_cause import CONSEQUENCE, OWN, Report, Verdict
+from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.sentinel import coordinator as coordinator_module
 from mpiddp.sentinel import events
 from mpiddp.sentinel import watcher as watcher_module
@@ -36,7 +36,7 @@ from mpiddp.sentinel.watcher import LEAVE_TIMEOUT_S, State, Watcher
 from tests.test_messages import member, report
 
 WATCHED = WatchedRank("rank 1 on n0", False, None, list, False, 60.0)
-LOST = Report(1, "n0", CONSEQUENCE, "connection closed by peer", 3)
+LOST = Report(1, "n0", ReportKind.SECONDARY, "connection closed by peer", 3)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, 
     crossing = [events.FromCoordinator(JobFinished()), events.FromRank(Failed(LOST))]
     for event in crossing if over_first else reversed(crossing):
         assert to_rank(watcher.handle(event, 2.0)) == []
-    assert to_rank(watcher.handle(events.Rank0Lost(True), 2.1)) == [Decision(Verdict(LOST), 3, True)]
+    assert to_rank(watcher.handle(events.Rank0Lost(True), 2.1)) == [Decision(RootCause(LOST), 3, True)]
 
 
 @pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_KILL_TIMEOUT_S), (True, LEAVE_TIMEOUT_S)])
@@ -100,14 +100,14 @@ def test_a_rank_that_is_cleaned_up_after_does_not_leave(watcher: Watcher) -> Non
     assert watcher.state is State.CLEANING
 
 
-@pytest.mark.parametrize(("kind", "waits"), [(OWN, False), (CONSEQUENCE, True)])
+@pytest.mark.parametrize(("kind", "waits"), [(ReportKind.ERROR, False), (ReportKind.SECONDARY, True)])
 def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_the_launcher(
     kind: str, waits: bool, watcher: Watcher
 ) -> None:
     assert watcher.handle(events.CoordinatorLost(), 2.0) == []
     assert watcher.state is State.WORKING
     failed = LOST._replace(kind=kind)
-    decision = Decision(Verdict(failed), 3, True)
+    decision = Decision(RootCause(failed), 3, True)
     actions = watcher.handle(events.FromRank(Failed(failed)), 3.0)
     assert to_rank(actions) == ([] if waits else [decision])
     assert (events.SetTimer("decision", LAUNCHER_KILL_TIMEOUT_S) in actions) == waits
@@ -184,7 +184,7 @@ def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
     ruled = coordinator.handle(events.Due("select"), 2.1)
-    assert events.ToPeer(1, Decision(Verdict(report(1)), 1, True)) in ruled
+    assert events.ToPeer(1, Decision(RootCause(report(1)), 1, True)) in ruled
     gone = coordinator.handle(events.OwnRankEnded(in_order=False), 3.0)
     assert events.SetTimer("unprinted", FINAL_PRINT_TIMEOUT_S) in gone
     assert coordinator.has_unprinted_verdict
@@ -229,7 +229,7 @@ def test_a_rank_whose_sentinel_is_killed_hears_again_what_that_may_have_heard() 
         events.ToPeer(2, WatchPeerProcess(rank, 70 + rank)) for rank in (1, 2, 3)]
     assert coordinator.handle(events.FromPeer(3, SentinelLost()), 2.0) == []
     coordinator.handle(events.FromPeer(3, Failed(report(3))), 3.0)
-    decision = events.ToPeer(3, Decision(Verdict(report(3)), 1, True))
+    decision = events.ToPeer(3, Decision(RootCause(report(3)), 1, True))
     assert decision in coordinator.handle(events.Due("select"), 3.2)
     assert coordinator.handle(events.FromPeer(3, SentinelLost()), 3.3) == [decision]
     coordinator.handle(events.FromPeer(3, ReasonPrinted()), 3.4)

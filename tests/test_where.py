@@ -11,7 +11,7 @@ import pytest
 
 from mpiddp.base.text import format_ranges
 from mpiddp.failure import stack
-from mpiddp.failure.stack import Frame, Kind
+from mpiddp.failure.stack import Frame, FrameKind
 from mpiddp.ipc.codec import Codec, encode
 from mpiddp.where.dumper import format_calls
 from mpiddp.where.outliers import build_snapshot, find_free_ranks
@@ -22,14 +22,14 @@ from mpiddp.where.snapshot import ChildProcess, CollectiveSeq, RankSample
 from mpiddp.where.stall import OBSERVED_SIGNS, StallDetector
 
 SITE = "/env/lib/python3.11/site-packages/"
-STEP = Frame(Kind.SCRIPT, "/home/me/train.py", 92, "step")
-MAIN = Frame(Kind.SCRIPT, "/home/me/train.py", 120, "<module>")
-LOAD = Frame(Kind.SCRIPT, "/home/me/train.py", 88, "load_batch")
-ITEM = Frame(Kind.SCRIPT, "/home/me/dataset.py", 17, "__getitem__")
+STEP = Frame(FrameKind.SCRIPT, "/home/me/train.py", 92, "step")
+MAIN = Frame(FrameKind.SCRIPT, "/home/me/train.py", 120, "<module>")
+LOAD = Frame(FrameKind.SCRIPT, "/home/me/train.py", 88, "load_batch")
+ITEM = Frame(FrameKind.SCRIPT, "/home/me/dataset.py", 17, "__getitem__")
 
 
 def library(file: str, function: str, line: int = 1) -> Frame:
-    return Frame(Kind.LIBRARY, SITE + file, line, function)
+    return Frame(FrameKind.LIBRARY, SITE + file, line, function)
 
 
 def collective(name: str) -> tuple[Frame, ...]:
@@ -42,8 +42,9 @@ BACKWARD = (MAIN, STEP, library("torch/_tensor.py", "backward"),
             library("torch/autograd/graph.py", "_engine_run_backward"))
 LOADS = (MAIN, library("torch/utils/data/dataloader.py", "__next__"),
          library("torch/utils/data/dataloader.py", "_get_data"),
-         library("torch/utils/data/dataloader.py", "_try_get_data"), Frame(Kind.PYTHON, "/usr/queue.py", 4, "get"))
-IDLE = (library("torch/utils/data/_utils/worker.py", "_worker_loop"), Frame(Kind.PYTHON, "/usr/queues.py", 4, "get"))
+         library("torch/utils/data/dataloader.py", "_try_get_data"), Frame(FrameKind.PYTHON, "/usr/queue.py", 4, "get"))
+IDLE = (library("torch/utils/data/_utils/worker.py", "_worker_loop"),
+        Frame(FrameKind.PYTHON, "/usr/queues.py", 4, "get"))
 
 
 def rank(number: int, frames: tuple[Frame, ...] = REDUCES, **fields: object) -> RankSample:
@@ -52,29 +53,29 @@ def rank(number: int, frames: tuple[Frame, ...] = REDUCES, **fields: object) -> 
 
 def test_what_an_interpreter_tells_is_read() -> None:
     text = f"""  File "/home/me/my data/train.py", line 88 in load batch
-  File "{stack.PYTHON}threading.py", line 320 in wait
+  File "{stack.PYTHON_FOLDER}threading.py", line 320 in wait
   File "{SITE}torch/x.py", line ??? in forward
   File "/home/me/train.py", line 120 in <module>
-  File "{stack.OURS}runner/script.py", line 40 in run
+  File "{stack.OUR_FOLDER}runner/script.py", line 40 in run
   File "<frozen runpy>", line 88 in _run_code
-  File "{stack.OURS}launch.py", line 100 in launch
+  File "{stack.OUR_FOLDER}launch.py", line 100 in launch
   File "<frozen runpy>", line 198 in _run_module_as_main
 """
-    found = stack.read(text)
+    found = stack.parse_dump(text)
     assert [(one.kind, one.line, one.function) for one in found] == [
-        (Kind.SCRIPT, 120, "<module>"), (Kind.LIBRARY, 0, "forward"), (Kind.PYTHON, 320, "wait"),
-        (Kind.SCRIPT, 88, "load batch")]
+        (FrameKind.SCRIPT, 120, "<module>"), (FrameKind.LIBRARY, 0, "forward"), (FrameKind.PYTHON, 320, "wait"),
+        (FrameKind.SCRIPT, 88, "load batch")]
 
 
 @pytest.mark.parametrize(("frames", "name"), [
     (REDUCES, "all_reduce"), (BACKWARD, "backward"), (LOADS, ""), ((MAIN, LOAD), ""), ((), ""),
     ((MAIN, library("torch/nn/parallel/distributed.py", "forward"), library("torch/nn/linear.py", "forward")), ""),
-    ((MAIN, Frame(Kind.OURS, stack.OURS + "api.py", 3, "should_stop"),
-      Frame(Kind.OURS, stack.OURS + "waiting.py", 3, "wait")), "should_stop"),
+    ((MAIN, Frame(FrameKind.OURS, stack.OUR_FOLDER + "api.py", 3, "should_stop"),
+      Frame(FrameKind.OURS, stack.OUR_FOLDER + "waiting.py", 3, "wait")), "should_stop"),
 ])
 def test_the_collective_that_a_stack_ends_in(frames: tuple[Frame, ...], name: str) -> None:
-    assert stack.collective(frames) == name
-    assert stack.from_text(stack.as_text(frames)) == frames
+    assert stack.find_collective(frames) == name
+    assert stack.frames_from_json(stack.frames_to_json(frames)) == frames
 
 
 def dump(*threads: tuple[int, list[tuple[str, int, str]]]) -> str:
@@ -86,29 +87,29 @@ def dump(*threads: tuple[int, list[tuple[str, int, str]]]) -> str:
 
 def test_what_py_spy_prints_is_read() -> None:
     """The thread whose number is that of the process is its main thread."""
-    other = 8, [(f"{stack.PYTHON}threading.py", 1002, "Thread._bootstrap")]
+    other = 8, [(f"{stack.PYTHON_FOLDER}threading.py", 1002, "Thread._bootstrap")]
     main = 7, [("/me/a.py", 4, "Model.step.<locals>.inner"), ("/me/a.py", 0, "<module>"),
-               ("<frozen runpy>", 88, "_run_code"), (f"{stack.OURS}launch.py", 100, "launch")]
-    assert stack.from_dump(dump(other, main), 7) == [
-        Frame(Kind.SCRIPT, "/me/a.py", 0, "<module>"), Frame(Kind.SCRIPT, "/me/a.py", 4, "inner")]
+               ("<frozen runpy>", 88, "_run_code"), (f"{stack.OUR_FOLDER}launch.py", 100, "launch")]
+    assert stack.parse_py_spy(dump(other, main), 7) == [
+        Frame(FrameKind.SCRIPT, "/me/a.py", 0, "<module>"), Frame(FrameKind.SCRIPT, "/me/a.py", 4, "inner")]
 
 
 @pytest.mark.parametrize("text", ["", "Error: Permission denied", "[", "{}", "[7]", "[{}]", "[]", dump((8, []))])
 def test_what_py_spy_prints_besides_a_stack_is_no_stack(text: str) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
-        stack.from_dump(text, 7)
+        stack.parse_py_spy(text, 7)
 
 
 def test_another_threads_stack_is_none() -> None:
-    assert stack.read(f'  File "{stack.PYTHON}threading.py", line 1002 in _bootstrap\n') == []
+    assert stack.parse_dump(f'  File "{stack.PYTHON_FOLDER}threading.py", line 1002 in _bootstrap\n') == []
 
 
 def test_a_program_that_is_installed_is_the_script() -> None:
-    found = stack.read(f"""  File "{SITE}torch/distributed/distributed_c10d.py", line 2 in all_reduce
+    found = stack.parse_dump(f"""  File "{SITE}torch/distributed/distributed_c10d.py", line 2 in all_reduce
   File "{SITE}trainer/loop.py", line 9 in step
   File "{SITE}trainer/__main__.py", line 3 in <module>
 """)
-    assert [one.kind for one in found] == [Kind.SCRIPT, Kind.SCRIPT, Kind.LIBRARY]
+    assert [one.kind for one in found] == [FrameKind.SCRIPT, FrameKind.SCRIPT, FrameKind.LIBRARY]
 
 
 WORKERS = (ChildProcess(77, IDLE, "S"), ChildProcess(78, (LOAD, ITEM), "S", "pipe_read"))
@@ -224,7 +225,7 @@ def test_a_child_that_runs_another_program() -> None:
 
 def test_a_deep_stack_is_told_in_part() -> None:
     frames = [STEP._replace(line=number, file="/" + "数" * 400) for number in range(90)]
-    found = stack.from_text(stack.as_text(frames))
+    found = stack.frames_from_json(stack.frames_to_json(frames))
     assert [one.line for one in found] == [*range(8), *range(58, 90)]
     assert len(found[0].file) == 300
 
@@ -234,9 +235,9 @@ ODD = "a\nb\rc\x85d\u2028e\tf\udcff"  # all that breaks lines, and what is no te
 
 def test_names_that_break_lines() -> None:
     """Of files, functions, programs and process groups: no format of ours is broken by what it holds."""
-    frames = (Frame(Kind.SCRIPT, ODD, 3, ODD),)
-    children = json.dumps([(77, stack.as_lists(frames), "S", ODD, ODD, "")])
-    told = Sample(1, stack.as_text(frames), "S", ODD, 0.0, 1.0, 0, False, children,
+    frames = (Frame(FrameKind.SCRIPT, ODD, 3, ODD),)
+    children = json.dumps([(77, stack.frames_to_lists(frames), "S", ODD, ODD, "")])
+    told = Sample(1, stack.frames_to_json(frames), "S", ODD, 0.0, 1.0, 0, False, children,
                        Progress(9, 1.0, json.dumps([(7, "0-1", ODD)]), False))
     collector = SnapshotCollector()
     collector.request(5, {0: 0}, {0: "n1"})
@@ -249,7 +250,7 @@ def test_names_that_break_lines() -> None:
 
 
 def test_a_rank_whose_answer_cannot_be_read_does_not_void_the_others() -> None:
-    told = Sample(1, stack.as_text((MAIN, LOAD)), "S", "", 0.0, 1.0, 0, False, "")
+    told = Sample(1, stack.frames_to_json((MAIN, LOAD)), "S", "", 0.0, 1.0, 0, False, "")
     collector = SnapshotCollector()
     collector.request(5, {0: 0, 1: 1}, {0: "n1", 1: "n2"})
     collector.take(0, told)
@@ -262,7 +263,7 @@ def test_a_stack_with_names_that_break_lines() -> None:
     names: dict[str, Any] = {"frame": sys._getframe}
     exec(code, names)
     text = format_calls(names["result"])
-    found = stack.read(text)
+    found = stack.parse_dump(text)
     assert (found[-1].function, found[-1].file) == ("f", "a\\nb\rc\x85d\u2028.py")
 
 
@@ -302,8 +303,8 @@ def test_what_a_rank_uses_while_it_waits_at_its_end_is_no_movement() -> None:
 
 
 def test_for_whom_others_may_have_waited() -> None:
-    reports = (MAIN, STEP, Frame(Kind.OURS, f"{stack.OURS}failure/exception.py", 9, "show"),
-               Frame(Kind.PYTHON, f"{stack.PYTHON}traceback.py", 9, "format"))
+    reports = (MAIN, STEP, Frame(FrameKind.OURS, f"{stack.OUR_FOLDER}failure/exception.py", 9, "show"),
+               Frame(FrameKind.PYTHON, f"{stack.PYTHON_FOLDER}traceback.py", 9, "format"))
     ranks = [rank(0, reports), rank(1, (MAIN, LOAD)), rank(2), rank(3, has_ended=True),
              rank(4, (MAIN, STEP), cores=1.0), rank(5, ()), rank(6, has_answered=False)]
     assert find_free_ranks(ranks) == {1, 4}
@@ -322,7 +323,7 @@ def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
     groups = json.dumps([(18204 + number, "0-9999", str(number)) for number in range(20)])
     for number in range(10_000):
         frames = (MAIN, STEP._replace(line=number % 50), *collective("all_reduce"))
-        answers.append(encode(Sample(1, stack.as_text(frames), "S", "futex", 0.0, 1.0, 0, False, "",
+        answers.append(encode(Sample(1, stack.frames_to_json(frames), "S", "futex", 0.0, 1.0, 0, False, "",
                                           Progress(9, 1.0, groups, True))))
     collector = SnapshotCollector()
     ranks = range(10_000)

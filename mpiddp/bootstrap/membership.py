@@ -14,12 +14,11 @@ from ..base.config import LaunchConfig
 from ..base.errors import LocalLaunchError
 from ..base.ranks import JobEnv, RankPosition
 from ..base.text import memory_advice
-from ..discovery import devices, launchers, runtime, schedulers, software
-from ..failure.rank import LogPlan, Member
-from ..planning.environment import Endpoint, explain, exports, for_cpu, ways
-from ..planning.job import DevicePlan
-from ..planning.network import check_reached
-from ..planning.placement import Seat
+from ..discovery import devices, host, launchers, runtime, schedulers
+from ..failure.rank import LogPlan, RankIdentity
+from ..planning.environment import Endpoint, accelerate_env, explain_env, interface_env, script_env
+from ..planning.job import Placement, PostTorchPlan
+from ..planning.network import check_store_reached
 from . import store as job_store
 from .mpi_init import keep_workers_from_mpi
 from .output_setup import FoldingShare, join_folding, open_log
@@ -34,7 +33,7 @@ GROUP = "process group"
 
 
 def join_job(
-    rendezvous: Rendezvous, place: RankPosition, plan: DevicePlan, config: LaunchConfig, saved: SavedEnv,
+    rendezvous: Rendezvous, place: RankPosition, plan: PostTorchPlan, config: LaunchConfig, saved: SavedEnv,
     server: dist.Store | None,
 ) -> Membership:
     """Set this rank's variables and device, connect it to the store, and return its membership. Collective.
@@ -43,15 +42,15 @@ def join_job(
     Raises LaunchError `log-unwritable`, `no-zstd`, `address-unreachable` or `port-taken`, on every rank.
     """
     endpoint = plan.endpoint
-    missing = ways(plan.interface, plan.sockets) | for_cpu(plan.device, place.world_size)
+    missing = interface_env(plan.interface, plan.sockets) | accelerate_env(plan.device, place.world_size)
     saved = saved | set_missing_env(missing) | set_env(
-        exports(place, endpoint, config.virtual_local_rank, runtime.restart_count(os.environ)))
+        script_env(place, endpoint, config.virtual_local_rank, runtime.count_restarts(os.environ)))
     environment = JobEnv(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
                          device=devices.use_device(plan.device))
     log = open_log(rendezvous, place, config, endpoint.run_id) if config.log_dir else LogPlan()
     share = join_folding(rendezvous, place, endpoint, config) if config.output_filter.folded else None
     groups = GroupMaker(environment, job_store.KeySpaces(connect(rendezvous, endpoint), endpoint.token))
-    return Membership(environment, rendezvous, groups, server, saved, endpoint, log, plan.seats, share)
+    return Membership(environment, rendezvous, groups, server, saved, endpoint, log, plan.placements, share)
 
 
 def connect(rendezvous: Rendezvous, endpoint: Endpoint) -> dist.Store:
@@ -60,7 +59,8 @@ def connect(rendezvous: Rendezvous, endpoint: Endpoint) -> dist.Store:
     After this, ranks wait for each other inside torch, where nobody can name the late one.
     """
     store, error = job_store.connect_store(endpoint, rendezvous.remaining_s)
-    rendezvous.exchange("devices and store", error, lambda errors: check_reached(errors, rendezvous.hosts, endpoint))
+    rendezvous.exchange("devices and store", error,
+                        lambda errors: check_store_reached(errors, rendezvous.hosts, endpoint))
     assert store is not None
     return store
 
@@ -74,7 +74,8 @@ class Membership:
 
     def __init__(
         self, environment: JobEnv, rendezvous: Rendezvous, groups: GroupMaker, server: dist.Store | None,
-        saved: SavedEnv, endpoint: Endpoint, log: LogPlan, seats: Sequence[Seat], share: FoldingShare | None = None,
+        saved: SavedEnv, endpoint: Endpoint, log: LogPlan, seats: Sequence[Placement],
+        share: FoldingShare | None = None,
     ) -> None:
         self.environment, self.endpoint, self.seats = environment, endpoint, seats
         self.rendezvous, self.groups = rendezvous, groups
@@ -88,15 +89,15 @@ class Membership:
         """The communicator of the job's ranks, our own."""
         return self.rendezvous.comm
 
-    def identify(self, config: LaunchConfig) -> Member:
+    def identify(self, config: LaunchConfig) -> RankIdentity:
         """Return what this rank's sentinel needs to know of it."""
         env = self.environment
-        exits = runtime.loses_status(launchers.detect(os.environ))
+        exits = runtime.is_abort_status_lost(launchers.read_launch_facts(os.environ))
         scheduler = schedulers.find_scheduler(os.environ)
-        return Member(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
-                      self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
-                      f"{env.node_rank} {runtime.pid_namespace()}", self.endpoint.port,
-                      memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
+        return RankIdentity(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
+                            self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
+                            f"{env.node_rank} {runtime.read_pid_namespace()}", self.endpoint.port,
+                            memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
 
     def create_group(
         self, timeout: timedelta | None, give_up: Callable[[LocalLaunchError], object], binds: bool = True
@@ -131,9 +132,9 @@ class Membership:
     def explain(self, script: str) -> str:
         """Return the device and the software of this rank, with its script file, and the origin of each variable."""
         device = self.environment.device
-        name = devices.described(torch.get_device_module(device), device.index).name if device.index is not None else ""
+        name = devices.read_gpu(torch.get_device_module(device), device.index).name if device.index is not None else ""
         where = f"{device} ({name})" if name else str(device)
-        return f"runs on {where} with {software.stack(script)}\n{explain(os.environ, self._saved)}"
+        return f"runs on {where} with {host.describe_software(script)}\n{explain_env(os.environ, self._saved)}"
 
     def has_same_ranks(self, comm: MPI.Comm) -> bool:
         """Return whether a communicator has the ranks of the job in the same order."""

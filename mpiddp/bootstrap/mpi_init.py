@@ -14,12 +14,26 @@ from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.stderr import warn
 from ..base.timeline import begin_stage
-from ..discovery import fabric, mpi, runtime, schedulers
-from ..discovery.host import why_no_shm
-from ..discovery.launchers import Runtime
-from ..discovery.mpi import Library, library
-from ..planning.compatibility import check_fit, check_nested, check_shm, check_tasks, check_whole, hidden, unlaunched
-from ..planning.environment import GPU_SUPPORT, TRAPS, choose_fork_safety, left_out, switch_gpu_support_off
+from ..discovery import mpi, runtime, schedulers
+from ..discovery.host import describe_missing_shm
+from ..discovery.launchers import LaunchFacts
+from ..discovery.mpi import Library, identify_library
+from ..planning.compatibility import (
+    check_compatibility,
+    check_nested,
+    check_outer_tasks,
+    check_shared_memory,
+    check_world_size,
+    list_hidden_prefixes,
+    warn_unlaunched,
+)
+from ..planning.environment import (
+    GPU_SUPPORT,
+    GPU_SUPPORT_RISKS,
+    choose_fork_safety,
+    disable_gpu_support,
+    exclude_components,
+)
 from ..sentinel.client import SentinelClient
 from .prepare import hide_env, restore_env, set_env
 
@@ -33,52 +47,53 @@ except ImportError:
 """
 
 
-def initialise_mpi(config: LaunchConfig, started_by: Runtime | None, sentinel: SentinelClient) -> Any:
+def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentinel: SentinelClient) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
     If launcher and library are incompatible, MPI_Init ends the process, or makes each process a world of its own. So
     compatibility is checked before, and the number of ranks after.
     """
-    check_nested(runtime.outer_launcher(os.environ), config.script)
-    check_tasks(started_by)
+    check_nested(runtime.find_outer_launcher(os.environ), config.script)
+    check_outer_tasks(started_by)
     begin_stage("import mpi4py")
-    MPI = mpi.load()
+    MPI = mpi.load_mpi()
     begin_stage("check launcher")
-    loaded = library()
+    loaded = identify_library()
     try:
-        check_fit(started_by, loaded)
+        check_compatibility(started_by, loaded)
     except LaunchError:  # srun is asked only now, by the rank that speaks: it takes time
         asks = started_by is not None and started_by.by_srun and started_by.rank == 0
-        check_fit(started_by, loaded, schedulers.srun_mpi_types() if asks else ())
-    check_shm(loaded, why_no_shm(), runtime.hostname())
+        check_compatibility(started_by, loaded, schedulers.list_srun_mpi_types() if asks else ())
+    check_shared_memory(loaded, describe_missing_shm(), runtime.hostname())
     sentinel.report_stage("MPI_Init")
     if started_by is None:
-        warn(unlaunched(loaded, *schedulers.find_allotment(os.environ)))
-    saved = set_env(exclude_transports(loaded)) | hide_env(hidden(started_by, loaded))
+        warn(warn_unlaunched(loaded, *schedulers.find_intended_size(os.environ)))
+    saved = set_env(exclude_transports(loaded)) | hide_env(list_hidden_prefixes(started_by, loaded))
     gpu_support = os.environ.get(GPU_SUPPORT)
-    without_gpus = switch_gpu_support_off(os.environ) if loaded.is_cray and not config.gpu_aware_mpi else {}
-    fork_safety = choose_fork_safety(os.environ, fabric.has_verbs())
+    without_gpus = disable_gpu_support(os.environ) if loaded.is_cray and not config.gpu_aware_mpi else {}
+    fork_safety = choose_fork_safety(os.environ, mpi.has_verbs())
     set_env({**without_gpus, **fork_safety})  # which stay: NCCL opens verbs, too
     begin_stage("MPI_Init")
-    mpi.initialise(MPI)
+    mpi.initialise_mpi(MPI)
     restore_env(saved)
     sentinel.report_stage("the start after MPI_Init")
     try:
-        check_whole(started_by, MPI.COMM_WORLD.size, loaded)
+        check_world_size(started_by, MPI.COMM_WORLD.size, loaded)
     except LaunchError:
         MPI.Finalize()
         raise
     if without_gpus and MPI.COMM_WORLD.rank == 0:
-        warn([f"gpu-aware-mpi: {GPU_SUPPORT}={gpu_support} was set to 0: {TRAPS}; --gpu-aware-mpi keeps it"])
+        line = f"gpu-aware-mpi: {GPU_SUPPORT}={gpu_support} was set to 0: {GPU_SUPPORT_RISKS}; --gpu-aware-mpi keeps it"
+        warn([line])
     return MPI
 
 
 def exclude_transports(loaded: Library) -> dict[str, str]:
     """Return variables that keep Open MPI from searching for fast networks, if this node has none."""
-    if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or fabric.has_fabric():
+    if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or mpi.has_fabric():
         return {}
-    chosen = fabric.chosen_components(os.environ, loaded.path)
-    return {fabric.PREFIX + name: value for name, value in left_out(chosen).items()}
+    chosen = mpi.read_mca_parameters(os.environ, loaded.path)
+    return {mpi.MCA_PREFIX + name: value for name, value in exclude_components(chosen).items()}
 
 
 def keep_workers_from_mpi() -> Callable[[], None]:

@@ -113,7 +113,7 @@ def open_log(rendezvous: Rendezvous, place: RankPosition, config: LaunchConfig, 
     """
     name = schedulers.name_logs(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     if RESTART_VARIABLE in os.environ:
-        name = f"{schedulers.find_job(os.environ)[0] or run_id}-attempt-{runtime.restart_count(os.environ)}"
+        name = f"{schedulers.find_job(os.environ)[0] or run_id}-attempt-{runtime.count_restarts(os.environ)}"
     of_rank0 = name, os.urandom(16).hex()
     name, token = rendezvous.exchange("naming logs", None, lambda ranks: [of_rank0] * len(ranks))
     folder = claim_folder(rendezvous, place, f"{config.log_dir}/{name}", run_id)
@@ -136,7 +136,7 @@ def claim_folder(rendezvous: Rendezvous, place: RankPosition, wanted: str, run_i
     numbers = itertools.count(1)
 
     def choose(_: object) -> list[FolderClaim]:
-        restarts = schedulers.slurm_restarts(os.environ)
+        restarts = schedulers.count_slurm_restarts(os.environ)
         return [claim_free_folder(wanted, restarts, run_id, numbers)] * rendezvous.size
 
     while True:

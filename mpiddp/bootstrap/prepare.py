@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..base.config import LaunchConfig
 from ..base.timeline import begin_stage
-from ..discovery.devices import DeviceFacts, device_facts, torch_error
+from ..discovery.devices import DeviceFacts, read_device_facts, try_import_torch
 from ..discovery.runtime import hostname
 from ..planning.environment import SET_BY_HAND
-from ..planning.job import HostPlan, ReadyFacts
-from ..planning.placement import Seat
+from ..planning.job import Placement, PostTorchFacts, PreTorchPlan
 
 if TYPE_CHECKING:
     from .probe import AddressProber
@@ -52,13 +51,13 @@ def restore_env(saved: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def set_torch_env(host: HostPlan, config: LaunchConfig) -> SavedEnv:
+def set_torch_env(host: PreTorchPlan, config: LaunchConfig) -> SavedEnv:
     """Set the variables that torch reads when it is imported, and return their former values."""
     threads = {"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}
     return set_env({**threads, **host.settings}) | set_missing_env(host.defaults)
 
 
-def bind_cores(host: HostPlan) -> frozenset[int]:
+def bind_cores(host: PreTorchPlan) -> frozenset[int]:
     """Bind this process to its rank's CPUs, and return them."""
     cpus = host.cpus or frozenset(os.sched_getaffinity(0))
     bind_threads(cpus)
@@ -77,10 +76,10 @@ def import_torch(config: LaunchConfig, cpus: frozenset[int]) -> DeviceFacts:
     """Import torch, bound to these CPUs, and return the devices that it finds."""
     begin_stage("import torch")
     with fast_import():
-        error = torch_error()
+        error = try_import_torch()
     bind_threads(cpus)  # with OMP_PROC_BIND, OpenMP may have moved this thread
     begin_stage("devices")
-    return DeviceFacts(error=error) if error else device_facts(cpu_only=config.device == "cpu")
+    return DeviceFacts(error=error) if error else read_device_facts(cpu_only=config.device == "cpu")
 
 
 @contextlib.contextmanager
@@ -111,17 +110,17 @@ def fast_import() -> Iterator[None]:
 
 
 def collect_ready_facts(
-    host: HostPlan, cpus: frozenset[int], devices: DeviceFacts, prober: AddressProber | None
-) -> ReadyFacts:
+    host: PreTorchPlan, cpus: frozenset[int], devices: DeviceFacts, prober: AddressProber | None
+) -> PostTorchFacts:
     """Return what rank 0 needs to know of this rank once torch is imported."""
     set_by_user = {name: value for name in SET_BY_HAND
                    if (value := os.environ.get(name)) is not None and value != values_set.get(name)}
-    return ReadyFacts(host.place, devices, set_by_user, find_seat(host, cpus), host.choice,
-                      prober.await_trials() if prober else ())
+    return PostTorchFacts(host.place, devices, set_by_user, find_seat(host, cpus), host.choice,
+                          prober.await_trials() if prober else ())
 
 
-def find_seat(host: HostPlan, cpus: frozenset[int]) -> Seat:
+def find_seat(host: PreTorchPlan, cpus: frozenset[int]) -> Placement:
     """Return this rank's placement, without its device; its interface only if the user has named one."""
     threads = os.environ["OMP_NUM_THREADS"]
-    return Seat(host.place.rank, host.place.node_rank, hostname(), "", None, cpus, host.numa,
-                int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid())
+    return Placement(host.place.rank, host.place.node_rank, hostname(), "", None, cpus, host.numa,
+                     int(threads) if threads.isdigit() else 0, os.environ.get("GLOO_SOCKET_IFNAME", ""), os.getpid())

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..discovery.host import Interface
 from ..ipc.channel import listen
-from ..planning.network import Trial
+from ..planning.network import ProbeResult
 
 OTHER_ADDRESS_TIMEOUT_S = 2.0  # to connect and to get the token, once another address has answered
 CONNECT_TIMEOUT_S = 3.5  # to connect to a first address: packets get lost, and Linux sends a third SYN within 3.1 s
@@ -71,23 +71,23 @@ class AddressProber:
         self._target = target
         self._interface_names = {interface.address: interface.name for interface in interfaces}
         self._start = self._last_answer = time.monotonic()
-        self._trials: dict[int, Trial] = {}  # by the index of the address
+        self._trials: dict[int, ProbeResult] = {}  # by the index of the address
         self._pending: dict[int, socket.socket] = {}
         for index, address in enumerate(target.addresses):
             try:
                 connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             except OSError as error:  # this node has no IPv6
-                self._trials[index] = Trial(error=error.strerror or str(error))
+                self._trials[index] = ProbeResult(error=error.strerror or str(error))
                 continue
             connection.setblocking(False)
             code = connection.connect_ex((address, target.port))
             if code in (0, errno.EINPROGRESS):
                 self._pending[index] = connection
             else:
-                self._trials[index] = Trial(error=os.strerror(code))
+                self._trials[index] = ProbeResult(error=os.strerror(code))
                 connection.close()
 
-    def await_trials(self) -> tuple[Trial, ...]:
+    def await_trials(self) -> tuple[ProbeResult, ...]:
         """Return the result for each address; wait until the best one has answered, or until a timeout."""
         with selectors.DefaultSelector() as selector:
             for index, connection in self._pending.items():
@@ -104,7 +104,7 @@ class AddressProber:
                 if not ready and max(waited_s, remaining_s) <= 0:
                     break
         for index, connection in self._pending.items():
-            self._trials[index] = Trial(error="no answer")
+            self._trials[index] = ProbeResult(error="no answer")
             connection.close()
         return tuple(self._trials[index] for index in range(len(self._target.addresses)))
 
@@ -119,15 +119,15 @@ class AddressProber:
     def _has_connections(self) -> bool:
         return any(map(is_connected, self._pending.values()))
 
-    def _read(self, connection: socket.socket) -> Trial:
+    def _read(self, connection: socket.socket) -> ProbeResult:
         with connection:
             try:
                 answer = connection.recv(len(self._target.token))
             except OSError as error:
-                return Trial(error=error.strerror or str(error))
+                return ProbeResult(error=error.strerror or str(error))
             if answer != self._target.token.encode():
-                return Trial(error="another host answers there")
-            return Trial(self._interface_names.get(connection.getsockname()[0], ""))
+                return ProbeResult(error="another host answers there")
+            return ProbeResult(self._interface_names.get(connection.getsockname()[0], ""))
 
 
 def is_connected(connection: socket.socket) -> bool:

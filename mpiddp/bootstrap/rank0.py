@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ..base.config import LaunchConfig
 from ..discovery.host import HostFacts, Interface
 from ..ipc.channel import listen
-from ..planning import devices, network
-from ..planning.advice import advice_for
+from ..planning import gpus, network
 from ..planning.environment import Endpoint
-from ..planning.job import DevicePlan, HostPlan, ReadyFacts, plan_devices, plan_hosts
+from ..planning.job import PostTorchFacts, PostTorchPlan, PreTorchPlan, plan_post_torch, plan_pre_torch
+from ..planning.problems import choose_advice
 from .probe import ProbeResponder, ProbeTarget
 from .rollcall import Rendezvous
 
@@ -36,54 +36,54 @@ class BootstrapHost:
     def __init__(self, rendezvous: Rendezvous, config: LaunchConfig, sentinel: SentinelClient | None) -> None:
         self.server: dist.Store | None = None
         self._rendezvous, self._config, self._sentinel = rendezvous, config, sentinel
-        self._asked = network.Asked(config.interface, config.master_addr)
+        self._asked = network.NetworkConstraint(config.interface, config.master_addr)
         self._offered: list[Interface] = []
         self._nodes: list[HostFacts] = []  # of each node's lowest rank
         self._responder: ProbeResponder | None = None
 
-    def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[HostPlan, ProbeTarget | None]]:
+    def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[PreTorchPlan, ProbeTarget | None]]:
         """Return each rank's plan before torch, and for one rank of each other node the addresses to probe."""
         self._rendezvous.hosts = [fact.hostname for fact in facts]
         if self._config.facts_file:
             from ..discovery import serialization
 
-            serialization.write(self._config.facts_file, facts)
-        plans = plan_hosts(facts, self._config)
-        self._offered = network.candidates(facts, self._asked)
+            serialization.write_facts(self._config.facts_file, facts)
+        plans = plan_pre_torch(facts, self._config)
+        self._offered = network.rank_addresses(facts, self._asked)
         self._nodes = [fact for fact, plan in zip(facts, plans, strict=True) if plan.place.local_rank == 0]
         target = self._open_probe_target() if plans[0].place.num_nodes > 1 else None
-        return [(plan, target if plan.tries else None) for plan in plans]
+        return [(plan, target if plan.probes else None) for plan in plans]
 
-    def plan_devices(self, facts: Sequence[ReadyFacts]) -> list[DevicePlan]:
+    def plan_devices(self, facts: Sequence[PostTorchFacts]) -> list[PostTorchPlan]:
         """Return each rank's plan after torch; the store listens by then."""
         if self._responder is not None:
             self._responder.close()  # by now every node has tried
         hosts = self._rendezvous.hosts
-        devices.check_torch([fact.devices for fact in facts], hosts)
-        trials = {fact.place.node_rank: fact.trials for fact in facts if fact.trials}
+        gpus.check_torch([fact.devices for fact in facts], hosts)
+        trials = {fact.place.node_rank: fact.probe_results for fact in facts if fact.probe_results}
         names = {fact.place.node_rank: hosts[fact.place.rank] for fact in facts}
         own = [node.interfaces for node in self._nodes]
-        address, interfaces = network.agreed(self._offered, trials, names, self._asked, own)
+        address, interfaces = network.choose_address(self._offered, trials, names, self._asked, own)
         chosen = [interfaces[node] for node in range(len(self._nodes))]
         node_interfaces = dict(enumerate(zip(chosen, self._choose_sockets(chosen, trials), strict=True)))
         endpoint = self._open_store(address)
-        return plan_devices(facts, hosts, self._config, endpoint, node_interfaces, advice_for(self._nodes[0]))
+        return plan_post_torch(facts, hosts, self._config, endpoint, node_interfaces, choose_advice(self._nodes[0]))
 
     @property
     def _sentinel_port(self) -> int:
         """The port of the sentinel, 0 for a free one."""
         return self._config.port and self._config.port + 1
 
-    def _choose_sockets(self, chosen: Sequence[str], trials: Mapping[int, Sequence[network.Trial]]) -> list[str]:
+    def _choose_sockets(self, chosen: Sequence[str], trials: Mapping[int, Sequence[network.ProbeResult]]) -> list[str]:
         """Return what NCCL_SOCKET_IFNAME should be on each node, empty if NCCL's own choice is right."""
         if len(self._nodes) == 1:
             return [""]
         reached = {node: {trial.interface for trial in tried if not trial.error} for node, tried in trials.items()}
         reached[0] = {interface.name for index, interface in enumerate(self._offered)
                       if not any(tried[index].error for tried in trials.values())}
-        return network.sockets([network.Way(facts.interfaces, name, reached[node], facts.unaddressed)
-                                for node, (facts, name) in enumerate(zip(self._nodes, chosen, strict=True))],
-                               self._asked.interface)
+        return network.choose_nccl_interfaces(
+            [network.NodeInterfaces(facts.interfaces, name, reached[node], facts.unaddressed)
+             for node, (facts, name) in enumerate(zip(self._nodes, chosen, strict=True))], self._asked.interface)
 
     def _open_probe_target(self) -> ProbeTarget:
         """Make the sentinel answer on every address of this node, until it coordinates."""
@@ -119,7 +119,7 @@ def naming_port_errors(port: int, host: str) -> Iterator[None]:
     except OSError as error:
         if not port:
             raise
-        raise network.port_taken(port, host, error.strerror or str(error)) from None
+        raise network.make_port_error(port, host, error.strerror or str(error)) from None
 
 
 def raise_open_file_limit(connections: int) -> None:

@@ -29,7 +29,7 @@ def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
     or Flux job has started a launcher, only rank 0 of the first task. If the reason concerns only this node
     (`on_node`), the first rank of this node prints it, too, unless the launcher has ended it by then.
     """
-    launcher = launchers.detect(os.environ)
+    launcher = launchers.read_launch_facts(os.environ)
     if launcher is not None and (launcher.rank != speaker or launcher.task > 0):
         time.sleep(SPEAKER_TIMEOUT_S)
         if not on_node or launcher.task > 0 or not launchers.is_first_on_node(os.environ):

@@ -20,7 +20,7 @@ from ..base.polling import poll_until
 from ..base.stderr import write_line
 from ..base.text import join_names
 from ..base.timeline import WAIT_PREFIX, begin_stage
-from ..discovery.runtime import hostname, pid_namespace
+from ..discovery.runtime import hostname, read_pid_namespace
 
 if TYPE_CHECKING:
     import array
@@ -146,7 +146,7 @@ class Rendezvous:
 
     def list_local_processes(self) -> list[int]:
         """Return the process ids of the ranks in this host's process namespace. Collective, of ranks that are ready."""
-        here = hostname(), pid_namespace()
+        here = hostname(), read_pid_namespace()
         return [pid for place, pid in self.comm.allgather((here, os.getpid())) if place == here]
 
     def gather_true(self, is_true: bool) -> list[int]:

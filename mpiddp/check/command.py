@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
     """Check, and end this rank with the exit status: the check's on rank 0, 0 on other ranks."""
-    from ..failure.root_cause import ABSENT, Report
+    from ..failure.root_cause import Report, ReportKind
     from .rpc import RpcController, worker_loop
     from .workers import ALLREDUCE_TIMEOUT_S, WorkerMethods  # loads torch, which the sentinel must not have
 
@@ -57,7 +57,8 @@ def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) 
             job.termination.status = run_check(ranks, env, options, config.startup_timeout_s)
             for rank, doing in sorted(ranks.lost.items()):  # the job cannot end in order
                 reason = f"did not answer: {doing}"
-                job.termination.fail(Report(rank, member.seats[rank].host, ABSENT, reason, EXIT_OUTLIERS))
+                host = member.seats[rank].host
+                job.termination.fail(Report(rank, host, ReportKind.UNREACHABLE, reason, EXIT_OUTLIERS))
             ranks.dismiss()
         if not config.python_exit:
             job.termination.finish(job.termination.status)

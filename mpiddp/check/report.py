@@ -14,7 +14,7 @@ from ..base.ranks import JobEnv
 from ..base.stderr import print_answer, warn, write_line
 from ..base.text import fold_hosts
 from ..base.version import __version__
-from ..discovery import schedulers, software
+from ..discovery import host, schedulers
 from . import EXIT_OUTLIERS, PASSES, drawing
 from .bench.network import pairwise_backend
 from .bench.timeouts import run_with_timeout
@@ -64,7 +64,8 @@ def exclude_option() -> str:
 def header_line(backend: str) -> str:
     """Return when and with which versions a check was made."""
     job = schedulers.name_logs(os.environ)
-    return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend, software.stack("")])
+    return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend,
+                      host.describe_software("")])
 
 
 def write_files(

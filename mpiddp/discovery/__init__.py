@@ -1,1 +1,1 @@
-"""What is so on this host: each rank looks at itself; nothing here decides or changes anything."""
+"""Local discovery: each rank inspects its own host; nothing here decides or changes anything."""

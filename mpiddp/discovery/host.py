@@ -1,4 +1,4 @@
-"""What a rank sees of its host: name, cores, network interfaces."""
+"""What a rank knows of its host before torch is imported: cores, interfaces, GPUs, limits, script, software."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import resource
 import socket
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from . import cpus, launchers, runtime, schedulers, software
-from .cpus import Grant, Topology
-from .gpus import Gpu, describe_clash, from_kernel, gpus, visible
-from .script import ScriptFacts
+from ..base.config import LaunchConfig
+from ..base.version import __version__
+from . import cpus, launchers, mpi, runtime, schedulers
+from .cpus import CpuGrant, Topology
+from .gpus import Gpu, describe_hidden_gpus, list_amd_gpus, list_nvidia_gpus, select_visible
+from .script import ScriptFacts, read_script_facts
 
-SHM = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+GIT_TIMEOUT_S = 5.0
+SHM_FOLDER = "/dev/shm"  # noqa: S108 (it is only read)
 
 
 class Interface(NamedTuple):
@@ -31,24 +37,25 @@ class Interface(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """One rank's host.
+    """A rank's host. Only the lowest rank of a node has `topology`, `interfaces` and `grant`.
 
-    `node` is the lowest rank on the same node. `cpus` are those that this rank was given to run on, `allowed`
-    those that its cgroup would let it have, or under Flux the same. `topology` tells how all that the cgroup lets a
-    rank have belong together. `alone` is
-    true if no launcher started the rank. `cpus_per_task` is what the user asked Slurm for. `interfaces` is
-    empty if one node has all ranks. `unaddressed` are the names of further interfaces, which are up and have no
-    address but link-local ones of IPv6. `options` are those of LaunchConfig.job_wide_options(). `script` is None if the
-    caller keeps its own main(). `prefix` is the folder of Python's environment. `shm_bytes` is the size of
-    /dev/shm, `open_files` the number of files that a process may have open. `gpus` are the GPUs that this rank
-    could be shown, `seen` those that it is shown; both are empty if only torch can tell. `given_gpus` is the
-    number of GPUs that Slurm has given the job on this node, `task_gpus` the number for each task, 0 if Slurm
-    does not say. `grant` is what a scheduler has given the job of the node's CPUs, None if none says so or if a
-    cgroup keeps the job to its share. `hidden` tells how two lists of visible GPUs leave none together, empty where
-    they do not. `stop_in_s` is the time until --stop-before stops the job, None where this rank does not know that.
-    Only the lowest rank of a node looks for `topology`, `interfaces` and `grant`; the others have none.
-    `launcher` and `scheduler` are the names of what started the rank and of what runs the job, empty for none
-    (discovery/launchers.py, discovery/schedulers.py).
+    `node` is the lowest rank on the same node. `alone` is true if no launcher started the rank. `launcher` and
+    `scheduler` are names from discovery/launchers.py and discovery/schedulers.py, empty for none. `options` are those
+    of LaunchConfig.job_wide_options(). `script` is None if the caller keeps its own main(). `prefix` is the folder of
+    Python's environment. `shm_bytes` is the size of /dev/shm, `open_files` the limit of open files.
+
+    CPUs: the launcher gave this rank `cpus`; its cgroup allows it `allowed` (under Flux the same as `cpus`), whose
+    structure is `topology`. `cpus_per_task` is Slurm's --cpus-per-task. `grant` is what a scheduler gave the job of the
+    node's CPUs, None if none says so, or if a cgroup keeps the job to its share.
+
+    Network: `interfaces` is empty if one node has all ranks. `unaddressed` are the names of further interfaces that are
+    up and have only link-local addresses of IPv6.
+
+    GPUs: CUDA_VISIBLE_DEVICES can name any of `gpus`, and names `visible_gpus` now; both are empty if only torch can
+    list them. `hidden` says how two such lists together leave no GPU, empty if they leave some. Slurm gave the job
+    `given_gpus` on this node and `task_gpus` to each task, 0 if it does not say.
+
+    `stop_in_s` is the time until --stop-before stops the job, None if this rank does not know it.
     """
 
     hostname: str
@@ -65,10 +72,10 @@ class HostFacts(NamedTuple):
     shm_bytes: int
     open_files: int
     gpus: tuple[Gpu, ...] = ()
-    seen: tuple[Gpu, ...] = ()
+    visible_gpus: tuple[Gpu, ...] = ()
     given_gpus: int = 0
     task_gpus: int = 0
-    grant: Grant | None = None
+    grant: CpuGrant | None = None
     unaddressed: tuple[str, ...] = ()
     options: Mapping[str, str] = {}
     launcher: str = ""
@@ -77,42 +84,51 @@ class HostFacts(NamedTuple):
     stop_in_s: float | None = None
 
 
-def host_facts(
-    environ: Mapping[str, str], rank: int, node: int, whole: bool, script: ScriptFacts | None, mpi_library: str,
-    look_at_gpus: bool,
+def collect_host_facts(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | None = None) -> HostFacts:
+    """Return the facts of this rank before torch; --stop-before stops the job in `stop_in_s`, if known. Collective."""
+    node, is_only_node = mpi.find_node(comm)
+    script = read_script_facts(config.script) if config.script else None
+    with_gpus = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
+    facts = read_host_facts(os.environ, comm.rank, node, is_only_node, script, mpi.identify_library().title, with_gpus)
+    return facts._replace(options=config.job_wide_options(), stop_in_s=stop_in_s)
+
+
+def read_host_facts(
+    environ: Mapping[str, str], rank: int, node: int, is_only_node: bool, script: ScriptFacts | None, mpi_library: str,
+    with_gpus: bool,
 ) -> HostFacts:
-    """Return the facts of this rank's host; `whole` says that one node has all ranks, so that no network is needed."""
-    found = gpus() if look_at_gpus else ()
-    seen = visible(found, environ) if found or not look_at_gpus else from_kernel(environ)
-    hidden = describe_clash(environ) if look_at_gpus and not (found or seen) else ""
+    """Return the facts of this rank's host; if it `is_only_node`, the job needs no network."""
+    gpus = list_nvidia_gpus() if with_gpus else ()
+    visible_gpus = select_visible(gpus, environ) if gpus or not with_gpus else list_amd_gpus(environ)
+    hidden = describe_hidden_gpus(environ) if with_gpus and not (gpus or visible_gpus) else ""
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
-    allowed = reachable = cpus.allowed()
+    allowed = reachable = cpus.list_allowed_cpus()
     scheduler = schedulers.find_scheduler(environ)
-    started_by = launchers.detect(environ)
+    started_by = launchers.read_launch_facts(environ)
     by_mpirun = started_by is not None and not started_by.by_srun
-    if started_by is not None and started_by.launcher is launchers.FLUX:  # which binds tasks, without a cgroup
+    if started_by is not None and started_by.launcher is launchers.FLUX:  # it binds tasks without a cgroup
         allowed = frozenset(os.sched_getaffinity(0))
-    unconfined = rank == node and cpus.are_all(reachable)
-    addresses, unaddressed = ((), ()) if whole or rank != node else interfaces()
+    is_unconfined = rank == node and cpus.is_whole_node(reachable)
+    interfaces, unaddressed = ((), ()) if is_only_node or rank != node else list_interfaces()
     return HostFacts(
         hostname=runtime.hostname(),
         node=node,
         cpus=frozenset(os.sched_getaffinity(0)),
         allowed=allowed,
-        topology=cpus.topology(reachable) if rank == node else None,
+        topology=cpus.read_topology(reachable) if rank == node else None,
         alone=started_by is None,
         cpus_per_task=int(per_task) if per_task.isdigit() else None,
-        interfaces=addresses,
+        interfaces=interfaces,
         script=script,
-        versions=software.versions(mpi_library),
+        versions=read_versions(mpi_library),
         prefix=sys.prefix,
-        shm_bytes=shm_bytes(),
+        shm_bytes=read_shm_bytes(),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        gpus=found,
-        seen=seen,
-        given_gpus=schedulers.slurm_gpus_on_node(environ),
-        task_gpus=schedulers.slurm_gpus_of_task(environ),
-        grant=cpus.grant(environ, runtime.hostname(), by_mpirun) if unconfined else None,
+        gpus=gpus,
+        visible_gpus=visible_gpus,
+        given_gpus=schedulers.count_slurm_gpus_on_node(environ),
+        task_gpus=schedulers.count_slurm_gpus_of_task(environ),
+        grant=cpus.read_grant(environ, runtime.hostname(), by_mpirun) if is_unconfined else None,
         unaddressed=unaddressed,
         launcher=started_by.launcher.name if started_by else "",
         scheduler=scheduler.name if scheduler else "",
@@ -120,33 +136,33 @@ def host_facts(
     )
 
 
-def shm_bytes() -> int:
+def read_shm_bytes() -> int:
     """Return the size of /dev/shm, 0 where there is none."""
     try:
-        shm = os.statvfs(SHM)
+        shm = os.statvfs(SHM_FOLDER)
     except OSError:
         return 0
     return shm.f_frsize * shm.f_blocks
 
 
-def why_no_shm() -> str:
+def describe_missing_shm() -> str:
     """Return in words why this user can have no shared memory on this host, empty where that is possible."""
-    if os.access(SHM, os.W_OK | os.X_OK):
+    if os.access(SHM_FOLDER, os.W_OK | os.X_OK):
         return ""
-    return f"this user cannot write to {SHM}" if os.path.isdir(SHM) else f"there is no {SHM}"
+    return f"this user cannot write to {SHM_FOLDER}" if os.path.isdir(SHM_FOLDER) else f"there is no {SHM_FOLDER}"
 
 
-def interfaces() -> tuple[tuple[Interface, ...], tuple[str, ...]]:
-    """Return the IPv4 and IPv6 addresses of the interfaces that are up, IPv6's link-local ones left out.
+def list_interfaces() -> tuple[tuple[Interface, ...], tuple[str, ...]]:
+    """Return the IPv4 and IPv6 addresses of the interfaces that are up, without IPv6's link-local ones.
 
-    The names of interfaces that have no others follow.
+    The second value has the names of the interfaces that have only such ones.
     """
     import ipaddress
 
     import psutil
 
     stats = psutil.net_if_stats()
-    found = []
+    interfaces = []
     linked: set[str] = set()
     for name, addresses in psutil.net_if_addrs().items():
         if name not in stats or not stats[name].isup:
@@ -160,5 +176,44 @@ def interfaces() -> tuple[tuple[Interface, ...], tuple[str, ...]]:
                 continue
             bits = int(ipaddress.ip_address(entry.netmask)).bit_count()
             network = ipaddress.ip_network((entry.address, bits), strict=False)
-            found.append(Interface(name, entry.address, str(network), address.is_loopback, stats[name].speed))
-    return tuple(found), tuple(sorted(linked - {one.name for one in found}))
+            interfaces.append(Interface(name, entry.address, str(network), address.is_loopback, stats[name].speed))
+    return tuple(interfaces), tuple(sorted(linked - {interface.name for interface in interfaces}))
+
+
+def read_versions(mpi_library: str) -> dict[str, str]:
+    """Return the versions, by name, that must be the same on all ranks; torch's is not known yet."""
+    import mpi4py
+
+    return {"Python": sys.version.split()[0], "mpi4py": mpi4py.__version__, "mpiddp": __version__,
+            "MPI library": mpi_library}
+
+
+def describe_software(script: str) -> str:
+    """Return the versions of all software in words, and the git state of a script file (empty for none)."""
+    import mpi4py
+    import torch
+
+    from .devices import read_nccl_version
+
+    nccl = read_nccl_version()
+    torch_parts = [f"{name} {version}" for name, version in (
+        ("CUDA", torch.version.cuda), ("ROCm", torch.version.hip), ("NCCL", nccl)) if version]
+    words = [f"Python {sys.version.split()[0]}",
+             f"torch {torch.__version__}" + (f" ({', '.join(torch_parts)})" if torch_parts else ""),
+             mpi.identify_library().title, f"mpi4py {mpi4py.__version__}", f"mpiddp {__version__}"]
+    code = read_commit(script) if script else ""
+    return ", ".join(words) + (f"; {script} at git {code}" if code else "")
+
+
+def read_commit(file: str) -> str:
+    """Return `git describe` of the folder around a file, empty without git or a repository."""
+    import subprocess
+
+    command = ["git", "-C", os.path.dirname(os.path.abspath(file)), "describe", "--always", "--dirty", "--tags"]
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, stdin=subprocess.DEVNULL,
+                              env=env)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

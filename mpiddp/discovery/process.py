@@ -1,4 +1,4 @@
-"""What the kernel tells of another process: whether it is stopped, how it ended."""
+"""Another process as the kernel shows it: whether it is stopped, how it ended, its cgroup."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import time
 
 from ..base.files import read_text
 
-REAPING_S = 1.0  # for a launcher to take the status of a process that has ended
-EXITING = 0x4  # PF_EXITING (linux/sched.h)
-STATE, FLAGS, EXIT_CODE = 0, 6, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
-# struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): it has the status after the parent took it, too.
+REAPING_TIMEOUT_S = 1.0  # for a launcher to take the status of a process that has ended
+EXITING_FLAG = 0x4  # PF_EXITING (linux/sched.h)
+STATE_FIELD, FLAGS_FIELD, EXIT_CODE_FIELD = 0, 6, 49  # the fields of /proc/PID/stat after the name (man 5 proc)
+# struct pidfd_info and its request (linux/pidfd.h, since Linux 6.15): it keeps the status after the parent took it.
 PIDFD_INFO_EXIT, PIDFD_INFO_BYTES, PIDFD_EXIT_CODE_AT = 1 << 3, 64, 60
 PIDFD_GET_INFO = 3 << 30 | PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 
 
-class Process:
+class WatchedProcess:
     """Another process of this user.
 
-    `ended` is a descriptor that becomes readable when the process has ended (man 2 pidfd_open), -1 if the
-    kernel cannot make one (before Linux 5.3). Where /proc does not show the process, only that is known.
+    `ended` is a descriptor that becomes readable when the process has ended (man 2 pidfd_open), -1 if the kernel cannot
+    make one (before Linux 5.3). If /proc hides the process, nothing else is known of it.
     """
 
     def __init__(self, pid: int) -> None:
@@ -40,34 +40,34 @@ class Process:
         except OSError:
             self._stat = -1
             with contextlib.suppress(PermissionError):
-                os.kill(pid, 0)  # it may have gone meanwhile
-        self._cgroup = memory_events(pid)
-        self._oom_kills = oom_kills(self._cgroup)
+                os.kill(pid, 0)  # it may have ended meanwhile
+        self._cgroup = find_memory_events(pid)
+        self._oom_kills = count_oom_kills(self._cgroup)
 
     def wait_status(self) -> int | None:
         """Return the process's wait status (man 2 wait), None while the process lives.
 
-        A process that has begun to exit has a status already. Raises ProcessLookupError if the parent
-        has taken the status and the kernel has forgotten it (before Linux 6.15).
+        A process that has begun to exit has a status already. Raises ProcessLookupError if the parent has taken the
+        status and the kernel has forgotten it (before Linux 6.15).
         """
         if self._stat < 0:
             return self._status_without_proc()
         try:
             fields = self._fields()
         except ProcessLookupError:
-            return exit_code(self.ended)
-        leaves = int(fields[FLAGS]) & EXITING or fields[STATE] in "ZX"
-        return int(fields[EXIT_CODE]) if leaves else None
+            return read_wait_status(self.ended)
+        is_exiting = int(fields[FLAGS_FIELD]) & EXITING_FLAG or fields[STATE_FIELD] in "ZX"
+        return int(fields[EXIT_CODE_FIELD]) if is_exiting else None
 
     def is_stopped(self) -> bool:
         """Tell whether a signal or a debugger holds the process."""
         try:
-            return self._fields()[STATE] in "Tt"
+            return self._fields()[STATE_FIELD] in "Tt"
         except OSError:
             return False
 
-    def handles(self, number: int) -> bool:
-        """Tell whether the process has a handler for a signal; no if that is not known."""
+    def has_handler(self, number: int) -> bool:
+        """Tell whether the process has a handler for a signal; False if that is not known."""
         try:
             with open(f"/proc/{self.pid}/status", "rb") as file:  # a name may be no text
                 caught = next((line.split()[1] for line in file if line.startswith(b"SigCgt:")), b"0")
@@ -76,29 +76,28 @@ class Process:
         return bool(int(caught, 16) >> (number - 1) & 1)
 
     def was_out_of_memory(self) -> bool:
-        """Tell whether the kernel has ended a process of its cgroup for lack of memory since this object was made."""
-        return oom_kills(self._cgroup) > self._oom_kills
+        """Tell whether the kernel has killed a process of its cgroup for lack of memory since this object was made."""
+        return count_oom_kills(self._cgroup) > self._oom_kills
 
     def _status_without_proc(self) -> int | None:
-        """Return what wait_status() does, from the kernel's word that the process has ended."""
+        """Return what wait_status() does without /proc, from the pidfd alone."""
         if self.ended < 0:
             os.kill(self.pid, 0)
             return None
-        over, _, _ = select.select([self.ended], [], [], 0)
-        if not over:
+        if not select.select([self.ended], [], [], 0)[0]:
             return None
-        deadline = time.monotonic() + REAPING_S
+        deadline = time.monotonic() + REAPING_TIMEOUT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(ProcessLookupError):
-                return exit_code(self.ended)
-            time.sleep(0.01)  # until its parent has taken the status, the kernel does not tell it
+                return read_wait_status(self.ended)
+            time.sleep(0.01)  # the pidfd has the status once the parent has taken it
         raise ProcessLookupError
 
     def _fields(self) -> list[str]:
         return os.pread(self._stat, 4096, 0).decode(errors="replace").rpartition(")")[2].split()
 
 
-def exit_code(pidfd: int) -> int:
+def read_wait_status(pidfd: int) -> int:
     """Return the wait status of a process whose parent has taken it; raise ProcessLookupError if it is forgotten."""
     info = bytearray(struct.pack("Q", PIDFD_INFO_EXIT) + bytes(PIDFD_INFO_BYTES - 8))
     try:
@@ -110,17 +109,17 @@ def exit_code(pidfd: int) -> int:
     return int(struct.unpack_from("i", info, PIDFD_EXIT_CODE_AT)[0])
 
 
-def boot() -> str:
-    """Return what tells one running kernel from another (man 5 proc_sys_kernel), empty where it is hidden."""
+def read_boot_id() -> str:
+    """Return the random id of the running kernel (man 5 proc_sys_kernel), empty if it is hidden."""
     return read_text("/proc/sys/kernel/random/boot_id")
 
 
-def cgroups(controller: str, pid: int | str = "self") -> list[str]:
-    """Return the folders of a process's cgroup of a controller and of all above it, from the inside.
+def list_cgroups(controller: str, pid: int | str = "self") -> list[str]:
+    """Return the folders of a process's cgroup of a controller and of all above it, the innermost first.
 
-    In a container, those that are mounted there.
+    In a container these are the ones that are mounted there.
     """
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for line in filter(None, read_text(f"/proc/{pid}/cgroup").split("\n")):
         number, kinds, path = line.split(":", 2)
         if number == "0":
@@ -130,22 +129,22 @@ def cgroups(controller: str, pid: int | str = "self") -> list[str]:
         parts = [part for part in path.split("/") if part]
         for folder in ("/".join([root, *parts[:depth]]) for root in roots for depth in range(len(parts), -1, -1)):
             if os.path.isdir(folder):
-                found[os.path.realpath(folder)] = None  # cpu and cpuacct may be one, by two names
-    return list(found)
+                folders[os.path.realpath(folder)] = None  # cpu and cpuacct may be one, by two names
+    return list(folders)
 
 
-def memory_events(pid: int) -> str:
+def find_memory_events(pid: int) -> str:
     """Return the file that counts the memory events of a process's cgroup (cgroup-v2.rst), empty if there is none.
 
-    A cgroup that does not count memory leaves that to the one above it.
+    If a cgroup does not count memory, the one above it may.
     """
     counts = ("memory.events", "memory.oom_control")
-    files = (f"{folder}/{name}" for folder in cgroups("memory", pid) for name in counts)
+    files = (f"{folder}/{name}" for folder in list_cgroups("memory", pid) for name in counts)
     return next(filter(os.path.exists, files), "")
 
 
-def oom_kills(path: str) -> int:
-    """Return how many processes of a cgroup were ended for lack of memory, 0 if that is not known."""
+def count_oom_kills(path: str) -> int:
+    """Return how many processes of a cgroup were killed for lack of memory, 0 if that is not known."""
     if not path:
         return 0
     try:

@@ -1,4 +1,4 @@
-"""What is around this process: the program that has started it, its host and namespace, and Slurm's daemon."""
+"""The surroundings of this process: an outer launcher, the Slurm step and its daemon, restarts, host, namespace."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ import socket
 from collections.abc import Mapping, MutableMapping
 
 from ..base.config import RESTART_VARIABLE
-from .launchers import Runtime
-from .schedulers import slurm_restarts
+from .launchers import LaunchFacts
+from .schedulers import count_slurm_restarts
 
 RUN_PREFIX = "mpiddp-"  # begins the run ids of mpiddp's jobs
 
 
-def disown(environ: MutableMapping[str, str]) -> None:
-    """Remove the name of a job that this process has no part in.
+def drop_foreign_run_id(environ: MutableMapping[str, str]) -> None:
+    """Remove the run id of a job that this process does not belong to.
 
     A batch system, or another daemon, starts what a rank has submitted with the rank's variables.
     """
-    if (run := environ.get("TORCHELASTIC_RUN_ID")) is not None and not is_in_rank(run):
+    if (run := environ.get("TORCHELASTIC_RUN_ID")) is not None and not is_in_run(run):
         del environ["TORCHELASTIC_RUN_ID"]
 
 
-def is_in_rank(run: str) -> bool:
+def is_in_run(run: str) -> bool:
     """Tell whether this process descends from one that has set TORCHELASTIC_RUN_ID to `run`: a rank, or torchrun.
 
-    Its descendants were started with that, it was not itself, and it has torch or MPI.
+    That process has loaded torch or MPI; all its descendants were started with the variable, and it was not.
     """
     pid = os.getppid()
     try:
-        while f"TORCHELASTIC_RUN_ID={run}".encode() in content(f"/proc/{pid}/environ").split(b"\0"):
-            pid = int(stat_of(pid)[1][1])
-        libraries = content(f"/proc/{pid}/maps")
+        while f"TORCHELASTIC_RUN_ID={run}".encode() in read_bytes(f"/proc/{pid}/environ").split(b"\0"):
+            pid = int(read_stat(pid)[1][1])
+        libraries = read_bytes(f"/proc/{pid}/maps")
     except OSError:  # another user's process, such as a batch system's daemon
         return False
     return b"/libmpi" in libraries or b"/libtorch" in libraries
 
 
-def content(path: str) -> bytes:
-    """Return what a file holds; raise OSError where it cannot be read."""
+def read_bytes(path: str) -> bytes:
+    """Return the content of a file; raise OSError if it cannot be read."""
     with open(path, "rb") as file:
         return file.read()
 
 
-def stat_of(pid: int) -> tuple[bytes, list[bytes]]:
+def read_stat(pid: int) -> tuple[bytes, list[bytes]]:
     """Return a process's name, and the fields of /proc/PID/stat after it (man 5 proc); raise OSError if hidden."""
-    name, _, fields = content(f"/proc/{pid}/stat").partition(b" (")[2].rpartition(b") ")
+    name, _, fields = read_bytes(f"/proc/{pid}/stat").partition(b" (")[2].rpartition(b") ")
     return name, fields.split()
 
 
-def outer_launcher(environ: Mapping[str, str]) -> str | None:
+def find_outer_launcher(environ: Mapping[str, str]) -> str | None:
     """Return the name of the launcher that has set torchrun's variables for this process, None if none has."""
     run = environ.get("TORCHELASTIC_RUN_ID")
     if run is None:
@@ -59,10 +59,10 @@ def outer_launcher(environ: Mapping[str, str]) -> str | None:
     return "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
 
 
-def slurm_step(environ: Mapping[str, str], runtime: Runtime | None) -> str | None:
+def find_slurm_step(environ: Mapping[str, str], runtime: LaunchFacts | None) -> str | None:
     """Return the Slurm step whose tasks are this job's ranks, as JOB.STEP for scancel, None if there is none.
 
-    Return None for a step of a single task, too: it may be the user's shell, and it has no other ranks to end.
+    Return None for a step of a single task too: it may be the user's shell, and it has no other ranks to end.
     """
     if runtime is None or not runtime.by_srun or runtime.size == 1:
         return None
@@ -70,27 +70,27 @@ def slurm_step(environ: Mapping[str, str], runtime: Runtime | None) -> str | Non
     return f"{job}.{step}" if job.isdigit() and step.isdigit() else None
 
 
-def loses_status(runtime: Runtime | None) -> bool:
+def is_abort_status_lost(runtime: LaunchFacts | None) -> bool:
     """Tell whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks and reports 137, Flux 143."""
     return runtime is not None and bool(runtime.offers & runtime.launcher.loses_status)
 
 
-def pid_namespace() -> str:
-    """Return the name of this process's process namespace (man 7 pid_namespaces), empty where that is not known."""
+def read_pid_namespace() -> str:
+    """Return the name of this process's process namespace (man 7 pid_namespaces), empty if it is not known."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
 
-def step_daemon(pid: int) -> int:
-    """Return the slurmstepd that a process descends from, 0 for none, or if that cannot be seen.
+def find_step_daemon(pid: int) -> int:
+    """Return the pid of the slurmstepd that a process descends from, 0 for none or if it is hidden.
 
     Each node has one for each Slurm step.
     """
     while pid > 1:
         try:
-            name, fields = stat_of(pid)
+            name, fields = read_stat(pid)
         except OSError:
             return 0
         if name == b"slurmstepd":
@@ -99,12 +99,12 @@ def step_daemon(pid: int) -> int:
     return 0
 
 
-def restart_count(environ: Mapping[str, str]) -> int:
-    """Return how often the job was started again: by `mpiddp.supervise`, or by Slurm (sbatch, SLURM_RESTART_COUNT)."""
-    found = environ.get(RESTART_VARIABLE, "")
-    return int(found) if found.isdigit() else slurm_restarts(environ)
+def count_restarts(environ: Mapping[str, str]) -> int:
+    """Return how often the job was restarted: by `mpiddp.supervise`, or by Slurm (sbatch, SLURM_RESTART_COUNT)."""
+    count = environ.get(RESTART_VARIABLE, "")
+    return int(count) if count.isdigit() else count_slurm_restarts(environ)
 
 
 def hostname() -> str:
-    """Return this host's name, "unnamed" where it has none, as in some containers; no slash is in it."""
+    """Return this host's name without slashes, "unnamed" if it has none, as in some containers."""
     return socket.gethostname().replace("/", "-") or "unnamed"

@@ -1,4 +1,4 @@
-"""The schedulers that run jobs: their variables for a job's number, size, CPUs and end, and the words of their options.
+"""The schedulers that run jobs: their variables for a job's number, size, CPUs and end, and names of their options.
 
 Sources: sbatch(1), flux-environment(7), pbs_job_attributes(7B), bsub(1), sge_pe(5), and the documents of HTCondor, the
 MPI Operator and AWS Batch. A real Slurm runs in the tests; the variables and commands of Flux were tried with
@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import subprocess
 
-ANSWERS_S = 2.0  # for a scheduler's command
+COMMAND_TIMEOUT_S = 2.0  # for a scheduler's command
 PE_HOSTFILE = "PE_HOSTFILE"  # names a file
 NO_LIMIT_S = 2**32 - 1  # flux job timeleft
-TIMES = "%Y-%m-%dT%H:%M:%S", "%a %b %d %H:%M:%S %Y"  # squeue's and qstat's
+TIME_FORMATS = "%Y-%m-%dT%H:%M:%S", "%a %b %d %H:%M:%S %Y"  # squeue's and qstat's
 
 
 class Scheduler(NamedTuple):
     """A scheduler.
 
-    `jobs` are the variables that hold the job's number, of which the first that is set counts, `step` the one that
-    holds the number of a part of it. `size` returns how many ranks, or at least nodes, a job is meant for, as `unit`
-    says, 0 if that is not known; `process` is the variable that numbers the processes where it starts one on each node.
-    `cpus` are the variables that tell how many CPUs of a node the job has, or each process of it (`each`).
-    `ask_end` is the command that tells when the job ends, with {job} in it, and `parse_end` makes a time of
-    time.time() of what it prints and of the present one, or raises ValueError.
-    The rest are words for a user: what starts ranks in a job (`start`; empty: an mpirun), how to ask for the GPUs of a
-    node (`gpus`, with {} for their number), for more cores of a rank (`cores`), without some nodes (`exclude`) and for
-    more memory (`memory`), and what tells a job's use of it (`memory_use`); empty where sites differ.
+    `jobs` are the variables that hold the job's number, the first that is set counts; `step` holds the number of a part
+    of it. `size` returns for how many ranks, or at least nodes (`unit`), a job is meant, 0 if unknown. If the scheduler
+    starts a process on each node, the variable `process` numbers these. `cpus` are the variables with the number of
+    CPUs of a node that the job has; that in `each` counts for each process of the job. `ask_end` is the command that
+    prints when the job ends, with {job} in it; `parse_end` makes a time.time() of its output and the present time, or
+    raises ValueError.
+    The rest is for messages: the command that starts ranks in a job (`start`; empty: an mpirun), the options for the
+    GPUs of a node (`gpus`, with {} for their number), more cores of a rank (`cores`), leaving out nodes (`exclude`),
+    more memory (`memory`), and what shows a job's use of it (`memory_use`); empty if sites differ.
     """
 
     name: str
@@ -76,15 +76,15 @@ def count_flux_resources(environ: Mapping[str, str]) -> int:
     """Return the number of nodes, or of GPUs if it is larger, of the Flux instance around a script or a shell."""
     if "FLUX_ENCLOSING_ID" not in environ or "FLUX_TASK_RANK" in environ:
         return 0
-    counts = ask("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}").split()
+    counts = read_command("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}").split()
     return max((int(count) for count in counts if count.isdecimal()), default=0)
 
 
 def parse_time(text: str) -> float:
-    """Return the time of squeue's or qstat's words for it."""
-    for words in TIMES:
+    """Return the time that squeue or qstat prints."""
+    for time_format in TIME_FORMATS:
         try:
-            return time.mktime(time.strptime(text.strip(), words))
+            return time.mktime(time.strptime(text.strip(), time_format))
         except ValueError:
             continue
     raise ValueError(text)
@@ -99,7 +99,7 @@ def parse_flux_end(text: str, now_s: float) -> float:
 
 
 def parse_pbs_end(text: str, now_s: float) -> float:
-    """Return the end from `qstat -f`: of PBS its start and walltime, of Torque what remains in seconds."""
+    """Return the end from `qstat -f`: PBS prints start and walltime, Torque the remaining seconds."""
     attributes = dict(re.findall(r"^ *([\w.]+) = (.*)$", text, re.MULTILINE))
     if (remaining := attributes.get("Walltime.Remaining", "")).isdecimal():
         return now_s + int(remaining)
@@ -141,27 +141,27 @@ AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_B
 MPI_OPERATOR = Scheduler(
     "Kubernetes' MPI Operator", ("K_MPI_JOB_ROLE",), size=lambda environ: 2 * (environ["K_MPI_JOB_ROLE"] == "launcher"))
 SCHEDULERS = (SLURM, FLUX, PBS, LSF, SGE, HTCONDOR, AWS_BATCH, MPI_OPERATOR)
-NUMBERLESS = (HTCONDOR, MPI_OPERATOR)  # their variables do not name a job
+WITHOUT_JOB_NUMBER = (HTCONDOR, MPI_OPERATOR)  # their variables do not name a job
 
 
 def find_scheduler(environ: Mapping[str, str]) -> Scheduler | None:
     """Return the scheduler of the job around this process, None outside of one.
 
-    JOB_ID is a common name: it is SGE's beside SGE_ROOT alone. Flux hands no variables of Slurm on, as Slurm does those
-    of a task of Flux that has submitted a job (flux-framework/flux-core#5237): the first one in SCHEDULERS counts.
+    JOB_ID is a common name: it is SGE's only beside SGE_ROOT. Flux passes on no variables of Slurm, but Slurm passes on
+    those of a task of Flux that submits a job (flux-framework/flux-core#5237): the first in SCHEDULERS counts.
     """
     return next((scheduler for scheduler in SCHEDULERS if any(environ.get(name) for name in scheduler.jobs)
                  and (scheduler is not SGE or "SGE_ROOT" in environ)), None)
 
 
 def find_job(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the number that the scheduler has given this job and the number of its part, each empty for none.
+    """Return the scheduler's number of this job and that of its part, each empty for none.
 
-    Of Flux a job's path counts, /ƒ6PMw2aL7/ƒXGLLfH in a batch job: ids begin anew in each. Its ids are written with an
-    f, which Flux takes as well. Elements of an array differ in the number; the name of PBS's server is left out.
+    A job of Flux is named by its path, /ƒ6PMw2aL7/ƒXGLLfH in a batch job, since ids begin anew in each; ƒ is written as
+    f, which Flux accepts too. The elements of an array have different numbers. PBS's is without the server's name.
     """
     scheduler = find_scheduler(environ)
-    if scheduler is None or scheduler in NUMBERLESS:
+    if scheduler is None or scheduler in WITHOUT_JOB_NUMBER:
         return "", ""
     number = next(environ[name] for name in scheduler.jobs if environ.get(name))
     if scheduler is FLUX:
@@ -177,23 +177,23 @@ def find_job(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def name_job(text: str) -> str:
-    """Return a scheduler's words for a job, 9[3] or ƒ6PMw2aL7, as a name that files may have, too."""
+    """Return a scheduler's name of a job, 9[3] or ƒ6PMw2aL7, as a name that a file may have."""
     return re.sub(r"[^\w.-]", "_", text.replace("ƒ", "f").replace("]", "")).lstrip(".")
 
 
 def name_logs(environ: Mapping[str, str]) -> str:
-    """Return a name for what runs in a job, empty outside of one: its number, with a step's from the second on.
+    """Return the name of a job's log folder, empty outside of one: its number, and a step's from the second on.
 
-    It is the same when the job was queued again.
+    It stays the same when the job is queued again.
     """
     job, step = find_job(environ)
     return f"{job}.{step}" if step and step != "0" else job
 
 
-def find_allotment(environ: Mapping[str, str]) -> tuple[Scheduler | None, int]:
-    """Return the scheduler of a job and for how many it is meant, as in Scheduler.size.
+def find_intended_size(environ: Mapping[str, str]) -> tuple[Scheduler | None, int]:
+    """Return the scheduler of a job and its intended size, as Scheduler.size has it.
 
-    Where it starts a process on each node, that is known to the first of them alone, since one is to speak.
+    If it starts a process on each node, only the first of them gets this, since one is to print it.
     """
     scheduler = find_scheduler(environ)
     if scheduler is None or environ.get(scheduler.process, "0") != "0":
@@ -201,8 +201,8 @@ def find_allotment(environ: Mapping[str, str]) -> tuple[Scheduler | None, int]:
     return scheduler, scheduler.size(environ)
 
 
-def end_unknown(environ: Mapping[str, str]) -> str:
-    """Return in words who does not say when the job ends."""
+def describe_unknown_end(environ: Mapping[str, str]) -> str:
+    """Return in words why the end of the job is unknown."""
     scheduler = find_scheduler(environ)
     if scheduler is None:
         return "no scheduler is known here that could say when the job ends"
@@ -212,8 +212,8 @@ def end_unknown(environ: Mapping[str, str]) -> str:
 def find_end(environ: Mapping[str, str], asks: bool) -> float | None:
     """Return when the scheduler will end this job, as a time of time.time(), None if it does not say.
 
-    Newer versions of Slurm set SLURM_JOB_END_TIME. If it is missing, or a time that is over since Slurm has been told
-    to give the job more, the one rank that `asks` calls a command.
+    Newer versions of Slurm set SLURM_JOB_END_TIME. If it is missing, or has passed because the job's limit was raised,
+    the rank that `asks` calls a command.
     """
     scheduler = find_scheduler(environ)
     end_s = float(read_count("SLURM_JOB_END_TIME")(environ)) if scheduler in (SLURM, None) else 0.0
@@ -223,28 +223,28 @@ def find_end(environ: Mapping[str, str], asks: bool) -> float | None:
         return None
     job = name_for_commands(environ, scheduler)
     try:
-        return scheduler.parse_end(ask(*(word.format(job=job) for word in scheduler.ask_end)), time.time())
+        return scheduler.parse_end(read_command(*(word.format(job=job) for word in scheduler.ask_end)), time.time())
     except ValueError:
         return end_s or None
 
 
 def name_for_commands(environ: Mapping[str, str], scheduler: Scheduler) -> str:
-    """Return what a scheduler's own commands call this job: by its number alone LSF means a whole array (man bjobs)."""
+    """Return this job's name in the scheduler's commands: a number alone means a whole array to LSF (man bjobs)."""
     number = next((environ[name] for name in scheduler.jobs if environ.get(name)), "")
     if scheduler is SLURM:
-        return slurm_task(environ) or number
+        return name_slurm_job(environ) or number
     element = environ.get("LSB_JOBINDEX", "") if scheduler is LSF else ""
     return f"{number}[{element}]" if element.isdecimal() and element != "0" else number
 
 
-def ask(*command: str) -> str:
-    """Return what a scheduler's command prints, empty if it fails or does not answer in time."""
-    done = call(*command)
+def read_command(*command: str) -> str:
+    """Return what a scheduler's command prints, empty if it fails or times out."""
+    done = run_command(*command)
     return done.stdout if done is not None and done.returncode == 0 else ""
 
 
-def call(*command: str, timeout_s: float = ANSWERS_S) -> subprocess.CompletedProcess[str] | None:
-    """Return how a scheduler's command has ended, None if it cannot be started or does not end in time."""
+def run_command(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str] | None:
+    """Run a scheduler's command; return None if it cannot be started or times out."""
     import subprocess
 
     try:
@@ -254,18 +254,18 @@ def call(*command: str, timeout_s: float = ANSWERS_S) -> subprocess.CompletedPro
         return None
 
 
-def slurm_task(environ: Mapping[str, str]) -> str | None:
-    """Return what Slurm's commands call this job alone: a number may stand for a whole array (man scontrol)."""
+def name_slurm_job(environ: Mapping[str, str]) -> str | None:
+    """Return this job's name in Slurm's commands: a number may mean a whole array (man scontrol)."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID")
 
 
-def slurm_restarts(environ: Mapping[str, str]) -> int:
-    """Return how often Slurm has started the job again (sbatch, SLURM_RESTART_COUNT)."""
+def count_slurm_restarts(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has restarted the job (sbatch, SLURM_RESTART_COUNT)."""
     return read_count("SLURM_RESTART_COUNT")(environ)
 
 
-def slurm_hosts(environ: Mapping[str, str]) -> list[str]:
+def list_slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     """Return the nodes of the Slurm allocation that this process is in, none outside of one."""
     nodes = environ.get("SLURM_JOB_NODELIST")
     if nodes is None:
@@ -275,30 +275,30 @@ def slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     return list(NodeSet(nodes))
 
 
-def slurm_gpus_on_node(environ: Mapping[str, str]) -> int:
-    """Return how many GPUs Slurm has given the job on this node (srun, SLURM_GPUS_ON_NODE), 0 if it does not say.
+def count_slurm_gpus_on_node(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs Slurm gave the job on this node (srun, SLURM_GPUS_ON_NODE), 0 if it does not say.
 
-    Return 0, too, if the user asked for GPUs per task: Slurm itself gives each task its number then.
+    Return 0 too if the user asked for GPUs per task: then Slurm itself gives each task its number.
     """
-    return 0 if slurm_gpus_of_task(environ) else read_count("SLURM_GPUS_ON_NODE")(environ)
+    return 0 if count_slurm_gpus_of_task(environ) else read_count("SLURM_GPUS_ON_NODE")(environ)
 
 
-def slurm_gpus_of_task(environ: Mapping[str, str]) -> int:
+def count_slurm_gpus_of_task(environ: Mapping[str, str]) -> int:
     """Return how many GPUs Slurm gives each task, 0 if it does not say.
 
-    That is SLURM_GPUS_PER_TASK (8, a100:8, or a100:1,v100:1), or among others in SLURM_TRES_PER_TASK, which has CPUs
-    too (cpu=4,gres/gpu:a100=8; srun, "--tres-per-task").
+    SLURM_GPUS_PER_TASK holds it (8, a100:8, or a100:1,v100:1), or SLURM_TRES_PER_TASK, with CPUs and others
+    (cpu=4,gres/gpu:a100=8; srun, "--tres-per-task").
     """
     tres = [part.replace("=", ":").replace("gres/", "gres:") for part in
             environ.get("SLURM_TRES_PER_TASK", "").split(",")]
-    of_gpus = [part.removeprefix("gres:gpu") for part in tres if f"{part}:".startswith("gres:gpu:")]
-    parts = [part for part in environ.get("SLURM_GPUS_PER_TASK", "").split(",") if part] or of_gpus
+    gpu_parts = [part.removeprefix("gres:gpu") for part in tres if f"{part}:".startswith("gres:gpu:")]
+    parts = [part for part in environ.get("SLURM_GPUS_PER_TASK", "").split(",") if part] or gpu_parts
     numbers = [part.rpartition(":")[2] for part in parts]
     return sum(int(number) if number.isdecimal() else 1 for number in numbers)
 
 
-def srun_mpi_types() -> list[str]:
-    """Return the values of --mpi that this Slurm's srun lists, none if srun cannot be asked."""
-    done = call("srun", "--mpi=list")
+def list_srun_mpi_types() -> list[str]:
+    """Return the values of --mpi that this Slurm's srun lists, none if it lists none."""
+    done = run_command("srun", "--mpi=list")
     lines = (done.stdout + done.stderr).splitlines() if done is not None else []
     return [line.strip() for line in lines if line.startswith("\t")]

@@ -1,4 +1,4 @@
-"""What a rank sees of the script: whether it is there and can be compiled, without running it."""
+"""The script as a rank finds it: whether it exists and compiles, and what its code says, without running it."""
 
 from __future__ import annotations
 
@@ -16,27 +16,23 @@ from typing import NamedTuple
 
 from ..base.config import STANDARD_INPUT, Script
 
-# A script that has one of these asks for its rank, or leaves that to a library that does.
+# A script with one of these words reads its rank, or uses a library that does.
 RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"deepspeed", b"horovod", b"torch.distributed")
-# These libraries use torch's group before the first step where they know of other ranks.
+# These libraries use torch's group before the first step if they know of other ranks.
 GROUP_WORDS = (b"accelerat", b"lightning", b"transformers")
-
-
-# The option by which torch.distributed.launch tells a script its local rank, in the code that parses it.
+# torch.distributed.launch's option for a script's local rank, in the code that parses it.
 LOCAL_RANK_OPTION = re.compile(rb"""["'](--local[_-]rank)["']""")
-
-
 INSTALLED = ("/site-packages/", "/dist-packages/")
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-OTHERS = tuple(f"{folder}/" for folder in (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), OURS))
+NOT_THE_USERS = tuple(f"{folder}/" for folder in (sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), OURS))
 
 
 class ScriptFacts(NamedTuple):
     """The script on this rank; `error` says why it cannot be run, None if it can.
 
-    `digest` is the CRC-32 of its source. `missing` is true if the script is not there, and false if it is there
-    but cannot be compiled. `local_rank_option` is an option of the script's own for its local rank, empty if it has
-    none or reads LOCAL_RANK.
+    `digest` is the CRC-32 of its source. `missing` is true if the script does not exist, and false if it does not
+    compile. `local_rank_option` is the script's own option for its local rank, empty if it has none or reads
+    LOCAL_RANK.
     """
 
     target: str
@@ -46,42 +42,42 @@ class ScriptFacts(NamedTuple):
     local_rank_option: str = ""
 
 
-# What was read of scripts, by path. The one of standard input is put here when rank 0 has read it.
+# The sources of scripts by path. That of standard input is put here when rank 0 has read it.
 sources: dict[str, bytes] = {}
 
 
-def script_facts(script: Script) -> ScriptFacts:
-    """Return what this rank sees of the script."""
+def read_script_facts(script: Script) -> ScriptFacts:
+    """Return the facts of the script on this rank."""
     if script.is_code:
         digest = f"{zlib.crc32(os.fsencode(script.target)):08x}"
-        return ScriptFacts("-c", digest, error=compile_error("<string>", lambda: compiled_code(script.target)))
+        return ScriptFacts("-c", digest, error=find_compile_error("<string>", lambda: compile_command(script.target)))
     if script.is_module:
-        return module_facts(script.target)
-    spec = application(script)
-    return spec_facts(script.target, spec) if spec is not None else file_facts(script.target)
+        return read_module_facts(script.target)
+    spec = find_application(script)
+    return read_spec_facts(script.target, spec) if spec is not None else read_file_facts(script.target)
 
 
-def file_facts(path: str) -> ScriptFacts:
+def read_file_facts(path: str) -> ScriptFacts:
     """Return the facts of a script file."""
-    if sys.path_importer_cache.get(absolute(path)) is not None:  # where application() has found no __main__
+    if sys.path_importer_cache.get(make_absolute(path)) is not None:  # find_application() has found no __main__ there
         kind = "directory" if os.path.isdir(path) else "zip file"
-        return ScriptFacts(path, missing=True, error=f"{absolute(path)} is a {kind} without a __main__.py")
+        return ScriptFacts(path, missing=True, error=f"{make_absolute(path)} is a {kind} without a __main__.py")
     try:
-        source = read(path)
+        source = read_source(path)
     except OSError as error:
-        return ScriptFacts(path, missing=True, error=f"{absolute(path)}: {error.strerror}")
-    return source_facts(path, source)
+        return ScriptFacts(path, missing=True, error=f"{make_absolute(path)}: {error.strerror}")
+    return read_source_facts(path, source)
 
 
-def source_facts(path: str, source: bytes) -> ScriptFacts:
-    """Return the facts of a script file that was read."""
+def read_source_facts(path: str, source: bytes) -> ScriptFacts:
+    """Return the facts of a script file with this source."""
     option = LOCAL_RANK_OPTION.search(source) if b"LOCAL_RANK" not in source else None
-    return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=compile_error(path, lambda: compiled(path)),
+    return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=find_compile_error(path, lambda: compile_file(path)),
                        local_rank_option=option[1].decode() if option else "")
 
 
-def read(path: str) -> bytes:
-    """Return the source of a script; later calls return what the first one read."""
+def read_source(path: str) -> bytes:
+    """Return the source of a script, which is read once."""
     if path not in sources:
         if path == STANDARD_INPUT:
             raise FileNotFoundError(errno.ENOENT, "not read yet", path)
@@ -90,29 +86,29 @@ def read(path: str) -> bytes:
     return sources[path]
 
 
-def absolute(path: str) -> str:
-    """Return a script's path as Python makes it absolute, which leaves "./" and ".." in it (_Py_abspath)."""
+def make_absolute(path: str) -> str:
+    """Return a script's absolute path as Python makes it: "./" and ".." stay in it (_Py_abspath)."""
     if path == STANDARD_INPUT:
         return "<stdin>"
-    if os.path.isabs(path):  # the working directory need not be there
+    if os.path.isabs(path):  # the working directory need not exist
         return path
     return os.path.join(os.getcwd(), path) if path not in ("", ".") else os.getcwd()
 
 
 @functools.cache
-def application_at(path: str) -> ModuleSpec | None:
+def find_main(path: str) -> ModuleSpec | None:
     """Return the `__main__` of a folder or a zip file, None for another file (Python manual, "Interface options")."""
     spec = PathFinder.find_spec("__main__", [path])
     return spec if spec is not None and spec.loader is not None else None
 
 
-def application(script: Script) -> ModuleSpec | None:
+def find_application(script: Script) -> ModuleSpec | None:
     """Return the `__main__` of a script that is a folder or a zip file with one, None for any other."""
-    return application_at(absolute(script.target)) if script.is_file else None
+    return find_main(make_absolute(script.target)) if script.is_file else None
 
 
 @functools.cache
-def compiled(path: str) -> types.CodeType:
+def compile_file(path: str) -> types.CodeType:
     """Return the code of a script; raise SyntaxError, ValueError for null bytes, or OSError.
 
     Raises ImportError, EOFError or ValueError for bytecode that this Python cannot load.
@@ -121,21 +117,21 @@ def compiled(path: str) -> types.CodeType:
         code = SourcelessFileLoader("__main__", path).get_code("__main__")
         assert code is not None
         return code
-    return compile(read(path), absolute(path), "exec", dont_inherit=True)
+    return compile(read_source(path), make_absolute(path), "exec", dont_inherit=True)
 
 
 def is_bytecode(path: str) -> bool:
     """Tell whether a script is bytecode, by its name or its first two bytes as Python does (maybe_pyc_file())."""
-    return path.endswith(".pyc") or read(path)[:2] == importlib.util.MAGIC_NUMBER[:2]
+    return path.endswith(".pyc") or read_source(path)[:2] == importlib.util.MAGIC_NUMBER[:2]
 
 
 @functools.cache
-def compiled_code(source: str) -> types.CodeType:
-    """Return the code of a script that was given on the command line; raise SyntaxError, or ValueError."""
+def compile_command(source: str) -> types.CodeType:
+    """Return the code of a script from the command line (-c); raise SyntaxError, or ValueError."""
     return compile(source, "<string>", "exec", dont_inherit=True)
 
 
-def compile_error(path: str, compiled: Callable[[], types.CodeType]) -> str | None:
+def find_compile_error(path: str, compiled: Callable[[], types.CodeType]) -> str | None:
     """Return why a script does not compile, as Python would say it, or None."""
     try:
         compiled()
@@ -147,32 +143,32 @@ def compile_error(path: str, compiled: Callable[[], types.CodeType]) -> str | No
     return None
 
 
-def asks_to_stop(script: Script) -> bool:
-    """Tell by the names in a script's own code whether it calls mpiddp.should_stop(); import no module for that."""
+def has_should_stop(script: Script) -> bool:
+    """Tell by the names in a script's own code whether it calls mpiddp.should_stop(); import nothing."""
     try:
-        code = compiled_code(script.target) if script.is_code else compiled(path_of(script))
-        return {"mpiddp", "should_stop"} <= names(code)
+        code = compile_command(script.target) if script.is_code else compile_file(find_script_file(script))
+        return {"mpiddp", "should_stop"} <= list_names(code)
     except (EOFError, ImportError, KeyError, OSError, SyntaxError, ValueError):
         return False
 
 
-def knows_of_ranks(script: Script, has_trained: bool) -> bool:
-    """Tell by the words in a script whether it may know that it is one of several ranks; True if nobody can say.
+def has_rank_words(script: Script, has_trained: bool) -> bool:
+    """Tell by the words in a script whether it may know that it is one of several ranks; True if it cannot be read.
 
-    The modules that it has imported, and that are installed nowhere, are its own too. `has_trained` tells that it has
-    made steps without the group.
+    The modules that it has imported from outside of installed packages are its own too. `has_trained`: it has made
+    steps without the group.
     """
     words = RANK_WORDS if has_trained else RANK_WORDS + GROUP_WORDS
     try:
-        own = script.target.encode() if script.is_code else read(path_of(script))
-        found = [own, *map(read, own_modules())]
+        own = script.target.encode() if script.is_code else read_source(find_script_file(script))
+        texts = [own, *map(read_source, list_user_modules())]
     except (ImportError, KeyError, OSError, ValueError):
         return True
-    return any(word in source.lower() for source in found for word in words)
+    return any(word in text.lower() for text in texts for word in words)
 
 
-def own_modules() -> list[str]:
-    """Return the files of the loaded modules that are not installed; some modules of torch name files that are none."""
+def list_user_modules() -> list[str]:
+    """Return the files of the loaded modules that are not installed; some modules of torch name files in vain."""
     named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     files = [file for file in named if isinstance(file, str)]
     return [file for file in files if file.endswith(".py") and not is_installed(file) and os.path.isfile(file)]
@@ -180,43 +176,43 @@ def own_modules() -> list[str]:
 
 def is_installed(file: str) -> bool:
     """Tell whether a module's file belongs to an installed package, to Python, or to us."""
-    return any(folder in file for folder in INSTALLED) or file.startswith(OTHERS)
+    return any(folder in file for folder in INSTALLED) or file.startswith(NOT_THE_USERS)
 
 
-def names(code: types.CodeType) -> set[str]:
-    """Return the names of all globals, attributes and modules in some code, each part of a dotted one."""
-    nested = (names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+def list_names(code: types.CodeType) -> set[str]:
+    """Return the names of all globals, attributes and modules in code, each part of a dotted name."""
+    nested = (list_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return {part for name in code.co_names for part in name.split(".")}.union(*nested)
 
 
-def path_of(script: Script) -> str:
-    """Return the file of a script's own code, empty for a module that cannot be found without an import."""
+def find_script_file(script: Script) -> str:
+    """Return the file of a script's own code, empty for a module that only an import can find."""
     if script.is_module:
-        return module_path(script.target)
-    spec = application(script)
+        return find_module_file(script.target)
+    spec = find_application(script)
     return spec.origin or "" if spec is not None else script.target
 
 
-def module_path(name: str) -> str:
-    """Return the file of a module that shall run as a script, empty if it cannot be found without an import."""
+def find_module_file(name: str) -> str:
+    """Return the file of a module that runs as a script, empty if only an import can find it."""
     spec = search_module(name)
     if spec is not None and spec.submodule_search_locations is not None:
-        return module_path(f"{name}.__main__")
+        return find_module_file(f"{name}.__main__")
     return spec.origin or "" if spec is not None else ""
 
 
-def module_facts(name: str) -> ScriptFacts:
-    """Return the facts of a module that shall run as a script."""
+def read_module_facts(name: str) -> ScriptFacts:
+    """Return the facts of a module that runs as a script."""
     try:
         spec = find_module(name)
     except ImportError as error:
         return ScriptFacts(name, missing=True, error=str(error))
     if spec.submodule_search_locations is not None:
-        return module_facts(f"{name}.__main__")
-    return spec_facts(name, spec)
+        return read_module_facts(f"{name}.__main__")
+    return read_spec_facts(name, spec)
 
 
-def spec_facts(target: str, spec: ModuleSpec) -> ScriptFacts:
+def read_spec_facts(target: str, spec: ModuleSpec) -> ScriptFacts:
     """Return the facts of a module that Python has found, in a folder or in a zip file."""
     get_data = getattr(spec.loader, "get_data", None)
     if spec.origin is None or not spec.origin.endswith(".py") or get_data is None:
@@ -225,14 +221,14 @@ def spec_facts(target: str, spec: ModuleSpec) -> ScriptFacts:
         source = sources[spec.origin] = get_data(spec.origin)
     except OSError as error:
         return ScriptFacts(target, error=f"{spec.origin}: {error.strerror}")
-    return source_facts(spec.origin, source)._replace(target=target)
+    return read_source_facts(spec.origin, source)._replace(target=target)
 
 
 def find_module(name: str) -> ModuleSpec:
-    """Return where a module lies; raise ImportError.
+    """Return a module's spec; raise ImportError.
 
-    The packages around the module are imported only if it cannot be found otherwise: they may import torch
-    before torch's variables are set.
+    The packages around the module are imported only if nothing else finds it: they may import torch before torch's
+    variables are set.
     """
     try:
         spec = search_module(name)
@@ -247,7 +243,7 @@ def find_module(name: str) -> ModuleSpec:
 
 @functools.cache
 def search_module(name: str) -> ModuleSpec | None:
-    """Return where a module lies, None if it is not found; import nothing."""
+    """Return a module's spec, None if it is not found; import nothing."""
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -255,8 +251,8 @@ def search_module(name: str) -> ModuleSpec | None:
         if spec and path is None:
             raise ImportError(f"{spec.name} is not a package")
         full = ".".join(parts[:depth])
-        found = (finder.find_spec(full, path) for finder in sys.meta_path)
-        spec = next((one for one in found if one is not None), None)
+        candidates = (finder.find_spec(full, path) for finder in sys.meta_path)
+        spec = next((candidate for candidate in candidates if candidate is not None), None)
         if spec is None:
             return None
     return spec

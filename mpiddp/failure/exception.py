@@ -1,4 +1,4 @@
-"""What a script has raised: its status, its place and its traceback, without our own frames."""
+"""An exception that a script raised: its exit status, its report and its traceback, without our own frames."""
 
 from __future__ import annotations
 
@@ -12,71 +12,73 @@ from ..base.stderr import write_line
 from ..base.termination import HardExit, exit_status
 from ..base.text import format_safely
 from ..discovery.script import OURS
-from .root_cause import CONSEQUENCE, OWN, Report
+from .root_cause import Report, ReportKind
 
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+INTERRUPTED_STATUS = 130  # 128 + SIGINT, as a shell reports it
 
 
-def status_of(error: BaseException) -> int:
+def find_script_status(error: BaseException) -> int:
     """Return the exit status that Python gives a script that raised this."""
     if isinstance(error, SystemExit):
         return exit_status(error.code)
-    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return INTERRUPTED_STATUS if isinstance(error, KeyboardInterrupt) else 1
 
 
-def describe(error: BaseException, rank: int, host: str) -> Report:
-    """Return the report on a script that raised."""
-    cause, kind, signal, first = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0], OWN, "", None
+def make_report(error: BaseException, rank: int, host: str) -> Report:
+    """Return the report on a script that raised `error`."""
+    cause = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0]
+    kind, signal, origin = ReportKind.ERROR, "", None
     with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
-        from .traceback import comes_of_loss, in_a_line, is_interrupt, origin  # not while the job starts
+        # not loaded while the job starts
+        from .traceback import find_origin, format_error_line, is_from_peer_loss, is_interrupt
 
-        cause, first = in_a_line(error), origin(error)
-        kind = CONSEQUENCE if comes_of_loss(error) else OWN
+        cause, origin = format_error_line(error), find_origin(error)
+        kind = ReportKind.SECONDARY if is_from_peer_loss(error) else ReportKind.ERROR
         signal = "SIGINT" if is_interrupt(error) else ""
-    where = line_of(error.__traceback__)
-    if first is not None:
-        where = first.where or where
-        told = ", ".join(filter(None, (first.by, in_short(first.where))))
-        cause = f"{first.cause} ({told})" if told else first.cause
-    return Report(rank, host, kind, cause, status_of(error), where, signal=signal)
+    where = find_traceback_line(error.__traceback__)
+    if origin is not None:
+        where = origin.where or where
+        details = ", ".join(filter(None, (origin.by, shorten_place(origin.where))))
+        cause = f"{origin.cause} ({details})" if details else origin.cause
+    return Report(rank, host, kind, cause, find_script_status(error), where, signal=signal)
 
 
-def describe_exit(status: int, frame: FrameType, rank: int, host: str) -> Report:
-    """Return the report on a script that calls os._exit() in a frame."""
+def make_exit_report(status: int, frame: FrameType, rank: int, host: str) -> Report:
+    """Return the report on a script that called os._exit() in a frame."""
     error = HardExit(status)
     error.__context__ = sys.exc_info()[1]
-    report = describe(error, rank, host)
-    return report._replace(where=report.where or line_above(frame))
+    report = make_report(error, rank, host)
+    return report._replace(where=report.where or find_line_above(frame))
 
 
-def in_short(where: str) -> str:
-    """Return a line of code as in deep.py:6 in load, empty for none."""
+def shorten_place(where: str) -> str:
+    """Return a report's line of code as in "deep.py:6 in load", empty for none."""
     file, _, rest = where.rpartition(", line ")
     return f"{os.path.basename(file)}:{rest.replace(', in ', ' in ', 1)}" if file else ""
 
 
-def line_of(traceback: TracebackType | None) -> str:
-    """Return the innermost line of the script in a traceback; the innermost of all if the script has none."""
+def find_traceback_line(traceback: TracebackType | None) -> str:
+    """Return the innermost line of the script in a traceback; the innermost of all if there is none."""
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return line_in(frames)
+    return find_script_line(frames)
 
 
-def line_above(frame: FrameType | None) -> str:
-    """Return the innermost line of the script that has called a frame, as line_of() does."""
+def find_line_above(frame: FrameType | None) -> str:
+    """Return the innermost line of the script among the callers of a frame; the innermost of all if there is none."""
     frames: list[tuple[FrameType, int]] = []
     while frame is not None:
         frames.insert(0, (frame, frame.f_lineno))
         frame = frame.f_back
-    return line_in(frames)
+    return find_script_line(frames)
 
 
-def line_in(frames: Sequence[tuple[FrameType, int]]) -> str:
-    """Return file, line and function of the innermost frame of the script, in words.
+def find_script_line(frames: Sequence[tuple[FrameType, int]]) -> str:
+    """Return file, line and function of the innermost frame of the script, as reports have them.
 
-    The script is the file of `__main__`. Where that is a library that runs another file, such as coverage, all that is
+    The script is the file of `__main__`. If that is a library that runs another file, such as coverage, all that is
     outside of libraries is the script.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -84,99 +86,100 @@ def line_in(frames: Sequence[tuple[FrameType, int]]) -> str:
     with contextlib.suppress(Exception):  # as above
         from .traceback import is_library
 
-        own = [one for one in frames if not is_library(one[0].f_code.co_filename)] or frames
-    script = [one for one in own if one[0].f_code.co_filename == main]
+        own = [frame for frame in frames if not is_library(frame[0].f_code.co_filename)] or frames
+    script = [frame for frame in own if frame[0].f_code.co_filename == main]
     for frame, line in (script or own)[-1:]:
         return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
     return ""
 
 
-def show(error: BaseException, full: bool = True) -> None:
-    """Print what a script raised, as Python would, but without our own frames; unless `full`, libraries' are folded."""
-    strip(error)
+def print_exception(error: BaseException, full: bool = True) -> None:
+    """Print a script's exception as Python would, but without our own frames; unless `full`, libraries' are folded."""
+    strip_our_frames(error)
     try:
         if isinstance(error, SystemExit):
-            print_whole(callstack(error))
+            print_whole(format_exception(error))
             return
-        from .traceback import excerpt, is_plain, printed, wants_colour
+        from .traceback import capture_hook_output, fold_traceback, is_colour_wanted, is_default_hook
 
-        if not is_plain(sys.excepthook):
+        if not is_default_hook(sys.excepthook):
             sys.excepthook(type(error), error, error.__traceback__)
         else:
-            text = printed(error)
-            print_whole(text if full else excerpt(text, wants_colour(sys.stderr, os.environ)))
-    except SystemExit:  # of the script's own hook: Python shows no more then
+            text = capture_hook_output(error)
+            print_whole(text if full else fold_traceback(text, is_colour_wanted(sys.stderr, os.environ)))
+    except SystemExit:  # from the script's own hook: Python prints no more then
         return
-    except BaseException as other:  # by the script's own hook or its own stderr; Python shows both errors then
-        write_line(f"Error in sys.excepthook:\n{callstack(other)}\nOriginal exception was:\n{callstack(error)}")
+    except BaseException as other:  # from the script's own hook or stderr; Python prints both errors then
+        write_line(f"Error in sys.excepthook:\n{format_exception(other)}\n"
+                   f"Original exception was:\n{format_exception(error)}")
 
 
-def run_own_hook(error: BaseException) -> None:
-    """Call the script's own sys.excepthook, if it has one, on a rank whose error is not shown, as Python would.
+def run_user_hook(error: BaseException) -> None:
+    """Call the script's own sys.excepthook, if it has one, on a rank whose error is not printed, as Python would.
 
-    What it prints on sys.stderr is shown unless that is a traceback: there may be one from each rank.
+    Its output on sys.stderr is printed unless that is a traceback: there may be one from each rank.
     """
-    from .traceback import HEAD, is_plain, printed
+    from .traceback import TRACEBACK_HEADER, capture_hook_output, is_default_hook
 
-    if not isinstance(error, SystemExit) and not is_plain(sys.excepthook):
-        strip(error)
-        text = printed(error)
-        print_whole(text if HEAD not in text else "")
+    if not isinstance(error, SystemExit) and not is_default_hook(sys.excepthook):
+        strip_our_frames(error)
+        text = capture_hook_output(error)
+        print_whole(text if TRACEBACK_HEADER not in text else "")
 
 
 def print_whole(text: str) -> None:
-    """Print on Python's stderr, which may be an object of the script's, by one write; nothing if there is none."""
+    """Print on sys.stderr, which may be an object of the script's, by one write; nothing if it is None."""
     if sys.stderr is not None and text:
         sys.stderr.flush()
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
-def forget(error: BaseException) -> None:
-    """Let go of what the frames of an error hold, and of those of its causes and contexts."""
-    for one in chain(error):
-        traceback, one.__traceback__ = one.__traceback__, None
+def release_frames(error: BaseException) -> None:
+    """Release the local variables in the frames of an error, of its causes and of its contexts."""
+    for related in list_related(error):
+        traceback, related.__traceback__ = related.__traceback__, None
         while traceback is not None:
             with contextlib.suppress(RuntimeError):  # this frame still runs
                 traceback.tb_frame.clear()
             traceback = traceback.tb_next
 
 
-def strip(error: BaseException) -> None:
+def strip_our_frames(error: BaseException) -> None:
     """Remove our own frames from the traceback of an error, and from those of its causes and contexts."""
-    for one in chain(error):
-        one.__traceback__ = without_our_frames(one.__traceback__)
+    for related in list_related(error):
+        related.__traceback__ = skip_our_frames(related.__traceback__)
 
 
-def chain(error: BaseException) -> list[BaseException]:
+def list_related(error: BaseException) -> list[BaseException]:
     """Return an error with its causes and contexts, and those in a group."""
-    found: dict[int, BaseException] = {}
+    related: dict[int, BaseException] = {}
     rest: list[object] = [error]
     while rest:
-        if isinstance(one := rest.pop(), BaseException) and id(one) not in found:
-            found[id(one)] = one
+        if isinstance(item := rest.pop(), BaseException) and id(item) not in related:
+            related[id(item)] = item
             with contextlib.suppress(Exception):  # of an error's own properties
-                within = getattr(one, "exceptions", ())  # which may be anything where the error is no group
-                rest += [one.__cause__, one.__context__, *(within if isinstance(within, tuple) else ())]
-    return list(found.values())
+                within = getattr(item, "exceptions", ())  # anything if the error is no group
+                rest += [item.__cause__, item.__context__, *(within if isinstance(within, tuple) else ())]
+    return list(related.values())
 
 
-def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
+def skip_our_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback from its first frame in the script on."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(OURS):
         traceback = traceback.tb_next
     return traceback
 
 
-def callstack(error: BaseException) -> str:
-    """Return what show() prints, as text."""
+def format_exception(error: BaseException) -> str:
+    """Return the text that print_exception() prints."""
     import traceback
 
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int) else f"{format_safely(error.code)}\n"
 
-    strip(error)
+    strip_our_frames(error)
     try:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception:  # an error that is odd itself
+    except Exception:  # from the error's own methods
         return f"{type(error).__name__}: {format_safely(error)}\n"

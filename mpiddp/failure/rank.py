@@ -1,4 +1,4 @@
-"""A rank as the sentinels know it, and its log."""
+"""A rank's identity as the sentinels know it, and how its output is logged."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class LogPlan(NamedTuple):
-    """How the output of `rank` on `host` is kept: in the file `path`, empty for none.
+    """The log of the output of `rank` on `host`: the file `path`, empty for none.
 
-    When it is complete it is compressed by `compression`: gzip, zstd, or empty for not. When it has `most_bytes`,
-    unless 0, a new one is begun. `ranks_file` is the index of all logs, empty for none, of the job with the run id
-    `job`. `token` is random, the same on all ranks, and known to no other user.
+    The complete log is compressed by `compression`: gzip, zstd, or empty for none. It is rotated at `most_bytes`,
+    unless that is 0. `ranks_file` is the index of all logs, empty for none, of the job with the run id `job`. `token`
+    is random, the same on all ranks, and known to no other user.
     """
 
     path: str = ""
@@ -23,15 +23,14 @@ class LogPlan(NamedTuple):
     token: str = ""
 
 
-class Member(NamedTuple):
+class RankIdentity(NamedTuple):
     """What the sentinels print of a rank when it fails, and need to know to end it.
 
-    The reason of a failure is written to `error_file` as JSON, empty for nowhere. `grace_s` is the time in which the
-    ranks of a failed job may end by themselves.
-    `exits` tells that each rank exits by itself with the job's status, because the launcher would lose the
-    status that MPI_Abort was given. `namespace` names the node, and on it the processes among which `pid` counts:
-    nodes may have one name, and a node's ranks may be in containers of their own. The job's store listens on
-    `store_port`. `memory_advice` says what to do where memory lacks, in the words of the scheduler if one is known.
+    The reason of a failure is written to `error_file` as JSON, empty for none. The ranks of a failed job have `grace_s`
+    to end by themselves. If `exits`, each rank exits by itself with the job's status, because the launcher would lose
+    the status of MPI_Abort. `namespace` names the node and the process namespace of `pid`: nodes may have one name, and
+    a node's ranks may be in containers of their own. The job's store listens on `store_port`. `memory_advice` is for a
+    lack of memory, with the scheduler's options if it is known.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""The report that a job prints when it has failed."""
+"""The report of a job's failure: as text on the terminal, and as JSON for --error-file."""
 
 from __future__ import annotations
 
@@ -8,64 +8,61 @@ from collections.abc import Callable
 
 from ..base.stderr import write_line
 from ..base.text import memory_advice
-from .rank import Member
-from .root_cause import NOBODY, OWN, Verdict
+from .rank import RankIdentity
+from .root_cause import NOBODY, ReportKind, RootCause
 
 
-def tell(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1,
-         speak: Callable[[str], None] = write_line) -> str:
-    """Print why the job failed, in one piece, and return the text.
-
-    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `log_lost` is the first
-    byte that its log has lost, -1 for none. `speak` prints.
-    """
-    words = block(verdict, who, after_s, log_lost)
-    speak(words)
-    return words
+def print_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: float, log_lost: int = -1,
+                  print_text: Callable[[str], None] = write_line) -> str:
+    """Print why the job failed, in one piece, and return the text; see format_failure()."""
+    text = format_failure(root_cause, rank, after_s, log_lost)
+    print_text(text)
+    return text
 
 
-def record(verdict: Verdict, who: Member | None, steps: int, callstack: str = "") -> str:
-    """Return why a job failed, as --error-file has it; the rank that writes it has made `steps`."""
-    return json.dumps(error_record(verdict, who, callstack, int(time.time()), steps))
-
-
-def block(verdict: Verdict, who: Member | None, after_s: float, log_lost: int = -1) -> str:
+def format_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: float, log_lost: int = -1) -> str:
     """Return why a job failed, in a block of lines; in one line if a signal from outside ended it.
 
-    `who` is the rank that failed, `after_s` after its start; None if only the verdict is known. `log_lost` is the first
-    byte that its log has lost, -1 for none.
+    `rank` failed `after_s` after its start; None if only the root cause is known. `log_lost` is the first byte that its
+    log has lost, -1 for none.
     """
-    first = verdict.first
-    if verdict.outside:
+    first = root_cause.first
+    if root_cause.outside:
         line = f"mpiddp: ended by {first.signal} after {after_s:.1f} s, sent to the job from outside"
-        return "\n".join(filter(None, (line, verdict.others))) + "\n"
+        return "\n".join(filter(None, (line, root_cause.others))) + "\n"
     rows = [("where", first.where)]
-    if who is not None:
-        place = f"{who.rank} of {who.world_size}, local rank {who.local_rank} on {who.host}"
-        rows.append(("rank", f"{place}, {who.device}, pid {who.pid}"))
+    if rank is not None:
+        place = f"{rank.rank} of {rank.world_size}, local rank {rank.local_rank} on {rank.host}"
+        rows.append(("rank", f"{place}, {rank.device}, pid {rank.pid}"))
     if first.signal == "SIGKILL" or "is killed by signal: Killed" in first.cause:  # a DataLoader's worker
-        rows.append(("do", (who.memory_advice if who else "") or memory_advice()))
-    rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)), ("others", verdict.others),
-             ("log", who.log.path + (f" (incomplete from byte {log_lost} on)" if log_lost >= 0 else "") if who else "")]
-    lines = [f"mpiddp: failed: {'' if first.rank == NOBODY else f'rank {first.rank} on {first.host}: '}{first.cause}"]
-    lines += [f"  {label:<8} {text}" for label, text in rows if text]
+        rows.append(("do", (rank.memory_advice if rank else "") or memory_advice()))
+    log = rank.log.path + (f" (incomplete from byte {log_lost} on)" if log_lost >= 0 else "") if rank else ""
+    rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)),
+             ("others", root_cause.others), ("log", log)]
+    name = "" if first.rank == NOBODY else f"rank {first.rank} on {first.host}: "
     stacks = [f"[rank {first.rank} on {first.host}] {line}" for line in first.text.splitlines()]
-    return "\n".join([*stacks, *lines]) + "\n"
+    return "\n".join([*stacks, f"mpiddp: failed: {name}{first.cause}",
+                      *(f"  {label:<8} {text}" for label, text in rows if text)]) + "\n"
 
 
-def error_record(
-    verdict: Verdict, who: Member | None, callstack: str, timestamp: int, steps: int
+def format_error_file(root_cause: RootCause, rank: RankIdentity | None, steps: int, callstack: str = "") -> str:
+    """Return why a job failed, as the JSON of --error-file; the rank that writes it has made `steps`."""
+    return json.dumps(make_error_record(root_cause, rank, callstack, int(time.time()), steps))
+
+
+def make_error_record(
+    root_cause: RootCause, rank: RankIdentity | None, callstack: str, timestamp: int, steps: int
 ) -> dict[str, object]:
     """Return what torchelastic's error files hold (torch.distributed.elastic.multiprocessing.errors).
 
-    `timestamp` is in seconds since the epoch. Our own besides: `kind`, `cause`, `where`, `signal` and `outside` as in
-    Verdict; the rank whose process writes it has made `steps` (calls of mpiddp.should_stop()).
+    `timestamp` is in seconds since the epoch. Additions of ours: `kind`, `cause`, `where`, `signal` and `outside` as in
+    RootCause, and the `steps` (calls of mpiddp.should_stop()) of the rank whose process writes it.
     """
-    first = verdict.first
-    rank = first.rank if first.rank != NOBODY else None
-    message = first.cause if first.kind == OWN or rank is None else f"rank {rank} on {first.host}: {first.cause}"
-    extra = {"py_callstack": callstack or first.text, "timestamp": str(timestamp), "rank": rank,
-             "host": first.host, "exitcode": first.status, "pid": who.pid if who else None, "kind": first.kind,
-             "cause": first.cause, "where": first.where, "signal": first.signal, "outside": verdict.outside,
+    first = root_cause.first
+    number = first.rank if first.rank != NOBODY else None
+    name = "" if first.kind == ReportKind.ERROR or number is None else f"rank {number} on {first.host}: "
+    extra = {"py_callstack": callstack or first.text, "timestamp": str(timestamp), "rank": number,
+             "host": first.host, "exitcode": first.status, "pid": rank.pid if rank else None, "kind": first.kind,
+             "cause": first.cause, "where": first.where, "signal": first.signal, "outside": root_cause.outside,
              "steps": steps}
-    return {"message": {"message": message, "errorCode": first.status, "extraInfo": extra}}
+    return {"message": {"message": name + first.cause, "errorCode": first.status, "extraInfo": extra}}

@@ -1,7 +1,4 @@
-"""A rank's stack, as frames, outermost first.
-
-No I/O: a sentinel reads what its rank prints, and knows which files are Python's own.
-"""
+"""A rank's stack as frames, the outermost first: parsed, classified, and sent in messages. No I/O."""
 
 from __future__ import annotations
 
@@ -15,26 +12,26 @@ from typing import Any, NamedTuple
 from ..base.text import CUT_STACK
 
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
-LIBRARIES = ("/site-packages/", "/dist-packages/")
-PYTHON = os.path.dirname(os.__file__) + "/"
-OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
-LAUNCHING = (
+LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/")
+PYTHON_FOLDER = os.path.dirname(os.__file__) + "/"
+OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
+LAUNCH_FILES = (
     "cli.py", "launch.py", "__main__.py", "runner/script.py", "runner/lifecycle.py", "runner/exit_hooks.py",
     "runner/embedding.py",
 )
-OUTERMOST, INNERMOST = 8, 32  # frames that are told
-LONGEST = 300  # characters of a file, and of a function
-COLLECTIVES = (  # files of torch whose functions wait for other ranks
+MAX_OUTERMOST, MAX_INNERMOST = 8, 32  # frames of a message
+MAX_NAME_CHARS = 300  # of a file, and of a function
+COLLECTIVE_FILES = (  # torch's functions there wait for other ranks
     "torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py",
     "torch/distributed/utils.py", "torch/nn/parallel/distributed.py",
 )
-BACKWARD = "_engine_run_backward"
+BACKWARD_FUNCTION = "_engine_run_backward"
 BACKWARD_NAME = "backward"
-LOADER = "torch/utils/data/dataloader.py"
-LOADER_WORKER = "torch/utils/data/_utils/worker.py"
+LOADER_FILE = "torch/utils/data/dataloader.py"
+LOADER_WORKER_FILE = "torch/utils/data/_utils/worker.py"
 
 
-class Kind(enum.Enum):
+class FrameKind(enum.Enum):
     """Whose code a frame is in."""
 
     SCRIPT = "s"
@@ -44,164 +41,170 @@ class Kind(enum.Enum):
 
 
 class Frame(NamedTuple):
-    """A call: line 0 is one that is not known."""
+    """A call; line 0 is an unknown one."""
 
-    kind: Kind
+    kind: FrameKind
     file: str
     line: int
     function: str
 
     @property
     def place(self) -> str:
-        """Where it is, in words for a table."""
+        """The place in words, for a table."""
         return f"{os.path.basename(self.file)}:{self.line} {self.function}"
 
 
-def kind_of(file: str) -> Kind:
-    """Tell whose code a file has."""
-    if file.startswith(OURS):
-        return Kind.OURS
-    if any(part in file for part in LIBRARIES):
-        return Kind.LIBRARY
-    if file.startswith((PYTHON, "<frozen ")):
-        return Kind.PYTHON
-    return Kind.SCRIPT
+def classify_file(file: str) -> FrameKind:
+    """Return whose code a file has."""
+    if file.startswith(OUR_FOLDER):
+        return FrameKind.OURS
+    if any(part in file for part in LIBRARY_FOLDERS):
+        return FrameKind.LIBRARY
+    if file.startswith((PYTHON_FOLDER, "<frozen ")):
+        return FrameKind.PYTHON
+    return FrameKind.SCRIPT
 
 
-def read(text: str) -> list[Frame]:
-    """Return the frames of a main thread from `Calls`, without those that lead to the script."""
-    calls = [(found["file"], found["line"], found["function"])
-             for line in text.split("\n") if (found := FRAME.fullmatch(line))]
-    return of_script(calls, is_whole=not text.endswith(f"{CUT_STACK}\n"))
+def parse_dump(text: str) -> list[Frame]:
+    """Return the frames of a main thread from faulthandler's dump, without those that lead to the script."""
+    calls = [(match["file"], match["line"], match["function"])
+             for line in text.split("\n") if (match := FRAME.fullmatch(line))]
+    return select_script_frames(calls, is_whole=not text.endswith(f"{CUT_STACK}\n"))
 
 
-def from_dump(text: str, pid: int) -> list[Frame]:
-    """Return the frames of a process's main thread from what `py-spy dump --json` prints, as read() does.
+def parse_py_spy(text: str, pid: int) -> list[Frame]:
+    """Return the frames of a process's main thread from the output of `py-spy dump --json`, as parse_dump() does.
 
-    Raises ValueError, TypeError or KeyError where that prints something else, such as what has gone wrong.
+    Raises ValueError, TypeError or KeyError for other output, such as an error.
     """
-    (main,) = (one for one in json.loads(text) if one["os_thread_id"] == pid)
-    return of_script([(str(one["filename"]), str(one["line"]), str(one["name"]).rpartition(".")[2])
-                      for one in main["frames"]])
+    (main,) = (thread for thread in json.loads(text) if thread["os_thread_id"] == pid)
+    return select_script_frames([(str(frame["filename"]), str(frame["line"]), str(frame["name"]).rpartition(".")[2])
+                                 for frame in main["frames"]])
 
 
-def of_script(calls: Iterable[tuple[str, str, str]], is_whole: bool = True) -> list[Frame]:
-    """Return the frames of files, lines and functions, the innermost first, without those that lead to the script.
+def select_script_frames(calls: Iterable[tuple[str, str, str]], is_whole: bool = True) -> list[Frame]:
+    """Return the frames of calls (file, line, function; the innermost first), without those that lead to the script.
 
     There are none if it is another thread's stack. The package of a program that was started by its name is the script.
     """
-    frames = [Frame(kind_of(file), file, int(line) if line.isdigit() else 0, function)
+    frames = [Frame(classify_file(file), file, int(line) if line.isdigit() else 0, function)
               for file, line, function in calls]
     if frames and frames[-1].function == "_bootstrap":
         return []
-    frames = without_launch(frames[::-1])
-    if frames and frames[0].kind is Kind.LIBRARY and is_whole:
-        inside = package_of(frames[0].file)
-        frames = [one._replace(kind=Kind.SCRIPT) if one.file.startswith(inside) else one for one in frames]
+    frames = drop_launch_frames(frames[::-1])
+    if frames and frames[0].kind is FrameKind.LIBRARY and is_whole:
+        package = find_package(frames[0].file)
+        frames = [frame._replace(kind=FrameKind.SCRIPT) if frame.file.startswith(package) else frame
+                  for frame in frames]
     return frames
 
 
-def package_of(file: str) -> str:
-    """Return the folder of the package in a library that has a file, or the file of a module without one."""
-    before, part, after = next((file.partition(one) for one in LIBRARIES if one in file), ("", "", file))
+def find_package(file: str) -> str:
+    """Return the folder of the installed package around a file, or the file itself if it is a module without one."""
+    before, part, after = next((file.partition(folder) for folder in LIBRARY_FOLDERS if folder in file), ("", "", file))
     top, slash, _ = after.partition("/")
     return f"{before}{part}{top}{slash}"
 
 
-def without_launch(frames: Sequence[Frame]) -> list[Frame]:
-    """Return frames without the outermost ones, by which Python and mpiddp come to a script."""
+def drop_launch_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """Return frames without the outermost ones, by which Python and mpiddp call a script."""
     begin = 0
-    while begin < len(frames) and leads_on(frames[begin]):
+    while begin < len(frames) and is_launcher_frame(frames[begin]):
         begin += 1
     return list(frames[begin:])
 
 
-def leads_on(frame: Frame) -> bool:
-    """Tell whether a frame runs the script."""
-    if frame.kind is Kind.OURS:
-        return frame.file[len(OURS):] in LAUNCHING
-    return frame.file == "<frozen runpy>" or (frame.kind is Kind.PYTHON and os.path.basename(frame.file) == "runpy.py")
+def is_launcher_frame(frame: Frame) -> bool:
+    """Tell whether a frame is one of those by which Python and mpiddp call a script."""
+    if frame.kind is FrameKind.OURS:
+        return frame.file[len(OUR_FOLDER):] in LAUNCH_FILES
+    return frame.file == "<frozen runpy>" or (frame.kind is FrameKind.PYTHON
+                                              and os.path.basename(frame.file) == "runpy.py")
 
 
-def as_lists(frames: Sequence[Frame]) -> list[tuple[str, str, int, str]]:
-    """Return frames as a message's JSON carries them: of a deep stack the first ones and the last ones."""
-    shown = frames if len(frames) <= OUTERMOST + INNERMOST else [*frames[:OUTERMOST], *frames[-INNERMOST:]]
-    return [(kind.value, file[-LONGEST:], line, function[-LONGEST:]) for kind, file, line, function in shown]
+def frames_to_lists(frames: Sequence[Frame]) -> list[tuple[str, str, int, str]]:
+    """Return frames as a message's JSON carries them: of a deep stack only the outermost and the innermost ones."""
+    shown = frames
+    if len(frames) > MAX_OUTERMOST + MAX_INNERMOST:
+        shown = [*frames[:MAX_OUTERMOST], *frames[-MAX_INNERMOST:]]
+    return [(kind.value, file[-MAX_NAME_CHARS:], line, function[-MAX_NAME_CHARS:])
+            for kind, file, line, function in shown]
 
 
-def from_lists(found: Iterable[Any]) -> tuple[Frame, ...]:
+def frames_from_lists(items: Iterable[Any]) -> tuple[Frame, ...]:
     """Return the frames of a message; raise ValueError or TypeError for anything else."""
-    return tuple(Frame(Kind(kind), str(file), int(line), str(function)) for kind, file, line, function in found)
+    return tuple(Frame(FrameKind(kind), str(file), int(line), str(function)) for kind, file, line, function in items)
 
 
-def as_text(frames: Sequence[Frame]) -> str:
+def frames_to_json(frames: Sequence[Frame]) -> str:
     """Return frames as JSON."""
-    return json.dumps(as_lists(frames), ensure_ascii=False)  # of which the message around it makes ASCII
+    return json.dumps(frames_to_lists(frames), ensure_ascii=False)  # the message around it escapes the rest
 
 
-def from_text(text: str) -> tuple[Frame, ...]:
-    """Return the frames of as_text(), none of an empty text; raise ValueError or TypeError for anything else."""
-    return from_lists(json.loads(text)) if text else ()
+def frames_from_json(text: str) -> tuple[Frame, ...]:
+    """Return the frames of frames_to_json(), none of an empty text; raise ValueError or TypeError for other text."""
+    return frames_from_lists(json.loads(text)) if text else ()
 
 
-def essential(frames: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
-    """Return what tells a place from others: the script's lines, and which functions of libraries they have called.
+def make_stall_fingerprint(frames: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
+    """Return what stays the same in a rank that stands still: the script's lines, and the library functions called.
 
-    Libraries poll, and are now at one line and now at another.
+    The lines in libraries vary, since libraries poll.
     """
-    last = max((at for at, one in enumerate(frames) if one.kind is not Kind.PYTHON), default=-1)
-    return tuple((one.file, one.line if one.kind is Kind.SCRIPT else 0, one.function)
-                 for at, one in enumerate(frames) if one.kind is not Kind.PYTHON or at == last + 1)
+    last = max((index for index, frame in enumerate(frames) if frame.kind is not FrameKind.PYTHON), default=-1)
+    return tuple((frame.file, frame.line if frame.kind is FrameKind.SCRIPT else 0, frame.function)
+                 for index, frame in enumerate(frames) if frame.kind is not FrameKind.PYTHON or index == last + 1)
 
 
-def after_script(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Return the frames of what the script's innermost line has called."""
-    last = max((at for at, one in enumerate(frames) if one.kind is Kind.SCRIPT), default=-1)
+def list_called_frames(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames of the calls below the script's innermost line."""
+    last = max((index for index, frame in enumerate(frames) if frame.kind is FrameKind.SCRIPT), default=-1)
     return frames[last + 1:]
 
 
-def collective(frames: Sequence[Frame]) -> str:
-    """Return the collective in which a stack ends, BACKWARD_NAME where DDP or FSDP make it; empty for none."""
-    called = [one for one in after_script(frames) if one.kind is not Kind.PYTHON]
+def find_collective(frames: Sequence[Frame]) -> str:
+    """Return the collective in which a stack ends, BACKWARD_NAME if DDP or FSDP make it; empty for none."""
+    called = [frame for frame in list_called_frames(frames) if frame.kind is not FrameKind.PYTHON]
     if not called:
         return ""
-    if called[-1].function == BACKWARD:
+    if called[-1].function == BACKWARD_FUNCTION:
         return BACKWARD_NAME
-    if called[-1].kind is Kind.OURS:
+    if called[-1].kind is FrameKind.OURS:
         return "should_stop" if called[0].function == "should_stop" else ""
-    if not any(part in called[-1].file for part in COLLECTIVES):
+    if not any(part in called[-1].file for part in COLLECTIVE_FILES):
         return ""
-    public = [one.function for one in called
-              if any(part in one.file for part in COLLECTIVES) and not one.function.startswith("_")]
+    public = [frame.function for frame in called
+              if any(part in frame.file for part in COLLECTIVE_FILES) and not frame.function.startswith("_")]
     return public[-1] if public else called[-1].function
 
 
-def waits_in_torch(frames: Sequence[Frame]) -> bool:
-    """Tell whether a stack ends in torch's own code: what a rank does there may be to wait for its GPU."""
-    libraries = [one for one in after_script(frames) if one.kind is not Kind.PYTHON]
+def is_in_torch(frames: Sequence[Frame]) -> bool:
+    """Tell whether a stack ends in torch's own code: there a rank may be waiting for its GPU."""
+    libraries = [frame for frame in list_called_frames(frames) if frame.kind is not FrameKind.PYTHON]
     return bool(libraries) and "/torch/" in libraries[-1].file
 
 
-def waits_for_loader(frames: Sequence[Frame]) -> bool:
+def is_waiting_for_loader(frames: Sequence[Frame]) -> bool:
     """Tell whether a stack waits for a DataLoader's workers."""
-    return any(LOADER in one.file and one.function in ("_try_get_data", "_get_data") for one in after_script(frames))
+    return any(LOADER_FILE in frame.file and frame.function in ("_try_get_data", "_get_data")
+               for frame in list_called_frames(frames))
 
 
 def is_idle_worker(frames: Sequence[Frame]) -> bool:
-    """Tell whether a stack is a DataLoader worker's that waits for work."""
-    libraries = [one for one in frames if one.kind is not Kind.PYTHON]
-    return bool(libraries) and LOADER_WORKER in libraries[-1].file and libraries[-1].function == "_worker_loop"
+    """Tell whether a stack is that of a DataLoader's worker without work."""
+    libraries = [frame for frame in frames if frame.kind is not FrameKind.PYTHON]
+    return bool(libraries) and LOADER_WORKER_FILE in libraries[-1].file and libraries[-1].function == "_worker_loop"
 
 
-def in_words(frames: Sequence[Frame]) -> str:
-    """Return a stack in one line: the script's frames, at most three, and what the last of them has called."""
-    script = [one for one in frames if one.kind is Kind.SCRIPT]
-    shown = [one.place for one in (script if len(script) <= 3 else [script[0], *script[-2:]])]
+def format_short(frames: Sequence[Frame]) -> str:
+    """Return a stack in one line: at most three of the script's frames, and the call of the last one."""
+    script = [frame for frame in frames if frame.kind is FrameKind.SCRIPT]
+    shown = [frame.place for frame in (script if len(script) <= 3 else [script[0], *script[-2:]])]
     if len(script) > 3:
         shown.insert(1, "…")
-    called = after_script(frames)
-    if name := collective(frames):
+    called = list_called_frames(frames)
+    if name := find_collective(frames):
         shown.append(name)
     elif called:
-        shown.append(called[0].function if called[0].kind is not Kind.OURS else "mpiddp")
+        shown.append(called[0].function if called[0].kind is not FrameKind.OURS else "mpiddp")
     return " → ".join(shown)

@@ -1,1 +1,1 @@
-"""What shall be so: pure functions from the discovery of all ranks to decisions and problems."""
+"""Decisions: pure functions from the discovery of all ranks to plans and problems."""

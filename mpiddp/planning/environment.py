@@ -1,4 +1,4 @@
-"""The variables that a script finds, and what MPI is told before it starts."""
+"""The variables that a script finds, and those that MPI reads before it starts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..base.ranks import RankPosition
 class Endpoint(NamedTuple):
     """Where rank 0's store listens.
 
-    `token` is random, and all keys of this job in the store start with it. `run_id` is random, too, and
-    names the job for the script. `watch_port` is the port of rank 0's sentinel, 0 if it does not listen. `watch_token`
-    lets another sentinel in: who can reach the store can read its keys, so this is none of them.
+    All keys of this job in the store start with the random `token`. The random `run_id` names the job for the script.
+    `watch_port` is the port of rank 0's sentinel, 0 if it does not listen. `watch_token` authenticates the other
+    sentinels; it is no key of the store, since anyone who reaches the store can read its keys.
     """
 
     address: str
@@ -24,17 +24,16 @@ class Endpoint(NamedTuple):
     watch_token: str = ""
 
 
-# Scripts and recipes set these by hand. mpiddp replaces them by what MPI says, and tells the user.
+# Scripts and recipes set these by hand. mpiddp replaces them by MPI's values, and warns.
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def exports(place: RankPosition, endpoint: Endpoint, virtual: bool = False, restarts: int = 0) -> dict[str, str]:
+def script_env(place: RankPosition, endpoint: Endpoint, virtual: bool = False, restarts: int = 0) -> dict[str, str]:
     """Return the variables that mpiddp sets whatever their values were: MPI is the source of truth.
 
-    The names are torchrun's (torch.distributed.run, "Environment Variables"), and NODE_RANK, which
-    Lightning and others read. Frameworks look for TORCHELASTIC_RUN_ID to learn that a launcher has set
-    the others. `virtual` sets LOCAL_RANK to 0, as torchrun's --virtual-local-rank does. `restarts` is how
-    often the job was started again.
+    The names are torchrun's (torch.distributed.run, "Environment Variables"), and NODE_RANK, which Lightning and others
+    read. Frameworks look for TORCHELASTIC_RUN_ID to learn that a launcher has set the others. `virtual` sets LOCAL_RANK
+    to 0, as torchrun's --virtual-local-rank does. `restarts` is how often the job was restarted.
     """
     return {
         "RANK": str(place.rank),
@@ -55,11 +54,12 @@ def exports(place: RankPosition, endpoint: Endpoint, virtual: bool = False, rest
     }
 
 
-MPI_SPLIT = "MPI, ranks that share a node's memory"
+MPI_SPLIT_SOURCE = "MPI, ranks that share a node's memory"
 SOURCES = {
     "RANK": "MPI, rank in the job", "WORLD_SIZE": "MPI, size of the job",
-    "LOCAL_RANK": MPI_SPLIT, "LOCAL_WORLD_SIZE": MPI_SPLIT, "GROUP_RANK": MPI_SPLIT, "NODE_RANK": MPI_SPLIT,
-    "GROUP_WORLD_SIZE": MPI_SPLIT, "ROLE_NAME": "constant", "ROLE_RANK": "RANK", "ROLE_WORLD_SIZE": "WORLD_SIZE",
+    "LOCAL_RANK": MPI_SPLIT_SOURCE, "LOCAL_WORLD_SIZE": MPI_SPLIT_SOURCE, "GROUP_RANK": MPI_SPLIT_SOURCE,
+    "NODE_RANK": MPI_SPLIT_SOURCE,
+    "GROUP_WORLD_SIZE": MPI_SPLIT_SOURCE, "ROLE_NAME": "constant", "ROLE_RANK": "RANK", "ROLE_WORLD_SIZE": "WORLD_SIZE",
     "MASTER_ADDR": "the network interfaces of rank 0's node", "MASTER_PORT": "the kernel, a free port of rank 0's",
     "TORCHELASTIC_RUN_ID": "random, from rank 0",
     "TORCHELASTIC_RESTART_COUNT": "mpiddp.supervise, or Slurm, SLURM_RESTART_COUNT",
@@ -70,8 +70,8 @@ SOURCES = {
     "ACCELERATE_USE_CPU": "the ranks' device: else Accelerate has each of them train alone",
     "CUDA_VISIBLE_DEVICES": "NVML, the GPUs of the node's ranks in the order of local ranks",
 }
-# The variables in which launchers tell the same thing.
-ON_OFFER = {
+# The launchers' variables for the same thing.
+LAUNCHER_VARIABLES = {
     "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
     "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
@@ -81,11 +81,11 @@ ON_OFFER = {
 }
 
 
-def explain(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
+def explain_env(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
     """Return a line for each variable that mpiddp has set, or has left as the user set it.
 
-    `values` is the environment now; launchers' variables for the same thing are read from it, too. `former`
-    holds the variables that mpiddp has set, each with its value before, None if it had none.
+    `values` is the environment now, with the launchers' variables for the same thing. `former` holds the variables that
+    mpiddp has set, each with its value before, None if it had none.
     """
     lines = []
     for name, source in SOURCES.items():
@@ -95,69 +95,69 @@ def explain(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
             source = "Slurm's --cpus-per-task"
         line = f"{name}={values[name]}  from {source if name in former else 'the environment, as the user set it'}"
         lost = [f"{name}={former[name]} in the environment"] if former.get(name) not in (None, values[name]) else []
-        lost += [f"{other}={values[other]}" for other in ON_OFFER.get(name, ())
+        lost += [f"{other}={values[other]}" for other in LAUNCHER_VARIABLES.get(name, ())
                  if other in values and values[other] != values[name]]
-        agree = [other for other in ON_OFFER.get(name, ()) if values.get(other) == values[name]]
+        agree = [other for other in LAUNCHER_VARIABLES.get(name, ()) if values.get(other) == values[name]]
         line += f"; the same as {', '.join(agree)}" if agree else ""
         lines.append(line + (f"; lost: {', '.join(lost)}" if lost else ""))
     return "\n".join(lines)
 
 
-def for_cpu(kind: str, ranks: int) -> dict[str, str]:
-    """Return what Accelerate has to be told for several ranks on the CPU, if the user has not; none for none.
+def accelerate_env(kind: str, ranks: int) -> dict[str, str]:
+    """Return the variable that Accelerate needs for several ranks on the CPU, unless the user has set it.
 
-    Where torch sees no accelerator, Accelerate 1.15 has each process train alone, also under torchrun, unless this is
-    set or the script says `Accelerator(cpu=True)` (accelerate/state.py, PartialState._prepare_backend). Older versions
-    go by LOCAL_RANK. Transformers' Trainer reads it, too (transformers/training_args.py, _setup_devices).
+    If torch sees no accelerator, Accelerate 1.15 lets each process train alone, also under torchrun, unless this is set
+    or the script says `Accelerator(cpu=True)` (accelerate/state.py, PartialState._prepare_backend). Older versions use
+    LOCAL_RANK. Transformers' Trainer reads it too (transformers/training_args.py, _setup_devices).
     """
     return {"ACCELERATE_USE_CPU": "true"} if kind == "cpu" and ranks > 1 else {}
 
 
-def ways(interface: str, sockets: str) -> dict[str, str]:
-    """Return the variables that tell gloo its interface and NCCL its interfaces, if the user has not; none for none."""
-    told = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": sockets}
-    return {name: value for name, value in told.items() if value}
+def interface_env(interface: str, sockets: str) -> dict[str, str]:
+    """Return the variables for gloo's interface and NCCL's interfaces, without those that are empty."""
+    env = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": sockets}
+    return {name: value for name, value in env.items() if value}
 
 
-# Components that drive nothing but a fast network. On a node without one they are of no use, and some take time:
-# libpsm2 measures the clock for 0.2 s when it is loaded, Open MPI 5's btl/ofi sleeps for a second when it is closed.
+# Components that only drive a fast network. Without one they are useless, and some are slow: libpsm2 measures the clock
+# for 0.2 s when it is loaded, Open MPI 5's btl/ofi sleeps for a second when it is closed.
 FABRIC_ONLY = {"btl": ("ofi",), "mtl": ("ofi", "psm", "psm2")}
-ASKED_FOR = ("btl_ofi", "mtl_ofi", "opal_common_ofi", "mtl_psm")  # who sets one of these wants the components
+FABRIC_PARAMETERS = ("btl_ofi", "mtl_ofi", "opal_common_ofi", "mtl_psm")  # setting one keeps the components
 
 GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
-TRAPS = ("GPU-aware Cray MPICH may abort in MPI_Init, starts CUDA before each rank has its GPU, and can deadlock "
-         "beside NCCL")
-FORK_SAFE = ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE", "FI_EFA_FORK_SAFE")
+GPU_SUPPORT_RISKS = ("GPU-aware Cray MPICH may abort in MPI_Init, starts CUDA before each rank has its GPU, and can "
+                     "deadlock beside NCCL")
+FORK_SAFE_VARIABLES = ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE", "FI_EFA_FORK_SAFE")
 HUGE_PAGES = "FI_EFA_USE_HUGE_PAGE"
-FALSE = ("0", "false", "no", "off")  # as libfabric reads it (fi_param_get_bool)
+FALSE_WORDS = ("0", "false", "no", "off")  # as libfabric reads it (fi_param_get_bool)
 
 
-def left_out(chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters by which Open MPI leaves out components on a node without a fast network.
+def exclude_components(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters by which Open MPI excludes components on a node without a fast network.
 
     `chosen` are the parameters that are set already. A list of components to use stays as it is; only a list of
-    components to leave out ("^...") grows. Nothing is left out if `chosen` selects a pml to use, or sets
-    a parameter in ASKED_FOR.
+    components to exclude ("^...") grows. Nothing is excluded if `chosen` selects a pml to use, or sets a parameter in
+    FABRIC_PARAMETERS.
     """
     selected = chosen.get("pml", "")
-    if (selected and not selected.startswith("^")) or any(name.startswith(ASKED_FOR) for name in chosen):
+    if (selected and not selected.startswith("^")) or any(name.startswith(FABRIC_PARAMETERS) for name in chosen):
         return {}
-    found = {}
+    excluded = {}
     for framework, components in FABRIC_ONLY.items():
         given = chosen.get(framework, "")
         if not given or given.startswith("^"):
             without = [name for name in given.removeprefix("^").split(",") if name]
-            found[framework] = "^" + ",".join(dict.fromkeys((*without, *components)))
-    return found
+            excluded[framework] = "^" + ",".join(dict.fromkeys((*without, *components)))
+    return excluded
 
 
-def switch_gpu_support_off(environ: Mapping[str, str]) -> dict[str, str]:
+def disable_gpu_support(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that switches Cray MPICH's support for GPUs off, if it is on (HPE, man intro_mpi).
 
-    mpiddp gives MPI no GPU buffers. With the support on, MPI_Init ends with "GPU_SUPPORT_ENABLED is requested, but GTL
-    library is not linked" where mpi4py was built without that library (ARCHER2's GPU guide), or else starts CUDA, which
-    reads CUDA_VISIBLE_DEVICES then. NVIDIA and CSCS warn of deadlocks where GPU-aware MPI and NCCL are used at the same
-    time (NCCL User Guide, "Inter-GPU Communication with CUDA-aware MPI").
+    mpiddp passes no GPU buffers to MPI. With the support on, MPI_Init ends with "GPU_SUPPORT_ENABLED is requested, but
+    GTL library is not linked" if mpi4py was built without that library (ARCHER2's GPU guide), or else starts CUDA,
+    which reads CUDA_VISIBLE_DEVICES then. NVIDIA and CSCS warn of deadlocks if GPU-aware MPI and NCCL are used at the
+    same time (NCCL User Guide, "Inter-GPU Communication with CUDA-aware MPI").
     """
     return {GPU_SUPPORT: "0"} if environ.get(GPU_SUPPORT, "0") not in ("", "0") else {}
 
@@ -173,6 +173,6 @@ def choose_fork_safety(environ: Mapping[str, str], has_verbs: bool) -> dict[str,
     then cannot. FI_EFA_FORK_SAFE=0 keeps all three away. So does asking EFA for huge pages, since it aborts where both
     are asked for (libfabric, efa_fork_support.c).
     """
-    if not has_verbs or HUGE_PAGES in environ or environ.get("FI_EFA_FORK_SAFE", "1").lower() in FALSE:
+    if not has_verbs or HUGE_PAGES in environ or environ.get("FI_EFA_FORK_SAFE", "1").lower() in FALSE_WORDS:
         return {}
-    return {name: "1" for name in FORK_SAFE if name not in environ}
+    return {name: "1" for name in FORK_SAFE_VARIABLES if name not in environ}

@@ -12,75 +12,76 @@ from ..discovery.host import HostFacts, Interface
 from .environment import Endpoint
 
 LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", loopback=True, speed_mbps=0)
-VIRTUAL = ("docker", "br-", "cni", "flannel", "lxc", "lxdbr", "podman", "tap", "tun", "veth", "virbr", "vmnet", "wg")
-LINK_LOCAL = "169.254."  # how the addresses of RFC 3927 begin, which routers do not pass on
-TRIED = 16  # the most of rank 0's addresses that are tried: eight rails, and what a node may have besides
+VIRTUAL_PREFIXES = ("docker", "br-", "cni", "flannel", "lxc", "lxdbr", "podman", "tap", "tun", "veth", "virbr", "vmnet",
+                    "wg")
+LINK_LOCAL_PREFIX = "169.254."  # RFC 3927: routers do not forward these addresses
+MAX_ADDRESSES = 16  # of rank 0's that are probed: eight rails, and what a node may have besides
 
 
-class Asked(NamedTuple):
+class NetworkConstraint(NamedTuple):
     """The network that the user named: an interface that all nodes have, an address of rank 0's; None for any."""
 
     interface: str | None = None
     address: str | None = None
 
 
-ANY = Asked()
+ANY_NETWORK = NetworkConstraint()
 
 
-class Trial(NamedTuple):
-    """The result of trying one of rank 0's addresses from another node: the interface that led there, or the error."""
+class ProbeResult(NamedTuple):
+    """The result of probing an address of rank 0's from another node: the interface that led there, or the error."""
 
     interface: str = ""
     error: str = ""
 
 
-def candidates(facts: Sequence[HostFacts], asked: Asked = ANY) -> list[Interface]:
+def rank_addresses(facts: Sequence[HostFacts], constraint: NetworkConstraint = ANY_NETWORK) -> list[Interface]:
     """Return the interfaces of rank 0's node at which the job could meet, the best first.
 
-    On one node that is loopback. Across nodes, interfaces whose subnet every node is on come before others.
-    Among these, bridges of containers and virtual machines come last, then IPv4 comes before IPv6, then the
-    faster interface comes first. Of interfaces that are alike, such as eight rails which may lead to their like alone,
-    the second comes after the first of every other kind. Raises LaunchError `no-network`.
+    On one node that is loopback. Across nodes, interfaces whose subnet every node is on come before others. Among
+    these, bridges of containers and virtual machines come last, then IPv4 comes before IPv6, then the faster interface
+    comes first. Of several interfaces of a kind, such as eight rails of which each may lead only to its like, the
+    second comes after the first of every other kind. Raises LaunchError `no-network`.
     """
     nodes: dict[int, HostFacts] = {}
-    for one in facts:
-        nodes.setdefault(one.node, one)
+    for host in facts:
+        nodes.setdefault(host.node, host)
     if len(nodes) == 1:
         return [LOOPBACK]
     master, *others = nodes.values()
 
     def preference(interface: Interface) -> tuple[bool, bool, bool, int]:
-        return (not all(is_shared(interface, other) for other in others), interface.name.startswith(VIRTUAL),
-                ":" in interface.address, -interface.speed_mbps)
+        return (not all(is_subnet_shared(interface, other) for other in others),
+                interface.name.startswith(VIRTUAL_PREFIXES), ":" in interface.address, -interface.speed_mbps)
 
-    found = sorted(asked_for(asked, master, others), key=preference)
-    if not found:
+    allowed = sorted(apply_constraint(constraint, master, others), key=preference)
+    if not allowed:
         raise LaunchError(
             "no-network",
             actual=f"rank 0's node {master.hostname} has no network address besides loopback",
             needed="an interface that is up, with an address that the other nodes can reach",
             do="look at `ip address` on that node",
         )
-    seen: dict[object, int] = {}
+    counts: Counter[object] = Counter()
 
-    def turn(interface: Interface) -> tuple[bool, int]:
-        like = (*preference(interface), kind(interface))
-        seen[like] = seen.get(like, -1) + 1
-        return preference(interface)[0], seen[like]
+    def position(interface: Interface) -> tuple[bool, int]:
+        kind = (*preference(interface), classify_interface(interface))
+        counts[kind] += 1
+        return preference(interface)[0], counts[kind]
 
-    return sorted(found, key=turn)[:TRIED]
+    return sorted(allowed, key=position)[:MAX_ADDRESSES]
 
 
-def kind(interface: Interface) -> tuple[str, int]:
+def classify_interface(interface: Interface) -> tuple[str, int]:
     """Return what interfaces of one kind have in common: the name without its numbers, and the speed."""
     return "".join(letter for letter in interface.name if not letter.isdigit()), interface.speed_mbps
 
 
-class Way(NamedTuple):
-    """A node's ways to the others: its interfaces, and the one that the job goes by.
+class NodeInterfaces(NamedTuple):
+    """A node's interfaces, and the name of the one that the job uses.
 
-    `unaddressed` are as in HostFacts. Over the interfaces in `reached` an address of rank 0's was reached, or on its
-    own node by all others.
+    `unaddressed` are as in HostFacts. Over the interfaces in `reached` an address of rank 0's was reached, or on rank
+    0's own node by all others.
     """
 
     interfaces: Sequence[Interface]
@@ -89,61 +90,66 @@ class Way(NamedTuple):
     unaddressed: Collection[str] = ()
 
 
-def sockets(ways: Sequence[Way], asked: str | None = None) -> list[str]:
-    """Return what NCCL_SOCKET_IFNAME should be on each node; all are empty if NCCL's own choice is right on all.
+def choose_nccl_interfaces(nodes: Sequence[NodeInterfaces], pattern: str | None = None) -> list[str]:
+    """Return the value of NCCL_SOCKET_IFNAME for each node; all are empty if NCCL's own choice is right on all nodes.
 
     It is right if every interface that NCCL takes leads to the others, and is of the same kind as the one that the job
-    goes by: that leads there, and so does one by which an address was reached, or whose network another node is on. If
-    it is wrong on one node, all are told what to take. `asked` is what the user has named: all that fits leads.
+    uses. An interface leads there if the job uses it, if an address was reached by it, or if another node is on its
+    network. If the choice is wrong on one node, all nodes get a value. `pattern` is what the user has named: all that
+    matches is of the right kind.
     """
-    shared = Counter(network for way in ways for network in {one.network for one in usable(way.interfaces)})
-    found, right = [], asked is None
-    for way in ways:
-        own = usable(way.interfaces)
-        kinds = {kind(one) for one in own if one.name == way.chosen}
-        fit = named(asked, own) if asked else [one for one in own if kind(one) in kinds]
-        leading = {one.name for one in fit if one.name in way.reached or shared[one.network] > 1} - {way.chosen}
-        right = right and taken(way) <= {way.chosen, *leading}
-        found.append("=" + ",".join([way.chosen, *sorted(leading)]))
-    right = right or not all(way.chosen for way in ways)  # a way that has no name is no name for NCCL
-    return [""] * len(ways) if right else found
+    networks = Counter(
+        network for node in nodes for network in {interface.network for interface in list_external(node.interfaces)})
+    values, is_right = [], pattern is None
+    for node in nodes:
+        external = list_external(node.interfaces)
+        kinds = {classify_interface(interface) for interface in external if interface.name == node.chosen}
+        fitting = match_interfaces(pattern, external) if pattern else [
+            interface for interface in external if classify_interface(interface) in kinds]
+        leading = {interface.name for interface in fitting
+                   if interface.name in node.reached or networks[interface.network] > 1} - {node.chosen}
+        is_right = is_right and list_nccl_defaults(node) <= {node.chosen, *leading}
+        values.append("=" + ",".join([node.chosen, *sorted(leading)]))
+    is_right = is_right or not all(node.chosen for node in nodes)  # without a name NCCL cannot be given one
+    return [""] * len(nodes) if is_right else values
 
 
-def taken(way: Way) -> set[str]:
+def list_nccl_defaults(node: NodeInterfaces) -> set[str]:
     """Return the interfaces that NCCL takes by itself on a node.
 
-    They are those whose names begin with "ib", or else all but docker's and loopback, also those that have no address
-    but a link-local one (NCCL's manual, "NCCL_SOCKET_IFNAME").
+    They are those whose names begin with "ib", or else all but docker's and loopback, even if they have only a
+    link-local address (NCCL's manual, "NCCL_SOCKET_IFNAME").
     """
-    names = {one.name for one in usable(way.interfaces)} | set(way.unaddressed)
+    names = {interface.name for interface in list_external(node.interfaces)} | set(node.unaddressed)
     return {name for name in names if name.startswith("ib")} or {
         name for name in names if not name.startswith(("docker", "lo"))}
 
 
-def asked_for(asked: Asked, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
+def apply_constraint(constraint: NetworkConstraint, master: HostFacts, others: Sequence[HostFacts]) -> list[Interface]:
     """Return the interfaces of rank 0's node that fit what the user named; raise LaunchError `no-network`."""
-    found = [
-        one for one in named(asked.interface, usable(master.interfaces))
-        if (asked.address is None or is_same(asked.address, one.address))
-        and (asked != ANY or not one.address.startswith(LINK_LOCAL))
-    ]
-    lacking = [one.hostname for one in others if asked.interface and not named(asked.interface, usable(one.interfaces))]
-    if (asked.interface or asked.address) and (not found or lacking):
-        has = ", ".join(f"{one.name} {one.address}" for one in usable(master.interfaces)) or "none"
-        words = [f"--{option}={value}" for option, value in
-                 (("interface", asked.interface), ("master-addr", asked.address)) if value]
-        where = (f"{fold_hosts(lacking)} has no such interface" if found
-                 else f"rank 0's node {master.hostname} has {has}")
+    pattern, address = constraint
+    external = list_external(master.interfaces)
+    matching = [interface for interface in match_interfaces(pattern, external)
+                if (address is None or is_same_address(address, interface.address))
+                and (constraint != ANY_NETWORK or not interface.address.startswith(LINK_LOCAL_PREFIX))]
+    lacking = [host.hostname for host in others
+               if pattern and not match_interfaces(pattern, list_external(host.interfaces))]
+    if (pattern or address) and (not matching or lacking):
+        has = ", ".join(f"{interface.name} {interface.address}" for interface in external) or "none"
+        options = [f"--{option}={value}" for option, value in (("interface", pattern), ("master-addr", address))
+                   if value]
+        reason = (f"{fold_hosts(lacking)} has no such interface" if matching
+                  else f"rank 0's node {master.hostname} has {has}")
         raise LaunchError(
             "no-network",
-            actual=f"{' '.join(words)}, but {where}",
+            actual=f"{' '.join(options)}, but {reason}",
             needed="an interface that every node has, and an address of rank 0's node",
             do="leave the option away to let mpiddp choose, or look at `ip address` on the nodes",
         )
-    return found
+    return matching
 
 
-def is_same(address: str, other: str) -> bool:
+def is_same_address(address: str, other: str) -> bool:
     """Tell whether two texts are the same address; those of IPv6 have several forms."""
     if ":" not in address:
         return address == other
@@ -155,49 +161,53 @@ def is_same(address: str, other: str) -> bool:
         return False
 
 
-def named(asked: str | None, interfaces: Sequence[Interface]) -> list[Interface]:
-    """Return the interfaces of a node that the user has named; all if `asked` is None.
+def match_interfaces(pattern: str | None, interfaces: Sequence[Interface]) -> list[Interface]:
+    """Return the interfaces of a node that match the user's pattern; all if it is None.
 
-    `asked` is a name, the beginning of names, or a network in CIDR form; or several with commas between. The
-    beginning counts where no interface has that very name.
+    The pattern is a name, the beginning of names, or a network in CIDR form; or several of these with commas between.
+    The beginning counts only if no interface has that very name.
     """
-    if asked is None:
+    if pattern is None:
         return list(interfaces)
-    found: list[Interface] = []
-    for part in asked.split(","):
+    matching: dict[Interface, None] = {}
+    for part in pattern.split(","):
         if "/" in part:
             import ipaddress  # seldom needed
 
             network = ipaddress.ip_network(part, strict=False)
-            here = [one for one in interfaces if ipaddress.ip_address(one.address) in network]
+            matching |= dict.fromkeys(
+                interface for interface in interfaces if ipaddress.ip_address(interface.address) in network)
         else:
-            here = [one for one in interfaces if one.name == part] or [
-                one for one in interfaces if part and one.name.startswith(part)]
-        found += [one for one in here if one not in found]
-    return found
+            matching |= dict.fromkeys(
+                [interface for interface in interfaces if interface.name == part]
+                or [interface for interface in interfaces if part and interface.name.startswith(part)])
+    return list(matching)
 
 
-def agreed(
-    offered: Sequence[Interface], trials: Mapping[int, Sequence[Trial]], hosts: Mapping[int, str], asked: Asked = ANY,
-    nodes: Sequence[Sequence[Interface]] = (),
+def choose_address(
+    candidates: Sequence[Interface], results: Mapping[int, Sequence[ProbeResult]], hosts: Mapping[int, str],
+    constraint: NetworkConstraint = ANY_NETWORK, nodes: Sequence[Sequence[Interface]] = (),
 ) -> tuple[str, dict[int, str]]:
     """Return the first address that every node has reached, and each node's interface towards it.
 
-    `offered` are the candidates. `trials` holds, for every node but rank 0's (node 0), the result of trying
-    each candidate. `hosts` are the nodes' names, `nodes` their interfaces. One that the user called by its name is used
-    on all nodes that have it. Raises LaunchError `address-unreachable`.
+    `results` holds, for every node but rank 0's (node 0), the result of probing each candidate. `hosts` are the nodes'
+    names, `nodes` their interfaces. An interface that the user named in full is used on all nodes that have it. Raises
+    LaunchError `address-unreachable`.
     """
-    for at, one in enumerate(offered):
-        if not any(tried[at].error for tried in trials.values()):
-            have = [one.name == asked.interface in {each.name for each in usable(own)} for own in nodes]
-            return one.address, {0: one.name} | {
-                node: one.name if node < len(have) and have[node] else tried[at].interface
-                for node, tried in trials.items()}
+    for index, candidate in enumerate(candidates):
+        if not any(node_results[index].error for node_results in results.values()):
+            is_named = candidate.name == constraint.interface
+            have = [is_named and candidate.name in {interface.name for interface in list_external(own)}
+                    for own in nodes]
+            return candidate.address, {0: candidate.name} | {
+                node: candidate.name if node < len(have) and have[node] else node_results[index].interface
+                for node, node_results in results.items()}
     lines = []
-    for at, one in enumerate(offered):
-        failed = [node for node, tried in trials.items() if tried[at].error]
-        reasons = ", ".join(dict.fromkeys(trials[node][at].error for node in failed))
-        lines.append(f"{one.address} ({one.name}) from {fold_hosts(hosts[node] for node in failed)}: {reasons}")
+    for index, candidate in enumerate(candidates):
+        failed = [node for node, node_results in results.items() if node_results[index].error]
+        reasons = ", ".join(dict.fromkeys(results[node][index].error for node in failed))
+        names = fold_hosts(hosts[node] for node in failed)
+        lines.append(f"{candidate.address} ({candidate.name}) from {names}: {reasons}")
     raise LaunchError(
         "address-unreachable",
         actual=f"no address of rank 0's node {hosts[0]} is reached by all nodes; tried\n" + "\n".join(lines),
@@ -206,10 +216,10 @@ def agreed(
     )
 
 
-def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: Endpoint) -> list[None]:
+def check_store_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: Endpoint) -> list[None]:
     """Raise LaunchError `address-unreachable` if a rank could not connect to rank 0's store.
 
-    `errors` holds for each rank why it could not, None if it could.
+    `errors` holds each rank's reason, None if it is connected.
     """
     failed = [rank for rank, error in enumerate(errors) if error]
     if failed:
@@ -223,7 +233,7 @@ def check_reached(errors: Sequence[str | None], hosts: Sequence[str], endpoint: 
     return [None] * len(errors)
 
 
-def port_taken(port: int, host: str, error: str) -> LaunchError:
+def make_port_error(port: int, host: str, error: str) -> LaunchError:
     """Return the LaunchError `port-taken`."""
     return LaunchError(
         "port-taken",
@@ -233,15 +243,15 @@ def port_taken(port: int, host: str, error: str) -> LaunchError:
     )
 
 
-def usable(interfaces: Iterable[Interface]) -> list[Interface]:
+def list_external(interfaces: Iterable[Interface]) -> list[Interface]:
     """Return the interfaces that lead out of the node."""
-    return [one for one in interfaces if not one.loopback]
+    return [interface for interface in interfaces if not interface.loopback]
 
 
-def is_shared(interface: Interface, other: HostFacts) -> bool:
+def is_subnet_shared(interface: Interface, other: HostFacts) -> bool:
     """Tell whether another node is on an interface's subnet, with an address of its own.
 
-    An address that both nodes have (each one's docker0, say) is no way from one to the other.
+    An address that both nodes have (each one's docker0, say) leads from neither to the other.
     """
-    on_subnet = [one.address for one in usable(other.interfaces) if one.network == interface.network]
-    return bool(on_subnet) and interface.address not in on_subnet
+    addresses = [peer.address for peer in list_external(other.interfaces) if peer.network == interface.network]
+    return bool(addresses) and interface.address not in addresses

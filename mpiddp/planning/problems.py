@@ -1,83 +1,113 @@
-"""What keeps a job from starting, or is worth a warning, found in the facts of all its ranks."""
+"""What prevents a job's start or is worth a warning, by the facts of all its ranks; the options that messages name."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.text import find_minority, fold_hosts, format_duration, join_names
 from ..discovery.host import HostFacts
-from .advice import advice_for
+from ..discovery.launchers import LAUNCHERS, Launcher
+from ..discovery.schedulers import SCHEDULERS, Scheduler
 
 SMALL_SHM_BYTES = 2**30
-FEW_FILES = 1024
-CODE = "-c"  # the target of a script that was given on the command line
+FEW_OPEN_FILES = 1024
+CODE_TARGET = "-c"  # of a script from the command line
+NO_LAUNCHER, NO_SCHEDULER = Launcher("", ()), Scheduler("", ())
+
+
+class Advice(NamedTuple):
+    """The launcher and the scheduler of a job, whose options messages name; an unknown one has no options."""
+
+    launcher: Launcher
+    scheduler: Scheduler
+
+    def words(self, option: str, number: int | str = "N") -> str:
+        """Return the option in a field of Scheduler, or else of Launcher, in brackets after a space; empty for none.
+
+        A launcher's comes with its command.
+        """
+        launcher_option = getattr(self.launcher, option, "")
+        text = (getattr(self.scheduler, option, "")
+                or (launcher_option and f"{self.launcher.command} {launcher_option}"))
+        return f" ({text.format(number)})" if text else ""
+
+
+NO_ADVICE = Advice(NO_LAUNCHER, NO_SCHEDULER)
+
+
+def choose_advice(host: HostFacts) -> Advice:
+    """Return the options that messages to a rank may name."""
+    launcher = next((row for row in LAUNCHERS if row.name == host.launcher), NO_LAUNCHER)
+    return Advice(launcher, next((row for row in SCHEDULERS if row.name == host.scheduler), NO_SCHEDULER))
 
 
 def check_script(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `script-missing`, `script-differs` or `script-error` where the job can't run one script."""
-    missing = [one for one in facts if one.script and one.script.missing]
+    """Raise LaunchError `script-missing`, `script-differs` or `script-error` if the job can't run one script."""
+    missing = [host for host in facts if host.script and host.script.missing]
     if missing:
         raise LaunchError(
             "script-missing",
-            actual=f"{error_of(missing[0])} ({where(missing, facts)})",
+            actual=f"{script_error(missing[0])} ({describe_hosts(missing, facts)})",
             needed="a script, a folder or zip file with a __main__.py, or -m with a module, that every node can see",
             do="check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
-    targets = dict.fromkeys(one.script.target for one in facts if one.script)  # mpirun -n 1 a.py : -n 3 b.py
-    for target in targets.keys() - {CODE}:
-        same = [one for one in facts if one.script and one.script.target == target]
-        common, others = find_minority([one.script.digest for one in same if one.script])
+    targets = dict.fromkeys(host.script.target for host in facts if host.script)  # mpirun -n 1 a.py : -n 3 b.py
+    for target in targets.keys() - {CODE_TARGET}:
+        same = [host for host in facts if host.script and host.script.target == target]
+        common, others = find_minority([host.script.digest for host in same if host.script])
         if others:
             raise LaunchError(
                 "script-differs",
-                actual=f"{target} has the hash {common} on most nodes, but {among(others, hostnames(same))}",
+                actual=f"{target} has the hash {common} on most nodes, but "
+                f"{describe_minority(others, list_hostnames(same))}",
                 needed="the same script on every node",
                 do="keep scripts on a file system that all nodes share, or copy them to all nodes again",
             )
-    broken = [one for one in facts if error_of(one)]
+    broken = [host for host in facts if script_error(host)]
     if broken:
         raise LaunchError(
             "script-error",
-            actual=error_of(broken[0]),
-            needed=f"a script that this Python can compile ({where(broken, facts)} cannot)",
+            actual=script_error(broken[0]),
+            needed=f"a script that this Python can compile ({describe_hosts(broken, facts)} cannot)",
             do="mend the line; `python -m py_compile FILE` shows the same. Bytecode runs with the Python that made it",
         )
 
 
-def warn_of_local_rank(facts: Sequence[HostFacts], option: str, arguments: Sequence[str]) -> list[str]:
-    """Return the warning `local-rank-option` where a script has an option for its local rank that nobody gives it.
+def warn_local_rank_option(facts: Sequence[HostFacts], option: str, arguments: Sequence[str]) -> list[str]:
+    """Return the warning `local-rank-option` if a script has an option for its local rank that it is not given.
 
     `option` is the one that mpiddp gives, `arguments` are the script's own.
     """
-    wanted = next((one.script.local_rank_option for one in facts if one.script and one.script.local_rank_option), "")
-    if not wanted or option or len(facts) == 1 or any(one.startswith(wanted) for one in arguments):
+    options = (host.script.local_rank_option for host in facts if host.script)
+    wanted = next(filter(None, options), "")
+    if not wanted or option or len(facts) == 1 or any(argument.startswith(wanted) for argument in arguments):
         return []
     cure = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
     return [f"local-rank-option: the script has an option {wanted}, which no rank is given; {cure} gives each its own"]
 
 
 def check_options(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `options-differ` where ranks were given different options that all have to have alike."""
+    """Raise LaunchError `options-differ` if ranks have different values of options that must be the same for all."""
     first = facts[0].options
-    for rank, one in enumerate(facts):
-        if one.options != first:
-            name = next(name for name in (*first, *one.options) if first.get(name) != one.options.get(name))
-            has, lacks = (facts[0].options.get(name), one.options.get(name))
+    for rank, host in enumerate(facts):
+        if host.options != first:
+            name = next(name for name in (*first, *host.options) if first.get(name) != host.options.get(name))
             raise LaunchError(
                 "options-differ",
-                actual=f"{name} is {has or 'not set'} on rank 0, but {lacks or 'not set'} on rank {rank} "
-                f"on {one.hostname}",
+                actual=f"{name} is {first.get(name) or 'not set'} on rank 0, but {host.options.get(name) or 'not set'} "
+                f"on rank {rank} on {host.hostname}",
                 needed="the same options for all ranks, in each part of the command line and in MPIDDP_ variables",
                 do="give all parts of a command line with colons the same options before their scripts, or export the\n"
-                f"variables to all nodes{advice_for(one).words('export')}",
+                f"variables to all nodes{choose_advice(host).words('export')}",
             )
 
 
-def check_time(first: HostFacts, config: LaunchConfig) -> None:
-    """Raise LaunchError `stop-too-early` where --stop-before stops the job now, by what the first rank knows."""
+def check_time_left(first: HostFacts, config: LaunchConfig) -> None:
+    """Raise LaunchError `stop-too-early` if --stop-before stops the job now, as the first rank knows."""
     if first.stop_in_s is None or first.stop_in_s > 0 or config.stop_before_s is None:
         return
     left, before = max(0.0, config.stop_before_s + first.stop_in_s), config.stop_before_s
@@ -92,52 +122,47 @@ def check_time(first: HostFacts, config: LaunchConfig) -> None:
 
 
 def check_software(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `version-skew` where nodes run different software."""
+    """Raise LaunchError `version-skew` if nodes run different software."""
     for name in facts[0].versions:
-        check_version(name, [one.versions[name] for one in facts], hostnames(facts))
+        check_version(name, [host.versions[name] for host in facts], list_hostnames(facts))
 
 
 def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> None:
-    """Raise LaunchError `version-skew` where ranks have different versions of a piece of software."""
+    """Raise LaunchError `version-skew` if ranks have different versions of a piece of software."""
     common, others = find_minority(versions)
     if others:
         raise LaunchError(
             "version-skew",
-            actual=f"{name} is {common or 'missing'} on most nodes, but {among(others, hosts)}",
+            actual=f"{name} is {common or 'missing'} on most nodes, but {describe_minority(others, hosts)}",
             needed=f"the same {name} on every node",
             do="use one environment on a shared file system, or bring all nodes' copies to the same state",
         )
 
 
-def check_idle(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `idle-gpus` where the only rank of a node was given several GPUs, of which it would use one."""
-    ranks = Counter(one.node for one in facts)
-    idle = [one for one in facts if not one.alone and ranks[one.node] == 1 < gpus_given(one)]
+def check_idle_gpus(facts: Sequence[HostFacts]) -> None:
+    """Raise LaunchError `idle-gpus` if Slurm gave the only rank of a node several GPUs, of which it would use one."""
+    ranks = Counter(host.node for host in facts)
+    idle = [host for host in facts if not host.alone and ranks[host.node] == 1 < max(host.given_gpus, host.task_gpus)]
     if idle:
-        given = gpus_given(idle[0])
+        given = max(idle[0].given_gpus, idle[0].task_gpus)
         raise LaunchError(
             "idle-gpus",
-            actual=f"1 rank, but {given} GPUs on {hosts_of(idle)}",
+            actual=f"1 rank, but {given} GPUs on {fold_hostnames(idle)}",
             needed="one rank for each GPU",
-            do=f"start {given} ranks a node{advice_for(idle[0]).words('ranks_per_node', given)}, or ask for one GPU\n"
-            "(--allow-idle-gpus for a script that uses several itself)",
+            do=f"start {given} ranks a node{choose_advice(idle[0]).words('ranks_per_node', given)}, "
+            "or ask for one GPU\n(--allow-idle-gpus for a script that uses several itself)",
         )
 
 
-def gpus_given(one: HostFacts) -> int:
-    """Return how many GPUs Slurm has given the only rank of a node."""
-    return max(one.given_gpus, one.task_gpus)
-
-
-def check_given(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `too-few-gpus` where Slurm has given the job fewer GPUs on a node than it has ranks there."""
-    ranks = Counter(one.node for one in facts)
-    short = [one for one in facts if 0 < one.given_gpus < ranks[one.node] and len(one.gpus) < ranks[one.node]]
+def check_gpu_count(facts: Sequence[HostFacts]) -> None:
+    """Raise LaunchError `too-few-gpus` if Slurm gave the job fewer GPUs on a node than it has ranks there."""
+    ranks = Counter(host.node for host in facts)
+    short = [host for host in facts if 0 < host.given_gpus < ranks[host.node] and len(host.gpus) < ranks[host.node]]
     if short:
-        given, wanted, advice = short[0].given_gpus, ranks[short[0].node], advice_for(short[0])
+        given, wanted, advice = short[0].given_gpus, ranks[short[0].node], choose_advice(short[0])
         raise LaunchError(
             "too-few-gpus",
-            actual=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {hosts_of(short)}, as Slurm says",
+            actual=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {fold_hostnames(short)}, as Slurm says",
             needed="one GPU for each rank of a node",
             do=f"start {given} rank{'s' * (given != 1)} a node{advice.words('ranks_per_node', given)}, "
             f"or ask for more GPUs{advice.words('gpus', wanted)};\n"
@@ -145,13 +170,13 @@ def check_given(facts: Sequence[HostFacts]) -> None:
         )
 
 
-def check_hidden(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `hidden-gpus` where two variables together hide all GPUs from a rank."""
-    hidden = [rank_facts for rank_facts in facts if rank_facts.hidden]
+def check_hidden_gpus(facts: Sequence[HostFacts]) -> None:
+    """Raise LaunchError `hidden-gpus` if two variables together hide all GPUs from a rank."""
+    hidden = [host for host in facts if host.hidden]
     if hidden:
         raise LaunchError(
             "hidden-gpus",
-            actual=f"{hidden[0].hidden} (on {hosts_of(hidden)})",
+            actual=f"{hidden[0].hidden} (on {fold_hostnames(hidden)})",
             needed="one of the two lists alone, or a second one that counts from 0 among what the first one leaves",
             do="unset HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES before mpiddp, in each task if Slurm sets them\n"
             "(Flags=amd_gpu_env in gres.conf makes Slurm set only ROCR_VISIBLE_DEVICES); --device=cpu takes no GPU",
@@ -159,9 +184,9 @@ def check_hidden(facts: Sequence[HostFacts]) -> None:
 
 
 def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[str]) -> None:
-    """Raise LaunchError `log-unwritable` or `no-zstd` where a rank cannot write its log, or compress it.
+    """Raise LaunchError `log-unwritable` or `no-zstd` if a rank cannot write its log, or compress it.
 
-    `errors` say why, by rank, and `lacking` tells who has no zstd and needs it.
+    Of each rank, `errors` has the reason, empty for none, and `lacking` is true if it needs zstd and has none.
     """
     if without := [rank for rank, lacks in enumerate(lacking) if lacks]:
         raise LaunchError(
@@ -180,79 +205,79 @@ def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[s
         )
 
 
-def of_options(config: LaunchConfig, ranks: int) -> list[str]:
-    """Return the warnings `unknown-variable` and `no-rank` for what the user has asked and nobody has."""
-    found = []
+def warn_unknown_options(config: LaunchConfig, ranks: int) -> list[str]:
+    """Return the warnings `unknown-variable` and `no-rank` for variables and ranks that do not exist."""
+    lines = []
     if config.unknown_variables:
-        found.append(f"unknown-variable: no option has the variable {join_names(config.unknown_variables)}")
+        lines.append(f"unknown-variable: no option has the variable {join_names(config.unknown_variables)}")
     if beyond := sorted(rank for rank in config.output_filter.ranks if rank >= ranks):
-        found.append(f"no-rank: --show names rank {join_names(list(map(str, beyond)))}, "
+        lines.append(f"no-rank: --show names rank {join_names(list(map(str, beyond)))}, "
                      f"but the job has ranks 0 to {ranks - 1}")
-    return found
+    return lines
 
 
-def warnings(facts: Sequence[HostFacts]) -> list[str]:
-    """Return what does not stop the job but is worth a line each."""
-    found = []
-    small = [one for one in facts if one.shm_bytes < SMALL_SHM_BYTES]
+def warn_hosts(facts: Sequence[HostFacts]) -> list[str]:
+    """Return the warnings `shm-small`, `low-nofile`, `python-differs` and `same-hostname`."""
+    lines = []
+    small = [host for host in facts if host.shm_bytes < SMALL_SHM_BYTES]
     if small:
-        least = min(one.shm_bytes for one in small) // 2**20
-        found.append(f"shm-small: /dev/shm has {least} MiB on {hosts_of(small)}; DataLoader workers and MPI need more "
-                     "(in a container: --shm-size, or bind the host's)")
-    few = [one for one in facts if one.open_files < FEW_FILES]
+        least = min(host.shm_bytes for host in small) // 2**20
+        lines.append(f"shm-small: /dev/shm has {least} MiB on {fold_hostnames(small)}; DataLoader workers and MPI need "
+                     "more (in a container: --shm-size, or bind the host's)")
+    few = [host for host in facts if host.open_files < FEW_OPEN_FILES]
     if few:
-        found.append(f"low-nofile: {min(one.open_files for one in few)} open files allowed on {hosts_of(few)}; "
+        lines.append(f"low-nofile: {min(host.open_files for host in few)} open files allowed on {fold_hostnames(few)}; "
                      "raise it with ulimit -n")
-    common, others = find_minority([one.prefix for one in facts])
+    common, others = find_minority([host.prefix for host in facts])
     if others:
-        found.append(f"python-differs: Python's environment is {common} on most nodes, but "
-                     f"{among(others, hostnames(facts))}; the versions are the same")
+        lines.append(f"python-differs: Python's environment is {common} on most nodes, but "
+                     f"{describe_minority(others, list_hostnames(facts))}; the versions are the same")
     nodes_of: dict[str, set[int]] = {}
-    for one in facts:
-        nodes_of.setdefault(one.hostname, set()).add(one.node)
-    shared = [(host, len(nodes)) for host, nodes in nodes_of.items() if len(nodes) > 1]
+    for host in facts:
+        nodes_of.setdefault(host.hostname, set()).add(host.node)
+    shared = [(name, len(nodes)) for name, nodes in nodes_of.items() if len(nodes) > 1]
     if shared:
-        names = join_names([f"{count} nodes call themselves {host}" for host, count in shared])
-        found.append(f"same-hostname: {names}")
-    return found
+        lines.append("same-hostname: " + join_names([f"{count} nodes call themselves {name}" for name,
+                                                     count in shared]))
+    return lines
 
 
-def stale_variables(ranks: Iterable[tuple[int, dict[str, str], dict[str, str]]]) -> list[str]:
-    """Return the warning `stale-environment` where variables were set to something else before.
+def warn_stale_variables(ranks: Iterable[tuple[int, dict[str, str], dict[str, str]]]) -> list[str]:
+    """Return the warning `stale-environment` if variables had other values before.
 
     `ranks` are those that had any set, each with its former and its new variables.
     """
-    found: dict[str, str] = {}
+    stale: dict[str, str] = {}
     for rank, old, exports in ranks:
         for name, value in old.items():
             if value != exports[name]:
-                found.setdefault(name, f"{name}={value} on rank {rank}")
-    return [f"stale-environment: already set, and set anew from MPI: {', '.join(found.values())}"] if found else []
+                stale.setdefault(name, f"{name}={value} on rank {rank}")
+    return [f"stale-environment: already set, and set anew from MPI: {', '.join(stale.values())}"] if stale else []
 
 
-def among(others: dict[str, list[int]], hosts: Sequence[str]) -> str:
+def describe_minority(others: dict[str, list[int]], hosts: Sequence[str]) -> str:
     """Return in words which hosts have which of the rarer values."""
     return join_names([f"{value or 'missing'} on {fold_hosts(hosts[rank] for rank in ranks)}"
                        for value, ranks in others.items()])
 
 
-def error_of(one: HostFacts) -> str:
-    """Return why a rank cannot run the script, empty where it can."""
-    return (one.script.error if one.script else None) or ""
+def script_error(host: HostFacts) -> str:
+    """Return why a rank cannot run the script, empty if it can."""
+    return (host.script.error if host.script else None) or ""
 
 
-def where(some: Sequence[HostFacts], facts: Sequence[HostFacts]) -> str:
-    """Return the hosts of some ranks in words."""
-    if len(some) == len(facts):
+def describe_hosts(affected: Sequence[HostFacts], facts: Sequence[HostFacts]) -> str:
+    """Return the hosts of the `affected` ranks in words."""
+    if len(affected) == len(facts):
         return "every rank" if len(facts) > 1 else "the one rank"
-    return f"on {hosts_of(some)}"
+    return f"on {fold_hostnames(affected)}"
 
 
-def hosts_of(facts: Iterable[HostFacts]) -> str:
-    """Return the hosts of some ranks, folded."""
-    return fold_hosts(one.hostname for one in facts)
+def fold_hostnames(facts: Iterable[HostFacts]) -> str:
+    """Return the hosts of ranks, folded."""
+    return fold_hosts(host.hostname for host in facts)
 
 
-def hostnames(facts: Iterable[HostFacts]) -> list[str]:
+def list_hostnames(facts: Iterable[HostFacts]) -> list[str]:
     """Return each rank's hostname."""
-    return [one.hostname for one in facts]
+    return [host.hostname for host in facts]

@@ -1,1 +1,1 @@
-"""What people look at when a job starts: the start line, the map, and the trace."""
+"""What a job shows at its start: the start line, the map, the trace."""

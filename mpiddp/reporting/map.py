@@ -1,82 +1,133 @@
-"""The map of a job: which rank sits where, as lines for a person, as records for tools, and as a picture."""
+"""The start line and the map of a job, which shows where each rank runs: a table, records for tools, a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ..base.text import fold_hosts, format_columns, format_ranges
+from ..base.config import LaunchConfig
+from ..base.errors import EXIT_USAGE
+from ..base.files import write_file, write_json
+from ..base.ranks import JobEnv
+from ..base.stderr import print_answer, write_line
+from ..base.text import fold_hosts, format_address, format_columns, format_ranges
+from ..base.version import __version__
 from ..discovery.gpus import Gpu
-from ..planning.placement import Seat
+from ..planning.job import Placement
 
-HEAD = ("host", "ranks", "device", "cores", "numa", "threads", "interface")
+HEADER = ("host", "ranks", "device", "cores", "numa", "threads", "interface")
 WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # the most characters of each column, 100 in all
 BRANDS = ("AMD", "Data", "GeForce", "Graphics", "Instinct", "Intel(R)", "Max", "NVIDIA", "Quadro", "RTX", "Tesla")
-ROWS = 10  # at most; nodes of further kinds are only counted
+MAX_ROWS = 10  # nodes of further kinds are only counted
 
 
-def lines(seats: Sequence[Seat]) -> list[str]:
-    """Return the map as a table; `seats` are in rank order.
+def print_start(
+    env: JobEnv, placements: Sequence[Placement], config: LaunchConfig, log_folder: str, descriptor: int
+) -> None:
+    """Print the start line and the map unless `quiet` is set, and write the map to `map_file` if it is set.
 
-    If the job has a single node and few ranks, each rank has a line. Otherwise nodes that look alike share
-    a line. The commonest kind comes first, so that the others stand out.
+    `log_folder` is empty if there are no logs. The terminal is at `descriptor`.
     """
-    nodes = by_node(seats)
-    if len(nodes) == 1 and len(seats) <= ROWS:
-        rows = [row([[seat]]) for seat in seats]
+    nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
+    ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
+    if not config.quiet:
+        start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
+                 f"tcp://{format_address(env.master_addr, env.master_port)}")
+        logs = [f"  logs in {log_folder}"] if log_folder else []
+        write_line("\n".join([start, *format_map(placements), *logs]), descriptor)
+    write_map(placements, config.map_file)
+
+
+def print_explanation(describe: Callable[[], str], env: JobEnv, rank: int) -> int:
+    """Print on one rank its software and the sources of its variables, and return the exit status."""
+    if rank >= env.world_size:
+        if env.rank == 0:
+            write_line(f"mpiddp: --explain {rank}: the job has ranks 0 to {env.world_size - 1}")
+        return EXIT_USAGE
+    return print_answer(describe()) if env.rank == rank else 0
+
+
+def write_map(placements: Sequence[Placement], file: str) -> None:
+    """Write the map to a file, as records or as a picture, by the file's suffix; nothing if the name is empty."""
+    if file.endswith(".json"):
+        write_json(file, list_records(placements))
+    elif file:
+        try:
+            write_file(file, draw_svg(placements))
+        except ImportError as error:
+            write_line(f"mpiddp: cannot draw {file}: {error} (pip install drawsvg)")
+
+
+def list_records(placements: Sequence[Placement]) -> list[dict[str, object]]:
+    """Return the map as plain records, in rank order."""
+    return [{"rank": rank.rank, "host": rank.host, "node": rank.node, "device": rank.device,
+             "gpu": rank.gpu._asdict() if rank.gpu else None, "cpus": sorted(rank.cpus), "numa": list(rank.numa),
+             "threads": rank.threads, "interface": rank.interface, "pid": rank.pid} for rank in placements]
+
+
+def format_map(placements: Sequence[Placement]) -> list[str]:
+    """Return the map as a table; `placements` are in rank order.
+
+    If the job has a single node and few ranks, each rank has a line. Otherwise nodes that look alike share a line. The
+    commonest kind comes first, so that the others stand out.
+    """
+    nodes = group_by_node(placements)
+    if len(nodes) == 1 and len(placements) <= MAX_ROWS:
+        rows = [format_row([[rank]]) for rank in placements]
     else:
-        groups = kinds(nodes.values())
-        rows = [row(group) for group in groups[:ROWS]]
-        if rest := groups[ROWS:]:
+        groups = group_alike_nodes(nodes.values())
+        rows = [format_row(group) for group in groups[:MAX_ROWS]]
+        if rest := groups[MAX_ROWS:]:
             rows.append((f"and {sum(map(len, rest)):,} more", "", "", "", "", "", ""))
-    return format_columns([HEAD, *rows], WIDTHS)
+    return format_columns([HEADER, *rows], WIDTHS)
 
 
-def by_node(seats: Iterable[Seat]) -> dict[int, list[Seat]]:
-    """Return the seats of each node."""
-    nodes: dict[int, list[Seat]] = {}
-    for seat in seats:
-        nodes.setdefault(seat.node, []).append(seat)
+def group_by_node(placements: Iterable[Placement]) -> dict[int, list[Placement]]:
+    """Return the placements on each node."""
+    nodes: dict[int, list[Placement]] = {}
+    for rank in placements:
+        nodes.setdefault(rank.node, []).append(rank)
     return nodes
 
 
-def kinds(nodes: Iterable[list[Seat]]) -> list[list[list[Seat]]]:
+def group_alike_nodes(nodes: Iterable[list[Placement]]) -> list[list[list[Placement]]]:
     """Return groups of nodes that look alike, the largest first."""
-    found: dict[tuple[object, ...], list[list[Seat]]] = {}
+    groups: dict[tuple[object, ...], list[list[Placement]]] = {}
     for node in nodes:
-        look = tuple((one.device, model(one.gpu), one.cpus, one.numa, one.threads, one.interface) for one in node)
-        found.setdefault(look, []).append(node)
-    return sorted(found.values(), key=len, reverse=True)
+        kind = tuple((rank.device, shorten_model(rank.gpu), rank.cpus, rank.numa, rank.threads, rank.interface)
+                     for rank in node)
+        groups.setdefault(kind, []).append(node)
+    return sorted(groups.values(), key=len, reverse=True)
 
 
-def hosts(nodes: Sequence[Sequence[Seat]]) -> str:
+def format_row(nodes: Sequence[Sequence[Placement]]) -> tuple[str, ...]:
+    """Return the cells for nodes that look alike."""
+    first = nodes[0]
+    ranks = format_ranges(rank.rank for node in nodes for rank in node)
+    cores = f"{'core ' * (len(first[0].cpus) == 1)}{format_ranges(first[0].cpus)}"  # 0 alone would look like none
+    return (
+        fold_node_names(nodes), ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each",
+        describe_devices(first, with_uuid=len(nodes) == 1),
+        cores if len(first) == 1 else f"{format_bounds({len(rank.cpus) for rank in first})} each",
+        format_ranges(number for rank in first for number in rank.numa),
+        format_bounds({rank.threads for rank in first}),
+        ",".join(dict.fromkeys(rank.interface or "-" for rank in first)),
+    )
+
+
+def fold_node_names(nodes: Sequence[Sequence[Placement]]) -> str:
     """Return the names of nodes, folded if there are several."""
     return fold_hosts(node[0].host for node in nodes) if len(nodes) > 1 else nodes[0][0].host
 
 
-def row(nodes: Sequence[Sequence[Seat]]) -> tuple[str, ...]:
-    """Return the cells for nodes that look alike."""
-    first = nodes[0]
-    ranks = format_ranges(seat.rank for node in nodes for seat in node)
-    sizes = sorted({len(seat.cpus) for seat in first})
-    cores = numbered(first[0].cpus) if len(first) == 1 else f"{'-'.join(map(str, ends(sizes)))} each"
-    threads = "-".join(map(str, ends({seat.threads for seat in first})))
-    return (
-        hosts(nodes), ranks if len(ranks) <= WIDTHS[1] else f"{len(first)} each",
-        described(first, by_uuid=len(nodes) == 1), cores,
-        format_ranges(number for seat in first for number in seat.numa), threads,
-        ",".join(dict.fromkeys(seat.interface or "-" for seat in first)),
-    )
-
-
-def described(seats: Sequence[Seat], by_uuid: bool) -> str:
-    """Return the devices of a node's ranks and their models; `by_uuid` adds the beginning of a single GPU's UUID."""
-    words = [devices([seat.device for seat in seats]), *dict.fromkeys(model(seat.gpu) for seat in seats)]
-    if by_uuid and len(seats) == 1 and seats[0].gpu:
-        words.append(seats[0].gpu.uuid.removeprefix("GPU-").removeprefix("MIG-")[:8])
+def describe_devices(node: Sequence[Placement], with_uuid: bool) -> str:
+    """Return the devices of a node's ranks and their models; `with_uuid` adds the beginning of a single GPU's UUID."""
+    words = [fold_devices([rank.device for rank in node]), *dict.fromkeys(shorten_model(rank.gpu) for rank in node)]
+    if with_uuid and len(node) == 1 and node[0].gpu:
+        words.append(node[0].gpu.uuid.removeprefix("GPU-").removeprefix("MIG-")[:8])
     return " ".join(filter(None, words))
 
 
-def model(gpu: Gpu | None) -> str:
+def shorten_model(gpu: Gpu | None) -> str:
     """Return a GPU's model in a word: H100, or 1g.5gb for a MIG instance."""
     if gpu is None:
         return ""
@@ -84,81 +135,68 @@ def model(gpu: Gpu | None) -> str:
     return next(iter(words[-1:] if gpu.is_slice else words), "").partition("-")[0]
 
 
-def devices(names: Sequence[str]) -> str:
+def fold_devices(names: Sequence[str]) -> str:
     """Return devices such as cuda:0, cuda:1 as cuda:0-1."""
-    kinds = dict.fromkeys(name.partition(":")[0] for name in names)
-    return ",".join(
-        f"{kind}:{format_ranges(int(index) for index in found)}" if (found := [
-            name.partition(":")[2] for name in names if name.startswith(f"{kind}:")]) else kind
-        for kind in kinds)
+    numbers: dict[str, list[int]] = {}
+    for name in names:
+        kind, _, number = name.partition(":")
+        numbers.setdefault(kind, []).extend([int(number)] if number else [])
+    return ",".join(f"{kind}:{format_ranges(indices)}" if indices else kind for kind, indices in numbers.items())
 
 
-def numbered(cpus: Collection[int]) -> str:
-    """Return the CPUs of a rank as ranges; a single one is called by its name, since 0 alone would look like none."""
-    return f"core {format_ranges(cpus)}" if len(cpus) == 1 else format_ranges(cpus)
+def format_bounds(numbers: Collection[int]) -> str:
+    """Return the smallest and the largest number, or one number if they are equal."""
+    return "-".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
-def ends(numbers: Collection[int]) -> list[int]:
-    """Return the smallest and the largest of some numbers, or one number if the two are equal."""
-    return sorted({min(numbers), max(numbers)})
-
-
-def records(seats: Sequence[Seat]) -> list[dict[str, object]]:
-    """Return the map as plain records, in rank order."""
-    return [{"rank": one.rank, "host": one.host, "node": one.node, "device": one.device,
-             "gpu": one.gpu._asdict() if one.gpu else None, "cpus": sorted(one.cpus),
-             "numa": list(one.numa), "threads": one.threads, "interface": one.interface,
-             "pid": one.pid} for one in seats]
-
-
-CELL_W, CELL_H, GAP, ACROSS = 170, 74, 8, 4
+CELL_W, CELL_H, GAP, CELLS_ACROSS = 170, 74, 8, 4
 LINE_H, HEAD_H = 15, 24
-PLAIN, ODD, FILL, PAPER = "#333", "#c00", "#eef3f8", "white"
+PLAIN_COLOR, OUTLIER_COLOR, FILL_COLOR, PAPER_COLOR = "#333", "#c00", "#eef3f8", "white"
 
 
-def svg(seats: Sequence[Seat]) -> str:
+def draw_svg(placements: Sequence[Placement]) -> str:
     """Return the picture; what differs from the commonest kind of node is red.
 
     Raises ImportError if drawsvg is not installed.
     """
     import drawsvg
 
-    groups = kinds(by_node(seats).values())
+    groups = group_alike_nodes(group_by_node(placements).values())
     usual = groups[0][0]
-    width = GAP + ACROSS * (CELL_W + GAP)
-    heights = [HEAD_H + -(-len(group[0]) // ACROSS) * (CELL_H + GAP) for group in groups]
+    width = GAP + CELLS_ACROSS * (CELL_W + GAP)
+    heights = [HEAD_H + -(-len(group[0]) // CELLS_ACROSS) * (CELL_H + GAP) for group in groups]
     picture = drawsvg.Drawing(width + 2 * GAP, sum(heights) + GAP * (len(groups) + 1), font_family="sans-serif")
-    picture.append(drawsvg.Rectangle(0, 0, picture.width, picture.height, fill=PAPER))
+    picture.append(drawsvg.Rectangle(0, 0, picture.width, picture.height, fill=PAPER_COLOR))
     top = GAP
     for group, height in zip(groups, heights, strict=True):
-        odd = group is not groups[0]
-        picture.append(drawsvg.Rectangle(GAP, top, width, height, fill="none", stroke=ODD if odd else PLAIN))
-        title = hosts(group) + (f" ({len(group):,} nodes)" if len(group) > 1 else "")
-        picture.append(drawsvg.Text(title, 14, 2 * GAP, top + 17, fill=ODD if odd else PLAIN))
-        for local, seat in enumerate(group[0]):
-            left, down = GAP + GAP + local % ACROSS * (CELL_W + GAP), top + HEAD_H + local // ACROSS * (CELL_H + GAP)
-            picture.append(drawsvg.Rectangle(left, down, CELL_W, CELL_H, fill=FILL, stroke=PLAIN))
+        color = PLAIN_COLOR if group is groups[0] else OUTLIER_COLOR
+        picture.append(drawsvg.Rectangle(GAP, top, width, height, fill="none", stroke=color))
+        title = fold_node_names(group) + (f" ({len(group):,} nodes)" if len(group) > 1 else "")
+        picture.append(drawsvg.Text(title, 14, 2 * GAP, top + 17, fill=color))
+        for local, rank in enumerate(group[0]):
+            row, column = divmod(local, CELLS_ACROSS)
+            left, down = 2 * GAP + column * (CELL_W + GAP), top + HEAD_H + row * (CELL_H + GAP)
+            picture.append(drawsvg.Rectangle(left, down, CELL_W, CELL_H, fill=FILL_COLOR, stroke=PLAIN_COLOR))
             peer = usual[local] if local < len(usual) else None
-            name = f"local rank {local}" if len(group) > 1 else f"rank {seat.rank}"
-            for line, (text, alike) in enumerate(words(name, seat, peer)):
-                color = PLAIN if alike else ODD
+            name = f"local rank {local}" if len(group) > 1 else f"rank {rank.rank}"
+            for line, (text, is_usual) in enumerate(list_cell_lines(name, rank, peer)):
+                color = PLAIN_COLOR if is_usual else OUTLIER_COLOR
                 picture.append(drawsvg.Text(text, 12, left + 6, down + 16 + line * LINE_H, fill=color))
         top += height + GAP
     return str(picture.as_svg())
 
 
-def words(name: str, seat: Seat, peer: Seat | None) -> list[tuple[str, bool]]:
-    """Return the lines of a rank's cell, and for each line whether it is the same for `peer`.
+def list_cell_lines(name: str, rank: Placement, peer: Placement | None) -> list[tuple[str, bool]]:
+    """Return the lines of a rank's cell, and for each line whether `peer` has the same.
 
-    `peer` sits in the same place on a node of the commonest kind. It is None if that node has fewer ranks:
-    then no line is the same.
+    `peer` has the same local rank on a node of the commonest kind, None if that node has fewer ranks.
     """
-    numa = f"NUMA {format_ranges(seat.numa)}, {seat.threads} thread{'s' * (seat.threads != 1)}"
-    device = f"{seat.device} {model(seat.gpu)}".strip()
-    return [
-        (name, peer is not None),
-        (f"{device}, {seat.interface or 'any interface'}", peer is not None and
-         (seat.device, model(seat.gpu), seat.interface) == (peer.device, model(peer.gpu), peer.interface)),
-        (f"CPUs {format_ranges(seat.cpus)}", peer is not None and seat.cpus == peer.cpus),
-        (numa, peer is not None and (seat.numa, seat.threads) == (peer.numa, peer.threads)),
-    ]
+    def format_lines(rank: Placement) -> list[str]:
+        return [f"{f'{rank.device} {shorten_model(rank.gpu)}'.strip()}, {rank.interface or 'any interface'}",
+                f"CPUs {format_ranges(rank.cpus)}",
+                f"NUMA {format_ranges(rank.numa)}, {rank.threads} thread{'s' * (rank.threads != 1)}"]
+
+    lines = format_lines(rank)
+    peer_lines = format_lines(peer) if peer else [""] * len(lines)
+    return [(name, peer is not None),
+            *((line, line == peer_line) for line, peer_line in zip(lines, peer_lines, strict=True))]

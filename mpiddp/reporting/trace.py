@@ -16,36 +16,36 @@ from ..base.timeline import WAIT_PREFIX, begun_stages
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Stages = list[tuple[str, int]]  # each stage's name, and when it began, in nanoseconds
-# Stages whose time is not mpiddp's own: those of Python, MPI and torch, the script and what follows, and waiting.
-OTHERS = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective", "script",
-          "exit", WAIT_PREFIX)
+Stages = list[tuple[str, int]]  # the name and begin (ns) of each stage, which ends when the next one begins
+# Stages whose time is not mpiddp's own: Python, MPI and torch, the script and what follows, and waiting.
+FOREIGN_STAGES = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective",
+                  "script", "exit", WAIT_PREFIX)
 ROUND_TRIPS = 20
 
 
-def write(path: str, comm: MPI.Comm, host: str) -> None:
-    """Write all ranks' stages to a file on rank 0, and print which stage took longest. Collective."""
+def write_trace(path: str, comm: MPI.Comm, host: str) -> None:
+    """Write the stages of all ranks to a file on rank 0, and print the slowest stage. Collective."""
     now = time.monotonic_ns()
-    own = [("interpreter", now - age_ns()), *begun_stages, ("", now)]
-    since = time.time_ns() - now
-    offset = clock_offset_ns(comm)
-    found = comm.gather((host, offset, [(name, at + since - offset) for name, at in own]), root=0)
-    if found is not None:
-        write_json(path, chrome(found))
-        write_line(f"mpiddp: trace: {slowest(found)}")
+    stages = [("interpreter", now - read_process_age_ns()), *begun_stages, ("", now)]
+    epoch = time.time_ns() - now
+    offset = measure_clock_offset_ns(comm)
+    ranks = comm.gather((host, offset, [(name, time_ns + epoch - offset) for name, time_ns in stages]), root=0)
+    if ranks is not None:
+        write_json(path, make_chrome_trace(ranks))
+        write_line(f"mpiddp: trace: {describe_slowest(ranks)}")
 
 
-def age_ns() -> int:
+def read_process_age_ns() -> int:
     """Return how long ago this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
     ticks = int(read_text("/proc/self/stat").rpartition(")")[2].split()[19])
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 
 
-def clock_offset_ns(comm: MPI.Comm) -> int:
+def measure_clock_offset_ns(comm: MPI.Comm) -> int:
     """Return how far this rank's clock is ahead of rank 0's, in nanoseconds. Collective.
 
-    The quickest of ROUND_TRIPS round trips counts. Ranks wait asleep until their turn, so that they take
-    no core from the two ranks that are measured.
+    The quickest of ROUND_TRIPS round trips counts. Ranks sleep until their turn, so that they take no core from the two
+    ranks that are measured.
     """
     clock, offset = array.array("q", [0]), array.array("q", [0])
     if comm.rank == 0:
@@ -69,40 +69,39 @@ def clock_offset_ns(comm: MPI.Comm) -> int:
     return offset[0]
 
 
-def chrome(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
+def make_chrome_trace(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
     """Return the timeline in Chrome's trace format: a process for each rank, times in microseconds.
 
-    `ranks` holds each rank's host, the offset of its clock in nanoseconds, and its stages. A stage ends when
-    the next one begins.
+    `ranks` holds each rank's host, the offset of its clock in nanoseconds, and its stages.
     """
-    start = min(at for _, _, stages in ranks for _, at in stages)
+    start = min(begin_ns for _, _, stages in ranks for _, begin_ns in stages)
     events: list[dict[str, Any]] = []
     for rank, (host, _, stages) in enumerate(ranks):
         events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank} on {host}"}})
         events += [
-            {"ph": "X", "name": name, "cat": "start", "pid": rank, "tid": 0, "ts": (at - start) / 1000,
-             "dur": (end - at) / 1000}
-            for (name, at), (_, end) in itertools.pairwise(stages)]
+            {"ph": "X", "name": name, "cat": "start", "pid": rank, "tid": 0, "ts": (begin_ns - start) / 1000,
+             "dur": (end_ns - begin_ns) / 1000}
+            for (name, begin_ns), (_, end_ns) in itertools.pairwise(stages)]
     return {"traceEvents": events, "displayTimeUnit": "ms",
             "otherData": {"clock_offsets_us": [offset / 1000 for _, offset, _ in ranks]}}
 
 
-def slowest(ranks: list[tuple[str, int, Stages]]) -> str:
-    """Return in words the slowest stage of the start, the rank that it was on, and how long mpiddp's own part was.
+def describe_slowest(ranks: list[tuple[str, int, Stages]]) -> str:
+    """Return in words the slowest stage of the start, its rank, and the time of mpiddp's own part.
 
-    The script, the exit and waiting for others do not count: they say nothing about the start.
+    The script, the exit and waiting for other ranks do not count as the start.
     """
     took: dict[str, list[tuple[int, int]]] = {}
     own_ns = [0] * len(ranks)
     for rank, (_, _, stages) in enumerate(ranks):
-        for (name, at), (_, end) in itertools.pairwise(stages):
+        for (name, begin_ns), (_, end_ns) in itertools.pairwise(stages):
             if not name.startswith(("script", "exit", WAIT_PREFIX)):
-                took.setdefault(name, []).append((end - at, rank))
-            if not name.startswith(OTHERS):
-                own_ns[rank] += end - at
+                took.setdefault(name, []).append((end_ns - begin_ns, rank))
+            if not name.startswith(FOREIGN_STAGES):
+                own_ns[rank] += end_ns - begin_ns
     stage = max(took, key=lambda name: max(took[name]))
     longest, rank = max(took[stage])
-    median = statistics.median(one for one, _ in took[stage])
+    median = statistics.median(took_ns for took_ns, _ in took[stage])
     return (f"the slowest of the start was rank {rank} on {ranks[rank][0]} in {stage}, {longest / 1e9:.2f} s "
             f"(median of all ranks {median / 1e9:.2f} s); "
             f"mpiddp's own part was {statistics.median(own_ns) / 1e6:.0f} ms (at most {max(own_ns) / 1e6:.0f} ms)")

@@ -74,7 +74,7 @@ class ExitGuard:
             try:
                 return original(*arguments, **options)
             except SystemExit as error:
-                self._exited, self._where = error, exception.line_above(sys._getframe(1))
+                self._exited, self._where = error, exception.find_line_above(sys._getframe(1))
                 raise
 
         return exit_
@@ -101,10 +101,10 @@ class ExitGuard:
         ranks notice that, as with a process that is gone.
         """
         if self._exited is not None:
-            return self._exited if exception.status_of(self._exited) else None
+            return self._exited if exception.find_script_status(self._exited) else None
         dist = sys.modules["torch.distributed"]
         if dist.is_initialized():
-            self.termination.announce_script_end(exception.line_above(self._program))  # before anybody notices
+            self.termination.announce_script_end(exception.find_line_above(self._program))  # before anybody notices
             dist.destroy_process_group()
         return None
 

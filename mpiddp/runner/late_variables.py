@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..base.config import Script
-from ..discovery.script import path_of, read
+from ..discovery.script import find_script_file, read_source
 
 # Prefixes of names, by what reads them, and when. With torch's import: libgomp as it is loaded, torch._logging,
 # torch.distributed. With the first use of CUDA, when mpiddp chooses the rank's GPU: the driver, torch's allocator.
@@ -37,7 +37,7 @@ def find_late_variables(script: Script, environ: Mapping[str, str], device: str,
     `device` is the type of the rank's device. `backend` is that of the process group, empty if the script creates it.
     """
     try:
-        source = script.target.encode() if script.is_code else read(path_of(script))
+        source = script.target.encode() if script.is_code else read_source(find_script_file(script))
         if b"environ" not in source and b"putenv" not in source:
             return []
         settings = list(find_settings(ast.parse(source).body))

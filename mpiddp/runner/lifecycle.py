@@ -16,7 +16,7 @@ from ..base.stderr import STDERR, warn, write_line
 from ..base.text import format_ranges
 from ..bootstrap.refusal import refuse_alone
 from ..discovery.runtime import hostname
-from ..discovery.script import knows_of_ranks
+from ..discovery.script import has_rank_words
 from ..failure import exception
 from ..output.redirect import make_flush_fail
 from . import script, signals
@@ -149,7 +149,7 @@ class RunningJob:
             try:
                 return rendezvous.await_end([calls, *own], timeout_s, self._name_missing, self._remind)
             except SystemExit as error:
-                if exception.status_of(error):
+                if exception.find_script_status(error):
                     raise
 
     def _remind(self, waited_s: float) -> None:
@@ -181,7 +181,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
             timeline.begin_stage("script")
             script.run_main(with_local_rank(config.script, config.local_rank_option))
         except SystemExit as error:
-            status = exception.status_of(error)
+            status = exception.find_script_status(error)
             if status and not (status == EXIT_REQUEUE and job.is_stopping()):
                 raise
         job.termination.status = status
@@ -239,7 +239,7 @@ def warn_independent_ranks(job: RunningJob, config: LaunchConfig) -> None:
     assert config.script is not None
     advice = advise_single_process()
     has_trained = job.trained_s > TRAINING_S
-    if advice != ACCELERATE_ADVICE and knows_of_ranks(config.script, has_trained):
+    if advice != ACCELERATE_ADVICE and has_rank_words(config.script, has_trained):
         return
     job.has_warned_independent = True
     runs, uses = ("trains", "uses") if has_trained else ("ran", "used")

@@ -13,7 +13,7 @@ import sys
 import types
 
 from ..base.config import STANDARD_INPUT, Script
-from ..discovery.script import absolute, application, compiled, compiled_code, find_module, is_bytecode
+from ..discovery.script import compile_command, compile_file, find_application, find_module, is_bytecode, make_absolute
 
 
 def set_path(script: Script) -> None:
@@ -24,8 +24,8 @@ def set_path(script: Script) -> None:
     (Python manual, sys.path, and pymain_run_python() in Modules/main.c).
     """
     is_safe = getattr(sys.flags, "safe_path", sys.flags.isolated)
-    if application(script) is not None:
-        sys.path[0:0 if is_safe else 1] = [absolute(script.target)]
+    if find_application(script) is not None:
+        sys.path[0:0 if is_safe else 1] = [make_absolute(script.target)]
     elif is_safe:
         return
     elif script.is_file:
@@ -40,7 +40,7 @@ def run_main(script: Script) -> None:
     Errors of the script pass through. Threads, atexit functions and multiprocessing's spawned workers
     find the script as `__main__`, by its file or by its module's name.
     """
-    spec = application(script)
+    spec = find_application(script)
     if script.is_code:
         (main, code), name = make_code_main(script.target), "-c"
     elif script.is_module:
@@ -57,7 +57,7 @@ def run_main(script: Script) -> None:
 def make_file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
     """Return an empty `__main__` for a script file, or for standard input, and its code."""
     main = types.ModuleType("__main__")
-    main.__file__ = absolute(path)
+    main.__file__ = make_absolute(path)
     if path == STANDARD_INPUT:
         main.__loader__ = importlib.machinery.BuiltinImporter
     elif is_bytecode(path):
@@ -65,7 +65,7 @@ def make_file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
     else:
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
-    return main, compiled(path)
+    return main, compile_file(path)
 
 
 def make_code_main(source: str) -> tuple[types.ModuleType, types.CodeType]:
@@ -73,7 +73,7 @@ def make_code_main(source: str) -> tuple[types.ModuleType, types.CodeType]:
     main = types.ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter
     main.__dict__.update(__builtins__=builtins, __annotations__={})
-    return main, compiled_code(source)
+    return main, compile_command(source)
 
 
 def make_module_main(name: str) -> tuple[types.ModuleType, types.CodeType]:

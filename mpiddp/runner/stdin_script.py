@@ -14,7 +14,7 @@ from ..base.polling import poll_until
 from ..base.stderr import write_line
 from ..bootstrap.rollcall import REMIND_AFTER_S, Rendezvous
 from ..discovery import launchers
-from ..discovery.mpi import library
+from ..discovery.mpi import identify_library
 from ..discovery.script import sources
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ def share_script(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
         os.dup2(empty, 0)
         os.close(empty)
 
-    started_by = launchers.detect(os.environ)
-    by_prrte = started_by is not None and started_by.launcher is launchers.OPEN_MPI and " 5." in library().title
+    started_by = launchers.read_launch_facts(os.environ)
+    is_open_mpi = started_by is not None and started_by.launcher is launchers.OPEN_MPI
+    by_prrte = is_open_mpi and " 5." in identify_library().title
 
     def read_for_all(ranks: Sequence[None]) -> list[bytes]:
         left_s = rendezvous.remaining_s

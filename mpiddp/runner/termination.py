@@ -31,9 +31,9 @@ from ..base.termination import (
 )
 from ..base.text import truncate_middle
 from ..failure import exception
-from ..failure.rank import Member
-from ..failure.report import record, tell
-from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, OWN, Report, Verdict
+from ..failure.rank import RankIdentity
+from ..failure.report import format_error_file, print_failure
+from ..failure.root_cause import MAX_STACK_CHARS, Report, ReportKind, RootCause
 from ..output import index
 from ..output.redirect import Output, OutputTarget, keep_streams_open, make_flush_fail
 from ..planning.environment import Endpoint
@@ -53,7 +53,7 @@ class Termination:
     """Ends the process that created it; processes that it forked only end themselves."""
 
     def __init__(
-        self, mpi: Any, sentinel: SentinelClient, member: Member, output: Output, config: LaunchConfig
+        self, mpi: Any, sentinel: SentinelClient, member: RankIdentity, output: Output, config: LaunchConfig
     ) -> None:
         self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
         self._python_exit, self._full = config.python_exit, config.full_traceback
@@ -116,7 +116,8 @@ class Termination:
             if self.is_own_process():
                 self._has_script = False
                 if status & 0xFF:
-                    self.fail(exception.describe_exit(status, sys._getframe(1), self._member.rank, self._member.host))
+                    rank, host = self._member.rank, self._member.host
+                    self.fail(exception.make_exit_report(status, sys._getframe(1), rank, host))
                 leave()
                 c_exit(self._output.exit_status(0))
             hard_exit(status)
@@ -179,7 +180,7 @@ class Termination:
         """
         flush()
         self._sentinel.report_script_ended(None if exit_line is None else Report(
-            self._member.rank, self._member.host, OWN, UNKNOWN_EXIT_CAUSE, 1, exit_line))
+            self._member.rank, self._member.host, ReportKind.ERROR, UNKNOWN_EXIT_CAUSE, 1, exit_line))
 
     def describe_unfinished(self) -> str:
         """Return the names of the ranks whose script has not ended, empty if they are unknown."""
@@ -212,19 +213,19 @@ class Termination:
         as the last of them.
         """
         if not self.is_own_process():
-            exception.show(error, self._full)
-            exception.forget(error)
-            self.finish(exception.status_of(error))
+            exception.print_exception(error, self._full)
+            exception.release_frames(error)
+            self.finish(exception.find_script_status(error))
         error = self.report_exception(error)
         assert self._decision
         self._print_failure(self._decision, error)
         if not self._traceback_printed:
             with contextlib.suppress(BaseException):  # of the hook
-                exception.run_own_hook(error)
+                exception.run_user_hook(error)
         if not self._python_exit:
             with contextlib.suppress(BaseException):  # the reason is printed already
                 run_exit_functions()
-            exception.forget(error)
+            exception.release_frames(error)
             self.end_after_failure()
         return self._decision.status
 
@@ -236,7 +237,8 @@ class Termination:
         """
         while not self.has_failed:
             try:
-                decision = self._request_decision(exception.describe(error, self._member.rank, self._member.host))
+                report = exception.make_report(error, self._member.rank, self._member.host)
+                decision = self._request_decision(report)
                 self._grace_timer = threading.Timer(self._member.grace_s, self._on_grace_expired, (decision, error))
                 self._grace_timer.daemon = True
                 with contextlib.suppress(RuntimeError):  # if no thread can be started, the sentinel ends us
@@ -251,8 +253,8 @@ class Termination:
         If the error `is_printed`, it is not printed again. `where` is its line, if its traceback lacks it.
         """
         if isinstance(error, EndTimeoutError):
-            self.fail(Report(self._member.rank, self._member.host, CONSEQUENCE, str(error), 1))
-        report = exception.describe(error, self._member.rank, self._member.host)
+            self.fail(Report(self._member.rank, self._member.host, ReportKind.SECONDARY, str(error), 1))
+        report = exception.make_report(error, self._member.rank, self._member.host)
         where = where if error.__context__ is None else ""
         self.fail(report._replace(where=where or report.where), None if is_printed else error)
 
@@ -264,7 +266,7 @@ class Termination:
         assert self._decision
         self._print_failure(self._decision, error)
         if error is not None:
-            exception.forget(error)
+            exception.release_frames(error)
         self.end_after_failure()
 
     def end_after_failure(self) -> NoReturn:
@@ -303,7 +305,7 @@ class Termination:
         with self._decision_lock:
             self._report_attempts += 1
             if self._report_attempts > MAX_REPORT_ATTEMPTS:
-                self._decision = self._decision or Decision(Verdict(report), report.status, True)
+                self._decision = self._decision or Decision(RootCause(report), report.status, True)
             if self._decision is None:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
@@ -318,25 +320,25 @@ class Termination:
         """Print the traceback and the report, if this rank has to."""
         if (verdict := decision.verdict) is None or self._report_printed:
             return
-        stack = exception.callstack(error) if error is not None and not verdict.outside else ""
+        stack = exception.format_exception(error) if error is not None and not verdict.outside else ""
         if stack and error is not None:
             self._traceback_printed = True
-            exception.show(error, self._full)
+            exception.print_exception(error, self._full)
             self._output.tee_to_terminal(stack)
         self._print_report(verdict, stack)
 
-    def _print_report(self, verdict: Verdict, stack: str = "") -> None:
+    def _print_report(self, verdict: RootCause, stack: str = "") -> None:
         """Print the report, write --error-file, and tell the sentinel that the reason is printed."""
         if self._report_printed:
             return
         self._report_printed = True
         after_s = time.monotonic() - self._sentinel.start
         lost = self._output.query_log_loss(LOSS_QUERY_FAILED_TIMEOUT_S)
-        self._output.tee_to_terminal(tell(verdict, self._member, after_s, lost, self._output.print_unfolded))
+        self._output.tee_to_terminal(print_failure(verdict, self._member, after_s, lost, self._output.print_unfolded))
         index.try_update_record(self._member.log, is_first=verdict.first.rank == self._member.rank)
         path = self._member.error_file
-        stack = truncate_middle(stack, LONG_TEXT)
-        error_record = record(verdict, self._member, progress.step_count(), stack) if path else ""
+        stack = truncate_middle(stack, MAX_STACK_CHARS)
+        error_record = format_error_file(verdict, self._member, progress.step_count(), stack) if path else ""
         is_stream = parse_stream_path(path) >= 0  # of this process alone
         if (not self._sentinel.report_printed("" if is_stream else error_record) or is_stream) and error_record:
             writer = threading.Thread(target=write_file, args=(path, error_record), daemon=True)
@@ -353,7 +355,7 @@ class Termination:
     def _on_grace_expired(self, decision: Decision, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""
         if decision.verdict is not None:
-            stack = exception.callstack(error)
+            stack = exception.format_exception(error)
             if stack and not self._traceback_printed:
                 write_line(stack)
             self._print_report(decision.verdict, stack)

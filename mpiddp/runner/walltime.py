@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from ..base.config import LaunchConfig
 from ..base.stderr import warn
 from ..discovery import schedulers
-from ..discovery.launchers import Runtime
-from ..discovery.script import asks_to_stop
+from ..discovery.launchers import LaunchFacts
+from ..discovery.script import has_should_stop
 
 if TYPE_CHECKING:
     from .stop import Stop
 
 
-def prepare_stop(config: LaunchConfig, started_by: Runtime | None) -> Stop | None:
+def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop | None:
     """Return the `Stop` of this rank if the script's code or --stop-before asks for it."""
-    if config.stop_before_s is None and not (config.script and asks_to_stop(config.script)):
+    if config.stop_before_s is None and not (config.script and has_should_stop(config.script)):
         return None
     from .stop import Stop
 
@@ -28,5 +28,6 @@ def prepare_stop(config: LaunchConfig, started_by: Runtime | None) -> Stop | Non
         if end is not None:
             stop.stop_at(end - config.stop_before_s)
         elif is_first:
-            warn([f"walltime-unknown: {schedulers.end_unknown(os.environ)}, so only a signal can stop it in time"])
+            reason = schedulers.describe_unknown_end(os.environ)
+            warn([f"walltime-unknown: {reason}, so only a signal can stop it in time"])
     return stop

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
 from ..base.stderr import write_all
 from ..discovery import launchers, runtime, schedulers
-from ..failure.rank import Member
-from ..failure.root_cause import CONSEQUENCE, Report, Verdict, brief
+from ..failure.rank import RankIdentity
+from ..failure.root_cause import Report, ReportKind, RootCause, truncate_report
 from ..ipc.channel import Channel
 from ..ipc.codec import Codec, Text, Unreadable
 from ..ipc.helper_process import (
@@ -54,7 +54,7 @@ MAX_READ_S = 0.1  # for one read: another thread, or a signal's handler, may hav
 CONNECT_TIMEOUT_S = 2.0  # to the coordinator, and for its proof
 
 
-def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) -> SentinelClient:
+def fork_sentinel(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> SentinelClient:
     """Fork the process that watches this one; rank 0's can probe other hosts."""
     rank = started_by.rank if started_by else 0
     by_srun = started_by is not None and started_by.by_srun
@@ -63,10 +63,10 @@ def fork_sentinel(config: LaunchConfig, started_by: launchers.Runtime | None) ->
     return SentinelClient(protocol.WatchedRank(
         name=f"rank {rank} on {runtime.hostname()}",
         first_on_node=launchers.is_first_on_node(os.environ),
-        step=runtime.slurm_step(os.environ, started_by),
-        hosts=lambda: schedulers.slurm_hosts(os.environ) if rank == 0 else [],
+        step=runtime.find_slurm_step(os.environ, started_by),
+        hosts=lambda: schedulers.list_slurm_hosts(os.environ) if rank == 0 else [],
         by_srun=by_srun,
-        step_daemon=runtime.step_daemon(os.getpid()) if by_srun else 0,
+        step_daemon=runtime.find_step_daemon(os.getpid()) if by_srun else 0,
         timeout_s=config.startup_timeout_s,
         stall_s=config.stall_s or 0.0,
         stall_abort=config.stall_abort,
@@ -149,7 +149,7 @@ class SentinelClient:
             self._descriptors.add(self._channel.take_descriptor())
         return port.number
 
-    def register(self, member: Member, endpoint: Endpoint, end: Callable[[int], object]) -> None:
+    def register(self, member: RankIdentity, endpoint: Endpoint, end: Callable[[int], object]) -> None:
         """Register the rank at its sentinel, with the coordinator's address.
 
         When the job ends, `end` is called with its exit status. From now on a script finds no trace of the fork, and
@@ -218,7 +218,7 @@ class SentinelClient:
             with contextlib.suppress(OSError):
                 self._signals.send(bytes([signal.SIGINT]))  # nobody else reports it
         self._has_failed = True
-        report = brief(report)
+        report = truncate_report(report)
         channel = self._channel
         self._channel.send(protocol.Failed(report))
         decision = self._await(Decision)
@@ -228,9 +228,9 @@ class SentinelClient:
             decision = self._await(Decision)
         self._helper.stop_monitoring()
         if decision is None:
-            if report.kind == CONSEQUENCE and not self._is_watched:
+            if report.kind == ReportKind.SECONDARY and not self._is_watched:
                 time.sleep(protocol.LAUNCHER_KILL_TIMEOUT_S)
-            decision = Decision(Verdict(report), report.status, True)
+            decision = Decision(RootCause(report), report.status, True)
         self._waits_for_job_end = not decision.abort
         return decision
 

@@ -9,19 +9,18 @@ from collections.abc import Collection, Iterator
 from ..base.errors import assert_never
 from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..failure import root_cause
-from ..failure.rank import Member
+from ..failure.rank import RankIdentity
 from ..failure.root_cause import (
-    ABSENT,
-    CONSEQUENCE,
-    GIVING_UP,
+    ABORT_SIGNAL,
     NO_STEP_DAEMON,
+    FailureContext,
+    JobActivity,
     Report,
-    Scene,
-    Seen,
-    Verdict,
-    brief,
-    judge,
-    named,
+    ReportKind,
+    RootCause,
+    describe_ranks,
+    select_root_cause,
+    truncate_report,
 )
 from ..ipc.codec import Text, Unreadable
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
@@ -90,21 +89,21 @@ class PendingSnapshot:
     """The snapshot for the verdict, and for the ranks that ask who is unfinished."""
 
     def __init__(self) -> None:
-        self.snapshot = Seen()
+        self.snapshot = JobActivity()
         self._askers: list[Peer] = []
 
     def begin(self, asker: Peer | None = None) -> list[events.CoordinatorAction]:
         """Begin, unless it has begun; `asker` waits for the answer."""
-        is_pending = self.snapshot.looking
-        self.snapshot = self.snapshot._replace(looking=True)
+        is_pending = self.snapshot.is_pending
+        self.snapshot = self.snapshot._replace(is_pending=True)
         if asker is not None:
             self._askers.append(asker)
         return [] if is_pending else [CoordinatorCommand.TAKE_SNAPSHOT]
 
-    def end(self, snapshot: Seen, unfinished: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
+    def end(self, snapshot: JobActivity, unfinished: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
         """Take the snapshot, and send those who have asked which ranks are unfinished, and where these are."""
         self.snapshot = snapshot
-        names = named(unfinished, peers.hosts, snapshot.places)
+        names = describe_ranks(unfinished, peers.hosts, snapshot.places)
         askers, self._askers = self._askers, []
         return [events.ToPeer(peer.link, UnfinishedRanks(names)) for peer in askers]
 
@@ -141,7 +140,7 @@ class FinishedRanks:
             limit = f"{self._exit_timeout_s:g} s (--exit-timeout)"
             return [events.PrintLine(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}")], None
         elif now_s - self._wait[1] >= self._exit_timeout_s:
-            return [], brief(report)
+            return [], truncate_report(report)
         return [], None
 
 
@@ -173,7 +172,7 @@ class Evidence:
 class Outcome:
     """The decision which rank failed first."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: RootCause) -> None:
         self.verdict, self.first = verdict, verdict.first
         self.secondary_failures: list[int] = []  # ranks that failed too, but not first
         self.aborting_rank: int | None = None  # which has to end the others, if not each ends by itself
@@ -207,7 +206,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
         super().__init__(State.RUNNING, began_s)
         self._began_s, self._watched = began_s, watched
-        self._own: Member | None = None
+        self._own: RankIdentity | None = None
         self.peers, self._snapshot, self._late_ranks = Peers(), PendingSnapshot(), LateRanks()
         self._finished, self.evidence = FinishedRanks(watched.exit_timeout_s), Evidence()
         self._living: set[int] = set()  # ranks that have reported themselves
@@ -268,7 +267,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._is_leaving = True
         self._decide_if_clear(last_chance=True)
         self._begin_end()
-        if any(report.kind == ABSENT for report in self.evidence.reports):
+        if any(report.kind == ReportKind.UNREACHABLE for report in self.evidence.reports):
             self._do(CoordinatorCommand.CANCEL_STEP)
 
     def _on_due(self, timer: str) -> None:
@@ -390,7 +389,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             self._on_reason_printed()
 
     def _add_absent(self, peer: Peer, cause: str, status: int = 1) -> None:
-        self._add_report(Report(peer.rank, peer.host, ABSENT, cause, status))
+        self._add_report(Report(peer.rank, peer.host, ReportKind.UNREACHABLE, cause, status))
 
     def _add_report(self, report: Report, living: bool = False) -> None:
         """Take a report; `living` tells that the rank itself waits for a decision."""
@@ -403,7 +402,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             return
         self._enter(S.DECIDING)
         is_first = self.evidence.add(report, self._now_s)
-        if is_first and (report.kind == CONSEQUENCE or report.signal == GIVING_UP):
+        if is_first and (report.kind == ReportKind.SECONDARY or report.signal == ABORT_SIGNAL):
             self.evidence.silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
             self._send_all(protocol.QueryStopped())
             self._do(*self._snapshot.begin())
@@ -419,25 +418,25 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._selected_s = self._now_s
         evidence = self.evidence
         waited_s = math.inf if last_chance else self._now_s - evidence.first_s
-        verdict = judge(evidence.reports, waited_s, Scene(
+        verdict = select_root_cause(evidence.reports, waited_s, FailureContext(
             self.peers.hosts, evidence.silent, self._finished.ranks - {report.rank for report in evidence.reports},
             evidence.interrupted, evidence.end_order, self._watched.step is not None, self._watched.by_srun,
             evidence.came_s, self._own.world_size, self._snapshot.snapshot, evidence.exits))
         if verdict is not None:
             self._decide(verdict)
         else:
-            times_s = root_cause.ALONE_S, root_cause.SETTLING_S, root_cause.SEARCHING_S
+            times_s = root_cause.SAME_ERROR_WAIT_S, root_cause.SAME_CAUSE_WAIT_S, root_cause.ROOT_CAUSE_WAIT_S
             due_s = next(time_s for time_s in times_s if time_s > waited_s)
             self._do(events.SetTimer("select", due_s - waited_s))
 
-    def _decide(self, verdict: Verdict) -> None:
+    def _decide(self, verdict: RootCause) -> None:
         """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
         self._enter(S.DECIDED)
         outcome = self._outcome = Outcome(verdict)
         first = self.peers.by_rank.get(outcome.first.rank)
         outcome.secondary_failures += [
             report.rank for report in self.evidence.reports if report.rank != outcome.first.rank]
-        if first is None or outcome.first.kind == ABSENT or outcome.first in self.evidence.exits:
+        if first is None or outcome.first.kind == ReportKind.UNREACHABLE or outcome.first in self.evidence.exits:
             self._print_if_unprinted()
             self._do(events.SetTimer("printed", LAUNCHER_FORWARDING_S))
         else:
@@ -453,7 +452,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         after_s = self._now_s - self._began_s
         self._do(events.PrintReason(outcome.verdict, None, after_s, self._own.error_file))
         first = self.peers.by_rank.get(outcome.first.rank)
-        if first is not None and outcome.first.kind != ABSENT:  # it has been asked to, and may do so yet
+        if first is not None and outcome.first.kind != ReportKind.UNREACHABLE:  # it may still do so
             self._send(first, protocol.Decision(None, outcome.first.status, abort=True))
 
     def _decide_secondary(self, outcome: Outcome, rank: int) -> None:

@@ -18,9 +18,9 @@ from ..base.errors import EXIT_STALLED
 from ..base.files import open_for_writing
 from ..base.stderr import write_line
 from ..base.version import __version__
-from ..failure.rank import Member
-from ..failure.report import record, tell
-from ..failure.root_cause import ABSENT, Report, brief
+from ..failure.rank import RankIdentity
+from ..failure.report import format_error_file, print_failure
+from ..failure.root_cause import Report, ReportKind, truncate_report
 from ..ipc.channel import Channel, listen
 from ..ipc.codec import Codec, Text, Unreadable
 from ..ipc.event_loop import EventLoop
@@ -84,7 +84,7 @@ class CoordinatorServer:
         """Return the listening descriptor."""
         return self._listener.fileno()
 
-    def register_own_rank(self, member: Member) -> None:
+    def register_own_rank(self, member: RankIdentity) -> None:
         """Admit this process's own rank, and let `mpiddp.where` find the job."""
         self.handle(events.OwnRankJoined(OWN_LINK, member))
         card = JobEndpoint(member.run_id, *find_job_number(), member.host, self._request.address, self.port,
@@ -166,9 +166,9 @@ class CoordinatorServer:
             case events.PrintLine(text):
                 write_line(text)
             case events.PrintReason(verdict, member, after_s, error_file):
-                tell(verdict, member, after_s)
+                print_failure(verdict, member, after_s)
                 if error_file:
-                    self._tasks.write(error_file, record(verdict, member, progress.step_count()))
+                    self._tasks.write(error_file, format_error_file(verdict, member, progress.step_count()))
             case CoordinatorCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_step, self._watched.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
@@ -238,8 +238,8 @@ class CoordinatorServer:
         if standstill.cause and self._watched.stall_abort:
             self._loop.cancel_timers("stall")
             host = self._coordinator.peers.hosts.get(standstill.rank, "")
-            report = Report(standstill.rank, host, ABSENT, standstill.cause, EXIT_STALLED)
-            self.handle(events.StallDetected(brief(report)))
+            report = Report(standstill.rank, host, ReportKind.UNREACHABLE, standstill.cause, EXIT_STALLED)
+            self.handle(events.StallDetected(truncate_report(report)))
 
     def _on_connection(self, connection: socket.socket) -> None:
         """Read an authenticated connection: of a sentinel, which sends its `Hello` first, or of `mpiddp.where`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..failure.rank import Member
-from ..failure.root_cause import Report, Seen, Verdict
+from ..failure.rank import RankIdentity
+from ..failure.root_cause import JobActivity, Report, RootCause
 from ..ipc.codec import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
@@ -128,13 +128,13 @@ class OwnRankJoined(Record):
     """Rank 0 joins the job; its own sentinel uses `link`."""
 
     link: int
-    member: Member
+    member: RankIdentity
 
 
 class SnapshotTaken(Record):
     """It is known where the ranks are."""
 
-    snapshot: Seen
+    snapshot: JobActivity
 
 
 class StallDetected(Record):
@@ -189,8 +189,8 @@ class PrintLine(Record):
 class PrintReason(Record):
     """Print why the job failed, `after_s` after its start; `member` is None if only the verdict is known."""
 
-    verdict: Verdict
-    member: Member | None
+    verdict: RootCause
+    member: RankIdentity | None
     after_s: float
     error_file: str
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from ..base.errors import assert_never
 from ..base.stderr import write_line
 from ..base.text import fold_hosts, truncate_middle
-from ..discovery.process import Process
-from ..failure.report import record, tell
+from ..discovery.process import WatchedProcess
+from ..failure.report import format_error_file, print_failure
 from ..ipc.channel import Channel
 from ..ipc.codec import Codec
 from ..ipc.event_loop import EventLoop
@@ -68,7 +68,7 @@ def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protoc
     unmap_inherited()
     rank = RankChannel(sock, RANK_CODEC)
     try:
-        process = Process(pid)
+        process = WatchedProcess(pid)
     except ProcessLookupError:  # it is gone already
         if not is_handled_by(rank):
             write_line(f"mpiddp: {watched.name} died as soon as it had started; its launcher may know how")
@@ -82,7 +82,8 @@ class Sentinel:
     """Joins the logic of a watcher to a rank's process, to connections and to the clock."""
 
     def __init__(
-        self, rank: RankChannel, signals: socket.socket, process: Process, watched: protocol.WatchedRank, began_s: float
+        self, rank: RankChannel, signals: socket.socket, process: WatchedProcess, watched: protocol.WatchedRank,
+        began_s: float,
     ) -> None:
         self.loop = EventLoop(self.report_error)
         self._rank, self._watched, self._process = rank, watched, process
@@ -145,9 +146,9 @@ class Sentinel:
                 write_line(text)
             case events.PrintReason(verdict, member, after_s, error_file):
                 self._flush_relay()
-                tell(verdict, member, after_s)
+                print_failure(verdict, member, after_s)
                 if error_file:
-                    self._tasks.write(error_file, record(verdict, member, progress.step_count()))
+                    self._tasks.write(error_file, format_error_file(verdict, member, progress.step_count()))
                 if member is not None:
                     self._tasks.run(partial(index.update_record, member.log, is_first=True))
             case events.WriteRecord(error_file, text):
@@ -186,7 +187,7 @@ class Sentinel:
                 with contextlib.suppress(OSError):
                     os.write(self._sampler.socket if self._sampler else self._inspect_fds.socket, FLUSH)
             case WatcherCommand.REQUEST_TERMINATION:
-                if self._process.handles(signal.SIGTERM):
+                if self._process.has_handler(signal.SIGTERM):
                     self._send_signal(signal.SIGTERM)
             case WatcherCommand.TERMINATE:
                 self._cleanup.record_segments()
@@ -288,9 +289,9 @@ class Sentinel:
 
     def _probe_hosts(self, line: str, timeout_s: float) -> None:
         def probe() -> str:
-            from ..discovery.reachability import out_of_reach
+            from ..discovery.reachability import find_unreachable
 
-            silent = out_of_reach(self._watched.hosts(), timeout_s)
+            silent = find_unreachable(self._watched.hosts(), timeout_s)
             return line + (f"; no answer from {fold_hosts(silent)}" if silent else "")
 
         self._tasks.run(probe, write_line, late=line, timeout_s=timeout_s + TASK_TIMEOUT_S, is_required=False)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..failure.rank import Member
+from ..failure.rank import RankIdentity
 
 if TYPE_CHECKING:
     import psutil
@@ -102,7 +102,7 @@ class ProcessCleanup:
         """Record the shared memory that the rank has from MPI."""
         self._segments |= mapped_segments(self._rank_pid)
 
-    def run(self, member: Member | None) -> None:
+    def run(self, member: RankIdentity | None) -> None:
         """End the recorded processes, and those of their groups that have the variables of `member`.
 
         Other ranks may be in the rank's own group. Then remove the shared memory that nobody maps any more.

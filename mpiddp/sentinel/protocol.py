@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S
-from ..failure.rank import Member
-from ..failure.root_cause import Report, Verdict
+from ..failure.rank import RankIdentity
+from ..failure.root_cause import Report, RootCause
 from ..output.protocol import RelaySocket
 from ..where.protocol import (
     AskerToCoordinator,
@@ -85,7 +85,7 @@ class StartCoordinator(NamedTuple):
 class RegisterRank(NamedTuple):
     """Watch the rank as this member of the job, whose coordinator listens on `address` and `port`, 0 for no port."""
 
-    member: Member
+    member: RankIdentity
     address: str
     port: int
     token: str
@@ -175,7 +175,7 @@ class Decision(NamedTuple):
     coordinator decides itself.
     """
 
-    verdict: Verdict | None
+    verdict: RootCause | None
     status: int
     abort: bool
 
@@ -190,7 +190,7 @@ class UnfinishedRanks(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The sentinel of this rank connects; the rank is process `pid` on `host`, in the namespace of `Member`."""
+    """The sentinel of this rank connects; the rank is process `pid` on `host`, in the namespace of `RankIdentity`."""
 
     rank: int
     host: str

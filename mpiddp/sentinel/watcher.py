@@ -10,9 +10,9 @@ import enum
 from ..base.errors import assert_never
 from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..base.text import truncate_middle
-from ..failure.postmortem import crash_stack, early_death, may_follow_from_another, report_on
-from ..failure.rank import Member
-from ..failure.root_cause import CONSEQUENCE, LONG_TEXT, NO_STEP_DAEMON, OWN, Report, Verdict, brief
+from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
+from ..failure.rank import RankIdentity
+from ..failure.root_cause import MAX_STACK_CHARS, NO_STEP_DAEMON, Report, ReportKind, RootCause, truncate_report
 from ..ipc.codec import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
@@ -75,7 +75,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         """Begin to watch at `began_s`, in seconds of the clock that handle() is given."""
         super().__init__(State.STARTING, began_s)
         self.watched = watched
-        self.member: Member | None = None  # once the rank has joined its job
+        self.member: RankIdentity | None = None  # once the rank has joined its job
         self.gone = False  # the rank's process
         self.startup = StartupTimeout(watched, began_s)
         self._do(*self.startup.begin_watch())
@@ -221,7 +221,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         if not self._no_coordinator:
             self._do(events.SetTimer("decision", DECISION_TIMEOUT_S),
                      events.ToCoordinator(protocol.Failed(report, self.gone)))
-        elif self.gone or report.kind != CONSEQUENCE:
+        elif self.gone or report.kind != ReportKind.SECONDARY:
             self._decide_alone()
         elif self.state is not S.RANK_0_LOST:  # the rank that failed first has asked the launcher to end the job
             self._do(events.SetTimer("decision", LAUNCHER_KILL_TIMEOUT_S))
@@ -229,8 +229,8 @@ class Watcher(StateMachine[State, events.WatcherAction]):
     def _decide_alone(self) -> None:
         """Decide on a report in the place of the coordinator."""
         if self._undecided is not None:
-            is_secondary = self.gone and self._no_coordinator and may_follow_from_another(self._undecided)
-            verdict = None if is_secondary else Verdict(self._undecided)
+            is_secondary = self.gone and self._no_coordinator and is_maybe_secondary(self._undecided)
+            verdict = None if is_secondary else RootCause(self._undecided)
             self._take_decision(self._decision or protocol.Decision(verdict, self._undecided.status, True))
 
     def _print_rank_0_lost(self, consequence: str = "") -> None:
@@ -272,7 +272,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
     def _on_coordinator_lost(self) -> None:
         """Decide alone from now on, also on a report that the coordinator has not answered."""
         self._no_coordinator = True
-        is_own = self._undecided is not None and self._undecided.kind == OWN
+        is_own = self._undecided is not None and self._undecided.kind == ReportKind.ERROR
         if self._job_finished or self._decision is not None or self.gone or is_own:
             self._decide_alone()
 
@@ -297,14 +297,14 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         """Report on a rank that is gone, unless it has done so, and end what it left behind."""
         self.gone = True
         self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "terminate", "kill")))
-        stack = crash_stack(self._stack_lines)
-        self._do(events.SendCrashStack(truncate_middle(stack, LONG_TEXT)))
+        stack = extract_crash_stack(self._stack_lines)
+        self._do(events.SendCrashStack(truncate_middle(stack, MAX_STACK_CHARS)))
         if self.state is S.STARTING:
-            self._do(*self.startup.report_death(early_death(event.status, event.out_of_memory)))
+            self._do(*self.startup.report_death(describe_early_death(event.status, event.out_of_memory)))
         if self.state is S.RANK_0_LOST and not self._script_ended:
             self._print_rank_0_lost()
         if self.state is S.WORKING and self.member is not None:
-            self._report(brief(report_on(self.member, event.status, event.out_of_memory, stack)))
+            self._report(truncate_report(make_death_report(self.member, event.status, event.out_of_memory, stack)))
         elif self.state is not S.REPORTED:
             self._clean_up()
         elif self._no_coordinator:

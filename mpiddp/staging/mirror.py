@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 from ..base.config import AUTO_FOLDER
 from ..base.files import check_protected, format_os_error, list_names, read_number
 from ..bootstrap.prepare import set_env
-from ..discovery.process import boot, cgroups
+from ..discovery.process import list_cgroups, read_boot_id
 from .broadcast import checked_pieces
 from .manifest import PYCACHE, Chunk, Folder, Manifest, is_environment_entry, mount_of, mounts, root_of
 
@@ -98,7 +98,7 @@ def available_memory() -> int:
     import psutil
 
     available = [psutil.virtual_memory().available]
-    for folder in cgroups("memory"):
+    for folder in list_cgroups("memory"):
         for limit_file, usage_file in MEMORY_LIMITS:
             if (limit := read_number(f"{folder}/{limit_file}")) >= 0:
                 available.append(limit - max(0, read_number(f"{folder}/{usage_file}")))
@@ -148,7 +148,7 @@ def try_lock(path: str, kind: int) -> int:
 def write_stamp(path: str, paths: Collection[str]) -> None:
     """Mark a mirror as complete, with the paths that it was made for; raise OSError."""
     with open(os.path.join(path, STAMP), "wb") as file:
-        marshal.dump((boot(), tuple(paths)), file)
+        marshal.dump((read_boot_id(), tuple(paths)), file)
 
 
 def read_stamp(path: str) -> frozenset[str] | None:
@@ -161,7 +161,7 @@ def read_stamp(path: str) -> frozenset[str] | None:
             boot_id, paths = marshal.load(file)  # noqa: S302 (nobody else can write there)
     except (OSError, ValueError, EOFError, TypeError):
         return None
-    return frozenset(paths) if boot_id == boot() else None
+    return frozenset(paths) if boot_id == read_boot_id() else None
 
 
 def release(lease: MirrorLease, keep: bool) -> None:

@@ -1,1 +1,1 @@
-"""Start a job again, in the allocation that it has, as long as that makes sense."""
+"""Restarts a job in its allocation, as long as that makes sense."""

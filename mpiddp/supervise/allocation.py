@@ -1,4 +1,4 @@
-"""The nodes that a batch system, or a user, has given to this process: which they are, and whether they answer."""
+"""The nodes that a batch system or the user gave to this process: which they are, and whether they answer."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..base.files import open_for_reading
 from ..discovery import reachability, schedulers
 from .command import FLUX, SLURM
 
-BETWEEN_S = 1.0  # between two tries
-ANSWERS_S = 1.0  # for a node to take a connection
-COMMAND_S = 5.0  # for a batch system's command to answer
+PROBE_INTERVAL_S = 1.0
+PROBE_TIMEOUT_S = 1.0  # for a node to accept a connection
+BATCH_COMMAND_TIMEOUT_S = 5.0  # for a batch system's command
 SSH_PORT = 22
-KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # where Kubernetes' MPI operator writes it, on its launcher's pod
+KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # of Kubernetes' MPI operator, on its launcher's pod
 
 
 class Allocation(NamedTuple):
-    """Nodes, none for this machine alone; and how many ranks each gets, 0 if nobody has said.
+    """Nodes, none for this machine alone, and the number of ranks for each, 0 if unknown.
 
-    `system` is the batch system, if it says which nodes answer, and `job` what Slurm calls the job.
+    `system` is the batch system, if it reports which nodes answer, and `job` is Slurm's name of the job.
     """
 
     nodes: tuple[str, ...]
@@ -35,49 +35,46 @@ class Allocation(NamedTuple):
     job: str = ""
 
 
-def allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
+def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
     """Return the nodes of a hostfile, else of the job of Slurm, Flux, PBS or Kubernetes' MPI operator.
 
-    In `flux batch` and `flux alloc`, FLUX_URI leads to a Flux that has the job's nodes; in a task of `flux run`, to one
-    that may have all of the cluster's. A line of PBS_NODEFILE stands for a rank (`mpiprocs` of a node), a line of the
-    operator's file for a node with its slots. Raises OSError if a file cannot be read.
+    In `flux batch` and `flux alloc`, FLUX_URI is a Flux with the job's nodes; in a task of `flux run`, one that may
+    have all of the cluster's. A line of PBS_NODEFILE stands for a rank (`mpiprocs` of a node), a line of the operator's
+    file for a node with its slots. Raises OSError if a file cannot be read.
     """
     if hostfile:
-        return counted(hosts_of(hostfile))
-    if job := schedulers.slurm_task(environ):
+        return read_hostfile(hostfile)
+    if job := schedulers.name_slurm_job(environ):
         tasks = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
         counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
-        return Allocation(tuple(schedulers.slurm_hosts(environ)), min(counts, default=0), SLURM, job)
-    if environ.get("FLUX_URI") and "FLUX_TASK_RANK" not in environ and (nodes := flux_nodes()):
+        return Allocation(tuple(schedulers.list_slurm_hosts(environ)), min(counts, default=0), SLURM, job)
+    if environ.get("FLUX_URI") and "FLUX_TASK_RANK" not in environ and (nodes := list_flux_nodes()):
         return Allocation(nodes, 0, FLUX)
     if file := environ.get("PBS_NODEFILE"):
-        return counted(hosts_of(file))
+        return read_hostfile(file)
     if environ.get("K_MPI_JOB_ROLE") == "launcher" and os.path.exists(KUBERNETES_HOSTS):
-        return counted(hosts_of(KUBERNETES_HOSTS))
+        return read_hostfile(KUBERNETES_HOSTS)
     return Allocation((), 0)
 
 
-def hosts_of(path: str) -> list[str]:
-    """Return a host for each rank that a file has room for: by lines, `slots=2` (Open MPI) or `n1:2` (MPICH)."""
-    found = []
+def read_hostfile(path: str) -> Allocation:
+    """Return the hosts in a file, with as many ranks each as the host with the fewest slots has.
+
+    A line is a slot, or several: `n1 slots=2` (Open MPI), `n1:2` (MPICH).
+    """
+    slots_of: Counter[str] = Counter()
     with open(open_for_reading(path)) as file:
         for line in file:
             words = line.partition("#")[0].split()
             if words:
                 host, _, count = words[0].partition(":")
                 slots = next((word.partition("=")[2] for word in words[1:] if word.startswith("slots=")), count)
-                found += [host] * (int(slots) if slots.isdecimal() else 1)
-    return found
+                slots_of.update([host] * (int(slots) if slots.isdecimal() else 1))
+    return Allocation(tuple(slots_of), min(slots_of.values(), default=0))
 
 
-def counted(hosts: Sequence[str]) -> Allocation:
-    """Return the nodes of which each host stands for a rank: as many of each as the node with the fewest has."""
-    counts = Counter(hosts)
-    return Allocation(tuple(counts), min(counts.values(), default=0))
-
-
-def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
-    """Return the nodes that are not excluded: by a list as in n[017,023], or by a file of suspects or of nodes.
+def exclude_nodes(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
+    """Return the nodes without those in a list such as n[017,023], or in a file of suspects or of nodes.
 
     Raises OSError if the file cannot be read, ValueError if it is no list.
     """
@@ -94,82 +91,85 @@ def without(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
             raise ValueError(f"neither a file nor a list of nodes ({error})") from None
         if hosts.isdisjoint(nodes):
             raise ValueError("no file, and none of the job's nodes")
-    named = {host.partition(".")[0] for host in hosts}
-    return tuple(node for node in nodes if node.partition(".")[0] not in named)
+    names = {host.partition(".")[0] for host in hosts}
+    return tuple(node for node in nodes if node.partition(".")[0] not in names)
 
 
-def silent(given: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return those of `nodes` that do not answer; where this node seems not to answer, no answer is believed."""
-    if given.system == FLUX:
-        up = frozenset(flux_nodes())  # none where it does not answer itself
+def find_silent_nodes(allocation: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `nodes` that do not answer; none if this node itself seems not to answer."""
+    if allocation.system == FLUX:
+        up = frozenset(list_flux_nodes())  # none if Flux does not answer
         lost = [node for node in nodes if up and node not in up]
     else:
-        lost = find_unreachable(nodes, given.system == SLURM)
+        lost = probe_twice(nodes, allocation.system == SLURM)
     here = socket.gethostname().partition(".")[0]
     return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
 
 
-def find_unreachable(nodes: Sequence[str], by_slurm: bool) -> list[str]:
-    """Return the nodes where Slurm's daemon takes no connection, or where the host does nothing, twice.
+def probe_twice(nodes: Sequence[str], by_slurm: bool) -> list[str]:
+    """Return the nodes where Slurm's daemon accepts no connection, or else where the host does not react, twice.
 
-    TCP repeats a lost packet after a second (RFC 6298), so one try of a second would take a lost one for a lost node.
+    TCP repeats a lost packet after a second (RFC 6298): a single probe of a second would take a lost packet for a lost
+    node.
     """
     here = (socket.gethostname(), "localhost")
-    asked = slurm_addresses(nodes) if by_slurm else {node: (node, SSH_PORT) for node in nodes if node not in here}
+    addresses = {node: (node, SSH_PORT) for node in nodes if node not in here}
+    if by_slurm:
+        addresses = find_slurmd_addresses(nodes)
     for again in (False, True):
         began = time.monotonic()
-        answers = reachability.ask(asked, ANSWERS_S, refusal_counts=not by_slurm)
-        asked = {node: address for node, address in asked.items() if not answers[node]}
-        if asked and not again:
-            time.sleep(max(0.0, began + BETWEEN_S - time.monotonic()))
-    return [*asked]
+        answers = reachability.probe_hosts(addresses, PROBE_TIMEOUT_S, refusal_counts=not by_slurm)
+        addresses = {node: address for node, address in addresses.items() if not answers[node]}
+        if addresses and not again:
+            time.sleep(max(0.0, began + PROBE_INTERVAL_S - time.monotonic()))
+    return [*addresses]
 
 
-def slurm_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Return where the daemons of Slurm's nodes listen, as far as its controller says."""
-    config = ask("scontrol", "show", "config")
+def find_slurmd_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Return the addresses of the daemons of Slurm's nodes, as far as its controller knows them."""
+    config = read_command("scontrol", "show", "config")
     port = (re.findall(r"^SlurmdPort *= (\d+)", config, re.MULTILINE) or [reachability.SLURMD_PORT])[0]
-    found = {}
-    for line in ask("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
+    addresses = {}
+    for line in read_command("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
         with contextlib.suppress(KeyError, ValueError):
-            found[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
-    return found
+            addresses[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
+    return addresses
 
 
-def is_running(given: Allocation) -> bool:
-    """Tell whether the allocation is still this job's: Slurm may be about to end it, or to queue it again."""
-    if given.system != SLURM:
+def is_running(allocation: Allocation) -> bool:
+    """Tell whether the allocation is still this job's: Slurm may be ending or requeueing it."""
+    if allocation.system != SLURM:
         return True
-    state = ask("squeue", "--noheader", f"--jobs={given.job}", "--format=%T").split()
+    state = read_command("squeue", "--noheader", f"--jobs={allocation.job}", "--format=%T").split()
     return not state or state[0] == "RUNNING"
 
 
-def left_s() -> float:
+def find_time_left_s() -> float:
     """Return the seconds until the batch system ends the job, infinity if that is not known."""
     end = schedulers.find_end(os.environ, True)
     return end - time.time() if end is not None else float("inf")
 
 
-def cancel(given: Allocation, step: str) -> None:
-    """Let the batch system kill what runs of a step, by its name; scancel waits for a lost node, and nobody for it."""
-    if given.system == FLUX:
-        for number in ask("flux", "jobs", f"--name={step}", "-no", "{id}").split():
-            ask("flux", "cancel", number)
-    if given.system == SLURM:
-        lines = ask("squeue", "--noheader", "--steps", f"--jobs={given.job}", "--format=%i %j").splitlines()
-        for number, name in (line.split(maxsplit=1) for line in lines if " " in line):
+def cancel_step(allocation: Allocation, step: str) -> None:
+    """Let the batch system kill a step by its name, without waiting: scancel waits for a lost node."""
+    if allocation.system == FLUX:
+        for number in read_command("flux", "jobs", f"--name={step}", "-no", "{id}").split():
+            read_command("flux", "cancel", number)
+    if allocation.system == SLURM:
+        steps = read_command("squeue", "--noheader", "--steps", f"--jobs={allocation.job}", "--format=%i %j")
+        for number, name in (line.split(maxsplit=1) for line in steps.splitlines() if " " in line):
             if name.strip() == step:
-                Thread(target=ask, args=("scancel", "--signal=KILL", number), daemon=True).start()
+                Thread(target=read_command, args=("scancel", "--signal=KILL", number), daemon=True).start()
 
 
-def flux_nodes() -> tuple[str, ...]:
-    """Return the nodes that Flux lists as up, none if it does not answer: a lost one is gone at once, a drained too."""
-    return expand_nodelists(ask("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"))
+def list_flux_nodes() -> tuple[str, ...]:
+    """Return the nodes that Flux lists as up, without lost and drained ones; none if it does not answer."""
+    return expand_nodelists(read_command("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"))
 
 
 def expand_nodelists(text: str) -> tuple[str, ...]:
-    """Return the nodes that lines such as n[1-3] name, none if a line is no list of nodes."""
+    """Return the nodes in lines such as n[1-3], none if a line is no list of nodes."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     nodes = NodeSet()
@@ -181,7 +181,7 @@ def expand_nodelists(text: str) -> tuple[str, ...]:
     return tuple(nodes)
 
 
-def ask(*command: str) -> str:
-    """Return what a batch system's command prints, nothing if it cannot be started or takes too long."""
-    done = schedulers.call(*command, timeout_s=COMMAND_S)
+def read_command(*command: str) -> str:
+    """Return the output of a batch system's command, empty if it cannot be started or times out."""
+    done = schedulers.run_command(*command, timeout_s=BATCH_COMMAND_TIMEOUT_S)
     return done.stdout if done is not None else ""

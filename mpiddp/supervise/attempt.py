@@ -1,4 +1,4 @@
-"""One attempt: the launcher's process, from its start until it is gone, or has to be ended."""
+"""One attempt: the launcher's process, from its start until it has ended, or is ended."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ import psutil
 
 from ..base.config import RUNNING_SUFFIX, STOPPED_SUFFIX
 from ..base.errors import EXIT_REQUEUE
-from ..failure.root_cause import OWN
+from ..failure.root_cause import ReportKind
 from .command import NONE, LauncherCommand
-from .decision import Attempt, device_fault
+from .decision import Attempt, find_device_fault
 
-LOOKING_S = 0.1  # between two looks at the process and at the file
-LATE_S = 2.0  # for what a job that has ended still writes
-MARK_S = 30.0  # for the end of what a job that seems to have succeeded still does, as a shared file system shows it
-GRACE_S = 3.0  # for a job that has reported to end by itself, besides its --abort-grace
-LOST_S = 0.5  # for that of one whose node does not answer: the launcher waits for it, in vain
-HANDLING_S = 0.2  # for a launcher's handler of a signal
-ENDING_S = 2.0  # between asking the launcher to end, and killing it
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_INTERVAL_S = 0.1
+REPORT_TIMEOUT_S = 2.0  # for the report of a failed job, after its launcher has ended
+RUNNING_FILE_TIMEOUT_S = 30.0  # for a shared file system to show that a successful job has removed its file
+EXTRA_GRACE_S = 3.0  # for a job that has reported to end by itself, besides its --abort-grace
+LOST_NODE_GRACE_S = 0.5  # the same if a node does not answer: the launcher waits for it in vain
+HANDLER_WAIT_S = 0.2  # for a launcher's handler of SIGTSTP
+TERM_TIMEOUT_S = 2.0  # between SIGTERM and SIGKILL
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
-UNKNOWN = 1  # a status, where Open MPI 5's mpirun has lost a node and says 0
-# Becomes a program that gets SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes why it cannot.
-# Python code between fork and exec (preexec_fn) may wait for ever for a lock that another thread held at the fork.
+UNKNOWN_STATUS = 1  # if Open MPI 5's mpirun has lost a node and exits with 0
+# Executes a program that gets SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes the error.
+# Python code between fork and exec (preexec_fn) may hang on a lock that another thread held at the fork.
 STARTER = """\
 import ctypes, os, signal, sys
 parent, failed, *words = sys.argv[1:]
@@ -49,15 +49,15 @@ except OSError as error:
 """
 
 
-class Running:
-    """A job that runs. What Ctrl-C sends, and a batch system to the script's shell, `forward` hands on to it."""
+class AttemptProcess:
+    """The process of a launcher. It has a session of its own: `forward` passes it the signals that we get."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: LauncherCommand,
                  abort_grace_s: float) -> None:
-        """Start it; raise OSError where the program is not there. A job writes its `report` if it fails."""
+        """Start it; raise OSError if the program does not exist. A failing job writes its `report`."""
         self._report, self._launcher = report, launcher
-        self._grace_s = abort_grace_s + GRACE_S
-        self._asked: list[psutil.Process] = []  # to end, what a script has started
+        self._grace_s = abort_grace_s + EXTRA_GRACE_S
+        self._ending: list[psutil.Process] = []  # a script's children that were signalled to end
         self._began_s = time.monotonic()
         reading, failed = os.pipe()
         command = [sys.executable, "-I", "-S", "-c", STARTER, str(os.getpid()), str(failed), *words]
@@ -67,78 +67,80 @@ class Running:
                                                  pass_fds=[failed])
             finally:
                 os.close(failed)
-            error = reader.read()  # to its end, which comes when the program is there
+            error = reader.read()  # empty when the program is executed
         if error:
             self._process.wait()
             raise OSError(int(error), os.strerror(int(error)))
 
     def forward(self, number: int) -> None:
-        """Send the launcher a signal, or if that is a script, what the script waits for: shells do not hand it on."""
-        below = waited_for(self._process.pid)
-        if number in ENDING:
-            self._asked += below
-        for one in below:
+        """Send the launcher a signal, or if that is a script, the script's children: shells do not forward signals."""
+        children = list_script_children(self._process.pid)
+        if number in ENDING_SIGNALS:
+            self._ending += children
+        for process in children:
             with contextlib.suppress(psutil.Error):
-                one.send_signal(number)
-        if not below:
+                process.send_signal(number)
+        if not children:
             self._process.send_signal(number)
 
     def suspend(self) -> None:
-        """Stop the launcher as the terminal's Ctrl-Z would: one that has a handler for that stops its ranks.
+        """Stop the launcher as the terminal's Ctrl-Z would: if it has a handler for that, it stops its ranks.
 
         The kernel discards SIGTSTP otherwise: the launcher has a session of its own (orphaned groups, man 2 setpgid).
         """
         self._signal_group(signal.SIGTSTP)
-        if not self._launcher.stops_ranks:  # one that does goes on, to continue them
-            time.sleep(HANDLING_S)
+        if not self._launcher.stops_ranks:  # one that does keeps running, to continue them
+            time.sleep(HANDLER_WAIT_S)
             self._signal_group(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let what was stopped go on."""
+        """Continue the launcher and its ranks."""
         self._signal_group(signal.SIGCONT)
 
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def wait(self, nodes: tuple[str, ...], ask: Callable[[], tuple[str, ...]], cut: Callable[[], None]) -> Attempt:
-        """Return how it ended, on `nodes`: as soon as its launcher is gone, or has nothing more to do.
+    def wait(
+        self, nodes: tuple[str, ...], find_silent: Callable[[], tuple[str, ...]], cancel: Callable[[], None]
+    ) -> Attempt:
+        """Return how it ended, on `nodes`: as soon as its launcher has ended, or has nothing more to do.
 
-        `ask` tells which nodes do not answer, and `cut` ends what the launcher leaves.
+        `find_silent` returns the nodes that do not answer, and `cancel` ends the remains of the job.
         """
-        found: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         silent: tuple[str, ...] = ()
         deadline = float("inf")
         ended_s = None
         while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(LOOKING_S)
-            if self._asked and not any(one.is_running() for one in self._asked):
-                deadline = min(deadline, time.monotonic() + ENDING_S)  # a script may go on with something else
-            if self._launcher is not NONE and not found and (found := self._read()):
+            time.sleep(POLL_INTERVAL_S)
+            if self._ending and not any(process.is_running() for process in self._ending):
+                deadline = min(deadline, time.monotonic() + TERM_TIMEOUT_S)  # a script may go on with something else
+            if self._launcher is not NONE and not report and (report := self._read()):
                 ended_s = time.monotonic()
-                silent = ask() if found.get("kind") != OWN else ()
-                deadline = ended_s + (LOST_S if silent else self._grace_s)
+                silent = find_silent() if report.get("kind") != ReportKind.ERROR else ()
+                deadline = ended_s + (LOST_NODE_GRACE_S if silent else self._grace_s)
         if self._process.poll() is None or self._process.returncode < 0:
-            cut()
+            cancel()
         if self._process.poll() is None:
-            self._end(LOST_S if silent else ENDING_S)
+            self._end(LOST_NODE_GRACE_S if silent else TERM_TIMEOUT_S)
         ended_s = ended_s or time.monotonic()
-        late = time.monotonic() + (LATE_S if self._process.returncode else MARK_S)
-        while not found and self._has_failed() and time.monotonic() < late:
-            refresh(os.path.dirname(self._report))
-            if not (found := self._read()):
-                time.sleep(LOOKING_S)
+        deadline = time.monotonic() + (REPORT_TIMEOUT_S if self._process.returncode else RUNNING_FILE_TIMEOUT_S)
+        while not report and self._has_failed() and time.monotonic() < deadline:
+            refresh_folder(os.path.dirname(self._report))
+            if not (report := self._read()):
+                time.sleep(POLL_INTERVAL_S)
         if self._process.returncode:
-            self._end(ENDING_S)
-        status = self._process.returncode or (UNKNOWN if found or self._has_failed() else 0)
-        if status and found.get("kind") != OWN and not silent:
-            silent = ask()  # also a second time: a node ends its programs before its daemon
-        attempt = attempt_of(nodes, ended_s - self._began_s, status, found)._replace(silent=silent)
-        return attempt._replace(steps=self._steps()) if status == EXIT_REQUEUE and not found else attempt
+            self._end(TERM_TIMEOUT_S)
+        status = self._process.returncode or (UNKNOWN_STATUS if report or self._has_failed() else 0)
+        if status and report.get("kind") != ReportKind.ERROR and not silent:
+            silent = find_silent()  # perhaps again: a node ends its programs before its daemon
+        attempt = make_attempt(nodes, ended_s - self._began_s, status, report)._replace(silent=silent)
+        return attempt._replace(steps=self._steps()) if status == EXIT_REQUEUE and not report else attempt
 
     def _steps(self) -> int | None:
-        """Return how many steps a job made before all ranks agreed to stop, None if it does not say."""
-        refresh(os.path.dirname(self._report))
+        """Return how many steps a job made before all ranks agreed to stop, None if unknown."""
+        refresh_folder(os.path.dirname(self._report))
         try:
             with open(self._report + STOPPED_SUFFIX) as file:
                 return int(file.read())
@@ -146,7 +148,7 @@ class Running:
             return None
 
     def _has_failed(self) -> bool:
-        """Tell whether the job has not ended in order: status 0 of a launcher that hides losses is no proof of that."""
+        """Tell whether the job failed: if the launcher hides losses, its status 0 is no proof of success."""
         if self._process.returncode != 0 or not self._launcher.hides_losses:
             return self._process.returncode != 0
         try:
@@ -156,7 +158,7 @@ class Running:
         return True
 
     def _end(self, grace_s: float) -> None:
-        """End the launcher, if it is still there, or what is left of its process group, as a script leaves it."""
+        """End the launcher if it still runs, or the remains of its process group, as a script may leave them."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + grace_s
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -165,11 +167,11 @@ class Running:
                     while time.monotonic() < deadline:
                         self._process.poll()
                         os.killpg(self._process.pid, 0)  # raises ProcessLookupError once none is left
-                        time.sleep(LOOKING_S / 10)
+                        time.sleep(POLL_INTERVAL_S / 10)
         self._process.wait()
 
     def _read(self) -> dict[str, Any]:
-        """Return what the job's report says, nothing if it is not written yet, or not whole."""
+        """Return the job's report, empty if it is not written yet, or incomplete."""
         try:
             with open(self._report) as file:
                 message = json.load(file)["message"]
@@ -178,23 +180,23 @@ class Running:
             return {}
 
 
-def attempt_of(nodes: tuple[str, ...], seconds: float, status: int, found: Mapping[str, Any]) -> Attempt:
-    """Return how an attempt ended by its launcher's status, and by its report."""
+def make_attempt(nodes: tuple[str, ...], seconds: float, status: int, report: Mapping[str, Any]) -> Attempt:
+    """Return an attempt from its launcher's status and its report."""
     status = status if status >= 0 else 128 - status
-    if not found:
+    if not report:
         return Attempt(nodes, seconds, status)
-    numbers = (found.get(name) for name in ("rank", "steps", "exitcode"))
-    rank, steps, own = (one if isinstance(one, int) else None for one in numbers)
-    cause = str(found.get("cause") or found["message"])
-    plain = [line for line in str(found.get("py_callstack", "")).splitlines() if line[:1] != " "]  # no lines of code
+    numbers = (report.get(name) for name in ("rank", "steps", "exitcode"))
+    rank, steps, own = (value if isinstance(value, int) else None for value in numbers)
+    cause = str(report.get("cause") or report["message"])
+    plain = [line for line in str(report.get("py_callstack", "")).splitlines() if line[:1] != " "]  # no lines of code
     return Attempt(
-        nodes, seconds, own or status, str(found.get("kind", "")), cause, str(found.get("where", "")), rank,
-        str(found.get("host", "")), str(found.get("signal", "")), bool(found.get("outside")),
-        device_fault("\n".join([cause, *plain])), steps=steps)
+        nodes, seconds, own or status, str(report.get("kind", "")), cause, str(report.get("where", "")), rank,
+        str(report.get("host", "")), str(report.get("signal", "")), bool(report.get("outside")),
+        find_device_fault("\n".join([cause, *plain])), steps=steps)
 
 
-def waited_for(pid: int) -> list[psutil.Process]:
-    """Return what a process has started, if that is a shell that runs a script: shells hand no signal on."""
+def list_script_children(pid: int) -> list[psutil.Process]:
+    """Return a process's children if it is a shell that runs a script, which forwards no signals."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if os.path.basename(process.exe()) in SHELLS:
@@ -202,7 +204,7 @@ def waited_for(pid: int) -> list[psutil.Process]:
     return []
 
 
-def refresh(folder: str) -> None:
-    """Let a shared file system show what other hosts have written to a folder: NFS does once it is changed here."""
+def refresh_folder(folder: str) -> None:
+    """Make a shared file system show what other hosts wrote to a folder: NFS does after a change from here."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder or "."):
         pass

@@ -1,4 +1,4 @@
-"""The command that starts a job: its launcher, its options, and how it runs on other nodes. Pure functions."""
+"""The command that starts a job: its launcher and its options, and the same command on other nodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..base.config import STANDARD_INPUT
-from ..discovery import schedulers
+from ..discovery import launchers, schedulers
 from ..options.table import split_command
 
 SLURM, FLUX = schedulers.SLURM.name, schedulers.FLUX.name
 STARTERS = "srun, flux run, mpirun or mpiexec"
 MPI_PROGRAM = r"(mpirun|mpiexec|orterun|prterun).*"
-MPI_COUNTS = ("-n", "-np", "--n", "--np", "-c")
-MPI_CHOOSES = ("-H", "-host", "--host", "-hosts", "--hosts", "-machinefile", "--machinefile", "-hostfile", "--hostfile",
-               "-f", "-grr", "-rr")
-MPI_VALUES = {
+MPI_COUNT_OPTIONS = ("-n", "-np", "--n", "--np", "-c")
+MPI_NODE_OPTIONS = ("-H", "-host", "--host", "-hosts", "--hosts", "-machinefile", "--machinefile", "-hostfile",
+                    "--hostfile", "-f", "-grr", "-rr")
+MPI_OPTION_VALUES = {
     **dict.fromkeys((
-        *MPI_COUNTS, "-x", "--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-wdir", "--wdir", "-wd",
+        *MPI_COUNT_OPTIONS, "-x", "--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-wdir", "--wdir", "-wd",
         "--prefix", "-bootstrap", "-launcher", "-rmk", "-iface", "-genvlist", "-envlist", "-output-filename",
         "--output-filename", "--output", "--tune"), 1),
     **dict.fromkeys(("-mca", "--mca", "--gmca", "-gmca", "--prtemca", "--pmixmca", "-genv", "-env"), 2),
 }
 
 
-class Placement(NamedTuple):
-    """Where a job runs: its nodes, none for this machine alone, and how many ranks each gets.
+class JobStep(NamedTuple):
+    """A job to start: its nodes, none for this machine alone, the ranks on each, and its name.
 
-    `step` is the job's name, and `variables` are those that the ranks have to see.
+    The ranks have to see the `variables`.
     """
 
     nodes: Sequence[str]
     tasks_per_node: int
-    step: str
+    name: str
     variables: Sequence[str]
 
     @property
@@ -47,25 +47,23 @@ class Placement(NamedTuple):
 
 
 class LauncherCommand(NamedTuple):
-    """A launcher: `name` is what users read, empty for none, and `words` are those that begin its command.
+    """The command line of a launcher, a row of discovery/launchers.py.
 
-    It is recognised by regular expressions: `program` is for the program's name, `path` for where it lies when links
-    are followed, and `version` for what it prints for --version.
+    It is recognised by regular expressions: `program` for the program's name, `path` for its path with links resolved,
+    and `version` for its output for --version.
 
-    Its options: `chooses` are those that choose nodes, `counts` those for the number of ranks, `per_node` for that of
-    each node, and `values` those that are followed by so many words. `place` yields the options for a Placement.
-    `is_mpiexec` tells that its command is that of the MPI standard, with ':' between programs; the others' short
-    options take a value without a space.
+    Its options: `chooses` choose nodes, `counts` set the number of ranks, `per_node` that of each node, and `values`
+    are followed by so many words. `step_options` yields the options that start a JobStep. `is_mpiexec`: its command is
+    that of the MPI standard, with ':' between programs; the others' short options take a value without a space.
 
-    It runs in an allocation of `system`, which begins by `begin`; anywhere if that is empty. `interrupts` is how many
-    SIGINTs end a job. `ends_by_quit` tells that SIGQUIT ends it: others hand that on to the ranks. `stops_ranks` tells
-    that it stops the ranks by SIGTSTP and goes on itself. `hides_losses` tells that its status may be 0 after a loss.
+    It runs in an allocation of `system`, which `begin` starts; anywhere if that is empty. `interrupts` is the number of
+    SIGINTs that end a job. `ends_by_quit`: SIGQUIT ends it; others forward that to the ranks. `stops_ranks`: at SIGTSTP
+    it stops the ranks and keeps running. `hides_losses`: its status may be 0 after a loss.
     """
 
-    name: str
-    words: tuple[str, ...]
+    launcher: launchers.Launcher
     program: str
-    place: Callable[[Placement], Iterator[str]]
+    step_options: Callable[[JobStep], Iterator[str]]
     path: str = ""
     version: str = ""
     chooses: tuple[str, ...] = ()
@@ -80,44 +78,54 @@ class LauncherCommand(NamedTuple):
     stops_ranks: bool = False
     hides_losses: bool = False
 
+    @property
+    def name(self) -> str:
+        """The name that users read, empty for no launcher."""
+        return self.launcher.name
 
-def place_with_srun(where: Placement) -> Iterator[str]:
-    """Yield srun's options; what a lost node still holds of the step before is not waited for (--overlap)."""
-    yield from ("--overlap", f"--nodes={len(where.nodes)}", f"--ntasks={where.tasks}",
-                f"--nodelist={','.join(where.nodes)}", f"--job-name={where.step}")
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words with which the command begins."""
+        return tuple(self.launcher.command.split())
 
 
-def place_with_flux(where: Placement) -> Iterator[str]:
+def srun_options(step: JobStep) -> Iterator[str]:
+    """Yield srun's options; --overlap does not wait for what a lost node still holds of the last step."""
+    yield from ("--overlap", f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}",
+                f"--nodelist={','.join(step.nodes)}", f"--job-name={step.name}")
+
+
+def flux_options(step: JobStep) -> Iterator[str]:
     """Yield the options of `flux run`; a constraint may name hosts (RFC 35)."""
-    yield from (f"--nodes={len(where.nodes)}", f"--ntasks={where.tasks}", f"--requires=hosts:{','.join(where.nodes)}",
-                f"--job-name={where.step}")
+    yield from (f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}", f"--requires=hosts:{','.join(step.nodes)}",
+                f"--job-name={step.name}")
 
 
-def place_with_pals(where: Placement) -> Iterator[str]:
+def pals_options(step: JobStep) -> Iterator[str]:
     """Yield the options of PALS's mpiexec, which shows the ranks all variables (--envall is the default)."""
-    yield from ("-n", str(where.tasks))
-    if where.nodes:
-        yield from ("--ppn", str(where.tasks_per_node), "--hosts", ",".join(where.nodes))
+    yield from ("-n", str(step.tasks))
+    if step.nodes:
+        yield from ("--ppn", str(step.tasks_per_node), "--hosts", ",".join(step.nodes))
 
 
-def place_with_open_mpi(where: Placement) -> Iterator[str]:
+def open_mpi_options(step: JobStep) -> Iterator[str]:
     """Yield the options of Open MPI's mpirun, which shows ranks of other nodes the variables that -x names."""
-    yield from ("-n", str(where.tasks))
-    if where.nodes:
-        yield from ("--host", ",".join(f"{node}:{where.tasks_per_node}" for node in where.nodes))
-    for name in where.variables:
+    yield from ("-n", str(step.tasks))
+    if step.nodes:
+        yield from ("--host", ",".join(f"{node}:{step.tasks_per_node}" for node in step.nodes))
+    for name in step.variables:
         yield from ("-x", name)
 
 
-def place_with_hydra(where: Placement) -> Iterator[str]:
+def hydra_options(step: JobStep) -> Iterator[str]:
     """Yield the options of MPICH's and Intel MPI's mpiexec."""
-    yield from ("-n", str(where.tasks))
-    if where.nodes:
-        yield from ("-hosts", ",".join(where.nodes), "-ppn", str(where.tasks_per_node))
+    yield from ("-n", str(step.tasks))
+    if step.nodes:
+        yield from ("-hosts", ",".join(step.nodes), "-ppn", str(step.tasks_per_node))
 
 
 SRUN = LauncherCommand(
-    "srun", ("srun",), "srun", place_with_srun, system=SLURM, begin="with sbatch, or in a shell of salloc",
+    launchers.SRUN, "srun", srun_options, system=SLURM, begin="with sbatch, or in a shell of salloc",
     interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
     chooses=("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile"),
     values=dict.fromkeys((
@@ -127,7 +135,7 @@ SRUN = LauncherCommand(
         "--error", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--input", "--job-name", "--mem", "--mpi",
         "--output", "--partition", "--qos", "--reservation", "--time"), 1))
 FLUX_RUN = LauncherCommand(
-    "flux run", ("flux", "run"), "flux", place_with_flux, system=FLUX, begin="with flux batch, or in a shell of flux "
+    launchers.FLUX, "flux", flux_options, system=FLUX, begin="with flux batch, or in a shell of flux "
     "alloc", interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--tasks-per-node",),
     chooses=("-N", "--nodes", "--requires"),
     values=dict.fromkeys((
@@ -135,9 +143,9 @@ FLUX_RUN = LauncherCommand(
         "--dependency", "--env", "--env-file", "--env-remove", "--error", "--flags", "--gpus-per-task", "--input",
         "--job-name", "--output", "--queue", "--rlimit", "--setattr", "--setopt", "--signal", "--taskmap",
         "--time-limit", "--urgency"), 1))
-# HPE's folder, /opt/cray/pals or /opt/cray/pe/pals, tells this one: what it prints for --version is not known.
+# It is recognised by HPE's folder, /opt/cray/pals or /opt/cray/pe/pals: its output for --version is unknown.
 PALS = LauncherCommand(
-    "PALS's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_pals, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
+    launchers.PALS, MPI_PROGRAM, pals_options, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
     counts=("-n", "-np", "--np"), per_node=("-ppn", "--ppn"),
     chooses=("-host", "--host", "-hosts", "--hosts", "-hostlist", "--hostlist", "-f", "-hostfile", "--hostfile",
              "-configfile", "--configfile"),
@@ -146,29 +154,28 @@ PALS = LauncherCommand(
         "--wdir", "-umask", "--umask", "-path", "--path", "-soft", "--soft", "--pmi", "--rlimits", "--include-tasks",
         "--exclude-tasks", "--procinfo-file"), 1))
 OPEN_MPI = LauncherCommand(
-    "Open MPI's mpirun", ("mpirun",), MPI_PROGRAM, place_with_open_mpi, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
-    is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True, counts=MPI_COUNTS,
-    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_CHOOSES, values=MPI_VALUES)
+    launchers.OPEN_MPI, MPI_PROGRAM, open_mpi_options, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
+    is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True, counts=MPI_COUNT_OPTIONS,
+    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
 HYDRA = LauncherCommand(
-    "MPICH's or Intel MPI's mpiexec", ("mpiexec",), MPI_PROGRAM, place_with_hydra, is_mpiexec=True, counts=MPI_COUNTS,
-    per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_CHOOSES, values=MPI_VALUES)
-NONE = LauncherCommand("", (), "", lambda _: iter(()))
-LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first that fits; any other mpiexec is taken for MPICH's
+    launchers.HYDRA, MPI_PROGRAM, hydra_options, is_mpiexec=True, counts=MPI_COUNT_OPTIONS,
+    per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
+NONE = LauncherCommand(launchers.Launcher("", ()), "", lambda _: iter(()))
+LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first match counts; an unknown mpiexec is MPICH's
 
 
-def launcher_of(program: str, path: str, version: str) -> LauncherCommand:
-    """Return the row for a program that lies at `path`, links followed, and prints `version` for --version."""
+def find_launcher(program: str, path: str, version: str) -> LauncherCommand:
+    """Return the launcher of a program at `path` (links resolved) whose output for --version is `version`."""
     name = program.rpartition("/")[2]
     return next((row for row in LAUNCHERS if re.fullmatch(row.program, name) and re.search(row.path, path)
                  and re.search(row.version, version)), NONE)
 
 
 class Command(NamedTuple):
-    """A command in parts: the words that begin the launcher's, `program`, its `options`, and what it starts, `rest`.
+    """A command in parts: the launcher's first words (`program`) and `options`, and what it starts (`rest`).
 
-    `tasks` is the number of ranks that the options ask for, and `tasks_per_node` that of each node; None if they don't.
-    `error_file` and `abort_grace` are the values of mpiddp's options, empty where they are not given; the first one is
-    not in `rest`.
+    `tasks` is the number of ranks in the options, and `tasks_per_node` that of each node; None if it is not there.
+    `error_file` and `abort_grace` are the values of mpiddp's options, empty if not given; the first is not in `rest`.
     """
 
     launcher: LauncherCommand
@@ -182,25 +189,25 @@ class Command(NamedTuple):
 
 
 class CommandError(ValueError):
-    """A command that cannot be started on nodes of our choice; the text says why, and what to do."""
+    """The command cannot be started on nodes of our choice; the text says why, and what to do."""
 
 
-def read(command: Sequence[str], version: str, is_program: Callable[[str], object] = shutil.which,
-         path: str = "") -> Command:
-    """Return a command in parts; its program lies at `path`, links followed, and prints `version` for --version.
+def parse_command(command: Sequence[str], version: str, is_program: Callable[[str], object] = shutil.which,
+                  path: str = "") -> Command:
+    """Return a command in parts; its program at `path` (links resolved) prints `version` for --version.
 
-    A launcher's options end where the name of a program stands. Raises CommandError.
+    A launcher's options end at the name of a program. Raises CommandError.
     """
-    launcher = launcher_of(command[0], path, version)
+    launcher = find_launcher(command[0], path, version)
     if launcher is NONE:
-        rest, error_file, abort_grace = own_options(command)
+        rest, error_file, abort_grace = take_our_options(command)
         return Command(launcher, (), (), rest, None, None, error_file, abort_grace)
     length = len(launcher.words)
     if tuple(command[1:length]) != launcher.words[1:]:
         raise CommandError(f"{' '.join(command[:2])}: mpiddp.supervise starts jobs by {launcher.name}")
-    begin = begin_of_program(command, length, launcher.values, is_program)
+    begin = find_program(command, length, launcher.values, is_program)
     options = command[length:begin]
-    rest, error_file, abort_grace = own_options(command[begin:])
+    rest, error_file, abort_grace = take_our_options(command[begin:])
     for option in options:
         if name_option(option, launcher) in launcher.chooses:
             raise CommandError(f"{option}: mpiddp.supervise chooses the nodes of {launcher.name}; leave it out, and "
@@ -215,55 +222,55 @@ def read(command: Sequence[str], version: str, is_program: Callable[[str], objec
                    abort_grace)
 
 
-def begin_of_program(
-    command: Sequence[str], at: int, values: Mapping[str, int], is_program: Callable[[str], object]
+def find_program(
+    command: Sequence[str], position: int, values: Mapping[str, int], is_program: Callable[[str], object]
 ) -> int:
-    """Return where in a launcher's command, from `at` on, the program stands that it starts; the end, if nowhere.
+    """Return the position, from `position` on, of the program that a launcher's command starts; the end if it has none.
 
-    `values` are the options that take so many words, of which one may be called as a program is: -p test.
+    `values` are the options that take so many words, which may be the name of a program: -p test.
     """
-    while at < len(command):
-        if command[at][:1] == "-":
-            at += values.get(command[at], 0)
-        elif is_program(command[at]):
+    while position < len(command):
+        if command[position][:1] == "-":
+            position += values.get(command[position], 0)
+        elif is_program(command[position]):
             break
-        at += 1
-    return min(at, len(command))
+        position += 1
+    return min(position, len(command))
 
 
-def own_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
-    """Return the words without mpiddp's --error-file, the value of that, and --abort-grace's; empty if not given.
+def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
+    """Return the words without mpiddp's --error-file, its value, and --abort-grace's; empty if not given.
 
-    The options stand between `-m mpiddp`, or `mpiddp`, and the script: what follows is the script's own. Raises
-    CommandError for a script on standard input.
+    The options stand between `-m mpiddp`, or `mpiddp`, and the script; the script's own follow. Raises CommandError for
+    a script on standard input.
     """
-    by_module = [at + 2 for at, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
-    begins = by_module or [at + 1 for at, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
+    by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
+    begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
     if not begins:
         return tuple(words), "", ""
     ours, script = split_command(words[begins[0]:])
     if script[:1] == [STANDARD_INPUT]:
         raise CommandError("-: standard input cannot be read a second time; save the script in a file, and name that")
-    found = {"--error-file": "", "--abort-grace": ""}
+    values = {"--error-file": "", "--abort-grace": ""}
     left = []
     while ours:
         name, is_given, value = ours.pop(0).partition("=")
-        if name in found:
-            found[name] = value if is_given or not ours else ours.pop(0)
+        if name in values:
+            values[name] = value if is_given or not ours else ours.pop(0)
         if name != "--error-file":
-            left.append(f"{name}={found[name]}" if name in found else name + is_given + value)
-    return (*words[:begins[0]], *left, *script), found["--error-file"], found["--abort-grace"]
+            left.append(f"{name}={values[name]}" if name in values else name + is_given + value)
+    return (*words[:begins[0]], *left, *script), values["--error-file"], values["--abort-grace"]
 
 
 def name_option(word: str, launcher: LauncherCommand) -> str:
-    """Return the name of the option that a launcher's word is or begins with: -N of -N2, --nodes of --nodes=2."""
+    """Return the name of the option in a launcher's word: -N of -N2, --nodes of --nodes=2."""
     return word[:2] if not launcher.is_mpiexec and not word.startswith("--") else word.partition("=")[0]
 
 
 def take_number(
     options: Sequence[str], launcher: LauncherCommand, names: Sequence[str]
 ) -> tuple[Sequence[str], int | None]:
-    """Return a launcher's options without those called so, and the number that the last of them gives, None for none.
+    """Return a launcher's options without those in `names`, and the number in the last of these, None for none.
 
     Raises CommandError if it is no number, or 0.
     """
@@ -281,6 +288,6 @@ def take_number(
     return left, number
 
 
-def on_nodes(command: Command, where: Placement) -> list[str]:
-    """Return the words that start a command somewhere."""
-    return [*command.program, *command.launcher.place(where), *command.options, *command.rest]
+def make_command(command: Command, step: JobStep) -> list[str]:
+    """Return the words of a command that start it as this step."""
+    return [*command.program, *command.launcher.step_options(step), *command.options, *command.rest]

@@ -1,4 +1,4 @@
-"""What became of each attempt, as a table and as JSON; and what is kept of them when Slurm queues the job again."""
+"""The history of attempts: their numbers, which Slurm's requeueing does not reset, a table, and JSON."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from ..base.text import fold_hosts, format_columns, format_duration, truncate_mi
 from ..discovery import runtime, schedulers
 from .decision import Attempt, Decision
 
-NOTE = "fruitless"  # a file's name
+FRUITLESS_FILE = "fruitless"  # a file's name
 
 
-class Counter:
-    """Numbers attempts from 0 on, or from where the job was before it was queued again.
+class AttemptCounter:
+    """Numbers attempts from 0 on, or from the last number before the job was requeued.
 
     In a Slurm job a file for each attempt keeps the number, in a hidden folder of `folder`. Each supervisor of the job
-    has a folder of its own. Where none can be written, the first number is how often Slurm has started the job again.
-    `fruitless` is how many starts in a row, up to now, were to stop before their first step; it is 0 where nothing is
-    kept.
+    has a folder of its own. If none can be written, the first number is that of Slurm's restarts. `fruitless` is the
+    number of starts in a row, up to now, that were to stop before their first step; it is 0 if nothing is kept.
     """
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
-        self._next, self._folder, self.fruitless = runtime.restart_count(environ), "", 0
+        self._next, self._folder, self.fruitless = runtime.count_restarts(environ), "", 0
         if job := environ.get("SLURM_JOB_ID"):
             wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
-            restarts, own = schedulers.slurm_restarts(environ), secrets.token_hex(4)
+            restarts, own = schedulers.count_slurm_restarts(environ), secrets.token_hex(4)
             self._folder = claim_free_folder(wanted, restarts, own, itertools.count(1)).folder
-            self.fruitless = max(0, read_number(os.path.join(self._folder, NOTE))) if self._folder else 0
+            self.fruitless = max(0, read_number(os.path.join(self._folder, FRUITLESS_FILE))) if self._folder else 0
             self._next = max([self._next, *(int(name) + 1 for name in list_names(self._folder) if name.isdecimal())])
 
     def take(self) -> int:
@@ -43,29 +42,29 @@ class Counter:
         if self._folder:
             try:
                 os.close(os.open(os.path.join(self._folder, str(taken)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            except OSError:  # the numbers may repeat then, but the job goes on
+            except OSError:  # the numbers may repeat after a requeue
                 self._folder = ""
         return taken
 
     def end(self, fruitless: bool) -> None:
-        """Note how a start of the job has ended."""
+        """Record how a start of the job has ended."""
         self.fruitless = self.fruitless + 1 if fruitless else 0
         if self._folder:
             with contextlib.suppress(OSError):
-                Path(self._folder, NOTE).write_text(str(self.fruitless))
+                Path(self._folder, FRUITLESS_FILE).write_text(str(self.fruitless))
 
     def forget(self) -> None:
-        """Remove the numbers, of a job that has succeeded: any other may be queued again."""
+        """Remove the numbers of a job that has succeeded: it is not requeued."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-WIDEST = 80  # characters of a reason
-HEAD = ("attempt", "nodes", "time", "steps", "ended by", "then")
+MAX_REASON_CHARS = 80  # characters of a reason
+HEADER = ("attempt", "nodes", "time", "steps", "ended by", "then")
 
 
-class Record(NamedTuple):
-    """An attempt, when it began (seconds since the epoch), what followed, and its number in the job."""
+class AttemptRecord(NamedTuple):
+    """An attempt, its begin (seconds since the epoch), the decision after it, and its number in the job."""
 
     began: float
     attempt: Attempt
@@ -73,24 +72,23 @@ class Record(NamedTuple):
     number: int
 
 
-def table(records: Sequence[Record]) -> list[str]:
-    """Return a line for each attempt, below a head."""
-    return ["mpiddp.supervise: the attempts", *format_columns([HEAD, *map(row, records)])]
+def format_table(records: Sequence[AttemptRecord]) -> list[str]:
+    """Return a line for each attempt, below a header."""
+    return ["mpiddp.supervise: the attempts", *format_columns([HEADER, *map(format_row, records)])]
 
 
-def row(record: Record) -> tuple[str, ...]:
+def format_row(record: AttemptRecord) -> tuple[str, ...]:
     """Return the cells of an attempt."""
     _, attempt, decision, number = record
     out = f" without {fold_hosts(decision.without)}" if decision.without else ""
     steps = f"{attempt.steps:,}" if attempt.steps else ""
-    nodes = fold_hosts(attempt.nodes) if attempt.nodes else "this one"
-    return (str(number), nodes, format_duration(attempt.seconds), steps, truncate_middle(attempt.reason, WIDEST),
-            f"{decision.action.value}{out}")
+    return (str(number), fold_hosts(attempt.nodes) if attempt.nodes else "this one", format_duration(attempt.seconds),
+            steps, truncate_middle(attempt.reason, MAX_REASON_CHARS), f"{decision.action.value}{out}")
 
 
-def write(path: str, records: Sequence[Record]) -> None:
+def write_history(path: str, records: Sequence[AttemptRecord]) -> None:
     """Write all attempts as JSON: for each the fields of Attempt, and `number`, `began`, `action`, `why`."""
     write_json(path, {"attempts": [
-        {"number": one.number, "began": round(one.began, 3), **one.attempt._asdict(),
-         "action": one.decision.action.value, "why": one.decision.why, "without": one.decision.without}
-        for one in records]})
+        {"number": record.number, "began": round(record.began, 3), **record.attempt._asdict(),
+         "action": record.decision.action.value, "why": record.decision.why, "without": record.decision.without}
+        for record in records]})

@@ -1,4 +1,4 @@
-"""The loop: try, see how it ended, decide, try again."""
+"""The loop of attempts: run the job, decide, run it again."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from ..base.errors import EXIT_REQUEUE
 from ..base.files import list_names
 from ..base.stderr import write_line
 from ..base.text import fold_hosts
-from ..discovery.schedulers import slurm_restarts
-from .allocation import Allocation, cancel, is_running, left_s, silent
-from .attempt import Running
-from .command import Command, Placement, on_nodes
-from .decision import Action, Attempt, Decision, Limits, after_signal, decide, is_fruitless, suspects
-from .history import Counter, Record, table, write
+from ..discovery.schedulers import count_slurm_restarts
+from .allocation import Allocation, cancel_step, find_silent_nodes, find_time_left_s, is_running
+from .attempt import AttemptProcess
+from .command import Command, JobStep, make_command
+from .decision import Action, Attempt, Decision, Limits, decide, decide_after_signal, find_suspects, is_fruitless
+from .history import AttemptCounter, AttemptRecord, format_table, write_history
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # after which nothing is started
-SIGNALS = (*ENDING, signal.SIGUSR2, signal.SIGQUIT)
-INTERRUPTS_S = 0.1  # between two SIGINTs, of which some launchers need two
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # no attempt is started after these
+SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
+SIGINT_REPEAT_GAP_S = 0.1  # some launchers need two SIGINTs
 
 
-class Plan(NamedTuple):
-    """What the user wants: see __main__.py. `folder` is where reports lie while the job runs.
+class SupervisePlan(NamedTuple):
+    """The options of __main__.py; `folder` holds the reports of the attempts while the job runs.
 
-    `abort_grace_s` is mpiddp's option, and `error_file` gets what its own would get: the last failure's report.
+    `abort_grace_s` and `error_file` are mpiddp's options; the file gets the last failure's report.
     """
 
     command: Command
-    given: Allocation
+    allocation: Allocation
     nodes: int
     min_nodes: int
     tasks_per_node: int
@@ -54,39 +54,40 @@ class Plan(NamedTuple):
 
 
 class Supervisor:
-    """Starts a job, and starts it again as long as that makes sense."""
+    """Starts a job, and restarts it as long as that makes sense."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SupervisePlan) -> None:
         self._plan = plan
         self._attempts: list[Attempt] = []
-        self._records: list[Record] = []
-        self._running: Running | None = None
-        self._counter = Counter(os.fspath(plan.folder.parent), os.environ)
-        self._signal = 0  # the first one that came of ENDING
-        self._mute: tuple[str, ...] = ()  # nodes of which an answer cannot be expected, as behind a firewall
+        self._records: list[AttemptRecord] = []
+        self._running: AttemptProcess | None = None
+        self._counter = AttemptCounter(os.fspath(plan.folder.parent), os.environ)
+        self._signal = 0  # the first of ENDING_SIGNALS that came
+        self._mute: tuple[str, ...] = ()  # nodes that never answer, such as those behind a firewall
         for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it for SIGHUP
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
                 signal.signal(number, self._forward)
         if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
             signal.signal(signal.SIGTSTP, self._suspend)
 
     def run(self) -> int:
-        """Try until it succeeds, or makes no sense any more; return the exit status."""
+        """Run attempts until one succeeds, or another makes no sense; return the exit status."""
         plan = self._plan
-        nodes = plan.given.nodes[:plan.nodes]
-        if not plan.given.system:  # of whose nodes it is known that they answer
+        nodes = plan.allocation.nodes[:plan.nodes]
+        if not plan.allocation.system:  # a batch system's nodes are known to answer
             Thread(target=self._find_mute, daemon=True).start()
         while True:
             number, began = self._counter.take(), time.time()
             attempt = self._try(number, nodes)
             self._attempts.append(attempt)
             decision = self._decide(attempt)
-            self._records.append(Record(began, attempt, decision, number))
+            self._records.append(AttemptRecord(began, attempt, decision, number))
             if plan.history:
-                write(plan.history, self._records)
+                write_history(plan.history, self._records)
             if plan.suspects and decision.without:
-                files.append_suspects(plan.suspects, [(one.host, one.evidence) for one in suspects(
-                    self._attempts, plan.given.nodes) if one.host in decision.without])
+                suspects = find_suspects(self._attempts, plan.allocation.nodes)
+                files.append_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in suspects
+                                                      if suspect.host in decision.without])
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
             on = f" on {fold_hosts(decision.nodes)}" if decision.nodes else ""
@@ -104,77 +105,78 @@ class Supervisor:
                      "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
-        words = on_nodes(plan.command, Placement(nodes, plan.tasks_per_node, step, [*variables]))
-        before = state_of(plan.progress_file)
-        self._running = Running(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s)
+        words = make_command(plan.command, JobStep(nodes, plan.tasks_per_node, step, [*variables]))
+        before = read_checkpoint_state(plan.progress_file)
+        self._running = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher,
+                                       plan.abort_grace_s)
         if self._signal:  # it came while the launcher was started
             self._running.forward(self._signal)
-        attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel(plan.given, step))
+        attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.allocation, step))
         self._running = None
         if attempt.status and plan.error_file and os.path.exists(report):
             files.write_file(plan.error_file, Path(report).read_text())
-        after = state_of(plan.progress_file)
+        after = read_checkpoint_state(plan.progress_file)
         return attempt._replace(has_progressed=after != before if after else None)
 
     def _ask(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return those of `nodes` that do not answer, and could."""
-        return tuple(node for node in silent(self._plan.given, nodes) if node not in self._mute)
+        """Return those of `nodes` that have stopped answering."""
+        return tuple(node for node in find_silent_nodes(self._plan.allocation, nodes) if node not in self._mute)
 
     def _find_mute(self) -> None:
-        nodes = self._plan.given.nodes
-        found = silent(self._plan.given, nodes)
-        self._mute = found if len(found) >= len(nodes) - 1 else ()  # all but this one; fewer are lost
+        nodes = self._plan.allocation.nodes
+        silent = find_silent_nodes(self._plan.allocation, nodes)
+        self._mute = silent if len(silent) >= len(nodes) - 1 else ()  # all but this one; fewer are lost
 
     def _decide(self, attempt: Attempt) -> Decision:
         plan = self._plan
-        left = left_s() - (plan.stop_before_s or 0.0) if attempt.status else 0.0
-        pool = plan.given.nodes or (socket.gethostname(),)
-        found = decide(self._attempts, pool, Limits(
-            max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, slurm_restarts(os.environ),
+        left = find_time_left_s() - (plan.stop_before_s or 0.0) if attempt.status else 0.0
+        pool = plan.allocation.nodes or (socket.gethostname(),)
+        decision = decide(self._attempts, pool, Limits(
+            max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, count_slurm_restarts(os.environ),
             self._counter.fruitless))
-        if found.action is Action.AGAIN and not is_running(plan.given):
-            return Decision(Action.STOP, "the batch system ends this job", without=found.without)
+        if decision.action is Action.AGAIN and not is_running(plan.allocation):
+            return Decision(Action.STOP, "the batch system ends this job", without=decision.without)
         if self._signal:
-            found = after_signal(found, signal.Signals(self._signal).name, self._attempts)
-        return found._replace(nodes=found.nodes if plan.given.nodes else ())
+            decision = decide_after_signal(decision, signal.Signals(self._signal).name, self._attempts)
+        return decision._replace(nodes=decision.nodes if plan.allocation.nodes else ())
 
     def _end(self, decision: Decision) -> int:
-        """Say how it ended, and return the exit status."""
+        """Print how the job ended, and return the exit status."""
         last = self._attempts[-1]
         self._counter.end(is_fruitless(self._attempts))
         if last.status and decision.action is not Action.REQUEUE:
             write_line(f"mpiddp.supervise: attempt {self._records[-1].number} ended: {last.reason}")
         if len(self._records) > 1:
-            write_line("\n".join(table(self._records)))
+            write_line("\n".join(format_table(self._records)))
         if decision.why:
             words = {Action.STOP: "stops", Action.REQUEUE: f"status {EXIT_REQUEUE}"}[decision.action]
             write_line(f"mpiddp.supervise: {words}: {decision.why}")
         if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
             write_line("mpiddp.supervise: no failure report was written. Does the command run the script through "
                        "`python -m mpiddp`?")
-        if last.status and self._plan.progress_file and not state_of(self._plan.progress_file):
+        if last.status and self._plan.progress_file and not read_checkpoint_state(self._plan.progress_file):
             write_line(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
         if decision.action is Action.DONE:
             self._counter.forget()
-        if self._signal and last.status == self._signal:  # as MPICH's launcher ends by it
+        if self._signal and last.status == self._signal:  # MPICH's launcher ends so
             return 128 + last.status
-        return last.status if last.status != EXIT_REQUEUE else 1  # by 75 a batch script would queue it again
+        return last.status if last.status != EXIT_REQUEUE else 1  # a batch script would requeue it at status 75
 
     def _forward(self, number: int, _: object) -> None:
-        """Hand a signal on to the job, and start nothing after one of ENDING."""
+        """Forward a signal to the job; no attempt is started after one of ENDING_SIGNALS."""
         launcher = self._plan.command.launcher
-        if number in ENDING or (number == signal.SIGQUIT and launcher.ends_by_quit):
+        if number in ENDING_SIGNALS or (number == signal.SIGQUIT and launcher.ends_by_quit):
             self._signal = self._signal or number
         if self._running is not None:
             self._running.forward(number)
-            for _again in range(1, launcher.interrupts if number == signal.SIGINT else 1):
-                time.sleep(INTERRUPTS_S)
+            for _ in range(1, launcher.interrupts if number == signal.SIGINT else 1):
+                time.sleep(SIGINT_REPEAT_GAP_S)
                 self._running.forward(number)
 
     def _suspend(self, *_: object) -> None:
-        """Stop with the job, and go on with it."""
+        """Stop with the job, and continue with it."""
         if self._running is not None:
             self._running.suspend()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -182,32 +184,32 @@ class Supervisor:
             self._running.resume()
 
 
-def state_of(path: str) -> tuple[tuple[str, int, int], ...]:
-    """Return what tells whether checkpoints were written: name, time in ns, size of a file, or of all in a folder.
+def read_checkpoint_state(path: str) -> tuple[tuple[str, int, int], ...]:
+    """Return the names, times (ns) and sizes of a checkpoint or of all in a folder, which change when one is written.
 
-    Those in the newest folder below it are told, too: FSDP's checkpoints are folders, and may be overwritten in place.
-    What cannot be looked at is left out, such as a link that leads nowhere and a file that is removed meanwhile.
+    The newest folder below it counts too: FSDP's checkpoints are folders, and may be overwritten in place. Files that
+    cannot be inspected are left out, such as a dangling link or a file that is removed meanwhile.
     """
     if not path:
         return ()
-    found = looked_at([path])
-    if path in found and stat.S_ISDIR(found[path].st_mode):
-        found = inside(path)
-        below = [one for one, facts in found.items() if stat.S_ISDIR(facts.st_mode)]
+    stats = stat_files([path])
+    if path in stats and stat.S_ISDIR(stats[path].st_mode):
+        stats = stat_folder(path)
+        below = [file for file, facts in stats.items() if stat.S_ISDIR(facts.st_mode)]
         if below:
-            found |= inside(max(below, key=lambda one: found[one].st_mtime_ns))
-    return tuple(sorted((one, facts.st_mtime_ns, facts.st_size) for one, facts in found.items()))
+            stats |= stat_folder(max(below, key=lambda file: stats[file].st_mtime_ns))
+    return tuple(sorted((file, facts.st_mtime_ns, facts.st_size) for file, facts in stats.items()))
 
 
-def inside(folder: str) -> dict[str, os.stat_result]:
-    """Return what looked_at() does of all that is in a folder."""
-    return looked_at(os.path.join(folder, name) for name in list_names(folder))
+def stat_folder(folder: str) -> dict[str, os.stat_result]:
+    """Return the os.stat() of all files in a folder, as stat_files() does."""
+    return stat_files(os.path.join(folder, name) for name in list_names(folder))
 
 
-def looked_at(paths: Iterable[str]) -> dict[str, os.stat_result]:
-    """Return what the kernel tells of files; those that cannot be looked at are left out."""
-    found = {}
+def stat_files(paths: Iterable[str]) -> dict[str, os.stat_result]:
+    """Return the os.stat() of files, without those that cannot be inspected."""
+    stats = {}
     for path in paths:
         with contextlib.suppress(OSError):
-            found[path] = os.stat(path)
-    return found
+            stats[path] = os.stat(path)
+    return stats

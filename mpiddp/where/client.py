@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from ..base.text import join_names
 from ..base.version import __version__
-from ..discovery.schedulers import call, name_job
+from ..discovery.schedulers import name_job, run_command
 from ..ipc.channel import Channel
 from ..ipc.codec import Codec
 from ..ipc.listener import connect
@@ -128,7 +128,7 @@ def is_outdated(path: str, endpoint: JobEndpoint) -> bool:
 
 def list_slurm_jobs() -> set[str] | None:
     """Return the numbers of this user's jobs that run or wait in Slurm, None if it does not answer."""
-    done = call("squeue", "--noheader", "--me", "--format=%A", timeout_s=SQUEUE_TIMEOUT_S)
+    done = run_command("squeue", "--noheader", "--me", "--format=%A", timeout_s=SQUEUE_TIMEOUT_S)
     return set(done.stdout.split()) if done is not None and done.returncode == 0 else None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..base.text import format_duration, format_ranges
 from ..failure import stack
-from ..failure.stack import Frame, Kind
+from ..failure.stack import Frame, FrameKind
 from .snapshot import Activity, ChildProcess, Location, RankGroup, RankSample, Snapshot
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
@@ -223,22 +223,22 @@ def waiting_calls(samples: Iterable[RankSample]) -> dict[int, str]:
 def find_free_ranks(samples: Iterable[RankSample]) -> set[int]:
     """Return the ranks that wait for no other rank, so that others may wait for them."""
     return {sample.rank for sample in samples if locate(sample).activity in FREE
-            and not any(frame.kind is Kind.OURS for frame in stack.after_script(sample.frames))}
+            and not any(frame.kind is FrameKind.OURS for frame in stack.list_called_frames(sample.frames))}
 
 
 def move_to_failure(sample: RankSample, where: str) -> RankSample:
     """Return a rank whose script has raised as it was at that moment; `where` is the line in the format of reports."""
     match = FAILURE_PATTERN.fullmatch(where)
     file, line, function = match.groups() if match else (where, "0", "")
-    return sample._replace(frames=(Frame(Kind.SCRIPT, file, int(line), function),), state="S", wchan="", cores=0.0)
+    return sample._replace(frames=(Frame(FrameKind.SCRIPT, file, int(line), function),), state="S", wchan="", cores=0.0)
 
 
 def locate(sample: RankSample) -> Location:
     """Return where a rank is."""
-    activity, name = classify_activity(sample), stack.collective(sample.frames)
+    activity, name = classify_activity(sample), stack.find_collective(sample.frames)
     if activity is Activity.ENDED:
         return Location(activity, "")
-    line = NATIVE if sample.native and not sample.frames else stack.in_words(sample.frames)
+    line = NATIVE if sample.native and not sample.frames else stack.format_short(sample.frames)
     if sample.wchan and activity in (Activity.KERNEL, Activity.SILENT, Activity.ELSEWHERE):
         line = " → ".join(filter(None, (line, f"{sample.wchan}()")))
     if activity in (Activity.LOADER, Activity.ELSEWHERE):
@@ -258,17 +258,17 @@ def classify_activity(sample: RankSample) -> Activity:
         return Activity.ENDED
     if not sample.frames and (sample.state == "D" or not sample.native):
         return Activity.KERNEL if sample.state == "D" else Activity.SILENT
-    name = stack.collective(sample.frames)
+    name = stack.find_collective(sample.frames)
     if name and (name != stack.BACKWARD_NAME or sample.cores < IDLE_CORES):
         return Activity.COLLECTIVE
     if sample.cores >= BUSY_CORES or name:
         return Activity.BUSY
-    return Activity.LOADER if stack.waits_for_loader(sample.frames) else Activity.ELSEWHERE
+    return Activity.LOADER if stack.is_waiting_for_loader(sample.frames) else Activity.ELSEWHERE
 
 
 def describe_child(child: ChildProcess) -> str:
     """Return where a child is, in words."""
     state = {"T": "stopped", "t": "stopped", "D": "held by the kernel"}.get(child.state, "")
     wchan = f"{child.wchan}()" if child.wchan else ""
-    line = NATIVE if child.native else stack.in_words(child.frames)
+    line = NATIVE if child.native else stack.format_short(child.frames)
     return f"its child: {' → '.join(filter(None, (child.program, line, wchan, state)))}"

@@ -11,7 +11,7 @@ from functools import partial
 
 from ..base.text import truncate_middle
 from ..failure import stack
-from ..failure.root_cause import LONG_TEXT
+from ..failure.root_cause import MAX_STACK_CHARS
 from ..ipc.codec import Codec, Text, Unreadable
 from ..ipc.event_loop import EventLoop
 from .process_sample import (
@@ -166,7 +166,7 @@ class StackCollector:
         if pid not in self._pending:
             return
         try:
-            frames = stack.from_dump(output, pid)
+            frames = stack.parse_py_spy(output, pid)
         except (ValueError, TypeError, KeyError):
             self.native[pid] = extract_error(output)
         else:
@@ -214,7 +214,7 @@ class StackCollector:
 
     def _take_stack(self, message: RankSample | Text | Unreadable) -> None:
         if isinstance(message, StackSample) and message.pid in self._pending:
-            self._store(message.pid, stack.read(message.text))
+            self._store(message.pid, stack.parse_dump(message.text))
             self._finish(message.pid)
 
     def _read_socket(self) -> None:
@@ -284,12 +284,12 @@ class ProcessSampler:
         self._last = by_pid
         tcp_bytes, unseen_sockets = self._tcp.count(by_pid)
         frames = collector.stacks.get(self._pid, [])
-        is_spinning = collector.spins and stack.waits_in_torch(frames)
+        is_spinning = collector.spins and stack.is_in_torch(frames)
         children = [self._describe_child(pid, sample) for pid, sample in descendants.items()
                     if self._is_shown(pid, sample)]
         unseen = (explain_unseen(self._descendants), unseen_sockets, *(sample.unseen for sample in samples))
         self._reply(Sample(
-            request.number, stack.as_text(frames), rank.state if rank else "", rank.wchan if rank else "",
+            request.number, stack.frames_to_json(frames), rank.state if rank else "", rank.wchan if rank else "",
             round(cores, 2), sum(sample.busy_s for sample in (descendants.values() if is_spinning else samples)),
             sum(sample.moved_bytes for sample in samples) + self._fed_bytes + tcp_bytes - collector.received_bytes,
             self._has_ended, json.dumps(children[:MAX_CHILDREN], ensure_ascii=False), collector.progress,
@@ -304,14 +304,14 @@ class ProcessSampler:
 
     def _describe_child(self, pid: int, sample: ProcSample) -> tuple[object, ...]:
         frames = self._collector.stacks.get(pid, [])
-        return (pid, stack.as_lists(frames), sample.state, sample.wchan, other_program_name(pid, self._pid),
+        return (pid, stack.frames_to_lists(frames), sample.state, sample.wchan, other_program_name(pid, self._pid),
                 self._collector.native.get(pid, ""))
 
 
 def inspect_threads(loop: EventLoop, pid: int, request: ThreadsRequest, reply: Callable[[ThreadsReply], None]) -> None:
     """Reply with all threads of a rank as soon as py-spy has printed them, or with why it has not."""
     def send(text: str) -> None:
-        reply(ThreadsReply(request.rank, truncate_middle(text, LONG_TEXT), request.asker))
+        reply(ThreadsReply(request.rank, truncate_middle(text, MAX_STACK_CHARS), request.asker))
 
     try:
         dump_stacks(loop, pid, [NATIVE if request.native else NONBLOCKING], THREADS_TIMEOUT_S, send)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..failure.root_cause import NOBODY, Report, Seen
-from ..failure.stack import Frame, from_lists, from_text
+from ..failure.root_cause import NOBODY, JobActivity, Report
+from ..failure.stack import Frame, frames_from_json, frames_from_lists
 from .outliers import build_snapshot, describe_locations, find_free_ranks, move_to_failure, waiting_calls
 from .protocol import Progress, Sample, SampleRequest, SnapshotReply
 from .rendering import as_json, format_table
@@ -74,7 +74,7 @@ class SnapshotCollector:
             steps, age_s, groups, spins = answer.progress or NO_PROGRESS
             try:
                 if answer.stack not in stacks:
-                    stacks[answer.stack] = from_text(answer.stack)
+                    stacks[answer.stack] = frames_from_json(answer.stack)
                 if groups not in sequences:
                     sequences[groups] = parse_sequences(groups)
                 children = parse_children(answer.children)
@@ -96,7 +96,7 @@ def parse_sequences(text: str) -> tuple[CollectiveSeq, ...]:
 
 def parse_children(text: str) -> tuple[ChildProcess, ...]:
     """Return the children in a `Whereabouts`; raise ValueError or TypeError for anything else."""
-    return tuple(ChildProcess(int(pid), from_lists(frames), *map(str, fields))
+    return tuple(ChildProcess(int(pid), frames_from_lists(frames), *map(str, fields))
                  for pid, frames, *fields in (json.loads(text) if text else ()))
 
 
@@ -124,16 +124,17 @@ class SnapshotService:
         """Return where the ranks are, as a table."""
         return "\n".join(format_table(build_snapshot(self.collector.samples)))
 
-    def observe(self, failures: Mapping[int, str]) -> Seen:
+    def observe(self, failures: Mapping[int, str]) -> JobActivity:
         """Return where the ranks are for root-cause analysis; `failures` are the lines at which ranks have failed."""
         samples = [move_to_failure(sample, failures[sample.rank]) if failures.get(sample.rank) else sample
                    for sample in self.collector.samples]
         snapshot = build_snapshot(samples)
         is_telling = snapshot.odd_group is not None or all(
             group.location.activity.is_waiting for group in snapshot.groups)
-        return Seen(describe_locations(samples), find_free_ranks(samples), waiting_calls(samples),
-                    "\n".join(format_table(snapshot)) if is_telling else "",
-                    has_groups=any(len(sample.sequences) > 1 for sample in samples), deserted=find_deadlock(samples))
+        table = "\n".join(format_table(snapshot)) if is_telling else ""
+        has_groups = any(len(sample.sequences) > 1 for sample in samples)
+        return JobActivity(describe_locations(samples), find_free_ranks(samples), waiting_calls(samples), table,
+                           has_groups, find_deadlock(samples))
 
     def find_deadlock(self, now_s: float) -> Report | None:
         """Return a report if ranks wait for one that has ended, as DeadlockDetector.update() does."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ..base.text import format_duration, format_ranges
 from ..failure import stack
-from ..failure.root_cause import ABSENT, NOBODY, Report
-from ..failure.stack import essential
+from ..failure.root_cause import NOBODY, Report, ReportKind
+from ..failure.stack import make_stall_fingerprint
 from .outliers import classify_activity, waiting_calls
 from .snapshot import Activity, RankSample
 
@@ -86,7 +86,8 @@ def has_moved(before: RankSample, now: RankSample, passed_s: float) -> bool:
     """Return whether a rank is elsewhere than in its sample `passed_s` ago, or has worked since."""
     if now.has_ended and before.has_ended:  # it polls for the others
         return False
-    return (now.has_ended != before.has_ended or essential(now.frames) != essential(before.frames)
+    is_elsewhere = make_stall_fingerprint(now.frames) != make_stall_fingerprint(before.frames)
+    return (now.has_ended != before.has_ended or is_elsewhere
             or now.steps != before.steps or now.sequences != before.sequences
             or now.busy_s - before.busy_s > IDLE_CORES * passed_s + CLOCK_GRAIN_S
             or now.faults - before.faults > IDLE_FAULTS_PER_S * (passed_s + 1)
@@ -132,18 +133,19 @@ def find_deadlock(samples: Sequence[RankSample]) -> Report | None:
     wait, have = "waits" if len(waiting) == 1 else "wait", "has" if len(awaited) == 1 else "have"
     cause = (f"{describe_ranks(waiting)} {wait} in {name} for {describe_ranks(awaited)}, "
              f"which {have} come to the end of the script")
-    return Report(NOBODY, "", ABSENT, cause, DEADLOCK_STATUS, waiting_calls([first]).get(first.rank, ""))
+    call = waiting_calls([first]).get(first.rank, "")
+    return Report(NOBODY, "", ReportKind.UNREACHABLE, cause, DEADLOCK_STATUS, call)
 
 
 def is_in_collective(sample: RankSample) -> bool:
     """Return whether a rank waits in a collective; one that computes on a GPU may do so in any function of torch."""
     return classify_activity(sample) is Activity.COLLECTIVE or (
-        sample.has_answered and sample.spins and stack.waits_in_torch(sample.frames))
+        sample.has_answered and sample.spins and stack.is_in_torch(sample.frames))
 
 
 def has_missed_call(ended: RankSample, waiting: RankSample) -> bool:
     """Return whether a rank that has ended has not made a call for which another rank waits."""
-    if stack.collective(waiting.frames) == "should_stop":
+    if stack.find_collective(waiting.frames) == "should_stop":
         return ended.steps < waiting.steps
     numbers = {(names, group): number for number, names, group in ended.sequences}
     return any(numbers.get((names, group), number) < number if numbers else ended.rank in parse_ranks(names)
@@ -158,7 +160,7 @@ def parse_ranks(names: str) -> set[int]:
 
 def awaited_call(sample: RankSample) -> str:
     """Return the name of the call in which a rank waits."""
-    return stack.collective(sample.frames) or "torch"
+    return stack.find_collective(sample.frames) or "torch"
 
 
 def describe_ranks(samples: Sequence[RankSample]) -> str:

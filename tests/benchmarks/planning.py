@@ -24,9 +24,8 @@ from mpiddp.discovery.gpus import Gpu
 from mpiddp.discovery.host import HostFacts, Interface
 from mpiddp.discovery.script import ScriptFacts
 from mpiddp.planning.environment import Endpoint
-from mpiddp.planning.job import HostPlan, ReadyFacts, plan_devices, plan_hosts
-from mpiddp.planning.network import Trial, Way, agreed, candidates, sockets
-from mpiddp.planning.placement import Seat
+from mpiddp.planning.job import Placement, PostTorchFacts, PreTorchPlan, plan_post_torch, plan_pre_torch
+from mpiddp.planning.network import NodeInterfaces, ProbeResult, choose_address, choose_nccl_interfaces, rank_addresses
 
 RANKS_PER_NODE = 8
 CPUS = frozenset(range(64))
@@ -47,16 +46,16 @@ def host(rank: int) -> HostFacts:
         topology=TOPOLOGY if rank % RANKS_PER_NODE == 0 else None, alone=False, cpus_per_task=None,
         interfaces=(Interface("ib0", address, "10.0.0.0/8", False, 200_000),), script=ScriptFacts("train.py", "cafe"),
         versions=dict(VERSIONS), prefix="/env", shm_bytes=2**38, open_files=65536,
-        gpus=GPUS, seen=GPUS,
+        gpus=GPUS, visible_gpus=GPUS,
     )
 
 
-def ready(plans: Sequence[HostPlan], tried: int = 1) -> list[ReadyFacts]:
+def ready(plans: Sequence[PreTorchPlan], tried: int = 1) -> list[PostTorchFacts]:
     """Return the facts of ranks that have imported torch, and tried so many addresses."""
-    trials = tuple(Trial("ib0") for _ in range(tried))
-    return [ReadyFacts(one.place, TORCH, {},
-                       Seat(one.place.rank, one.place.node_rank, "n", "", None, CPUS, (0, 1), 8, ""),
-                       one.choice, trials if one.tries else ()) for one in plans]
+    trials = tuple(ProbeResult("ib0") for _ in range(tried))
+    return [PostTorchFacts(one.place, TORCH, {},
+                           Placement(one.place.rank, one.place.node_rank, "n", "", None, CPUS, (0, 1), 8, ""),
+                           one.choice, trials if one.probes else ()) for one in plans]
 
 
 def plan(ranks: int) -> tuple[float, float]:
@@ -64,18 +63,20 @@ def plan(ranks: int) -> tuple[float, float]:
     facts = [host(rank) for rank in range(ranks)]
     before = peak_mib()
     start = time.perf_counter()
-    plans = plan_hosts(facts, LaunchConfig())
-    offered = candidates(facts)
+    plans = plan_pre_torch(facts, LaunchConfig())
+    offered = rank_addresses(facts)
     hosts_s = time.perf_counter() - start
     found = ready(plans, len(offered))
     hosts = [one.hostname for one in facts]
     start = time.perf_counter()
-    address, interfaces = agreed(offered, {one.place.node_rank: one.trials for one in found if one.trials},
-                                 {one.place.node_rank: hosts[one.place.rank] for one in found})
+    results = {one.place.node_rank: one.probe_results for one in found if one.probe_results}
+    names = {one.place.node_rank: hosts[one.place.rank] for one in found}
+    address, interfaces = choose_address(offered, results, names)
     nodes = {plan.place.node_rank: one for plan, one in zip(plans, facts, strict=True) if plan.place.local_rank == 0}
-    told = sockets([Way(nodes[node].interfaces, name, [name]) for node, name in sorted(interfaces.items())])
+    told = choose_nccl_interfaces([NodeInterfaces(nodes[node].interfaces, name, [name])
+                                   for node, name in sorted(interfaces.items())])
     ways = {node: (name, told[node]) for node, name in interfaces.items()}
-    answers = plan_devices(found, hosts, LaunchConfig(), Endpoint(address, 40000, "token", "run"), ways)
+    answers = plan_post_torch(found, hosts, LaunchConfig(), Endpoint(address, 40000, "token", "run"), ways)
     devices_s = time.perf_counter() - start
     assert len(answers) == ranks
     return hosts_s + devices_s, peak_mib() - before
@@ -93,11 +94,13 @@ def checks_ms(times: int) -> float:
     syntax; what they import is counted, what a start without them would import too is not.
     """
     code = ("import time, os, socket, mpi4py.MPI, mpiddp.base.config; start = time.perf_counter(); "
-            "from mpiddp.discovery import launchers, mpi, runtime, script, software; "
+            "from mpiddp.discovery import host, launchers, mpi, runtime, script; "
             "from mpiddp.planning import compatibility, problems; "
-            "found = mpi.library(); compatibility.check_nested(runtime.outer_launcher(os.environ), None); "
-            "compatibility.check_fit(launchers.detect(os.environ), found); software.versions(found.title); "
-            f"script.script_facts(mpiddp.base.config.Script({__file__!r})); "
+            "found = mpi.identify_library(); "
+            "compatibility.check_nested(runtime.find_outer_launcher(os.environ), None); "
+            "compatibility.check_compatibility(launchers.read_launch_facts(os.environ), found); "
+            "host.read_versions(found.title); "
+            f"script.read_script_facts(mpiddp.base.config.Script({__file__!r})); "
             "print(time.perf_counter() - start)")
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     taken = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, ENDED, OWN
+from mpiddp.failure.root_cause import ReportKind
 from mpiddp.supervise.decision import Action, Attempt, Limits, decide
 
 NODES, SPARES, CLUSTER, RANKS = 1000, 16, 1100, 8  # of the job, beside it, in all; ranks of a node
@@ -120,9 +120,11 @@ class Month:
         """Return an attempt as mpiddp.supervise would note it."""
         rank, steps = self.used.index(node) * RANKS + self.random.randrange(RANKS), int(hours * STEPS_PER_HOUR)
         as_reported = {
-            "lost": (ABSENT, "is gone, and its sentinel with it"), "crash": (ENDED, "ended by SIGSEGV"),
-            "device": (CONSEQUENCE, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
-            "bug": (OWN, "KeyError: 'label'"), "exception": (OWN, f"OSError: {self.random.random()}"),
+            "lost": (ReportKind.UNREACHABLE, "is gone, and its sentinel with it"),
+            "crash": (ReportKind.PROCESS_EXIT, "ended by SIGSEGV"),
+            "device": (ReportKind.SECONDARY, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+            "bug": (ReportKind.ERROR, "KeyError: 'label'"),
+            "exception": (ReportKind.ERROR, f"OSError: {self.random.random()}"),
         }
         reported, cause = as_reported[kind]
         silent, device = (NAMES[node],) if kind == "lost" else (), cause if kind == "device" else ""
@@ -136,7 +138,7 @@ class Month:
             if node == self.lemon:
                 self.lemon_out = self.lemon_faults if self.lemon_out is None else self.lemon_out
                 self.away[node] = HOURS
-            elif not any(node in (int(one.host),) and one.kind != OWN for one in self.history):
+            elif not any(node in (int(one.host),) and one.kind != ReportKind.ERROR for one in self.history):
                 self.healthy_out += 1
 
 

@@ -18,7 +18,7 @@ from mpiddp.base.config import LaunchConfig
 from mpiddp.base.polling import sleep_until
 from mpiddp.bootstrap.rank0 import raise_open_file_limit
 from mpiddp.bootstrap.rollcall import Rendezvous
-from mpiddp.planning.job import plan_hosts
+from mpiddp.planning.job import plan_pre_torch
 from tests.benchmarks.planning import host, ready
 
 TIMEOUT_S = 100
@@ -26,7 +26,7 @@ world, count = MPI.COMM_WORLD, int(sys.argv[1])
 roll = Rendezvous(world, TIMEOUT_S, time.monotonic())
 raise_open_file_limit(2 * count)
 facts = [host(rank) for rank in range(count)]
-plans = plan_hosts(facts, LaunchConfig())
+plans = plan_pre_torch(facts, LaunchConfig())
 
 
 def messages(facts, answers):

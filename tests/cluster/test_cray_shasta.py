@@ -20,9 +20,9 @@ ADVISED = {"mpich": "--mpi=pmi2", "impi": "--mpi=pmi2", "openmpi4": "--mpi=pmix"
 IN_STEP = """\
 import json, os
 from mpiddp.discovery import cpus, launchers, runtime
-by = launchers.detect(os.environ)
-print(json.dumps([by.launcher.name, by.size, runtime.slurm_step(os.environ, by), launchers.is_first_on_node(os.environ),
-                  cpus.grant(os.environ, "n", not by.by_srun)[0]]))
+by = launchers.read_launch_facts(os.environ)
+print(json.dumps([by.launcher.name, by.size, runtime.find_slurm_step(os.environ, by),
+                  launchers.is_first_on_node(os.environ), cpus.read_grant(os.environ, "n", not by.by_srun)[0]]))
 """
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.discovery.devices import read_driver
-from mpiddp.discovery.gpus import describe_openable
+from mpiddp.discovery.devices import read_driver_version
+from mpiddp.discovery.gpus import describe_openable_gpus
 from tests import processes
 from tests.gpu.conftest import TIMEOUT_S, Start, command, found, visible
 from tests.support import EXAMPLES, ROOT, check, free_port
@@ -74,9 +74,9 @@ def test_first_all_reduce(ranks: int, env: dict[str, str], note: Note) -> None:
 @pytest.mark.usefixtures("ranks")
 def test_what_tells_of_gpus(note: Note) -> None:
     """GPUs and driver without torch, as `no-gpu-seen` names them."""
-    assert re.fullmatch(r"\d+ NVIDIA GPUs? \(nvidia\d+.*\)", describe_openable())
-    assert re.fullmatch(r"NVIDIA \d+\.\d+(\.\d+)?", read_driver())
-    note(f"{describe_openable()}, driver {read_driver()}")
+    assert re.fullmatch(r"\d+ NVIDIA GPUs? \(nvidia\d+.*\)", describe_openable_gpus())
+    assert re.fullmatch(r"NVIDIA \d+\.\d+(\.\d+)?", read_driver_version())
+    note(f"{describe_openable_gpus()}, driver {read_driver_version()}")
 
 
 @pytest.mark.usefixtures("ranks")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from mpiddp.failure.root_cause import SEARCHING_S, SETTLING_S, Report
+from mpiddp.failure.root_cause import ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, Report
 from mpiddp.sentinel.coordinator import PRINT_TIMEOUT_S
 from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S
 from mpiddp.sentinel.watcher import DECISION_TIMEOUT_S, LEAVE_TIMEOUT_S
@@ -162,7 +162,7 @@ def late(world: World) -> list[str]:
     """Return which ranks have ended later than is promised."""
     shape = world.shape
     (_, fault), *others = world.effects
-    longest_s = SEARCHING_S + PRINT_TIMEOUT_S + MARGIN_S
+    longest_s = ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S + MARGIN_S
     if fault.kind in ("raise", "exit") or others:
         longest_s += shape.grace_s  # for the last words
     if shape.busy or others:
@@ -191,7 +191,7 @@ def plainly_first(world: World) -> Fault | None:
         return None if others else fault
     if fault.kind == "SIGKILL" and world.shape.by_srun and world.shape.kills_s is not None:
         return None  # srun kills all by the same signal, when it is ended itself
-    return None if any(later_s < at_s + SETTLING_S + 0.01 for later_s, _ in others) else fault
+    return None if any(later_s < at_s + SAME_CAUSE_WAIT_S + 0.01 for later_s, _ in others) else fault
 
 
 def misjudged(world: World, first: Report, fault: Fault) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from mpiddp.failure import root_cause
-from mpiddp.failure.root_cause import Report, Scene, Verdict
+from mpiddp.failure.root_cause import FailureContext, Report, RootCause
 from mpiddp.sentinel import coordinator, events, watcher
 from mpiddp.sentinel.coordinator import Coordinator
 from mpiddp.sentinel.protocol import LAUNCHER_KILL_TIMEOUT_S
@@ -19,15 +19,15 @@ def nothing(*_: Any) -> None:
     """Do nothing, in the place of what should be done."""
 
 
-def last_named(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
+def last_named(reports: Sequence[Report], waited_s: float, context: FailureContext) -> RootCause | None:
     """Return the verdict, but with the report that came last."""
-    verdict = root_cause.judge(reports, waited_s, scene)
+    verdict = root_cause.select_root_cause(reports, waited_s, context)
     return verdict._replace(first=reports[-1]) if verdict else None
 
 
-def hasty(reports: Sequence[Report], waited_s: float, scene: Scene) -> Verdict | None:
+def hasty(reports: Sequence[Report], waited_s: float, context: FailureContext) -> RootCause | None:
     """Return the first report at once, also if it looks like a consequence."""
-    return Verdict(reports[0]) if reports else None
+    return RootCause(reports[0]) if reports else None
 
 
 def give_up(self: Watcher) -> None:

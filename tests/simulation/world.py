@@ -9,8 +9,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from mpiddp.failure.rank import Member
-from mpiddp.failure.root_cause import ABSENT, CONSEQUENCE, NOBODY, OWN, Report, Seen, Verdict
+from mpiddp.failure.rank import RankIdentity
+from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc.codec import Text, Unreadable
 from mpiddp.sentinel import events, protocol
 from mpiddp.sentinel.coordinator import Coordinator, State
@@ -68,7 +68,7 @@ class Printed(NamedTuple):
 
     at_s: float
     by: str
-    verdict: Verdict
+    verdict: RootCause
 
 
 class World:
@@ -141,7 +141,7 @@ class World:
             self.now, _, act, arguments = heapq.heappop(self._queue)
             act(*arguments)
 
-    def print_report(self, by: str, verdict: Verdict) -> None:
+    def print_report(self, by: str, verdict: RootCause) -> None:
         """Note that somebody prints why the job failed."""
         self.trace(by, "prints", verdict)
         self.printed.append(Printed(self.now, by, verdict))
@@ -237,8 +237,8 @@ class Rank:
         self.script_over = False
         self.waits = False  # in a collective, for others
         shape = world.shape
-        self.member = Member(number, shape.ranks, number % shape.per_node, self.host, "cpu", 1000 + number, "run",
-                             shape.grace_s, shape.exits, namespace=self.host)
+        self.member = RankIdentity(number, shape.ranks, number % shape.per_node, self.host, "cpu", 1000 + number, "run",
+                                   shape.grace_s, shape.exits, namespace=self.host)
 
     @property
     def sentinel(self) -> Sentinel:
@@ -276,7 +276,7 @@ class Rank:
     def expect_answer(self) -> None:
         """Decide alone if nobody answers; nobody can answer a rank 0 without a sentinel."""
         assert self.reporting
-        alone_s = LAUNCHER_KILL_TIMEOUT_S if self.reporting.kind == CONSEQUENCE else 0.001
+        alone_s = LAUNCHER_KILL_TIMEOUT_S if self.reporting.kind == ReportKind.SECONDARY else 0.001
         self.world.schedule(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
 
     def begin(self) -> None:
@@ -306,7 +306,7 @@ class Rank:
     def give_up_others(self) -> None:
         """Fail if others have not finished by now."""
         if not all(other.script_over for other in self.world.ranks):
-            self.fail("waited in vain for the end of others", 1, kind=CONSEQUENCE)
+            self.fail("waited in vain for the end of others", 1, kind=ReportKind.SECONDARY)
 
     def leave(self) -> None:
         """Leave the job in order."""
@@ -317,7 +317,7 @@ class Rank:
             self.send(protocol.Leave())
             self.world.schedule(0.005, self.exit, 0)
 
-    def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = OWN) -> bool:
+    def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = ReportKind.ERROR) -> bool:
         """Report an error, wait for what follows, and return whether this rank still could."""
         if not self.alive or self.reporting or self.left or self.stopped or self.busy:
             return False
@@ -325,7 +325,7 @@ class Rank:
         self.last_words_s = last_words_s
         self.send(protocol.Failed(self.reporting))
         self.expect_answer()
-        if kind == OWN:
+        if kind == ReportKind.ERROR:
             self.world.on_stall(self)
         return True
 
@@ -336,13 +336,13 @@ class Rank:
             if not self.reporting and not self.left:
                 self.die(signal.SIGABRT)
         elif missing and self.world.shape.collectives and not self.script_over:
-            self.fail(f"connection closed by peer (rank {other.number})", 1, kind=CONSEQUENCE)
+            self.fail(f"connection closed by peer (rank {other.number})", 1, kind=ReportKind.SECONDARY)
 
     def give_up(self) -> None:
         """Decide alone: nobody answers."""
         if self.alive and not self.stopped and self.decision is None:
             assert self.reporting
-            self.follow(protocol.Decision(Verdict(self.reporting), self.reporting.status, True))
+            self.follow(protocol.Decision(RootCause(self.reporting), self.reporting.status, True))
 
     def receive(self, message: protocol.SentinelToRank | CoordinatorMessage) -> None:
         """Take a message of the sentinel, or of the coordinator."""
@@ -591,7 +591,7 @@ class Sentinel:
         else:
             self.die()
 
-    def _meet(self, member: Member) -> None:
+    def _meet(self, member: RankIdentity) -> None:
         self.linked = True
         if self.number == 0:
             self.world.server.post(events.OwnRankJoined(0, member))
@@ -651,7 +651,7 @@ class Server:
             case events.CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
                 world.schedule(world.random.uniform(0.2, 2.0), self._post_wait_for_finished)
             case events.CoordinatorCommand.TAKE_SNAPSHOT:
-                world.schedule(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(Seen()))
+                world.schedule(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(JobActivity()))
             case events.CloseConnection():
                 pass
 
@@ -659,4 +659,5 @@ class Server:
         """Post whether all unfinished ranks wait for those that have finished."""
         living = [rank for rank in self.world.ranks if not rank.script_over]
         waits = living and all(rank.waits for rank in living)
-        self.post(events.WaitForFinishedRank(Report(NOBODY, "", ABSENT, "others wait in vain", 1) if waits else None))
+        report = Report(NOBODY, "", ReportKind.UNREACHABLE, "others wait in vain", 1)
+        self.post(events.WaitForFinishedRank(report if waits else None))

@@ -14,9 +14,9 @@ import torch
 
 from ...base.files import read_text
 from ...base.ranks import JobEnv, RankPosition
-from ...discovery.devices import described
-from ...discovery.gpus import DRIVER, Gpu
-from ...discovery.process import boot, cgroups
+from ...discovery.devices import read_gpu
+from ...discovery.gpus import DRIVER_FILE, Gpu
+from ...discovery.process import list_cgroups, read_boot_id
 from ...discovery.runtime import hostname
 from ..stats.schema import RankInfo
 from .timeouts import ask_device
@@ -38,14 +38,14 @@ def describe_rank(position: RankPosition | JobEnv, device: torch.device) -> Rank
 
 def machine_id() -> str:
     """Return what nodes that are containers of one machine have in common, empty if unknown: they measure in turns."""
-    return boot()
+    return read_boot_id()
 
 
 def rank_kind(device: torch.device, threads: int) -> str:
     """Return what is alike in ranks that are compared: the GPU's model, or "8 cores of AMD EPYC 7763"."""
     if device.type != "cpu":
         module = getattr(torch, device.type)
-        return described(module, module.current_device() if device.index is None else device.index).name or device.type
+        return read_gpu(module, module.current_device() if device.index is None else device.index).name or device.type
     return f"{threads} core{'s' * (threads != 1)} of {processor_model()}"
 
 
@@ -70,10 +70,10 @@ def network_switch(environ: Mapping[str, str]) -> str:
 
 
 class Throttling:
-    """How much CPU time the limits of this process's cgroups take away, from now on."""
+    """How much CPU time the limits of this process's list_cgroups take away, from now on."""
 
     def __init__(self) -> None:
-        self._files = [file for file in (f"{folder}/cpu.stat" for folder in cgroups("cpu"))
+        self._files = [file for file in (f"{folder}/cpu.stat" for folder in list_cgroups("cpu"))
                        if any(name in read_text(file) for name in CPU_STATS)]
         self._throttled_s, self._start = sum(map(throttled_s, self._files)), time.monotonic()
 
@@ -103,7 +103,7 @@ def gpu_faults(device: torch.device) -> list[str]:
 
     Call it while the GPU computes or just after: an idle one has no clocks to lower.
     """
-    if device.type != "cuda" or not os.path.exists(DRIVER):
+    if device.type != "cuda" or not os.path.exists(DRIVER_FILE):
         return []
     try:
         import pynvml as nvml
@@ -114,7 +114,7 @@ def gpu_faults(device: torch.device) -> list[str]:
     except nvml.NVMLError:
         return []
     try:
-        gpu = described(torch.cuda, torch.cuda.current_device() if device.index is None else device.index)
+        gpu = read_gpu(torch.cuda, torch.cuda.current_device() if device.index is None else device.index)
         handle = find_handle(nvml, gpu)
         label = f"GPU {gpu.pci}" if gpu.pci else str(device)
         return [] if handle is None else [f"{label}: {fault}" for fault in find_faults(nvml, handle)]

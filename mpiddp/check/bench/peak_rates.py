@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from ...base.files import list_names, read_text
-from ...discovery.devices import described
+from ...discovery.devices import read_gpu
 from .machine import processor_model
 
 NETWORK, INFINIBAND, PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"
@@ -37,7 +37,7 @@ def claimed_rates(device: torch.device, backend: str, environ: Mapping[str, str]
     sockets = {read_text(f"{CPUS}/{cpu}/topology/physical_package_id") for cpu in list_names(CPUS, "cpu")} - {""}
     rates = {"large": link_rate(backend, environ), "memory": memory_rate(processor_model(), len(sockets))}
     if device.type == "cuda":
-        gpu = described(torch.cuda, torch.cuda.current_device() if device.index is None else device.index)
+        gpu = read_gpu(torch.cuda, torch.cuda.current_device() if device.index is None else device.index)
         rates["matrix"], rates["device-memory"] = gpu_rates(gpu.name)
         rates["to-device"] = rates["from-device"] = pci_rate(gpu.pci)
     return {name: rate for name, rate in rates.items() if rate > 0}
