@@ -326,7 +326,7 @@ def test_what_a_rank_is_compared_by() -> None:
 
 def test_the_import_of_torch_is_as_long_as_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank.torch_import_s() is None or rank.torch_import_s() > 0
-    monkeypatch.setattr(rank, "begun", [("import mpiddp", 0), ("import torch", 10**9), ("devices", 35 * 10**8)])
+    monkeypatch.setattr(rank, "begun_stages", [("import mpiddp", 0), ("import torch", 10**9), ("devices", 35 * 10**8)])
     assert rank.torch_import_s() == 2.5
 
 
@@ -357,7 +357,7 @@ class Nvml:
     ({"RemappedRows": (0, 2, 1, 1)}, ["rows of its memory wait to be remapped, by a reset",
                                       "a row of its memory could not be remapped"]),
     ({"CurrentClocksEventReasons": 0x48},  # both bits are set where it is the temperature
-     ["its clocks are lowered by the peak_rates, for its temperature"]),
+     ["its clocks are lowered by the hardware, for its temperature"]),
     ({"CurrentClocksThrottleReasons": 0x80}, ["its clocks are lowered by the power supply's brake"]),
 ])
 def test_what_the_driver_tells(answers: dict[str, object], words: Sequence[str]) -> None:

@@ -205,6 +205,7 @@ def test_a_server_that_does_not_know_the_token_is_told_nothing_of_it() -> None:
             dialling.result(WAIT_S)
 
 
+@pytest.mark.process
 def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> None:
     """All of them are there at once when the entrance looks; the sentinel may have to call again, as it does then."""
     meeting.loop.stop()

@@ -134,7 +134,7 @@ class SnapshotService:
         table = "\n".join(format_table(snapshot)) if is_telling else ""
         has_groups = any(len(sample.sequences) > 1 for sample in samples)
         return JobActivity(describe_locations(samples), find_free_ranks(samples), waiting_calls(samples), table,
-                           has_groups, find_deadlock(samples))
+                           has_groups=has_groups, deadlock=find_deadlock(samples))
 
     def find_deadlock(self, now_s: float) -> Report | None:
         """Return a report if ranks wait for one that has ended, as DeadlockDetector.update() does."""

@@ -42,8 +42,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "a rank whose grace is over is not killed": lambda: mock.patch.object(Watcher, "_kill_in_time", nothing),
     "a lost coordinator is not missed": lambda: mock.patch.object(Watcher, "_on_rank_0_lost", nothing),
     "what its rank cannot tell is not told": lambda: mock.patch.object(Coordinator, "_print_if_unprinted", nothing),
-    "the last report is taken for the first": lambda: mock.patch.object(coordinator, "judge", last_named),
-    "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "judge", hasty),
+    "the last report is taken for the first": lambda: mock.patch.object(coordinator, "select_root_cause", last_named),
+    "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "select_root_cause", hasty),
     "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "DECISION_TIMEOUT_S", 0.001),
     "a rank is given up that has lost the coordinator alone": lambda: mock.patch.object(
         Watcher, "_on_coordinator_lost", give_up),
