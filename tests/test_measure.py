@@ -353,7 +353,7 @@ class Nvml:
     ({"RemappedRows": (0, 2, 1, 1)}, ["rows of its memory wait to be remapped, by a reset",
                                       "a row of its memory could not be remapped"]),
     ({"CurrentClocksEventReasons": 0x48},  # both bits are set where it is the temperature
-     ["its clocks are lowered by the peak_rates, for its temperature"]),
+     ["its clocks are lowered by the hardware, for its temperature"]),
     ({"CurrentClocksThrottleReasons": 0x80}, ["its clocks are lowered by the power supply's brake"]),
 ])
 def test_what_the_driver_tells(answers: dict[str, object], words: Sequence[str]) -> None:
