@@ -13,7 +13,7 @@ from mpiddp.base.config import LaunchConfig, Script
 from mpiddp.discovery.host import HostFacts
 from mpiddp.planning.job import plan_dry_run
 from mpiddp.reporting.map import draw_svg
-from tests import test_cores, test_gpus, test_plan
+from tests import test_cores, test_desk, test_gpus, test_plan
 from tests.support import ROOT
 
 MAP, TRACE = (ROOT / ".github" / name for name in ("map.svg", "trace.svg"))
@@ -30,9 +30,9 @@ def described_nodes() -> list[HostFacts]:
         nics = (test_plan.LO, test_plan.nic("ib0", f"10.1.0.{node + 1}", "10.1.0.0/16", speed=200_000))
         gpus = tuple(gpu._replace(uuid=f"GPU-{node}{index}", board=f"GPU-{node}{index}")
                      for index, gpu in enumerate(test_gpus.A100_NODE))
-        facts += [rank._replace(hostname=f"n{17 + node:03}", node=4 * node, gpus=gpus, visible_gpus=gpus,
-                                interfaces=nics)
-                  for rank in test_cores.ranks(test_cores.A100_NODE, *[cpus] * 4, allowed=cpus, node=node)]
+        ranks = test_cores.ranks(test_cores.A100_NODE, *[cpus] * 4, allowed=cpus, node=node)
+        facts += [rank._replace(hostname=f"n{17 + node:03}", node=4 * node, interfaces=nics)
+                  for rank in test_desk.with_gpus(gpus, ranks)]
     return facts
 
 
