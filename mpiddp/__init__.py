@@ -8,7 +8,9 @@ import sys
 
 from .base import timeline as _timeline  # noqa: F401 (it records when this process begins to import us)
 
-if sys.argv[:1] == ["-m"] and f"{' '.join(sys.orig_argv)} ".partition(" -m ")[2].startswith(f"{__name__} "):
+if any(os.path.basename(word) == __name__ for word in sys.argv[:1]) or (  # the command `mpiddp`, or `python -m mpiddp`
+        sys.argv[:1] == ["-m"]
+        and f"{' '.join(sys.orig_argv)} ".partition(" -m ")[2].startswith(f"{__name__} ")):
     from .staging import prefetch as _prefetch
 
     _prefetch.prefetch_modules()

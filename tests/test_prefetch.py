@@ -17,7 +17,7 @@ from mpiddp.staging.prefetch import COMMANDS, PrefetchedFinder
 from tests.support import ROOT, Mpi, alone, check
 
 SLOW = """import sys, time
-sys.argv, sys.orig_argv = ["-m"], ["python", "-m", {words}]
+sys.argv, sys.orig_argv = [{first!r}], ["python", "-m", {words}]
 clock = iter(range(10**6))
 time.perf_counter = lambda: next(clock)
 import mpiddp.launch
@@ -25,12 +25,12 @@ print(type(mpiddp.launch.__loader__).__module__)
 """
 
 
-@pytest.mark.parametrize(("words", "read"), [
-    ('"mpiddp", "train.py"', True), ('"mpiddp.where", "mpiddp"', False),
-    ('"mpiddp.supervise", "srun", "python", "-m", "mpiddp"', False)])
-def test_where_opening_a_file_takes_long_modules_are_read_ahead(words: str, read: bool, quick: Mpi) -> None:
+@pytest.mark.parametrize(("first", "words", "read"), [
+    ("-m", '"mpiddp", "train.py"', True), ("/venv/bin/mpiddp", '"cProfile"', True),
+    ("-m", '"mpiddp.where", "mpiddp"', False), ("train.py", '"cProfile"', False), ("-m", '"mpiddp.supervise", "srun", "python", "-m", "mpiddp"', False)])
+def test_where_opening_a_file_takes_long_modules_are_read_ahead(first: str, words: str, read: bool, quick: Mpi) -> None:
     """As a clock has it that is a second ahead at each look; not by other commands."""
-    done = check(alone(quick, "-c", SLOW.format(words=words)))
+    done = check(alone(quick, "-c", SLOW.format(first=first, words=words)))
     assert (done.stdout == f"{prefetch.__name__}\n") == read
 
 
