@@ -15,8 +15,8 @@ from tests.support import ROOT, Mpi, alone, check
 
 PACKAGE = ROOT / "mpiddp"
 FILES = sorted(PACKAGE.rglob("*.py"))
-PURE = {"__future__", "collections", "collections.abc", "functools", "ipaddress", "itertools", "math", "random", "re",
-        "statistics", "string", "typing", "ClusterShell.NodeSet"}
+PURE = {"__future__", "collections", "collections.abc", "enum", "functools", "ipaddress", "itertools", "math", "random",
+        "re", "statistics", "string", "typing", "ClusterShell.NodeSet"}
 
 
 def name(path: Path) -> str:
