@@ -26,8 +26,9 @@ print(type(mpiddp.launch.__loader__).__module__)
 
 
 @pytest.mark.parametrize(("first", "words", "read"), [
-    ("-m", '"mpiddp", "train.py"', True), ("/venv/bin/mpiddp", '"cProfile"', True),
-    ("-m", '"mpiddp.where", "mpiddp"', False), ("train.py", '"cProfile"', False), ("-m", '"mpiddp.supervise", "srun", "python", "-m", "mpiddp"', False)])
+    ("-m", '"mpiddp", "train.py"', True), ("/venv/bin/mpiddp", '"cProfile"', True), ("train.py", '"cProfile"', False),
+    ("-m", '"mpiddp.where", "mpiddp"', False),
+    ("-m", '"mpiddp.supervise", "srun", "python", "-m", "mpiddp"', False)])
 def test_where_opening_a_file_takes_long_modules_are_read_ahead(first: str, words: str, read: bool, quick: Mpi) -> None:
     """As a clock has it that is a second ahead at each look; not by other commands."""
     done = check(alone(quick, "-c", SLOW.format(first=first, words=words)))
