@@ -33,16 +33,21 @@ def state():
              if callable(value)}
     wakeup_fd = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup_fd)
-    status = Path("/proc/self/status").read_text().splitlines()
-    masks = dict(line.split() for line in status if line.startswith("Sig") and not line.startswith("SigQ"))
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        **names, **masks, "wakeup_fd": wakeup_fd, "faulthandler": faulthandler.is_enabled(),
+        **names, "blocked": signals_in(status["SigBlk"]), "caught": signals_in(status["SigCgt"]),
+        "wakeup_fd": wakeup_fd, "faulthandler": faulthandler.is_enabled(),
         "gc": (gc.isenabled(), gc.get_freeze_count()), "getframeinfo": inspect.getframeinfo.__defaults__,
         "handlers": [signal.getsignal(number) for number in signal.valid_signals()],
         "meta_path": [*sys.meta_path], "path": [*sys.path], "environ": {**os.environ},
         "streams": [(stream, stream.line_buffering, Path(f"/proc/self/fd/{number}").readlink())
                     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr))],
     }
+
+
+def signals_in(mask):
+    """Return the signals of a mask as /proc has it."""
+    return {number for number in signal.valid_signals() if int(mask, 16) >> number - 1 & 1}
 
 
 before = state()
@@ -54,6 +59,8 @@ after = state()
 changed, left = ({name for name in before if before[name] != other[name]} for other in (during, after))
 if "sys.excepthook" in left and sys.excepthook.__module__.startswith("torch."):
     left.remove("sys.excepthook")  # torch's own, which it leaves there
+if "caught" in left and after["caught"] <= before["caught"]:
+    left.remove("caught")  # MPICH's handler of SIGUSR1 is not put back
 if MPI.COMM_WORLD.rank == 0:
-    print("replaced", *sorted(changed - {"SigCgt", "SigBlk", "handlers", "environ"}))
-print("left", *sorted(left), flush=True)
+    print("replaced", *sorted(changed - {"handlers", "environ"}))
+print("left", *(f"{name}={after[name]!r}" for name in sorted(left)), flush=True)
