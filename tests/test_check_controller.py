@@ -69,7 +69,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "GRACE_S", 0.0)
     monkeypatch.setattr(controller, "PAUSE_S", 0.0)
     monkeypatch.setattr(controller, "MEETING_LIMIT_S", 0.1)
-    monkeypatch.setattr(rpc, "receive", lambda comm, _: comm.answers.pop(0) if comm.answers else None)
+    monkeypatch.setattr(rpc, "receive_message", lambda comm, _: comm.answers.pop(0) if comm.answers else None)
 
 
 @pytest.mark.parametrize(("answer", "words"), [
@@ -119,7 +119,7 @@ def test_a_rank_waits_for_rank_0_as_long_as_a_start_may_take(
     silence_s: float, patience_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc, "SILENCE_S", silence_s)
-    monkeypatch.setattr(rpc, "receive", lambda *_: None)
+    monkeypatch.setattr(rpc, "receive_message", lambda *_: None)
     with pytest.raises(TimeoutError, match="has not said for 1 s what to measure"):
         rpc.worker_loop(cast(Any, None), {}, patience_s)
 

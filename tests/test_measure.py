@@ -324,7 +324,7 @@ def test_what_a_rank_is_compared_by() -> None:
 
 def test_the_import_of_torch_is_as_long_as_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank.import_s() is None or rank.import_s() > 0
-    monkeypatch.setattr(rank, "begun", [("import mpiddp", 0), ("import torch", 10**9), ("devices", 35 * 10**8)])
+    monkeypatch.setattr(rank, "begun_stages", [("import mpiddp", 0), ("import torch", 10**9), ("devices", 35 * 10**8)])
     assert rank.import_s() == 2.5
 
 
