@@ -17,13 +17,12 @@ import mpiddp.bootstrap.store as rendezvous
 from mpiddp.base.config import LaunchConfig
 from mpiddp.base.polling import sleep_until
 from mpiddp.bootstrap.rank0 import raise_open_file_limit
-from mpiddp.bootstrap.rollcall import Rendezvous
+from mpiddp.bootstrap.rollcall import TAG, receive_message
 from mpiddp.planning.job import plan_pre_torch
 from tests.benchmarks.planning import host, ready
 
 TIMEOUT_S = 100
 world, count = MPI.COMM_WORLD, int(sys.argv[1])
-roll = Rendezvous(world, TIMEOUT_S, time.monotonic())
 raise_open_file_limit(2 * count)
 facts = [host(rank) for rank in range(count)]
 plans = plan_pre_torch(facts, LaunchConfig())
@@ -31,16 +30,16 @@ plans = plan_pre_torch(facts, LaunchConfig())
 
 def messages(facts, answers):
     """Return rank 0's CPU seconds for as many facts that are there already, and their answers."""
-    if world.rank:
-        for one in facts:
-            roll._send(one, 0)
+    sent = [world.isend(fact, 0, TAG) for fact in facts] if world.rank else []
     sleep_until(world.Ibarrier().Test)
     start = time.process_time()
-    for one in answers:
-        while roll._receive(1 - world.rank) is None:
+    for answer in answers:
+        while receive_message(world, TAG, 1 - world.rank) is None:
             pass
         if world.rank == 0:
-            roll._send(one, 1)
+            sent.append(world.issend(answer, 1, TAG))
+    for request in sent:
+        sleep_until(request.Test)
     taken = time.process_time() - start
     sleep_until(world.Ibarrier().Test)
     return taken
