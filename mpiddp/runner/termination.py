@@ -287,7 +287,7 @@ class Termination:
         self.end_job(self._decision.status)
 
     def end_job(self, status: int) -> NoReturn:
-        """End the job on every rank with a status; see `Member.exits`."""
+        """End the job on every rank with a status; see `RankIdentity.exits`."""
         self._output.flush()
         if self._recorded_status is None:
             self._record_status(status)

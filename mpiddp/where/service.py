@@ -95,7 +95,7 @@ def parse_sequences(text: str) -> tuple[CollectiveSeq, ...]:
 
 
 def parse_children(text: str) -> tuple[ChildProcess, ...]:
-    """Return the children in a `Whereabouts`; raise ValueError or TypeError for anything else."""
+    """Return the children in a `Sample`; raise ValueError or TypeError for anything else."""
     return tuple(ChildProcess(int(pid), frames_from_lists(frames), *map(str, fields))
                  for pid, frames, *fields in (json.loads(text) if text else ()))
 
