@@ -25,19 +25,24 @@ class Collector:
         self.items = session.items
 
 
+def collect() -> list[pytest.Item]:
+    """Return all tests."""
+    collector = Collector()
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", str(ROOT / "tests")], [collector])
+    if status:
+        sys.exit(output.getvalue())
+    return collector.items
+
+
 def rows() -> Iterator[tuple[str, int, int, str]]:
     """Yield each test that tests/run does not run, or not wholly.
 
     A row has its name, its number of cases in tests/run and in all, and what tests/run has instead: the marker's
     argument, or the names of the cases.
     """
-    collector = Collector()
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        status = pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", str(ROOT / "tests")], [collector])
-    if status:
-        sys.exit(output.getvalue())
     tests: dict[tuple[str, str], list[pytest.Item]] = {}
-    for item in collector.items:
+    for item in collect():
         tests.setdefault((item.nodeid.partition("::")[0], item.originalname), []).append(item)
     for (_, name), cases in tests.items():
         markers = [marker for case in cases if (marker := case.get_closest_marker("thorough"))]

@@ -1,4 +1,4 @@
-"""The package as a whole: layers, imports, metadata, linters."""
+"""The package as a whole: imports, metadata, types."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..base.config import RESTART_VARIABLE, RUNNING_SUFFIX
-from ..base.errors import EXIT_STALLED
+from ..base.errors import EXIT_STALLED, assert_never
 from ..base.files import open_for_writing
 from ..base.stderr import write_line
 from ..base.version import __version__
@@ -73,9 +73,9 @@ class CoordinatorServer:
         self.port = self._listener.port
         self._loop, self._watched, self._post, self._tasks = loop, watched, post, tasks
         self._coordinator = Coordinator(watched, began_s)
-        self._lazy_inquiry: SnapshotService | None = None
+        self._lazy_snapshots: SnapshotService | None = None
         self._request, self._running_mark = request, ""
-        self._card: JobEndpoint | None = None
+        self._endpoint: JobEndpoint | None = None
         self._is_interrupted = False  # ranks got a SIGINT
         self._channels: dict[int, PeerChannel] = {}
         self._last_link = OWN_LINK
@@ -87,22 +87,22 @@ class CoordinatorServer:
     def register_own_rank(self, member: RankIdentity) -> None:
         """Admit this process's own rank, and let `mpiddp.where` find the job."""
         self.handle(events.OwnRankJoined(OWN_LINK, member))
-        card = JobEndpoint(member.run_id, *find_job_number(), member.host, self._request.address, self.port,
+        endpoint = JobEndpoint(member.run_id, *find_job_number(), member.host, self._request.address, self.port,
                            self._request.token, member.world_size, __version__)
-        self._card = card
+        self._endpoint = endpoint
         if RESTART_VARIABLE in os.environ and member.error_file:
             self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"
             run_detached(lambda: os.close(open_for_writing(self._running_mark, keep=True)))
-        self._loop.set_timer("card", events.WARMUP_DELAY_S, partial(self._warm_up, card))
+        self._loop.set_timer("endpoint", events.WARMUP_DELAY_S, partial(self._warm_up, endpoint))
         if self._watched.stall_s:
             self._check_for_stall()
 
-    def _warm_up(self, card: JobEndpoint) -> None:
+    def _warm_up(self, endpoint: JobEndpoint) -> None:
         """Import now what `where` needs: a later import could stand still on a dead file system."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
-            self._inquiry()
+            self._snapshots()
             import_module("hmac")  # of ipc/listener.py, if no other rank has connected
-        run_detached(partial(write_endpoint, card))
+        run_detached(partial(write_endpoint, endpoint))
 
     @property
     def is_busy(self) -> bool:
@@ -121,9 +121,9 @@ class CoordinatorServer:
         unflushed = list(self._channels.values())
         while (unflushed := [channel for channel in unflushed if not channel.flush()]) and time.monotonic() < deadline:
             time.sleep(0.01)
-        self._loop.cancel_timers("card")
-        if self._card:
-            run_detached(partial(remove_endpoint, self._card))
+        self._loop.cancel_timers("endpoint")
+        if self._endpoint:
+            run_detached(partial(remove_endpoint, self._endpoint))
 
     def handle_own_message(self, message: protocol.SentinelToCoordinator) -> None:
         """Take a message of this process's own watcher."""
@@ -141,7 +141,7 @@ class CoordinatorServer:
             case Sample():
                 if link in self._coordinator.peers.by_link:
                     rank = self._coordinator.peers.by_link[link].rank
-                    self._deliver(self._inquiry().collector.take(rank, message))
+                    self._deliver(self._snapshots().collector.take(rank, message))
             case ThreadsRequest():
                 raise ValueError("a sentinel asks for threads")
             case _:
@@ -175,6 +175,8 @@ class CoordinatorServer:
                 self._request_snapshot(Requester.DECISION)
             case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
                 self._request_snapshot(Requester.FINISHED_CHECK)
+            case _:
+                assert_never(action)
 
     def _send(self, link: int, message: protocol.CoordinatorSends) -> None:
         if link == OWN_LINK and not isinstance(message, (SnapshotReply, ThreadsReply)):
@@ -183,41 +185,41 @@ class CoordinatorServer:
             self._loop.watch_writable(self._channels[link])
 
     def _deliver(self, messages: Iterable[tuple[int, protocol.CoordinatorSends]]) -> None:
-        """Send questions, or a snapshot to each member wanted it."""
+        """Send requests to sentinels, or a snapshot to each connection and requester that wants it."""
         for link, message in messages:
             match link:
                 case Requester.STALL_CHECK:
                     self._report_stall()
                 case Requester.SIGQUIT:
-                    write_line(f"mpiddp: SIGQUIT asks where the ranks are\n{self._inquiry().format_table()}")
+                    write_line(f"mpiddp: SIGQUIT asks where the ranks are\n{self._snapshots().format_table()}")
                 case Requester.DECISION:
                     self._report_snapshot()
                 case Requester.FINISHED_CHECK:
-                    self.handle(events.WaitForFinishedRank(self._inquiry().find_deadlock(time.monotonic())))
+                    self.handle(events.WaitForFinishedRank(self._snapshots().find_deadlock(time.monotonic())))
                 case _:
                     self._send(link, message)
 
     def _request_snapshot(self, requester: int) -> None:
         """Ask all sentinels where their ranks are, for a requester or a connection."""
         peers = self._coordinator.peers
-        collector = self._inquiry().collector
+        collector = self._snapshots().collector
         links = {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched}
         requests = collector.request(requester, links, {rank: peers.hosts[rank] for rank in peers.by_rank})
         if requests:  # none is under way
             self._loop.set_timer("snapshot", SNAPSHOT_TIMEOUT_S, lambda: self._deliver(collector.finish()))
             self._deliver(requests)
 
-    def _inquiry(self) -> SnapshotService:
-        if self._lazy_inquiry is None:
+    def _snapshots(self) -> SnapshotService:
+        if self._lazy_snapshots is None:
             from ..where.service import SnapshotService  # not while the job starts
 
-            self._lazy_inquiry = SnapshotService(self._watched.stall_s)
-        return self._lazy_inquiry
+            self._lazy_snapshots = SnapshotService(self._watched.stall_s)
+        return self._lazy_snapshots
 
     def _report_snapshot(self) -> None:
         """Pass a snapshot to the coordinator, and print it if a SIGINT came and no rank obeys it."""
         failed = {report.rank: report.where for report in self._coordinator.evidence.reports}
-        snapshot = self._inquiry().observe(failed)
+        snapshot = self._snapshots().observe(failed)
         self.handle(events.SnapshotTaken(snapshot))
         is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
         if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
@@ -227,18 +229,18 @@ class CoordinatorServer:
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
-        self._loop.set_timer("stall", self._inquiry().stall_interval_s, self._check_for_stall)
+        self._loop.set_timer("stall", self._snapshots().stall_interval_s, self._check_for_stall)
 
     def _report_stall(self) -> None:
         """Print that the job stands still, or goes on; end it if that was asked for."""
-        standstill = self._inquiry().find_stall(time.monotonic())
-        if standstill is None:
+        stall = self._snapshots().find_stall(time.monotonic())
+        if stall is None:
             return
-        write_line(f"mpiddp: {standstill.text}")
-        if standstill.cause and self._watched.stall_abort:
+        write_line(f"mpiddp: {stall.text}")
+        if stall.cause and self._watched.stall_abort:
             self._loop.cancel_timers("stall")
-            host = self._coordinator.peers.hosts.get(standstill.rank, "")
-            report = Report(standstill.rank, host, ReportKind.UNREACHABLE, standstill.cause, EXIT_STALLED)
+            host = self._coordinator.peers.hosts.get(stall.rank, "")
+            report = Report(stall.rank, host, ReportKind.UNREACHABLE, stall.cause, EXIT_STALLED)
             self.handle(events.StallDetected(truncate_report(report)))
 
     def _on_connection(self, connection: socket.socket) -> None:
@@ -258,8 +260,8 @@ class CoordinatorServer:
                 messages = channel.receive(0)
             except (EOFError, OSError) as error:
                 self._close(link)
-                if self._lazy_inquiry is not None:
-                    self._lazy_inquiry.collector.forget(link)
+                if self._lazy_snapshots is not None:
+                    self._lazy_snapshots.collector.forget(link)
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:
