@@ -198,7 +198,7 @@ def draw_allreduce(axes: Axes, measured: Measurements) -> None:
     axes.plot(sizes, [result.bus_bandwidth / factor for result in results], "o-", color=CURVE_COLOR, label="measured")
     if expected is not None:
         axes.axhline(expected / factor, color=TEXT, linestyle="--", linewidth=1,
-                     label=f"by the links: {three_digits(expected / factor)} {unit}")
+                     label=f"expected: {three_digits(expected / factor)} {unit}")
     axes.set_xscale("log", base=2)
     ticks = sizes[::-(-len(sizes) // 5)]
     axes.set_xticks(ticks, [format_size(size) for size in ticks])
@@ -209,7 +209,7 @@ def draw_allreduce(axes: Axes, measured: Measurements) -> None:
     axes.grid(color="#e5e5e5")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="upper left")
 
 
 def draw_findings(axes: Axes, findings: Sequence[Finding]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from enum import Enum
 from typing import NamedTuple, TypeVar
 
+from ...base.config import TextEnum
 from .text import format_value
 
 Link = tuple[int, int]  # from a node to another, or from a rank to another
@@ -135,7 +135,7 @@ def no_measurements(ranks: tuple[RankInfo, ...]) -> Measurements:
     return Measurements(ranks, {}, {}, {}, {}, {}, {}, {}, {})
 
 
-class Subject(str, Enum):
+class Subject(TextEnum):
     """What a finding is about; JOB is all ranks."""
 
     RANK = "rank"
