@@ -344,7 +344,7 @@ def test_a_device_whose_backend_waits_holds_no_rank(monkeypatch: pytest.MonkeyPa
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         one._with_timeout(time.monotonic() + 0.1, lambda: time.sleep(5))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4
     assert works_on("cpu")._with_timeout(time.monotonic(), ident) == ident()
     assert len(used) == 2
 

