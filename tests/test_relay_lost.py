@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import MPICH_FIRST, PROGRAMS, Mpi, mpiexec
+from tests import processes
+from tests.support import (
+    DEADLINE_S,
+    MPICH_FIRST,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    Mpi,
+    first_of,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
 
 PROGRAM = PROGRAMS / "loses_relay.py"
 GONE = re.compile(r"^mpiddp: the output relay of rank 1 on \S+ exited unexpectedly: .*$", re.M)
@@ -37,3 +52,24 @@ def test_a_rank_goes_on_without_its_relay(options: tuple[str, ...], how: str, mp
         assert done.returncode == 1
     else:
         assert done.returncode == 120  # some may be lost
+
+
+@pytest.mark.parametrize("mpi", first_of([MPIS["openmpi4"], MPIS["openmpi5"]]), ids=lambda mpi: mpi.name)
+def test_the_lines_of_other_ranks_are_shown_before_one_exits_with_120(mpi: Mpi) -> None:
+    """Open MPI kills the other ranks then; rank 0 holds lines back, since it waits for a relay that never connects."""
+    need(mpi.missing())
+    env = processes.marked(single_node_environ(mpi))
+    job = processes.start(mpiexec_command(mpi, 2, "-m", "mpiddp", "--show=fold", PROGRAMS / "prints_at_its_end.py"),
+                          env, ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        deadline, killed = time.monotonic() + DEADLINE_S, False
+        while not killed and job.poll() is None and time.monotonic() < deadline:
+            for process, words in processes.with_mark(env[processes.MARK]).items():
+                if words and words[0].startswith("mpiddp: output of rank 1 on "):
+                    process.kill()
+                    killed = True
+        stdout, stderr = job.communicate(timeout=DEADLINE_S)
+    finally:
+        processes.end_tree(job.pid)
+    assert killed and job.returncode == 120, stderr
+    assert re.findall(r"line (\d+)", stdout) == [str(number) for number in range(100)], stderr

@@ -104,10 +104,14 @@ class RunningJob:
         """
         member = self.membership
         is_lost = self.termination is not None and self.termination.has_lost_log()
-        most_calls, any_lost, any_frees_port = self._await_all([is_lost, frees_port], exit_timeout_s)
+        is_nonzero = self.termination is not None and self.termination.exits_nonzero()
+        most_calls, any_lost, any_frees_port, any_nonzero = self._await_all(
+            [is_lost, frees_port, is_nonzero], exit_timeout_s)
         if any_lost:
             self._incomplete = member.rendezvous.gather_true(is_lost)
         at_end()
+        if any_nonzero and self.termination is not None:
+            self.termination.flush_output()  # before MPI_Finalize: Open MPI kills the others when one exits like that
         member.destroy_group()
         if most_calls:
             self.join_stop().complete(most_calls)

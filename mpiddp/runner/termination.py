@@ -191,6 +191,14 @@ class Termination:
         flush()
         return self._output.query_log_loss(LOSS_QUERY_TIMEOUT_S) >= 0
 
+    def exits_nonzero(self) -> bool:
+        """Return whether this rank, which ends in order, will exit with another status than 0, as far as is known."""
+        return self._output.exit_status(self.status) != 0
+
+    def flush_output(self) -> None:
+        """Wait, not for long, until the terminal shows what all ranks have written, if that is folded."""
+        self._output.flush()
+
     def close(self) -> bool:
         """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
         is_lost = self._output.finish(in_order=True)
