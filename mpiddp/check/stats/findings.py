@@ -63,7 +63,7 @@ def note_claims(measured: Measurements) -> str:
                                       for claim, values in by_claim.items())
             label = "links" if name == BANDWIDTH else metric.label + " of a node" * (name == "memory")
             parts.append(f"{label} {metric.format(value)} of {metric.format(claim)} ({format_ratio(share)})")
-    return f"compared with the hardware's peak rates: {', '.join(parts)}" if parts else (
+    return f"share of hardware peak rates: {', '.join(parts)}" if parts else (
         "the peak rates of this hardware are unknown: results are compared only with each other")
 
 
