@@ -22,7 +22,7 @@ from mpiddp.check.rpc import RemoteError, RpcController
 from mpiddp.check.stats.findings import find_all
 from mpiddp.check.stats.schema import Measurements, RankInfo
 from mpiddp.check.stats.tournament import split_into_turns
-from mpiddp.check.workers import Identity, PairResult
+from mpiddp.check.workers import Identity
 from tests.messages import message
 
 Part = Callable[..., Any]
@@ -162,7 +162,7 @@ def usual(**others: Part) -> dict[str, Part]:
         "identify": lambda rank: Identity(
             RankInfo(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL, f"cuda:{rank % LOCAL}"),
             f"machine {rank // LOCAL}", {}),
-        "measure": lambda *_: RankResult({}, []), "clock": lambda *_: {}, "meet": lambda *_: PairResult(None, GOOD),
+        "measure": lambda *_: RankResult({}, []), "clock": lambda *_: {}, "meet": lambda *_: (None, GOOD),
         "connect": lambda *_: True, "stream": lambda *_: GOOD, "reduce": lambda *_: 0.01, **others}
 
 
@@ -254,7 +254,7 @@ def test_what_two_ranks_do_when_they_meet(streams: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(workers, "mpi_channel", lambda *_: "MPI")
     one = works_on("cpu")
     one._groups = cast(Any, SimpleNamespace(channel=lambda *_: "backend"))
-    assert one.meet(time.monotonic() + 1, 1, 0.1, streams) == PairResult(GOOD, GOOD)
+    assert one.meet(time.monotonic() + 1, 1, 0.1, streams) == (GOOD, GOOD)
     assert done == [("MPI", Benchmark.FULL), ("backend", Benchmark.LATENCY if streams else Benchmark.FULL)]
 
 
@@ -305,7 +305,7 @@ def test_a_broken_device_is_told_and_its_partners_are_not() -> None:
     def meet(rank: int, partner: int, *_: object) -> Any:
         if 8 in (rank, partner):
             return RemoteError("meet: RuntimeError: CUDA error") if rank == 8 else None
-        return PairResult(None, GOOD)
+        return (None, GOOD)
 
     ranks, figures, found = checked(8, meet=meet)
     assert found == {"n2: meet: RuntimeError: CUDA error": ("n2",)}

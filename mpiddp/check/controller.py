@@ -152,13 +152,13 @@ class Controller:
             self._first_ranks(pair, self._streams(pair) if pair in several else 1))]
         self._meetings.record(met, failed)
         for link in (link for pair in met for link in (pair, pair[::-1])):
-            result = results[link][0]
-            first = results[min(link), max(link)][0]  # one latency for both directions
-            latency_s = first.by_backend.latency_s
-            if result.by_mpi and first.by_mpi:
-                _add_pass(self.measured.mpi_links, link, [result.by_mpi], first.by_mpi.latency_s)
-                latency_s = min(latency_s, first.by_mpi.latency_s)  # gloo's threads may wake up late
-            _add_pass(self.measured.links, link, streams.get(link, [result.by_backend]), latency_s)
+            by_mpi, by_backend = results[link][0]
+            first_by_mpi, first_by_backend = results[min(link), max(link)][0]  # one latency for both directions
+            latency_s = first_by_backend.latency_s
+            if by_mpi and first_by_mpi:
+                _add_pass(self.measured.mpi_links, link, [by_mpi], first_by_mpi.latency_s)
+                latency_s = min(latency_s, first_by_mpi.latency_s)  # gloo's threads may wake up late
+            _add_pass(self.measured.links, link, streams.get(link, [by_backend]), latency_s)
 
     def _call_pairs(
         self, method: str, pairs: Sequence[Link], limit: int, arguments: Callable[[Link], tuple[Any, ...]]

@@ -59,11 +59,7 @@ class Column(NamedTuple):
     marked: dict[int, bool]
 
 
-class Row(NamedTuple):
-    """A row of similar nodes."""
-
-    nodes: list[int]
-    has_findings: bool
+Row = tuple[list[int], bool]  # similar nodes, and whether they have findings
 
 
 def render(
@@ -130,8 +126,8 @@ def _make_rows(findings: Sequence[Finding], nodes: Nodes) -> tuple[list[Row], li
         hidden.append(f"and {count_text(count, 'more node')} with findings")
     if count := sum(map(len, others[MAX_KIND_ROWS:])):
         hidden.append(f"and {count_text(count, 'node')} of other kinds")
-    return [*(Row(members, True) for members in first[:MAX_OUTLIER_ROWS]),
-            *(Row(members, False) for members in others[:MAX_KIND_ROWS])], hidden
+    return [*((members, True) for members in first[:MAX_OUTLIER_ROWS]),
+            *((members, False) for members in others[:MAX_KIND_ROWS])], hidden
 
 
 def _rank_columns(measured: Measurements, findings: Sequence[Finding]) -> Iterator[Column]:
@@ -183,20 +179,19 @@ def _name_cells(
     """Return the columns of hosts, ranks and kinds in `room` characters; a * marks hosts without a marked number."""
     letters = _kind_letters(measured)
     hosts, rank_cells, kind_cells = ["", "hosts"], ["", "ranks"], ["", "kind"]
-    for row in rows:
-        ranks = [rank for node in row.nodes for rank in nodes.ranks[node]]
+    for members, has_findings in rows:
+        ranks = [rank for node in members for rank in nodes.ranks[node]]
         numbers = format_ranges(ranks)
         rank_cells.append(numbers if len(numbers) <= MAX_RANKS_WIDTH else count_text(len(ranks), "rank"))
         kind_cells.append(cut("+".join(sorted({letters[measured.ranks[rank].kind] for rank in ranks})),
                               MAX_KINDS_WIDTH))
-        is_unmarked = row.has_findings and not any(node in marked for node in row.nodes)
-        hosts.append(fold_hosts(nodes.host[node] for node in row.nodes) + "*" * is_unmarked)
+        is_unmarked = has_findings and not any(node in marked for node in members)
+        hosts.append(fold_hosts(nodes.host[node] for node in members) + "*" * is_unmarked)
     columns = [hosts, rank_cells, *([kind_cells] if len(letters) > 1 else [])]
     width = max(MIN_HOSTS_WIDTH, room - 2 - sum(max(map(len, column)) + 2 for column in columns[1:]))
-    for number, row in enumerate(rows, 2):
+    for number, (members, has_findings) in enumerate(rows, 2):
         if len(hosts[number]) > width:  # the end of an outlier's name is shown: it has the number
-            hosts[number] = ("…" + hosts[number][1 - width:] if row.has_findings
-                             else count_text(len(row.nodes), "other"))
+            hosts[number] = "…" + hosts[number][1 - width:] if has_findings else count_text(len(members), "other")
     widths = [max(map(len, column)) + 1 for column in columns]
     return [[cell.ljust(width) for cell in (column[1], column[0], *column[2:])]
             for column, width in zip(columns, widths, strict=True)]
@@ -206,17 +201,17 @@ def _number_cells(column: Column, rows: Sequence[Row]) -> list[str]:
     """Return a column: its head, its unit, and for each row the median, or the worst value for a single outlier."""
     worst = min if column.higher_is_better else max
     values: list[float | None] = []
-    for row in rows:
-        of_row = [value for node in row.nodes for value in column.values.get(node, ())]
-        pick = worst if any(column.marked.get(node) for node in row.nodes) else median
+    for members, _ in rows:
+        of_row = [value for node in members for value in column.values.get(node, ())]
+        pick = worst if any(column.marked.get(node) for node in members) else median
         values.append(pick(of_row) if of_row else None)
     factor, unit = scale([value for value in values if value is not None], column.unit)
     texts = ["-" if value is None else three_digits(value / factor) for value in values]
     digits = max((len(text.partition(".")[2]) for text in texts), default=0)
     cells = [f"{column.head} ", f"{unit} "]
-    for text, row in zip(texts, rows, strict=True):
+    for text, (members, _) in zip(texts, rows, strict=True):
         spaces = digits - len(text.partition(".")[2]) + (digits > 0 and "." not in text)  # align the points
-        cells.append(text + ("*" if any(node in column.marked for node in row.nodes) else " ") + " " * spaces)
+        cells.append(text + ("*" if any(node in column.marked for node in members) else " ") + " " * spaces)
     return [cell.rjust(max(map(len, cells))) for cell in cells]
 
 

@@ -25,6 +25,7 @@ BACKEND_GRACE_S = 1.0  # after the deadline, for the backend to raise its own ti
 MPI_SHARE = 0.5  # of a meeting's time: MPI and the backend run the same benchmark
 
 Result = TypeVar("Result")
+PairResult = tuple[LinkResult | None, LinkResult]  # over MPI, None if the other rank did not reply; the backend
 
 
 class Identity(NamedTuple):
@@ -33,13 +34,6 @@ class Identity(NamedTuple):
     info: RankInfo
     machine_id: str
     claims: dict[str, float]
-
-
-class PairResult(NamedTuple):
-    """A rank's results of a meeting with another one: over MPI, None if the other did not reply, and the backend."""
-
-    by_mpi: LinkResult | None
-    by_backend: LinkResult
 
 
 class WorkerMethods:
@@ -84,7 +78,7 @@ class WorkerMethods:
         """
         by_mpi = self._over_mpi(deadline - MPI_SHARE * (deadline - time.monotonic()), partner, seconds)
         benchmark = Benchmark.LATENCY if streams else Benchmark.FULL
-        return PairResult(by_mpi, self._over_backend(deadline, partner, seconds, benchmark))
+        return by_mpi, self._over_backend(deadline, partner, seconds, benchmark)
 
     def connect(self, deadline: float, partner: int) -> bool:
         """Connect to another rank over the backend, which may take long, before all ranks stream at once."""
