@@ -1,4 +1,4 @@
-"""A check of nodes: real jobs, on this machine and on three nodes, one of which is bad or stands still."""
+"""A check of nodes: real jobs, on this machine and on three nodes, of which one is bad or hangs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import cast
 import pytest
 
 from mpiddp.base.config import LaunchConfig
-from mpiddp.check import command
-from mpiddp.check.options import CheckOptions
+from mpiddp.check import CheckOptions, command
 from mpiddp.runner.lifecycle import RunningJob
 from tests.benchmarks.checking import FAULTS, TCP, check
 from tests.cluster import Cluster, impair
 from tests.cluster.cluster import RUN
+from tests.messages import find, message
 from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, alone, mpiexec, srun
 from tests.support import check as ended
 
@@ -51,7 +51,7 @@ def test_a_bad_node_is_named(cluster: Cluster, fault: str) -> None:
     assert found.named, found.said
     assert not found.others
     if FAULTS[fault].named:
-        assert "leave out: --exclude=node2\n" in found.said
+        assert message("check/exclude", option="--exclude=node2\n") in found.said
 
 
 @pytest.mark.alone
@@ -67,10 +67,10 @@ def test_a_node_that_stands_still_is_named_and_the_others_are_checked(
     print(done.stdout, done.stderr)
     assert time.monotonic() - began < 75
     assert done.returncode  # what srun makes of ranks that are ended with the one that is stopped
-    assert re.search(r"^node3: did not answer: .* took more than \d+ s$", done.stdout, re.MULTILINE)
-    assert "leave out: --exclude=node3\n" in done.stdout
+    assert len(find("check/no_reply", done.stdout, host="node3")) == 1
+    assert message("check/exclude", option="--exclude=node3\n") in done.stdout
     assert [line.split("\t")[1] for line in suspects.read_text().splitlines()] == ["node3"]
-    assert done.stderr.count("mpiddp: failed: rank 2 on node3: did not answer") == 1
+    assert len(find("check/no_reply", done.stderr, host="mpiddp: failed: rank 2 on node3")) == 1
 
 
 @pytest.mark.alone
@@ -80,7 +80,7 @@ def test_what_is_asked_for_is_written(cluster: Cluster, folder: Path) -> None:
                           "--suspects", folder / "bad.txt", "--check-history", folder / "history")
     found = json.loads((folder / "check.json").read_text())
     ended(done, 1 if found["findings"] else 0)
-    assert ("nothing odd" in done.stdout) == (not found["findings"])
+    assert (message("check/no_findings") in done.stdout) == (not found["findings"])
     ways = subprocess.run(["jq", "-r", ".ways.large_bytes_per_s[]? | [.from, .to, .values[0]] | @tsv", "check.json"],
                           cwd=folder, capture_output=True, text=True, check=True).stdout
     assert sorted(line.split("\t")[:2] for line in ways.splitlines()) == [
@@ -123,7 +123,7 @@ def test_the_documents_batch_script_trains_without_the_bad_node(cluster: Cluster
                            env={**mpi.environ(), **TCP, "PYTHONPATH": str(ROOT)}, cwd=folder)
     said = (folder / "out").read_text()
     assert done.returncode == 0, said
-    assert "leave out: --exclude=node2\n" in said
+    assert message("check/exclude", option="--exclude=node2\n") in said
     assert "2 ranks on 2 nodes" in said
     assert "node[1,3]" in said
 
@@ -147,8 +147,8 @@ def test_a_job_scripts_variables_do_not_end_ranks_that_wait(monkeypatch: pytest.
 
 def test_a_rank_alone_says_what_it_cannot_be_compared_with(quick: Mpi) -> None:
     said = ended(alone(quick, "-m", "mpiddp.check", "--quick", "--nodes-only", timeout=60)).stdout
-    assert "one rank: there is no other to compare it with" in said
-    assert "nothing odd" in said
+    assert message("check/one_rank") in said
+    assert message("check/no_findings") in said
 
 
 @pytest.mark.parametrize(("options", "status", "words"), [

@@ -1,4 +1,4 @@
-"""Rank 0's part in a check: whom it lets meet, and what it makes of ranks that do not answer. No rank is real."""
+"""Rank 0's part in a check: which ranks meet, and ranks that do not reply. No rank is real."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ import torch
 
 from mpiddp.base.errors import LocalLaunchError
 from mpiddp.check import PASSES, controller, rpc, workers
-from mpiddp.check.bench import machine, network, peak_rates, timeouts
+from mpiddp.check.bench import machine, network, timeouts
 from mpiddp.check.bench.network import Benchmark, LinkResult, Transfer
 from mpiddp.check.bench.rank import RankResult
 from mpiddp.check.controller import Controller
 from mpiddp.check.rpc import RemoteError, RpcController
 from mpiddp.check.stats.findings import find_all
 from mpiddp.check.stats.schema import Measurements, RankInfo
-from mpiddp.check.workers import Identity, PairResult
+from mpiddp.check.stats.tournament import split_into_turns
+from mpiddp.check.workers import Identity
+from tests.messages import message
 
 Part = Callable[..., Any]
 LOCAL = 4  # ranks of a node
@@ -81,8 +83,7 @@ def test_a_rank_that_does_not_say_who_it_is_is_why_there_is_no_check(answer: obj
         answer if rank == 1 else Identity(RankInfo(f"n{rank}", rank, 0), "", {}))})
     with pytest.raises(LocalLaunchError) as raised:
         Controller(ranks, 3, 0.1)
-    assert raised.value.actual == (
-        f"1 of the check's ranks did not say who they are within 0.1 s: {words}")
+    assert raised.value.actual == message("check/ranks_not_ready", count=1, size=3, seconds=0.1, ranks=words)
 
 
 def test_ranks_that_have_answered_hear_of_rank_0_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_rank_waits_for_rank_0_as_long_as_a_start_may_take(
 ) -> None:
     monkeypatch.setattr(rpc, "CONTROLLER_TIMEOUT_S", silence_s)
     monkeypatch.setattr(rpc, "receive_message", lambda *_: None)
-    with pytest.raises(TimeoutError, match="has not said for 1 s what to measure"):
+    with pytest.raises(TimeoutError, match=message("check/no_request", seconds=1)):
         rpc.worker_loop(cast(Any, None), {}, patience_s)
 
 
@@ -135,7 +136,7 @@ def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeyp
 
     monkeypatch.setattr(timeouts, "DEVICE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(timeouts, "use_device", lambda _: None)
-    monkeypatch.setattr(peak_rates, "claimed_rates", ask)
+    monkeypatch.setattr(machine, "claimed_rates", ask)
     monkeypatch.setattr(machine, "rank_kind", ask)
     place = cast(Any, SimpleNamespace(node_rank=1, local_rank=2))
     began = time.monotonic()
@@ -147,7 +148,7 @@ def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeyp
 def test_hardware_claims_by_the_backend_that_serves_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(timeouts, "use_device", lambda _: None)
-    monkeypatch.setattr(peak_rates, "claimed_rates", lambda _, backend, __: asked.append(backend) or {})
+    monkeypatch.setattr(machine, "claimed_rates", lambda _, backend, __: asked.append(backend) or {})
     monkeypatch.setattr(machine, "rank_kind", lambda *_: "X")
     place = cast(Any, SimpleNamespace(node_rank=0, local_rank=0))
     for device in ("cuda:0", "cpu"):
@@ -161,7 +162,7 @@ def usual(**others: Part) -> dict[str, Part]:
         "identify": lambda rank: Identity(
             RankInfo(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL, f"cuda:{rank % LOCAL}"),
             f"machine {rank // LOCAL}", {}),
-        "measure": lambda *_: RankResult({}, []), "clock": lambda *_: {}, "meet": lambda *_: PairResult(None, GOOD),
+        "measure": lambda *_: RankResult({}, []), "clock": lambda *_: {}, "meet": lambda *_: (None, GOOD),
         "connect": lambda *_: True, "stream": lambda *_: GOOD, "reduce": lambda *_: 0.01, **others}
 
 
@@ -194,8 +195,11 @@ def test_a_link_and_a_rank_are_accused_that_are_slow_in_every_pass(slow_passes: 
         return SLOW if is_bad and met[rank] <= slow_passes else GOOD
 
     found = checked(8, measure=measure, stream=stream)[2]
-    assert list(found) == (["n1: rank 4 (cuda:0): matrix product at 0.50 of the median of 31 ranks",
-                            "n2 to n3: at 0.50 of the median of 55 links"] if slow_passes == PASSES else [])
+    assert list(found) == ([
+        message("check/slow_rank", host="n1", rank=4, device="cuda:0", metric="matrix product", ratio="0.50",
+                peers="31 ranks"),
+        message("check/slow_link", sender="n2", receiver="n3", ratio="0.50", links="55 links"),
+    ] if slow_passes == PASSES else [])
     assert {*own.values()} == {PASSES}
 
 
@@ -218,7 +222,7 @@ def test_nodes_of_one_machine_take_turns() -> None:
         RankInfo(f"n{rank // LOCAL}", rank // LOCAL, rank % LOCAL), "ab"[rank // LOCAL % 2], {})))
     one = Controller(ranks, 4 * LOCAL, 0.1)
     assert one._turns(range(16)) == [[*range(8)], [*range(8, 16)]]
-    assert one._turns_of_pairs([(0, 1), (2, 3)]) == [[(0, 1)], [(2, 3)]]
+    assert split_into_turns({(0, 1): {"a", "b"}, (2, 3): {"a", "b"}}) == [[(0, 1)], [(2, 3)]]
 
 
 def test_a_device_that_does_not_compute_is_not_asked_again() -> None:
@@ -228,7 +232,7 @@ def test_a_device_that_does_not_compute_is_not_asked_again() -> None:
     def own(rank: int, *_: object) -> RankResult:
         looks[rank] += 1
         shm = {"shm-write": 1e8 if rank == 2 * LOCAL else 1e9} if rank % LOCAL == 0 else {}
-        return RankResult(shm, ["cuda:0 has not answered within 10 s"] * (rank == LOCAL), rank != LOCAL)
+        return RankResult(shm, ["cuda:0: a fault"] * (rank == LOCAL), rank != LOCAL)
 
     _, _, found = checked(6, measure=own)
     assert looks[LOCAL] == 1 and looks[2 * LOCAL] == PASSES
@@ -247,10 +251,10 @@ def test_where_nothing_is_odd_all_meet() -> None:
 def test_what_two_ranks_do_when_they_meet(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[object, Benchmark]] = []
     monkeypatch.setattr(network, "benchmark_link", lambda channel, *rest: done.append((channel, rest[-1])) or GOOD)
-    monkeypatch.setattr(workers, "MpiChannel", lambda *_: "MPI")
+    monkeypatch.setattr(workers, "mpi_channel", lambda *_: "MPI")
     one = works_on("cpu")
     one._groups = cast(Any, SimpleNamespace(channel=lambda *_: "backend"))
-    assert one.meet(time.monotonic() + 1, 1, 0.1, streams) == PairResult(GOOD, GOOD)
+    assert one.meet(time.monotonic() + 1, 1, 0.1, streams) == (GOOD, GOOD)
     assert done == [("MPI", Benchmark.FULL), ("backend", Benchmark.LATENCY if streams else Benchmark.FULL)]
 
 
@@ -258,21 +262,21 @@ def test_a_card_that_is_not_the_first_ranks_is_seen() -> None:
     """Rank 9, the second one of n2, reaches no other node: its first rank does."""
     ranks, figures, found = checked(8, stream=lambda rank, partner, _, whole: (
         None if not whole and 9 in (rank, partner) else GOOD))
-    assert found == {"n2: nothing comes through to 3 other nodes": ("n2",)}
+    assert found == {message("check/unreachable_node", host="n2", others="3 other nodes"): ("n2",)}
     assert figures.unreachable and not figures.unreachable_inside
     assert met(ranks, "stream", 9) == 2 * (3 + PASSES * (LOCAL - 1))
 
 
 def test_a_rank_that_does_not_connect_does_not_stream() -> None:
     ranks, _, found = checked(8, connect=lambda rank, partner: None if 9 in (rank, partner) else True)
-    assert found == {"n2: nothing comes through to 3 other nodes": ("n2",)}
+    assert found == {message("check/unreachable_node", host="n2", others="3 other nodes"): ("n2",)}
     assert not [1 for name, rank, arguments in ranks.ordered if name == "stream" and rank == 9 and not arguments[2]]
 
 
 @pytest.mark.parametrize(("deaf", "words"), [
-    ({(5, 6)}, "n1: nothing comes through between rank 5 (cuda:1) and rank 6 (cuda:2)"),
-    ({(4, 5), (5, 6), (5, 7)}, "n1: nothing comes through between rank 5 (cuda:1) and 3 others"),
-    ({(4, 5), (6, 7)}, "n1: nothing comes through between 2 pairs of its ranks"),
+    ({(5, 6)}, message("check/unreachable_rank", host="n1", rank="rank 5 (cuda:1)", others="rank 6 (cuda:2)")),
+    ({(4, 5), (5, 6), (5, 7)}, message("check/unreachable_rank", host="n1", rank="rank 5 (cuda:1)", others="3 others")),
+    ({(4, 5), (6, 7)}, message("check/unreachable_ranks", host="n1", count=2)),
 ])
 def test_ranks_of_a_node_between_which_nothing_comes_through(deaf: set[tuple[int, int]], words: str) -> None:
     _, figures, found = checked(3, stream=lambda rank, partner, _, whole: (
@@ -289,7 +293,7 @@ def test_a_node_of_many_ranks_that_reach_nobody_takes_no_long_time(monkeypatch: 
 
 def test_an_all_reduce_without_an_end_is_told() -> None:
     _, figures, found = checked(2, reduce=lambda rank, size, _: 0.01 if size < 2**12 or rank == 1 else None)
-    assert found == {"an all-reduce of 4 KiB ended on 1 of 8 ranks": ()}
+    assert found == {message("check/incomplete_allreduce", size="4 KiB", count=1, ranks="8 ranks"): ()}
     assert figures.incomplete_allreduce == (2**12, 1)
     broken = RemoteError("reduce: RuntimeError: x")
     _, figures, found = checked(2, reduce=lambda rank, *_: broken if rank == 1 else None)
@@ -301,7 +305,7 @@ def test_a_broken_device_is_told_and_its_partners_are_not() -> None:
     def meet(rank: int, partner: int, *_: object) -> Any:
         if 8 in (rank, partner):
             return RemoteError("meet: RuntimeError: CUDA error") if rank == 8 else None
-        return PairResult(None, GOOD)
+        return (None, GOOD)
 
     ranks, figures, found = checked(8, meet=meet)
     assert found == {"n2: meet: RuntimeError: CUDA error": ("n2",)}
@@ -320,7 +324,8 @@ def test_a_device_that_does_not_compute_meets_nobody() -> None:
 def test_nobody_is_told_to_meet_a_rank_that_is_lost() -> None:
     ranks, figures, found = checked(2, stream=lambda rank, partner, *_: (
         Ranks.LOST if rank == 5 else None if partner == 5 else GOOD))
-    assert list(found) == ["n1: did not answer: a meeting within its node took more than 0 s"]
+    assert list(found) == [
+        message("check/no_reply", host="n1", seconds=0, doing="link benchmark within its node")]
     assert met(ranks, "stream", 5) == 2
     assert figures.unreachable_inside == frozenset()
 

@@ -1,4 +1,4 @@
-"""What people see of a check: the table, the picture and the file, of figures that are made up."""
+"""The output of a check: the table, the picture and the files, from made-up measurements."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.check import drawing, options, report
+from mpiddp.check import command, drawing, report
 from mpiddp.check.stats.schema import Finding, RankInfo, Subject, no_measurements
 from mpiddp.check.stats.text import three_digits
 from mpiddp.check.table import MAX_LINES, MAX_WIDTH, render
 from mpiddp.discovery import schedulers
 from tests import processes
 from tests.fabrics import Faults, fabric, found, many, three
+from tests.messages import message
 from tests.support import PROGRAMS, ROOT, check, need
 
 MATPLOTLIB = [] if importlib.util.find_spec("matplotlib") else ["the package matplotlib"]
@@ -27,7 +28,7 @@ LARGEST_SVG = 1_000_000  # bytes
 
 
 def names(count: int) -> list[str]:
-    return [f"n{node:03}: sends at 0.50 of the median (8 pairs), receives normally" for node in range(count)]
+    return [f"n{node:03}: slow" for node in range(count)]
 
 
 def senders(count: int) -> list[Finding]:
@@ -58,30 +59,29 @@ def test_odd_nodes_come_first_and_are_marked() -> None:
     assert [at for at, cell in enumerate(by_host["n017"]) if "*" in cell] == [10, 11]  # sends and receives
     assert [at for at, cell in enumerate(by_host["n021"]) if "*" in cell] == [2]  # the matrix product
     assert float(by_host["n021"][2].rstrip("*")) < 0.8 * float(rows[5][4])  # its worst rank's, not the median
-    assert shown[-1] == "leave out: --exclude=n[017,021,042]"
-    assert render(figures, *found(figures), schedulers.FLUX.exclude)[-1] == (
-        "leave out: --requires='not hosts:n[017,021,042]'")
+    assert shown[-1] == message("check/exclude", option="--exclude=n[017,021,042]")
+    assert render(figures, *found(figures), schedulers.FLUX.exclude)[-1] == message(
+        "check/exclude", option="--requires='not hosts:n[017,021,042]'")
 
 
 def test_alike_nodes_have_one_row_and_nothing_is_odd() -> None:
     shown = render(fabric(64), [], [])
-    assert [line.split()[0] for line in shown if line.startswith("n")] == ["n[000-063]", "nothing"]
-    assert shown[-1] == "nothing odd"
+    assert [line.split()[0] for line in shown if line.startswith("n[")] == ["n[000-063]"]
+    assert shown[-1] == message("check/no_findings")
     assert not any("*" in line for line in shown)
 
 
 def test_what_has_no_row_is_counted() -> None:
     shown = render(fabric(64), senders(30), [])
-    assert "and 20 odd nodes more" in shown
+    assert message("check/more_nodes", count=20) in shown
     told = sum(line in names(30) for line in shown)
-    assert f"and {30 - told} findings more" in shown
-    assert shown[-1] == "leave out: --exclude=n[000-029]"
+    assert message("check/more_findings", count=30 - told) in shown
+    assert shown[-1] == message("check/exclude", option="--exclude=n[000-029]")
 
 
 def test_more_hosts_than_a_line_takes_are_counted() -> None:
     scattered = [one._replace(hosts=(f"gpu{7 * at:04}",)) for at, one in enumerate(senders(40))]
-    assert render(fabric(64), scattered, [])[-1] == (
-        "leave out: 40 hosts, too many for a line; --suspects FILE lists them")
+    assert render(fabric(64), scattered, [])[-1] == message("check/too_many_hosts", count=40)
 
 
 def test_nodes_behind_an_odd_switch_share_a_row() -> None:
@@ -142,7 +142,7 @@ def test_a_picture_of_nodes_alone_says_what_it_lacks(tmp_path: Path) -> None:
     need(MATPLOTLIB)
     figures = fabric(3)._replace(links={}, inside_links={}, allreduce={})
     drawing.write_picture(str(tmp_path / "a.svg"), figures, [], "three")
-    assert "no links between ranks were measured" in (tmp_path / "a.svg").read_text()
+    assert message("check/no_links_drawn") in (tmp_path / "a.svg").read_text()
 
 
 def test_the_suffix_says_the_format(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_the_suffix_says_the_format(tmp_path: Path) -> None:
 
 def test_variables_are_a_checks_defaults() -> None:
     environ = {"MPIDDP_CHECK_HISTORY": "/tmp/history", "MPIDDP_SHARE_GPUS": "1"}
-    given, config = options.parse_arguments([], environ)
+    given, config = command.parse_arguments([], environ)
     assert given.history == "/tmp/history"
     assert config.share_gpus
-    assert options.parse_arguments(["--check-history", "/mine"], environ)[0].history == "/mine"
+    assert command.parse_arguments(["--check-history", "/mine"], environ)[0].history == "/mine"
 
 
 @pytest.mark.process
@@ -181,8 +181,7 @@ def test_a_folder_that_hangs_takes_its_files_and_not_the_table(tmp_path: Path) -
     program = """
 import sys, torch
 from types import SimpleNamespace
-from mpiddp.check import history, report
-from mpiddp.check.options import CheckOptions
+from mpiddp.check import CheckOptions, history, report
 from tests.fabrics import three
 report.WRITE_TIMEOUT_S = report.DRAW_TIMEOUT_S = history.FOLDER_TIMEOUT_S = 0.5
 report.Controller = lambda *_: SimpleNamespace(compare_clocks=lambda: None, run_passes=lambda *_: three())
@@ -193,11 +192,11 @@ report.run_check(None, env, CheckOptions(False, False, *files), 9)
     done = processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path), sys.executable,
                          "-c", program, str(tmp_path), timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
     said = check(done).stderr.splitlines()
-    assert "leave out: --exclude=n001" in done.stdout
-    assert said == [
-        f"mpiddp: warning: check-history: cannot keep figures in {tmp_path}/past: it has not answered within 0.5 s",
-        *(f"mpiddp: warning: {tmp_path}/{name} is not written: it has not answered within 0.5 s"
-          for name in ("bad", "json", "svg"))]
+    assert message("check/exclude", option="--exclude=n001") in done.stdout
+    warnings = [message("check/history_hangs", file=tmp_path / "past", seconds=0.5),
+                *(message("check/file_not_written", file=tmp_path / name, seconds=0.5)
+                  for name in ("bad", "json", "svg"))]
+    assert said == [f"mpiddp: warning: {warning}" for warning in warnings]
 
 
 def test_the_file_has_units_in_its_names() -> None:

@@ -1,4 +1,4 @@
-"""--check: nodes are measured before the script; what is odd is a warning, or why the job does not start."""
+"""--check: benchmarks before the script; findings are warnings, or the job does not start."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from mpiddp.cli import read_config
 from tests import processes
 from tests.cgroups import quota
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     EXAMPLES,
@@ -50,7 +51,6 @@ def measured(*hosts: str, **own: Sequence[float]) -> Measurements:
 
 
 def finding(host: str, quantity: str = "matrix", words: str = "") -> Finding:
-    words = words or f"{host}: matrix product at 0.71 of the median of 503"
     return Finding(Subject.NODE, words, (host,), (0,), (), quantity, 0.7)
 
 
@@ -125,7 +125,7 @@ def test_a_rank_with_a_fifth_of_a_core_is_refused_once(quick: Mpi, tmp_path: Pat
     assert done.stdout == ""
     assert done.stderr.count("mpiddp: cannot start: slow-node") == 1, done.stderr
     host = os.uname().nodename
-    assert re.search(rf"  {host}: rank 1 \(cpu\): matrix product at 0\.\d+ of", done.stderr), done.stderr
+    assert find("check/slow_rank_of_two", done.stderr, host=f"  {host}", rank=1, metric="matrix product"), done.stderr
     assert "rank 0 (cpu)" not in done.stderr
     assert f"--exclude={host}" in done.stderr
 
@@ -138,7 +138,7 @@ def test_a_rank_with_a_fifth_of_a_core_is_warned_of(quick: Mpi, tmp_path: Path) 
         done = one_rank_in(group, quick, "--check", HELLO)
     check_hello(done, 2)
     said = [line for line in noise(done) if line.startswith("mpiddp: warning: slow-node: ")]
-    assert [line for line in said if "rank 1 (cpu): matrix product at 0." in line], done.stderr
+    assert any(find("check/slow_rank_of_two", line, rank=1, metric="matrix product") for line in said), done.stderr
     assert "rank 0 (cpu)" not in done.stderr
 
 
@@ -150,7 +150,8 @@ def test_a_full_folder_is_refused(quick: Mpi, tmp_path: Path) -> None:
     done = processes.run("unshare", "--mount", "sh", "-c", prepare, "sh", *job, timeout=DEADLINE_S,
                          env={**single_node_environ(quick), "TMPDIR": str(full)}, cwd=ROOT)
     check(done, 3)
-    said = f"cannot start: bad-node\n  found    {os.uname().nodename}: {full} is small: 32 MiB\n"
+    small = message("check/folder_small", folder=full, size="32 MiB")
+    said = f"cannot start: bad-node\n  found    {os.uname().nodename}: {small}\n"
     assert done.stderr.count(said) == 1, done.stderr
 
 
@@ -166,16 +167,18 @@ def test_a_second_start_compares_with_the_first(quick: Mpi, tmp_path: Path) -> N
     file.write_text("".join(f"{json.dumps(better)}\n" for _ in range(10)) + "torn")
     done = mpiexec(quick, 2, "--check", "--check-history", file, HELLO)
     check_hello(done, 2)
-    assert f"mpiddp: warning: check-history: 1 damaged line of {file} left out" in done.stderr
+    warning = message("check/history_damaged", lines="1 damaged line", file=file)
+    assert f"mpiddp: warning: {warning}" in done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("mpiddp: warning: slow-node: ")]
-    assert any(re.search(r"matrix product at 0\.[0-6]\d* of its own median", line) for line in said), done.stderr
+    slower = [own for line in said for own in find("check/slower_than_before", line, metric="matrix product")]
+    assert slower and float(slower[0]["ratio"]) < 0.7, done.stderr
     assert len(history.read_entries(str(file))[0]) == 11
 
 
 def test_a_history_that_cannot_be_written_is_said_once(quick: Mpi, tmp_path: Path) -> None:
     done = mpiexec(quick, 2, "--check", "--check-history", tmp_path / "none" / "f", HELLO)
     check_hello(done, 2)
-    assert done.stderr.count("mpiddp: warning: check-history: cannot keep figures in ") == 1, done.stderr
+    assert len(find("check/history_not_recorded", done.stderr, file=tmp_path / "none" / "f")) == 1, done.stderr
 
 
 def entry(host: str, at: float, kind: str = f"1 x {KIND}", **values: float) -> history.Entry:
@@ -235,7 +238,8 @@ def test_a_host_is_accused_by_its_past_when_it_is_so_in_each_pass(tmp_path: Path
     history.append_entries(path, [entry("n1", at, matrix=100.0 + at % 3) for at in range(9)])
     past = history.History(path)
     now = measured("n1", matrix=[60.0])
-    assert [one.text for one in past.compare(now)] == ["n1: matrix product at 0.59 of its own median of 9 checks"]
+    assert [one.text for one in past.compare(now)] == [
+        message("check/slower_than_before", host="n1", metric="matrix product", ratio="0.59", checks=9)]
     eight = now._replace(ranks=(RankInfo("n1", 0, 0, "cpu", "8 cores of X"),))
     assert past.compare(eight) == []
     now.by_rank["matrix"][0][1] = 100.0
@@ -243,20 +247,21 @@ def test_a_host_is_accused_by_its_past_when_it_is_so_in_each_pass(tmp_path: Path
 
 
 def test_findings_are_warned_of() -> None:
-    full = finding("n018", "", "n018: /tmp is full: 12 MiB free")
-    assert preflight.warnings([finding("n017"), full]) == [
-        "bad-node: n018: /tmp is full: 12 MiB free",
-        "slow-node: n017: matrix product at 0.71 of the median of 503"]
+    full = finding("n018", "", "n018: a fault")
+    assert preflight.warnings([finding("n017", words="n017: slow"), full]) == [
+        "bad-node: n018: a fault", "slow-node: n017: slow"]
     many = [finding("n1", words=f"n1: {at}") for at in range(9)]
-    assert preflight.warnings(many)[-1] == "slow-node: 4 more like these"
+    assert preflight.warnings(many)[5:] == [f"slow-node: {message('check/more_findings', count=4)}"]
 
 
 def test_findings_are_refused() -> None:
-    slow = preflight.refusal([finding("n017"), finding("n018", words="n018: y")])
-    assert slow and slow.name == "slow-node" and "--exclude=n[017-018]" in slow.do
-    assert slow.actual == "n017: matrix product at 0.71 of the median of 503\nn018: y"
-    bad = preflight.refusal([finding("n017"), finding("n3", "shm-size", "n3: size of /dev/shm is 16 MiB")])
-    assert bad and bad.name == "bad-node" and bad.actual.startswith("n3: size")
+    slow = preflight.refusal([finding("n017", words="n017: x"), finding("n018", words="n018: y")])
+    assert slow and (slow.name, slow.needed) == ("slow-node", message("check/slow_node_needed"))
+    assert slow.actual == "n017: x\nn018: y"
+    assert find("check/refusal_advice", slow.do)[0]["option"].endswith("--exclude=n[017-018]")
+    bad = preflight.refusal([finding("n017", words="n017: x"), finding("n3", "shm-size", "n3: z")])
+    assert bad and (bad.name, bad.needed) == ("bad-node", message("check/bad_node_needed"))
+    assert bad.actual == "n3: z\nn017: x"
     assert preflight.refusal([]) is None
 
 
@@ -268,10 +273,10 @@ def judged(passes: Sequence[Sequence[float]], mode: str) -> tuple[int, Sequence[
     judge = preflight.Judge(LaunchConfig(check=CheckMode(mode)))
     judge.assign_turns([(RankInfo(f"n{node}", node, 0, "cpu", KIND), f"machine {node}") for node in range(6)])
     for number, values in enumerate(passes, 1):
-        answer, *others = judge.add_results([RankResult({"matrix": value}, []) for value in values])
-        assert {one.goes_on for one in others} == {answer.goes_on} and not any(one.warnings for one in others)
-        if not answer.goes_on:
-            return number, answer.warnings
+        warnings, *others = judge.add_results([RankResult({"matrix": value}, []) for value in values])
+        assert others == [None if warnings is None else ()] * 5
+        if warnings is not None:
+            return number, warnings
     raise AssertionError("there is another pass")
 
 
@@ -284,7 +289,7 @@ def test_no_pass_follows_one_in_which_nothing_was_odd(
 
 
 def test_who_is_odd_in_each_pass_is_accused() -> None:
-    words = "n3: matrix product at 0.40 of the median of 5 ranks"
+    words = message("check/slow_node", host="n3", metric="matrix product", ratio="0.40", peers="5 ranks")
     assert judged([SLOW] * PASSES, "warn") == (PASSES, [f"slow-node: {words}"])
     with pytest.raises(LaunchError) as raised:
         judged([SLOW] * PASSES, "strict")
@@ -296,10 +301,12 @@ def test_nodes_of_one_machine_take_turns() -> None:
     judge = preflight.Judge(LaunchConfig(check=CheckMode.WARN))
     given = judge.assign_turns([(RankInfo(f"n{rank // 2}", rank // 2, rank % 2), "ab"[rank > 3]) for rank in range(6)])
     assert given == [(0, 2), (0, 2), (1, 2), (1, 2), (0, 2), (0, 2)]
-    assert judge.add_results([None if own else RankResult({"matrix": 1.0}, []) for own, _ in given])[0].goes_on
-    assert not judge.add_results([RankResult({"matrix": 1.0}, []) if own else None for own, _ in given])[0].goes_on
-    assert preflight.split_into_turns([], []) == []
-    assert preflight.split_into_turns([0, 1, 1], ["", "", ""]) == [[0, 1, 2]]  # machines that nothing tells apart
+    assert judge.add_results([None if own else RankResult({"matrix": 1.0}, []) for own, _ in given])[0] is None
+    assert judge.add_results([RankResult({"matrix": 1.0}, []) if own else None for own, _ in given]) == [
+        [], (), (), (), (), ()]
+    unknown = preflight.Judge(LaunchConfig(check=CheckMode.WARN)).assign_turns(
+        [(RankInfo("n", rank // 2, rank % 2), "") for rank in range(4)])
+    assert unknown == [(0, 1)] * 4
 
 
 @pytest.mark.parametrize(("stopped", "words"), [
@@ -331,7 +338,8 @@ def test_a_node_with_a_small_shared_memory_is_refused_by_name(cluster: Cluster) 
                f'exec "$@" {mpi.python} -m mpiddp --check=strict {HELLO}')
     done = check(cluster.run("srun", "--mpi=pmix", "-N3", "--ntasks-per-node=2", "sh", "-c", command,
                              timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT), 3)
-    assert done.stderr.count("mpiddp: cannot start: bad-node\n  found    node2: /dev/shm is small: 16 MiB") == 1
+    small = message("check/folder_small", folder="node2: /dev/shm", size="16 MiB")
+    assert done.stderr.count(f"mpiddp: cannot start: bad-node\n  found    {small}") == 1
     assert "--exclude=node2" in done.stderr
     own = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("srun: "))
     assert "node1:" not in own

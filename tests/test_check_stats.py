@@ -1,11 +1,10 @@
-"""What a check makes of its figures: plain functions of generated nodes."""
+"""Findings and notes of a check, from generated measurements."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-import re
 import time
 from collections.abc import Callable
 
@@ -27,6 +26,7 @@ from mpiddp.check.stats.outliers import PeerSample, score_all
 from mpiddp.check.stats.schema import LINK_METRICS, RANK_METRICS, Measurements, RankInfo, no_measurements
 from mpiddp.check.stats.tournament import MeetingLog, rounds_needed, shuffled_tournament, tournament
 from tests.benchmarks import accusing
+from tests.messages import find, message
 
 Way = tuple[int, int]
 GB = 1e9
@@ -144,19 +144,19 @@ def test_a_link_that_lacks_a_pass_is_told_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4, 12])
-@pytest.mark.parametrize(("sends", "receives", "words"), [
-    (0.5, 1.0, "n1: sends at 0.5"), (1.0, 0.1, "n1: receives at 0.1"), (0.5, 0.5, "n1: sends and receives at 0.5"),
+@pytest.mark.parametrize(("sends", "receives", "name"), [
+    (0.5, 1.0, "check/slow_sender"), (1.0, 0.1, "check/slow_receiver"), (0.5, 0.5, "check/slow_both_ways"),
 ])
-def test_a_slow_node_is_named_with_its_direction(size: int, sends: float, receives: float, words: str) -> None:
+def test_a_slow_node_is_named_with_its_direction(size: int, sends: float, receives: float, name: str) -> None:
     def share(name: str, of: tuple[int, ...]) -> float:
         return 1.0 if name != "large" else min(sends if of[0] == 1 else 1.0, receives if of[-1] == 1 else 1.0)
 
     for seed in range(10):
         lab = Lab(who(size), share, seed=seed)
         (found,) = find_all(lab.measured)
-        assert found.text[:len(words) - 1] == words[:-1], found
+        (fields,) = find(name, found.text, host="n1")
+        assert float(fields["ratio"]) == pytest.approx(min(sends, receives), rel=0.2)
         assert found.hosts == ("n1",)
-        assert found.text.endswith("normally") is not (sends == receives)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
@@ -183,16 +183,18 @@ def test_a_slow_link_is_no_nodes_fault() -> None:
     lab = Lab(who(6), lambda name, of: 0.4 if name == "large" and of == (2, 4) else 1.0)
     (found,) = find_all(lab.measured)
     assert (found.subject, found.hosts, found.links) == ("link", (), ((2, 4),))
-    assert found.text.startswith("n2 to n4: at 0.") and found.ratio == pytest.approx(0.4, abs=0.05)
+    assert find("check/slow_link", found.text, sender="n2", receiver="n4")
+    assert found.ratio == pytest.approx(0.4, abs=0.05)
 
 
 def test_latency_and_lost_segments() -> None:
     lab = Lab(who(5), lambda name, of: 25.0 if name == "latency" and 3 in of else 1.0)
     (line,) = said(lab)
-    words = re.compile(r"n3: latency (4.[6-9]|5.[0-2]) ms, 0\.(18|19|2|21) ms between the others \(4 pairs\)")
-    assert words.fullmatch(line), line
+    (fields,) = find("check/high_latency", line, host="n3", pairs="4 pairs")
+    assert 4.6 <= float(fields["value"].removesuffix(" ms")) <= 5.2
+    assert 0.18 <= float(fields["median"].removesuffix(" ms")) <= 0.21
     lab = Lab(who(3), lambda name, of: 1.021 if name == "resent" and of[0] == 2 else 1.0)
-    assert said(lab) == ["n2: 2.1 % of the TCP segments that it sends are lost"]
+    assert said(lab) == [message("check/lost_segments_sent", host="n2", share="2.1 %")]
 
 
 def test_a_switch_is_accused_in_place_of_its_nodes() -> None:
@@ -202,14 +204,13 @@ def test_a_switch_is_accused_in_place_of_its_nodes() -> None:
     (found,) = find_all(Lab(who(12, switches=3), share).measured)
     assert found.subject == "switch"
     assert found.hosts == ("n1", "n4", "n7", "n10")
-    assert found.text.startswith("switch s1, n[1,4,7,10]: sends and receives at 0.")
+    assert find("check/slow_both_ways", found.text, host="switch s1, n[1,4,7,10]")
 
 
 def test_two_nodes_compare_their_directions() -> None:
     (found,) = find_all(Lab(who(2), lambda name, of: 0.4 if name == "large" and of == (0, 1) else 1.0).measured)
     assert (found.subject, found.hosts) == ("link", ())
-    assert "n0 to n1" in found.text
-    assert found.text.endswith("of two nodes it cannot be told which is at fault")
+    assert find("check/slow_direction", found.text, sender="n0", receiver="n1")
 
 
 def test_kinds_are_not_mixed() -> None:
@@ -225,12 +226,10 @@ def test_kinds_are_not_mixed() -> None:
 def test_a_slow_rank_and_a_slow_node_by_themselves() -> None:
     lab = Lab(who(6, 4), lambda name, of: 0.7 if name == "matrix" and of == (9,) else 1.0)
     (line,) = said(lab)
-    assert line.startswith("n2: rank 9 (cuda:1): matrix product at 0.")
-    assert line.endswith(" of the median of 23 ranks")
+    assert find("check/slow_rank", line, host="n2", rank=9, device="cuda:1", metric="matrix product", peers="23 ranks")
     lab = Lab(who(3, 2), lambda name, of: 0.5 if name == "matrix" and of[0] in (2, 3) else 1.0)
     (line,) = said(lab)
-    assert line.startswith("n1: matrix product at 0.")
-    assert line.endswith(" of the median of 4 ranks")
+    assert find("check/slow_node", line, host="n1", metric="matrix product", peers="4 ranks")
 
 
 def own(**values: list[float]) -> Measurements:
@@ -241,11 +240,11 @@ def own(**values: list[float]) -> Measurements:
 
 
 @pytest.mark.parametrize(("figures", "words"), [
-    (own(clock=[0.0, 0.001, 3.0]), "n2: clock is 3.0 s ahead of the others"),
-    (own(clock=[0.0, -3.0, -3.01]), "n0: clock is 3.0 s ahead of the others"),
-    (own(clock=[0.0, -3.0, 0.0]), "n1: clock is 3.0 s behind the others"),
+    (own(clock=[0.0, 0.001, 3.0]), message("check/clock_ahead", host="n2", offset="3.0 s")),
+    (own(clock=[0.0, -3.0, -3.01]), message("check/clock_ahead", host="n0", offset="3.0 s")),
+    (own(clock=[0.0, -3.0, 0.0]), message("check/clock_behind", host="n1", offset="3.0 s")),
     (own(shm_size=[3.8 * 2**30, 3.8 * 2**30, 2**24], shm_free=[3.7 * 2**30, 3.8 * 2**30, 2**23]),
-     "n2: size of /dev/shm is 16 MiB, 3.8 GiB on the others"),
+     message("check/worse_value", host="n2", metric="size of /dev/shm", value="16 MiB", median="3.8 GiB")),
 ])
 def test_what_a_node_has_is_told_with_its_unit(figures: Measurements, words: str) -> None:
     (found,) = find_all(figures)
@@ -254,36 +253,34 @@ def test_what_a_node_has_is_told_with_its_unit(figures: Measurements, words: str
 
 
 def test_words_of_ranks_and_ranks_that_did_not_answer() -> None:
-    figures = own()._replace(reports={0: ["cuda:0 has 3 uncorrected errors"]}, lost={2: "meeting n0"})
-    assert [one.text for one in find_all(figures)] == [
-        "n0: cuda:0 has 3 uncorrected errors", "n2: did not answer: meeting n0"]
+    figures = own()._replace(reports={0: ["a fault"]}, lost=dict.fromkeys((1, 2), "no reply"))
+    assert [one.text for one in find_all(figures)] == ["n0: a fault", "n1: no reply", "n2: no reply"]
 
 
 def test_what_mpi_and_the_backend_say_of_each_other() -> None:
     ways = {"large": {(0, 1): [1e9], (1, 0): [1.4e9]}, "latency": {(0, 1): [1e-4], (1, 0): [1e-4], (0, 2): [1e-4]}}
     mpis = {"large": {(0, 1): [11e9], (1, 0): [11e9]}, "latency": {(0, 1): [1e-5], (1, 0): [1e-5]}}
     slow, silent = note_mpi(own()._replace(links=ways, mpi_links=mpis), "nccl")
-    assert slow.startswith("nccl moves 1.2 GB/s from node to node, MPI 11 GB/s: does NCCL use the fast network?")
-    assert silent == "MPI does not come through between n[0,2], nccl does"
+    assert slow == message("check/slow_nccl", rate="1.2 GB/s", mpi="11 GB/s")
+    assert silent == message("check/mpi_silent", pairs="n[0,2]", backend="nccl")
     assert note_mpi(own()._replace(links=mpis, mpi_links=mpis), "gloo") == []
 
 
 def test_what_most_nodes_tell_leaves_nobody_out() -> None:
-    line = "the working directory is full: 3 MiB free"
+    line = "a fault"
     (found,) = find_all(own()._replace(reports={rank: [line] for rank in range(3)}))
     assert (found.text, found.hosts) == (f"3 nodes: {line}", ())
 
 
 @pytest.mark.parametrize(("unmet", "words", "hosts"), [
-    ({(0, 1), (1, 2)}, "n1: nothing comes through to 2 other nodes", ("n1",)),
-    ({(0, 2)}, "n0 and n2: nothing comes through", ()),
-    ({(0, 1), (0, 2), (1, 2)}, "3 nodes: nothing comes through between them", ()),
+    ({(0, 1), (1, 2)}, message("check/unreachable_node", host="n1", others="2 other nodes"), ("n1",)),
+    ({(0, 2)}, message("check/unreachable_nodes", nodes="n0 and n2"), ()),
+    ({(0, 1), (0, 2), (1, 2)}, message("check/unreachable_nodes", nodes="3 nodes"), ()),
 ])
 def test_a_way_on_which_nothing_comes_through(unmet: set[Way], words: str, hosts: tuple[str, ...]) -> None:
     met = {*itertools.combinations(range(3), 2)} - unmet
     (found,) = find_all(own()._replace(links={"latency": {pair: [1e-4] for pair in met}}, unreachable=frozenset(unmet)))
-    assert found.text.startswith(words)
-    assert found.hosts == hosts
+    assert (found.text, found.hosts) == (words, hosts)
 
 
 class Tournament:
@@ -340,7 +337,7 @@ def test_a_part_that_reaches_itself_alone_is_named_if_it_is_the_smaller_one(size
     """As a switch's nodes whose way to the others is down; or all of them, if nothing comes through at all."""
     seen = Tournament(size, lambda one, other: part > 0 and (one < part) == (other < part))
     assert seen.accused == ({*range(part)} if named else set())
-    assert named or seen.findings[0].text == f"{size} nodes: nothing comes through between them"
+    assert named or seen.findings[0].text == message("check/unreachable_nodes", nodes=f"{size} nodes")
     assert seen.failing <= 13
 
 
@@ -352,7 +349,7 @@ def test_bad_links_between_good_nodes_take_no_more_time_than_there_is() -> None:
 def test_nodes_with_one_hostname_are_numbered() -> None:
     lab = Lab(who(4, host="localhost"), lambda name, of: 0.3 if name == "large" and of[0] == 1 else 1.0)
     (found,) = find_all(lab.measured)
-    assert found.text.startswith("localhost (node 1): sends at 0.")
+    assert find("check/slow_sender", found.text, host="localhost (node 1)")
     assert (found.hosts, found.nodes) == ((), (1,))
 
 
@@ -366,35 +363,36 @@ def inside(slow: dict[Way, float], nodes: int = 3) -> Measurements:
 
 def test_a_slow_way_inside_a_node() -> None:
     (found,) = find_all(inside({(3, 4): 0.5}))
-    assert found.text.startswith("n1: from rank 3 (cuda:0) to rank 4 (cuda:1): 64 MiB at 0.5")
+    assert find("check/slow_link_inside", found.text, host="n1", sender="rank 3 (cuda:0)", receiver="rank 4 (cuda:1)")
     assert found.hosts == ("n1",)
     (found,) = find_all(inside({(1, 2): 0.5}, nodes=1))
-    assert found.text.startswith("n0: from rank 1 (cuda:1) to rank 2 (cuda:2): 64 MiB at 0.")
+    assert find("check/slow_link_inside", found.text, host="n0", sender="rank 1 (cuda:1)", receiver="rank 2 (cuda:2)")
     (found,) = find_all(inside(dict.fromkeys(itertools.permutations(range(3, 6), 2), 0.5)))
-    assert found.text.startswith("n1: between its ranks: 64 MiB at 0.5")
+    assert find("check/slow_links_inside", found.text, host="n1")[0]["ratio"].startswith("0.5")
 
 
 @pytest.mark.parametrize(("ranks", "words"), [
-    (who(1), "one rank: "), (who(1, 4), "one node: "), (who(2), "two nodes: "),
-    (who(4, kinds="aaab"), "no other rank is of the kind of rank 3 (b)"),
+    (who(1), message("check/one_rank")), (who(1, 4), message("check/one_node")), (who(2), message("check/two_nodes")),
+    (who(4, kinds="aaab"), message("check/rank_without_peers", ranks="rank 3 (b)")),
 ])
 def test_what_has_nothing_to_compare_it_with_is_told(ranks: tuple[RankInfo, ...], words: str) -> None:
     links = {"latency": {(0, 1): [1e-4]}}
-    assert note_missing_peers(no_measurements(ranks)._replace(links=links))[0].startswith(words)
+    assert note_missing_peers(no_measurements(ranks)._replace(links=links))[0] == words
     assert note_missing_peers(no_measurements(who(3))) == []
     assert note_missing_peers(no_measurements(who(2))) == []  # without links
 
 
 def test_a_figure_of_nothing_is_told_as_such() -> None:
     assert [one.text for one in find_all(own(matrix=[1e12, 1e12, 0.0]))] == [
-        "n2: matrix product at 0 of the median of 2 ranks"]
+        message("check/slow_node", host="n2", metric="matrix product", ratio="0", peers="2 ranks")]
 
 
 def test_a_host_beside_its_own_past() -> None:
     figures = own(matrix=[0.8e12, 1e12, 1e12])
     past = {f"n{node}": {"matrix": [1e12, 1.01e12, 0.99e12] * 4} for node in range(3)}
     (found,) = regressions(figures, past)
-    assert (found.text, found.hosts) == ("n0: matrix product at 0.80 of its own median of 12 checks", ("n0",))
+    slower = message("check/slower_than_before", host="n0", metric="matrix product", ratio="0.80", checks=12)
+    assert (found.text, found.hosts) == (slower, ("n0",))
     assert regressions(figures, {"n0": {"matrix": [1e12, 1e12]}}) == []
     assert best_by_host(figures)["n0"] == {"matrix": 0.8e12}
     for former in (0.0, 5e-324, 1.7e308):
@@ -415,27 +413,31 @@ def test_a_host_beside_its_own_past() -> None:
                                       for host, values in kept.items()}) == []
 
 
+def share(metric: str, value: str, peak: str, ratio: str) -> str:
+    return message("check/peak_rate", metric=metric, value=value, peak=peak, share=ratio)
+
+
 def test_a_line_says_what_the_figures_are_next_to_the_hardwares() -> None:
     lab = Lab(who(4), lambda *_: 1.0, noise=0.0)
     claims = {rank: {"large": 12.5e9, "matrix": 2e12} for rank in range(4)}
-    (line,) = note_claims(lab.measured._replace(claims=claims))
-    assert line.endswith("links 10 GB/s of 12 GB/s (0.80), matrix product 1.0 TFLOP/s of 2.0 TFLOP/s (0.50)")
+    links = share("links", "10 GB/s", "12 GB/s", "0.80")
+    both = f"{links}, {share('matrix product', '1.0 TFLOP/s', '2.0 TFLOP/s', '0.50')}"
+    assert note_claims(lab.measured._replace(claims=claims)) == message("check/peak_rates", shares=both)
     memory = no_measurements(who(2, 2))._replace(by_rank={"memory": {rank: [1e10] for rank in range(4)}},
                                         claims={0: {"memory": 4e10}})
-    assert "host memory of a node 20 GB/s of 40 GB/s (0.50)" in note_claims(memory)[0]
+    assert share("host memory of a node", "20 GB/s", "40 GB/s", "0.50") in note_claims(memory)
     kinds = own(matrix=[680e12, 50e12, 50e12])._replace(claims={0: {"matrix": 989e12}})
-    assert "matrix product 680 TFLOP/s of 989 TFLOP/s (0.69)" in note_claims(kinds)[0]
+    assert share("matrix product", "680 TFLOP/s", "989 TFLOP/s", "0.69") in note_claims(kinds)
     kinds = kinds._replace(claims={0: {"matrix": 989e12}, 1: {"matrix": 100e12}, 2: {"matrix": 100e12}})
-    assert "matrix product 50 TFLOP/s of 100 TFLOP/s (0.50)" in note_claims(kinds)[0]
+    assert share("matrix product", "50 TFLOP/s", "100 TFLOP/s", "0.50") in note_claims(kinds)
     mixed = lab.measured._replace(claims={node: {"large": 12.5e9 if node else 10e9} for node in range(4)})
-    assert "links 10 GB/s of 12 GB/s (0.80)" in note_claims(mixed)[0]
-    assert "only whether they are alike" in note_claims(lab.measured)[0]
+    assert links in note_claims(mixed)
+    assert note_claims(lab.measured) == message("check/peak_rates_unknown")
 
 
 def test_an_all_reduce_of_gloo_below_the_links_is_no_fault() -> None:
     lab = Lab(who(3), lambda *_: 1.0, noise=0.0).measured._replace(allreduce={2**26: 2**26 / 3e9 * 4 / 3})
-    (line,) = note_gloo_allreduce(lab, "gloo")
-    assert "no fault" in line and "3.0 GB/s" in line and "10 GB/s" in line
+    assert note_gloo_allreduce(lab, "gloo") == [message("check/slow_gloo", rate="3.0 GB/s", links="10 GB/s")]
     assert note_gloo_allreduce(lab, "nccl") == []
 
 

@@ -16,6 +16,7 @@ import pytest
 from mpiddp.base.files import FolderClaim, check_protected, format_os_error, open_for_reading, open_for_writing
 from mpiddp.staging import mirror
 from tests import processes
+from tests.messages import message
 from tests.support import (
     DEADLINE_S,
     ROOT,
@@ -168,7 +169,7 @@ def test_pipes_in_the_place_of_files_are_named(quick: Mpi, tmp_path: Path) -> No
     done = check(mpiexec(quick, 1, *named, "--check", "--no-init", "-c", "print('ran')"))
     assert done.stdout == "ran\n"
     assert done.stderr.count(f"mpiddp: cannot write {pipe}: it is a FIFO, and no regular file") == 3
-    assert f"check-history: cannot keep figures in {pipe}: it is a FIFO" in done.stderr
+    assert message("check/history_not_recorded", file=pipe, reason="it is a FIFO") in done.stderr
 
 
 @pytest.mark.parametrize("arguments", ["mpiddp --dry-run --facts", "mpiddp.supervise --exclude n1 --hostfile"])

@@ -1,6 +1,19 @@
 """The node check: `python -m mpiddp.check`, and `--check` at a job's start."""
 
+from typing import NamedTuple
+
 EXIT_OUTLIERS = 1
 PASSES = 3  # an outlier is one in each of them
-PASS_PAUSE_S = 1.0  # before another pass, so that a busy moment of a machine does not show in all
-RANK_BUDGET_S = 0.5  # in a pass, for what a rank measures by itself: two windows of 0.2 s of kernels.py, and the rest
+PASS_PAUSE_S = 1.0  # between passes, so that a short disturbance is not in all of them
+RANK_BUDGET_S = 0.5  # in a pass, for a rank's own benchmarks: two windows of 0.2 s of kernels.py, and the rest
+
+
+class CheckOptions(NamedTuple):
+    """What to measure, and the files to write, "" for none."""
+
+    quick: bool = False
+    nodes_only: bool = False
+    svg: str = ""
+    json: str = ""
+    history: str = ""
+    suspects: str = ""

@@ -1,24 +1,40 @@
-"""`python -m mpiddp.check`: start a job, and in each rank the check."""
+"""`python -m mpiddp.check`: its command line, and the job in which each rank runs the check."""
 
 from __future__ import annotations
 
 import argparse
 import functools
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..base.config import LaunchConfig
 from ..base.errors import EXIT_USAGE, LocalLaunchError
+from ..base.version import __version__
 from ..bootstrap.refusal import refuse_alone, refuse_early
-from . import EXIT_OUTLIERS
-from .options import CheckOptions, parse_arguments
+from ..cli import read_settings
+from ..options.help import Parser
+from ..options.table import OPTIONS, read_default, variable_name
+from ..options.values import parse_path
+from . import EXIT_OUTLIERS, CheckOptions
 
 if TYPE_CHECKING:
     from ..runner.lifecycle import RunningJob
 
-# Overrides what a job script sets. Otherwise NCCL's watchdog ends a process whose collective takes too long, and each
-# wait polls once in a millisecond. The third variable would switch the first one on.
+USAGE = """\
+mpirun python -m mpiddp.check [options]
+       srun --mpi=pmix python -m mpiddp.check [options]"""
+DESCRIPTION = """\
+Benchmark every rank and every link between nodes; report outliers and the nodes to exclude.
+The check takes up to a minute on a few nodes. Start it like the training: mpirun python -m mpiddp.check"""
+EPILOG = """\
+Exit status: 0 no findings; 1 findings; 2 wrong usage; 3 the job could not start;
+120 no findings, but stdout could not be written."""
+LAUNCH_OPTIONS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # as for mpiddp itself
+HISTORY = "check-history"
+# Override the job script's values. Otherwise NCCL's watchdog ends a process whose collective takes too long, and each
+# wait polls once in a millisecond. The third variable would enable the first one.
 NCCL_WAITS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
 
 
@@ -32,6 +48,35 @@ def main(arguments: list[str] | None = None) -> int:
     from ..launch import launch
 
     return launch(config, functools.partial(check_in_rank, options))
+
+
+def parse_arguments(arguments: list[str] | None, environ: Mapping[str, str]) -> tuple[CheckOptions, LaunchConfig]:
+    """Return the check's options and the launcher's; raise argparse.ArgumentTypeError with a line for the user.
+
+    Launcher settings without an option here come from the ``MPIDDP_…`` variables.
+    """
+    parser = Parser(prog="mpiddp.check", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="one pass instead of three: about 10 s, less reliable")
+    parser.add_argument("--nodes-only", action="store_true", help="do not measure links between ranks")
+    parser.add_argument("--svg", default="", type=parse_path, metavar="FILE",
+                        help="draw the links between nodes and the all-reduce (needs matplotlib)")
+    parser.add_argument("--json", default="", type=parse_path, metavar="FILE", help="write all measurements")
+    parser.add_argument(f"--{HISTORY}", default=read_default(HISTORY, environ), type=parse_path, metavar="FILE",
+                        help="append each node's results to FILE, and compare them with the node's earlier results")
+    parser.add_argument("--suspects", default="", type=parse_path, metavar="FILE", help="append a line for each node "
+                        "to exclude (time, host, reason), for mpiddp.supervise --exclude FILE")
+    for name in LAUNCH_OPTIONS:
+        parser.add_argument(f"--{name}", **{**OPTIONS[name], "default": read_default(name, environ)})
+    parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
+    given = parser.parse_args(arguments)
+    settings = read_settings({name: value for name, value in environ.items() if name != variable_name(HISTORY)})
+    options = CheckOptions(given.quick, given.nodes_only, given.svg, given.json, given.check_history, given.suspects)
+    return options, LaunchConfig(
+        backend=given.backend or None, device=None if given.device in ("", "auto") else given.device,
+        interface=given.interface, master_addr=given.master_addr, port=given.port,
+        startup_timeout_s=given.startup_timeout, binding=settings.binding, threads=settings.threads,
+        share_gpus=settings.share_gpus, virtual_local_rank=settings.virtual_local_rank,
+        gpu_aware_mpi=settings.gpu_aware_mpi, unknown_variables=settings.unknown_variables, init=False, quiet=True)
 
 
 def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
@@ -51,12 +96,11 @@ def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) 
         if env.rank:
             worker_loop(member.comm, methods, config.startup_timeout_s)
         else:
-            from .report import run_check  # the other ranks need not load it
+            from .report import run_check  # only rank 0 needs it
 
             ranks = RpcController(member.comm, methods, member.rendezvous.name)
             job.termination.status = run_check(ranks, env, options, config.startup_timeout_s)
-            for rank, doing in sorted(ranks.lost.items()):  # the job cannot end in order
-                reason = f"did not answer: {doing}"
+            for rank, reason in sorted(ranks.lost.items()):  # a lost rank cannot end by itself
                 host = member.seats[rank].host
                 job.termination.fail(Report(rank, host, ReportKind.UNREACHABLE, reason, EXIT_OUTLIERS))
             ranks.dismiss()

@@ -11,8 +11,8 @@ from .stats.findings import allreduce_results
 from .stats.link_findings import Role, expected_bandwidth
 from .stats.outliers import median
 from .stats.schema import BANDWIDTH, LATENCY, LINK_METRICS, Finding, Measurements, Nodes
-from .stats.text import count_text, format_size, three_digits
-from .table import bests_by_node, cut, limit_lines, scale
+from .stats.text import count_text, format_size, limit_lines, three_digits
+from .table import bests_by_node, cut, scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Area = tuple[float, float, float, float]  # left, bottom, width, height, in inches
 
 OUTLIER, CURVE_COLOR, NOT_MET, DIAGONAL, TEXT = "#d62728", "#1f5fa8", "#dddddd", "white", "#333333"
-WIDTH, HEIGHT, DPI = 13.0, 7.6, 110  # inches; dots per inch of what is drawn as pixels
+WIDTH, HEIGHT, DPI = 13.0, 7.6, 110  # inches; dots per inch of pixel graphics
 SIDE, SIDE_POINTS = 5.4, 5.4 * 72  # of the map, in inches and in points
 MAP: Area = (1.25, 1.15, SIDE, SIDE)
 SENDS: Area = (1.25 + SIDE + 0.08, 1.15, 0.22, SIDE)
@@ -30,16 +30,16 @@ RECEIVES: Area = (1.25, 1.15 + SIDE + 0.08, SIDE, 0.22)
 COLOR_BAR: Area = (1.25 + SIDE + 0.85, 1.15, 0.16, SIDE)
 CURVE: Area = (9.0, 3.6, 3.7, 3.17)
 FINDINGS: Area = (8.55, 0.3, 4.3, 2.6)
-ALL_NAMED_MAX = 64  # nodes; of more only outliers, the first and the last have their names at the map
-MAX_NAME = 14  # characters; the end is shown, which has the number
-NUMBERED_MAX = 10  # nodes; of more the cells have no numbers
-DENSE = 0.5  # share of the links; if fewer were measured, cells are drawn larger than they are
+ALL_NAMED_MAX = 64  # nodes; with more, only outliers, the first and the last have names at the map
+MAX_NAME = 14  # characters; the end is shown, because it has the number
+NUMBERED_MAX = 10  # nodes; with more, the cells have no numbers
+DENSE = 0.5  # share of measured links; below it, cells are enlarged
 FONT_SIZE, MIN_CELL = 9.0, 3.2  # points
 LINE_HEIGHT = 1.16  # times the font size
 
 
 class Grid(NamedTuple):
-    """The nodes' names, the bandwidth of the links between them by their positions, and the outliers of both."""
+    """The nodes' names, the bandwidth of the links by the nodes' positions, and the outliers of both."""
 
     names: list[str]
     links: dict[tuple[int, int], float]
@@ -48,7 +48,7 @@ class Grid(NamedTuple):
 
 
 def write_picture(path: str, measured: Measurements, findings: Sequence[Finding], title: str) -> None:
-    """Write the picture: as PNG or PDF if the suffix says so, else as SVG.
+    """Write the picture: as PNG or PDF by the suffix, else as SVG.
 
     Raises ImportError if matplotlib is not installed, OSError if the file cannot be written.
     """
@@ -59,21 +59,20 @@ def write_picture(path: str, measured: Measurements, findings: Sequence[Finding]
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": FONT_SIZE, "font.family": "sans-serif"}):
         picture = Figure(figsize=(WIDTH, HEIGHT))
         picture.text(0.25 / WIDTH, 1 - 0.3 / HEIGHT, cut(title, 110), fontsize=13, va="center")
-        draw_map(picture, make_grid(measured, findings))
-        draw_allreduce(add_axes(picture, CURVE), measured)
-        draw_findings(add_axes(picture, FINDINGS), findings)
+        _draw_map(picture, _make_grid(measured, findings))
+        _draw_allreduce(_add_axes(picture, CURVE), measured)
+        _draw_findings(_add_axes(picture, FINDINGS), findings)
         with open(open_for_writing(path), "wb") as file:
             picture.savefig(file, format=suffix if suffix in ("png", "pdf") else "svg", dpi=DPI)
 
 
-def add_axes(picture: Figure, area: Area) -> Axes:
-    """Return axes in an area of the picture."""
+def _add_axes(picture: Figure, area: Area) -> Axes:
     left, bottom, width, height = area
     return picture.add_axes((left / WIDTH, bottom / HEIGHT, width / WIDTH, height / HEIGHT))
 
 
-def make_grid(measured: Measurements, findings: Sequence[Finding]) -> Grid:
-    """Return the grid of the nodes, or of a single node's ranks."""
+def _make_grid(measured: Measurements, findings: Sequence[Finding]) -> Grid:
+    """Return the grid of the nodes, or of the ranks of a single node."""
     nodes = Nodes(measured.ranks)
     if len(nodes.ranks) == 1:
         inside = {link: max(passes) for link, passes in measured.inside_links.get(BANDWIDTH, {}).items()}
@@ -87,13 +86,13 @@ def make_grid(measured: Measurements, findings: Sequence[Finding]) -> Grid:
                 {position[node] for finding in findings for node in finding.nodes}, outlier_links)
 
 
-def draw_map(picture: Figure, grid: Grid) -> None:
-    """Draw a row for each sender, a column for each receiver, and strips with the median of each."""
+def _draw_map(picture: Figure, grid: Grid) -> None:
+    """Draw a row for each sender, a column for each receiver, and strips with their medians."""
     import matplotlib
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    axes = add_axes(picture, MAP)
+    axes = _add_axes(picture, MAP)
     if not grid.links:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "no links between ranks were measured", ha="center", transform=axes.transAxes)
@@ -101,23 +100,23 @@ def draw_map(picture: Figure, grid: Grid) -> None:
     factor, unit = scale(list(grid.links.values()), "B/s")
     grid = grid._replace(links={link: value / factor for link, value in grid.links.items()})
     shade, colors = Normalize(0, max(grid.links.values())), matplotlib.colormaps["viridis"]
-    draw_cells(axes, grid, shade, colors)
-    draw_strip(add_axes(picture, SENDS), grid, Role.SENDS, shade, colors)
+    _draw_cells(axes, grid, shade, colors)
+    _draw_strip(_add_axes(picture, SENDS), grid, Role.SENDS, shade, colors)
     picture.text((sum(SENDS[::2]) + 0.06) / WIDTH, (SENDS[1] + SIDE / 2) / HEIGHT, "sends", rotation=90, va="center")
-    draw_strip(add_axes(picture, RECEIVES), grid, Role.RECEIVES, shade, colors)
+    _draw_strip(_add_axes(picture, RECEIVES), grid, Role.RECEIVES, shade, colors)
     picture.text((RECEIVES[0] + SIDE / 2) / WIDTH, (sum(RECEIVES[1::2]) + 0.05) / HEIGHT, "receives", ha="center",
                  va="bottom")
-    draw_names(axes, grid)
-    bar = add_axes(picture, COLOR_BAR)
+    _draw_names(axes, grid)
+    bar = _add_axes(picture, COLOR_BAR)
     picture.colorbar(ScalarMappable(shade, colors), cax=bar)
     bar.set_title(unit, fontsize=FONT_SIZE)
     has_gaps = len(grid.links) < len(grid.names) * (len(grid.names) - 1)
-    legend = f"{LINK_METRICS[BANDWIDTH].label} from each row to each column; strips: the median of each; red: odd"
-    picture.text(MAP[0] / WIDTH, 0.12 / HEIGHT, legend + "; grey: have not met" * has_gaps, fontsize=8, color=TEXT)
+    legend = f"{LINK_METRICS[BANDWIDTH].label} from each row to each column; strips: medians; red: outliers"
+    picture.text(MAP[0] / WIDTH, 0.12 / HEIGHT, legend + "; grey: not measured" * has_gaps, fontsize=8, color=TEXT)
 
 
-def draw_cells(axes: Axes, grid: Grid, shade: Normalize, colors: Colormap) -> None:
-    """Draw a cell for each link, outliers with an outline."""
+def _draw_cells(axes: Axes, grid: Grid, shade: Normalize, colors: Colormap) -> None:
+    """Draw a cell for each link, with an outline for outliers."""
     import numpy as np
     from matplotlib.collections import PatchCollection
     from matplotlib.colors import to_rgba
@@ -149,8 +148,7 @@ def draw_cells(axes: Axes, grid: Grid, shade: Normalize, colors: Colormap) -> No
         axes.text(column, row, three_digits(value), ha="center", va="center", color="white" if is_dark else "black")
 
 
-def draw_strip(axes: Axes, grid: Grid, role: Role, shade: Normalize, colors: Colormap) -> None:
-    """Draw the median of each node's links in a role."""
+def _draw_strip(axes: Axes, grid: Grid, role: Role, shade: Normalize, colors: Colormap) -> None:
     import numpy as np
     from matplotlib.colors import to_rgba
 
@@ -162,10 +160,10 @@ def draw_strip(axes: Axes, grid: Grid, role: Role, shade: Normalize, colors: Col
     axes.set_yticks([])
 
 
-def draw_names(axes: Axes, grid: Grid) -> None:
-    """Write names beside rows and under columns, outliers in red; of many nodes the first, the last and outliers.
+def _draw_names(axes: Axes, grid: Grid) -> None:
+    """Write names beside rows and under columns, outliers in red; of many nodes only the first, the last and outliers.
 
-    A name that would overlap the one before is left out; the findings have it.
+    A name that would overlap the previous one is omitted; the findings have it.
     """
     count = len(grid.names)
     is_small = count <= ALL_NAMED_MAX
@@ -185,8 +183,8 @@ def draw_names(axes: Axes, grid: Grid) -> None:
             label.set(color=OUTLIER if is_outlier else TEXT, fontweight="bold" if is_outlier else "normal")
 
 
-def draw_allreduce(axes: Axes, measured: Measurements) -> None:
-    """Draw the bus bandwidth of the all-reduce by its size, and the one that the links promise."""
+def _draw_allreduce(axes: Axes, measured: Measurements) -> None:
+    """Draw the bus bandwidth of the all-reduce by its size, and the bus bandwidth that the links allow."""
     results = allreduce_results(measured)
     if not results:
         axes.set_axis_off()
@@ -212,9 +210,8 @@ def draw_allreduce(axes: Axes, measured: Measurements) -> None:
     axes.legend(frameon=False, loc="upper left")
 
 
-def draw_findings(axes: Axes, findings: Sequence[Finding]) -> None:
-    """Write the first findings."""
+def _draw_findings(axes: Axes, findings: Sequence[Finding]) -> None:
     axes.set_axis_off()
     lines = [line for text in limit_lines([finding.text for finding in findings], 6, "finding")
-             for line in wrap(text, 66, subsequent_indent="    ")][:11] or ["nothing odd"]
+             for line in wrap(text, 66, subsequent_indent="    ")][:11] or ["no findings"]
     axes.text(0, 1, "\n".join(lines), va="top", linespacing=1.5, color=OUTLIER if findings else TEXT)

@@ -1,6 +1,6 @@
-"""`--check`: each rank measures itself before the script; an outlier is a warning, or the job does not start.
+"""`--check`: benchmarks of single ranks before the script; findings are warnings, or the job does not start.
 
-Links between ranks take longer, and are left to `python -m mpiddp.check`.
+Links between ranks take longer: only `python -m mpiddp.check` measures them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ..base import timeline
 from ..base.config import LaunchConfig
@@ -18,84 +17,79 @@ from ..base.stderr import warn
 from ..base.text import MAX_LISTED, fold_hosts
 from ..bootstrap.rollcall import Rendezvous
 from ..discovery.devices import use_device
+from ..discovery.process import read_boot_id
 from ..discovery.schedulers import find_scheduler
 from . import PASS_PAUSE_S, PASSES, RANK_BUDGET_S
-from .bench.machine import describe_rank, machine_id
+from .bench.machine import describe_rank
 from .bench.rank import RankResult, measure_rank
 from .history import History
 from .stats.findings import find_all
 from .stats.schema import RANK_METRICS, Finding, Measurements, RankInfo, no_measurements
+from .stats.text import limit_lines
 from .stats.tournament import split_into_turns
 
-LOOKING, MEASURING = "looking at its machine", "measuring its node"
-
-
-class Turn(NamedTuple):
-    """In which of a pass's turns a rank measures."""
-
-    number: int
-    total: int
-
-
-class NextStep(NamedTuple):
-    """Rank 0's answer after a turn: whether the check goes on, or how it ends."""
-
-    goes_on: bool
-    warnings: Sequence[str] = ()
+IDENTIFYING, MEASURING = "identifying its node", "measuring its node"  # stages of the start
 
 
 def check_nodes(roll: Rendezvous, place: RankPosition, device: str, config: LaunchConfig) -> None:
-    """Measure this rank's part of its node, and print rank 0's findings as warnings. Collective.
+    """Run this rank's benchmarks, and print the findings as warnings on rank 0. Collective.
 
     Raises LaunchError `bad-node` or `slow-node` on every rank, if `config` is strict; at the start's deadline
-    LocalLaunchError, with the ranks that still measure.
+    LocalLaunchError, with the ranks that are still measuring.
     """
-    timeline.begin_stage(LOOKING)
+    timeline.begin_stage(IDENTIFYING)
     torch_device, judge = use_device(device), Judge(config)
-    turn = roll.exchange(LOOKING, (describe_rank(place, torch_device), machine_id()), judge.assign_turns)
-    step, result = NextStep(goes_on=True), RankResult({}, [])
+    turn, turns = roll.exchange(IDENTIFYING, (describe_rank(place, torch_device), read_boot_id()), judge.assign_turns)
+    result, lines = RankResult({}, []), None
     for pass_number in range(PASSES):
-        if step.goes_on:
+        if lines is None:
             time.sleep(PASS_PAUSE_S if pass_number else 0.0)
-            for number in range(turn.total):
+            for number in range(turns):
                 timeline.begin_stage(MEASURING)
-                measures = number == turn.number and result.computes  # each try of a broken device may take a minute
+                measures = number == turn and result.computes  # a retry of a broken device may take a minute
                 if measures:
                     result = measure_rank(torch_device, place.local_rank == 0, RANK_BUDGET_S)
-                step = roll.exchange(MEASURING, result if measures else None, judge.add_results)
-    warn(step.warnings)
+                lines = roll.exchange(MEASURING, result if measures else None, judge.add_results)
+    warn(lines or ())
 
 
 class Judge:
     """Rank 0's part: assigns turns, collects results, and decides after each pass.
 
-    A pass without findings is the last one: an outlier is one in every pass.
+    The check ends after a pass without findings, because an outlier is one in every pass.
     """
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config = config
         self._history: History | None = None
         self._measured = no_measurements(())
-        self._turns: list[list[int]] = []
-        self._turns_done = 0
+        self._turns = self._turns_done = 0
 
-    def assign_turns(self, facts: Sequence[tuple[RankInfo, str]]) -> list[Turn]:
-        """Return each rank's turn: nodes that are containers of one machine would disturb each other."""
+    def assign_turns(self, facts: Sequence[tuple[RankInfo, str]]) -> list[tuple[int, int]]:
+        """Return each rank's turn and the number of turns, from the ranks and their machines' IDs ("" is unknown).
+
+        Nodes on the same machine, such as containers, would disturb each other.
+        """
         self._history = History(self._config.check_history) if self._config.check_history else None
         self._measured = no_measurements(tuple(info for info, _ in facts))
-        self._turns = split_into_turns([info.node for info, _ in facts], [machine for _, machine in facts])
-        number_of = {rank: number for number, ranks in enumerate(self._turns) for rank in ranks}
-        return [Turn(number_of[rank], len(self._turns)) for rank in range(len(facts))]
+        turns = split_into_turns({info.node: {machine or f"node {info.node}"} for info, machine in facts})
+        self._turns = len(turns)
+        turn_of = {node: turn for turn, nodes in enumerate(turns) for node in nodes}
+        return [(turn_of[info.node], self._turns) for info, _ in facts]
 
-    def add_results(self, results: Sequence[RankResult | None]) -> list[NextStep]:
-        """Return each rank's next step after a turn; raise LaunchError if the check is strict and has findings."""
+    def add_results(self, results: Sequence[RankResult | None]) -> list[Sequence[str] | None]:
+        """Add a turn's results; return each rank's warnings, which end the check, or None if it goes on.
+
+        Raises LaunchError if the check is strict, ends, and has findings.
+        """
         for rank, result in enumerate(results):
             if result:
                 self._measured.add(rank, result.values, result.reports)
         self._turns_done += 1
-        passes, turns = divmod(self._turns_done, len(self._turns))
-        goes_on = bool(turns) or (passes < PASSES and bool(self._findings(repeat_last_pass(self._measured))))
-        return [NextStep(goes_on, () if goes_on else self._finish())] + [NextStep(goes_on)] * (len(results) - 1)
+        passes, turns = divmod(self._turns_done, self._turns)
+        if turns or (passes < PASSES and self._findings(_repeat_last_pass(self._measured))):
+            return [None] * len(results)
+        return [self._finish()] + [()] * (len(results) - 1)
 
     def _findings(self, measured: Measurements) -> list[Finding]:
         return [*find_all(measured), *(self._history.compare(measured) if self._history else ())]
@@ -109,53 +103,53 @@ class Judge:
         return [*history_warnings, *warnings(findings)]
 
 
-def repeat_last_pass(measured: Measurements) -> Measurements:
-    """Return the measurements if all passes to come were like the last one."""
+def _repeat_last_pass(measured: Measurements) -> Measurements:
+    # as if all further passes were like the last one
     return measured._replace(by_rank={
         name: {rank: [*passes, *passes[-1:] * (PASSES - len(passes))] for rank, passes in by_rank.items()}
         for name, by_rank in measured.by_rank.items()})
 
 
 def warnings(findings: Sequence[Finding]) -> list[str]:
-    """Return the warnings `bad-node` and `slow-node`, a handful of each."""
-    faults, slow = split_findings(findings)
-    return [f"bad-node: {text}" for text in first_texts(faults)] + [f"slow-node: {text}" for text in first_texts(slow)]
+    """Return the warnings `bad-node` and `slow-node`, a few of each."""
+    faults, slow = _split_texts(findings)
+    return [f"bad-node: {text}" for text in _limit(faults)] + [f"slow-node: {text}" for text in _limit(slow)]
 
 
 def refusal(findings: Sequence[Finding]) -> LaunchError | None:
-    """Return why a job does not start on its nodes, LaunchError `bad-node` or `slow-node`; None without findings."""
-    faults, slow = split_findings(findings)
+    """Return the error `bad-node` or `slow-node` for these findings; None without findings."""
+    faults, slow = _split_texts(findings)
     hosts = dict.fromkeys(host for finding in findings for host in finding.hosts)
     scheduler = find_scheduler(os.environ)
     option = (scheduler and scheduler.exclude) or "mpiddp.supervise --exclude={}"
-    exclusion = f"leave it out with {option.format(fold_hosts(hosts))}, or start" if hosts else "start"
-    advice = f"{exclusion} with --check alone, which warns"
+    exclusion = f"exclude it with {option.format(fold_hosts(hosts))}, or start" if hosts else "start"
+    advice = f"{exclusion} with --check, which only warns"
     if faults:
         return LaunchError(
             "bad-node",
-            actual="\n".join(first_texts([*faults, *slow])),
-            needed="nodes with room in /dev/shm and /tmp, and devices without errors",
+            actual="\n".join(_limit([*faults, *slow])),
+            needed="nodes with free space in /dev/shm and /tmp, and devices without errors",
             do=advice,
         )
     if slow:
         return LaunchError(
             "slow-node",
-            actual="\n".join(first_texts(slow)),
-            needed="nodes that are as fast as the others of their kind: all wait for the slowest in each step",
+            actual="\n".join(_limit(slow)),
+            needed="nodes as fast as their peers: in each step all ranks wait for the slowest",
             do=advice,
         )
     return None
 
 
-def split_findings(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings about faults and missing room, and those about speed."""
-    def is_slow(finding: Finding) -> bool:
-        return finding.metric in RANK_METRICS and RANK_METRICS[finding.metric].unit != "B"
+def _split_texts(findings: Sequence[Finding]) -> tuple[list[str], list[str]]:
+    """Return the texts of findings about faults and missing space, and of those about speed."""
+    faults: dict[str, None] = {}
+    slow: dict[str, None] = {}
+    for finding in findings:
+        is_slow = finding.metric in RANK_METRICS and RANK_METRICS[finding.metric].unit != "B"
+        (slow if is_slow else faults)[finding.text] = None
+    return [*faults], [*slow]
 
-    return [finding for finding in findings if not is_slow(finding)], [*filter(is_slow, findings)]
 
-
-def first_texts(findings: Sequence[Finding]) -> list[str]:
-    """Return the texts of a handful of findings, and the number of the others."""
-    texts = list(dict.fromkeys(finding.text for finding in findings))
-    return texts if len(texts) <= MAX_LISTED else [*texts[:MAX_LISTED], f"{len(texts) - MAX_LISTED:,} more like these"]
+def _limit(texts: Sequence[str]) -> list[str]:
+    return limit_lines(texts, MAX_LISTED + 1, "finding")

@@ -15,12 +15,11 @@ from ..base.stderr import print_answer, warn, write_line
 from ..base.text import fold_hosts
 from ..base.version import __version__
 from ..discovery import host, schedulers
-from . import EXIT_OUTLIERS, PASSES, drawing
+from . import EXIT_OUTLIERS, PASSES, CheckOptions, drawing
 from .bench.network import pairwise_backend
 from .bench.timeouts import run_with_timeout
 from .controller import Controller
 from .history import History
-from .options import CheckOptions
 from .rpc import RpcController
 from .stats import findings as all_findings
 from .stats.schema import LINK_METRICS, RANK_METRICS, Finding, Link, Measurements, Passes
@@ -28,19 +27,19 @@ from .table import EXCLUDE, render
 
 JSON_UNITS = {"B/s": "bytes_per_s", "FLOP/s": "flop_per_s", "B": "bytes", "s": "s", "1/s": "per_s", "": "share"}
 WRITE_TIMEOUT_S = 20.0  # of a file, in a folder that may be slow
-DRAW_TIMEOUT_S = 120.0  # with the import of matplotlib, from a file system that may be slow
+DRAW_TIMEOUT_S = 120.0  # including the import of matplotlib from a file system that may be slow
 
 
 def run_check(ranks: RpcController, env: JobEnv, options: CheckOptions, startup_timeout_s: float) -> int:
-    """Let all ranks measure, report, and return the exit status.
+    """Run the check, print and write its results, and return the exit status.
 
-    Raises LocalLaunchError if a rank has not begun_stages after `startup_timeout_s`.
+    Raises LocalLaunchError if a rank is not ready within `startup_timeout_s`.
     """
     notes = []
     backend = pairwise_backend(env.backend, env.device)
     if not options.nodes_only and not backend:
         options = options._replace(nodes_only=True)
-        notes.append(f"links between ranks are measured over gloo and NCCL, not over {env.backend}")
+        notes.append(f"links between ranks were not measured: {env.backend} is not supported, only gloo and NCCL")
     history = History(options.history) if options.history else None
     controller = Controller(ranks, env.world_size, startup_timeout_s)
     controller.compare_clocks()
@@ -48,30 +47,21 @@ def run_check(ranks: RpcController, env: JobEnv, options: CheckOptions, startup_
     findings = [*all_findings.find_all(measured), *(history.compare(measured) if history else ())]
     notes += all_findings.notes(measured, backend or env.backend)
     if options.quick:
-        notes.insert(0, "--quick is a single pass, which may err: check again without it before a node is given back")
-    status = print_answer("\n".join([header_line(env.backend), *render(measured, findings, notes, exclude_option())]))
+        notes.insert(0, "--quick makes a single pass, which can be wrong: repeat without it before you report a node")
+    scheduler, job = schedulers.find_scheduler(os.environ), schedulers.name_logs(os.environ)
+    header = ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), env.backend,
+                        host.describe_software("")])
+    exclude = (scheduler and scheduler.exclude) or EXCLUDE
+    status = print_answer("\n".join([header, *render(measured, findings, notes, exclude)]))
     warn(history.append(measured) if history else ())
     write_files(measured, findings, notes, options)
     return EXIT_OUTLIERS if findings else status
 
 
-def exclude_option() -> str:
-    """Return the option by which the job's scheduler, or mpiddp.supervise, excludes hosts, with {} for them."""
-    scheduler = schedulers.find_scheduler(os.environ)
-    return (scheduler and scheduler.exclude) or EXCLUDE
-
-
-def header_line(backend: str) -> str:
-    """Return when and with which versions a check was made."""
-    job = schedulers.name_logs(os.environ)
-    return ", ".join([time.strftime("%Y-%m-%d %H:%M"), *([f"job {job}"] if job else []), backend,
-                      host.describe_software("")])
-
-
 def write_files(
     measured: Measurements, findings: Sequence[Finding], notes: Sequence[str], options: CheckOptions
 ) -> None:
-    """Write the files of the options; warn about those whose folders do not answer."""
+    """Write the files of the options; warn if a folder does not respond."""
     suspects = [(host, finding.text) for finding in findings for host in finding.hosts]
     files: tuple[tuple[str, float, Callable[[], None]], ...] = (
         (options.suspects, WRITE_TIMEOUT_S, lambda: append_suspects(options.suspects, suspects)),
@@ -82,11 +72,11 @@ def write_files(
             if path:
                 run_with_timeout(limit_s, write)
         except TimeoutError:
-            warn([f"{path} is not written: it has not answered within {limit_s:g} s"])
+            warn([f"{path} was not written: no response within {limit_s:g} s"])
 
 
 def draw(path: str, measured: Measurements, findings: Sequence[Finding]) -> None:
-    """Draw the picture, or print why that fails."""
+    """Draw the picture, or print why that failed."""
     title = f"{len(measured.ranks):,} ranks on {fold_hosts(info.host for info in measured.ranks)}"
     try:
         drawing.write_picture(path, measured, findings, title)
@@ -100,14 +90,14 @@ def draw(path: str, measured: Measurements, findings: Sequence[Finding]) -> None
 def as_json(measured: Measurements, findings: Sequence[Finding], notes: Sequence[str]) -> dict[str, Any]:
     """Return the content of the --json file.
 
-    Ranks stand in rank order. `ways` and `by_mpi` go from node to node, `inside` from rank to rank; `values` has one
-    for each pass. A metric that nobody has measured has no key.
+    Ranks are in rank order. `ways` and `by_mpi` go from node to node, `inside` from rank to rank; `values` has one
+    value for each pass. A metric without measurements has no key.
     """
     incomplete = measured.incomplete_allreduce
     return {
-        "versions": versions(),
+        "versions": _versions(),
         "ranks": [info._asdict() for info in measured.ranks],
-        "own": {json_name(name): [{"rank": rank, "values": values} for rank, values in sorted(by_rank.items())]
+        "own": {_json_name(name): [{"rank": rank, "values": values} for rank, values in sorted(by_rank.items())]
                 for name, by_rank in measured.by_rank.items()},
         "ways": links_as_json(measured.links),
         "inside": links_as_json(measured.inside_links),
@@ -116,7 +106,7 @@ def as_json(measured: Measurements, findings: Sequence[Finding], notes: Sequence
         "lost": [{"rank": rank, "words": doing} for rank, doing in sorted(measured.lost.items())],
         "all_reduce": [{"size_bytes": size, "time_s": time_s} for size, time_s in sorted(measured.allreduce.items())],
         "all_reduce_without_end": incomplete and {"size_bytes": incomplete[0], "ranks_through": incomplete[1]},
-        "claims": [{"rank": rank, **{json_name(name): rate for name, rate in claims.items()}}
+        "claims": [{"rank": rank, **{_json_name(name): rate for name, rate in claims.items()}}
                    for rank, claims in sorted(measured.claims.items())],
         "unmet": [list(pair) for pair in sorted(measured.unreachable)],
         "unmet_inside": [list(pair) for pair in sorted(measured.unreachable_inside)],
@@ -128,19 +118,18 @@ def as_json(measured: Measurements, findings: Sequence[Finding], notes: Sequence
 
 
 def links_as_json(metrics: Mapping[str, Mapping[Link, Passes]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the values of each link, by metric."""
-    return {json_name(name): [{"from": link[0], "to": link[1], "values": values}
+    """Return the values of each link by metric."""
+    return {_json_name(name): [{"from": link[0], "to": link[1], "values": values}
                               for link, values in sorted(links.items())] for name, links in metrics.items()}
 
 
-def json_name(name: str) -> str:
-    """Return a metric's name with its unit: shm_write_bytes_per_s."""
+def _json_name(name: str) -> str:
+    # with the unit: shm_write_bytes_per_s
     metric = RANK_METRICS.get(name) or LINK_METRICS[name]
     return f"{name.replace('-', '_')}_{JSON_UNITS[metric.unit]}"
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of mpiddp, Python, torch and mpi4py on rank 0."""
+def _versions() -> dict[str, str]:
     installed = {"mpiddp": __version__, "python": platform.python_version()}
     for package in ("torch", "mpi4py"):
         try:

@@ -1,4 +1,4 @@
-"""Remote calls over MPI: rank 0 calls methods on the ranks; a rank that does not answer in time is lost."""
+"""Remote calls over MPI: rank 0 calls methods on the ranks; a rank that does not reply in time is lost."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..bootstrap.rollcall import keep_undelivered, receive_message
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-CALL_TAG, REPLY_TAG = 3, 4  # the roll call and the channels have others
-REPLY_GRACE_S = 3.0  # for a reply to arrive, after the time limit of the method
-CONTROLLER_TIMEOUT_S = 300.0  # without a call or keep-alive of rank 0, after which a rank gives up
+CALL_TAG, REPLY_TAG = 3, 4  # the roll call and the channels use others
+REPLY_GRACE_S = 3.0  # for a reply to arrive after the time limit of the method
+CONTROLLER_TIMEOUT_S = 300.0  # a rank gives up after this time without a call or keep-alive from rank 0
 KEEPALIVE_S = 60.0  # interval of keep-alives to ranks without a call
-KEEPALIVE, STOP = "keepalive", ""  # calls of no method
+KEEPALIVE, STOP = "keepalive", ""  # calls that are no methods
 
 Method = Callable[..., Any]  # takes a deadline on time.monotonic()'s clock, then the arguments
 
 
 class Call(NamedTuple):
-    """A call: its number, which the reply repeats, the method, its arguments, and its time limit."""
+    """A call; the reply repeats its number."""
 
     number: int
     method: str
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class RemoteError(NamedTuple):
-    """What failed on a rank, in a line."""
+    """The error of a rank, as a line."""
 
     text: str
 
@@ -41,15 +41,15 @@ class RemoteError(NamedTuple):
 class RpcController:
     """Rank 0's side of the calls.
 
-    `lost`: by rank that did not answer, what it was doing. `errors`: by rank, what failed there. `excluded`: ranks that
+    `lost`: by rank that did not reply, a line that says so. `errors`: the errors of each rank. `excluded`: ranks that
     no other rank can meet: those with errors, and those whose device does not compute.
     """
 
     def __init__(self, comm: MPI.Comm, methods: Mapping[str, Method], name: Callable[[int], str]) -> None:
-        """Call ranks of `comm`, this rank by its own `methods`; `name` returns what to call a rank in a message."""
+        """Call ranks of `comm`, this rank by its own `methods`; `name` returns a rank's name for messages."""
         self._comm, self._methods, self.name = comm, methods, name
         self._number = 0
-        self._sent: list[tuple[int, MPI.Request]] = []  # by rank; those not received at the last look
+        self._sent: list[tuple[int, MPI.Request]] = []  # by rank; not yet received
         self._kept_alive_s = time.monotonic()
         self.lost: dict[int, str] = {}
         self.errors: dict[int, list[str]] = {}
@@ -62,8 +62,8 @@ class RpcController:
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]], limit_s: float, doing: str) -> dict[int, Any]:
         """Call a method on several ranks at the same time, with arguments for each, and return the ranks' results.
 
-        Lost ranks are not called, and have no result; so have ranks whose method timed out or failed. A rank that does
-        not reply in time is lost while `doing` this.
+        Lost ranks are not called. They have no result, nor have ranks whose method timed out or failed. `doing`
+        describes the method in messages about ranks that do not reply.
         """
         self._number += 1
         called = {rank: of_rank for rank, of_rank in arguments.items() if rank not in self.lost}
@@ -77,7 +77,7 @@ class RpcController:
             replies[0] = execute(self._methods, Call(self._number, method, called[0], limit_s))
         self._collect(replies, called.keys(), time.monotonic() + limit_s + REPLY_GRACE_S)
         for rank in called.keys() - replies.keys():
-            self.lost[rank] = f"{doing} took more than {limit_s + REPLY_GRACE_S:.0f} s"
+            self.lost[rank] = f"did not reply within {limit_s + REPLY_GRACE_S:.0f} s ({doing})"
         for rank, reply in replies.items():
             if isinstance(reply, RemoteError):
                 self.excluded.add(rank)
@@ -87,7 +87,7 @@ class RpcController:
                 if reply is not None and not isinstance(reply, RemoteError)}
 
     def dismiss(self) -> None:
-        """Let all ranks return from worker_loop()."""
+        """Make all ranks return from worker_loop()."""
         for rank in range(1, self._comm.size):
             self._send(Call(0, STOP, (), 0.0), rank)
         self._deliver()
@@ -100,19 +100,19 @@ class RpcController:
                     self._send(Call(0, KEEPALIVE, (), 0.0), rank)
 
     def _deliver(self) -> None:
-        """Wait until all ranks that are not lost have received their calls, but not longer than REPLY_GRACE_S."""
+        """Wait up to REPLY_GRACE_S until all ranks that are not lost have received their calls."""
         with contextlib.suppress(TimeoutError):
             deadline = time.monotonic() + REPLY_GRACE_S
             poll_until(lambda: self.lost.keys() >= {*keep_undelivered(self._sent)} or None, deadline, TimeoutError,
                        lambda _: None, REPLY_GRACE_S)
 
     def _collect(self, replies: dict[int, Any], called: AbstractSet[int], deadline: float) -> None:
-        """Add replies until all have come or the deadline has passed, and keep the other ranks alive."""
+        """Receive replies until all have arrived or the deadline has passed; send keep-alives to the other ranks."""
         def poll() -> bool | None:
             self._keep_alive(called - replies.keys())
             while len(replies) < len(called) and (message := receive_message(self._comm, REPLY_TAG)) is not None:
                 rank, (number, reply) = message
-                if number == self._number:  # not the late reply to a former call
+                if number == self._number:  # not a late reply to an earlier call
                     replies[rank] = reply
             return len(replies) >= len(called) or time.monotonic() > deadline or None
 
@@ -129,7 +129,7 @@ def worker_loop(comm: MPI.Comm, methods: Mapping[str, Method], startup_timeout_s
     Raises TimeoutError if rank 0 is silent for CONTROLLER_TIMEOUT_S, or for `startup_timeout_s` if that is longer.
     """
     silence_s = max(CONTROLLER_TIMEOUT_S, startup_timeout_s)
-    error = TimeoutError(f"rank 0 has not said for {silence_s:.0f} s what to measure next")
+    error = TimeoutError(f"no request from rank 0 for {silence_s:.0f} s")
     sent: list[MPI.Request] = []
     while True:
         _, call = poll_until(lambda: receive_message(comm, CALL_TAG, 0), time.monotonic() + silence_s, lambda: error,
@@ -142,10 +142,10 @@ def worker_loop(comm: MPI.Comm, methods: Mapping[str, Method], startup_timeout_s
 
 
 def execute(methods: Mapping[str, Method], call: Call) -> Any:
-    """Return a method's result, None if another rank did not take part in time, or a RemoteError."""
+    """Return a method's result, None if another rank did not join in time, or a RemoteError."""
     try:
         return methods[call.method](time.monotonic() + call.limit_s, *call.arguments)
     except TimeoutError:
         return None
-    except (RuntimeError, MemoryError, OSError) as error:  # of a device, MPI, or a machine that is full
+    except (RuntimeError, MemoryError, OSError) as error:  # of a device, MPI, or a machine out of memory or disk space
         return RemoteError(f"{call.method}: {type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}")

@@ -11,34 +11,29 @@ import torch
 
 from ..base.ranks import JobEnv
 from ..bootstrap.membership import Membership
-from .bench import machine, network, peak_rates
-from .bench.network import CLOCK_TAG, Benchmark, LinkResult, MpiChannel, PairGroups, pairwise_backend
+from ..discovery.process import read_boot_id
+from .bench import machine, network
+from .bench.network import CLOCK_TAG, Benchmark, LinkResult, PairGroups, mpi_channel, pairwise_backend
 from .bench.rank import RankResult, measure_rank
 from .bench.timeouts import ask_device, run_on_device
 from .rpc import Method
 from .stats.schema import RankInfo
 
 ALLREDUCE_TIMEOUT_S = 20.0
-CLOCK_TIMEOUT_S = 2.0  # for a rank to answer with its time
+CLOCK_TIMEOUT_S = 2.0  # for a rank to reply with its time
 BACKEND_GRACE_S = 1.0  # after the deadline, for the backend to raise its own timeout
 MPI_SHARE = 0.5  # of a meeting's time: MPI and the backend run the same benchmark
 
 Result = TypeVar("Result")
+PairResult = tuple[LinkResult | None, LinkResult]  # over MPI, None if the other rank did not reply; the backend
 
 
 class Identity(NamedTuple):
-    """A rank, the machine that its node runs on, maybe with other nodes, and the peak rates of its hardware."""
+    """A rank, the ID of its machine (containers share it, "" is unknown), and the peak rates of its hardware."""
 
     info: RankInfo
     machine_id: str
     claims: dict[str, float]
-
-
-class PairResult(NamedTuple):
-    """A rank's results of a meeting with another one: over MPI, None if the other did not answer, and the backend."""
-
-    by_mpi: LinkResult | None
-    by_backend: LinkResult
 
 
 class WorkerMethods:
@@ -54,15 +49,13 @@ class WorkerMethods:
 
     def by_name(self) -> Mapping[str, Method]:
         """Return the methods by name."""
-        return {"identify": self.identify, "measure": self.measure, "clock": self.clock, "meet": self.meet,
-                "connect": self.connect, "stream": self.stream, "reduce": self.reduce}
-
-    def identify(self, _: float) -> Identity:
-        """Return what this rank is."""
-        return identify(self._env, self._env.device, self._env.backend)
+        env = self._env
+        return {"identify": lambda _: identify(env, env.device, env.backend), "measure": self.measure,
+                "clock": self.clock, "meet": self.meet, "connect": self.connect, "stream": self.stream,
+                "reduce": self.reduce}
 
     def measure(self, _: float, budget_s: float) -> RankResult:
-        """Measure what this rank can by itself."""
+        """Run the benchmarks of a single rank."""
         return measure_rank(self._env.device, self._env.local_rank == 0, budget_s)
 
     def clock(self, deadline: float, ranks: tuple[int, ...]) -> dict[int, float]:
@@ -72,7 +65,7 @@ class WorkerMethods:
         for rank in ranks:
             try:
                 limit = min(deadline, time.monotonic() + CLOCK_TIMEOUT_S) if asks else deadline
-                offsets[rank] = network.clock_offset(MpiChannel(self._comm, rank, limit, CLOCK_TAG), asks)
+                offsets[rank] = network.clock_offset(mpi_channel(self._comm, rank, limit, CLOCK_TAG), asks)
             except TimeoutError:
                 if not asks:
                     raise
@@ -81,11 +74,11 @@ class WorkerMethods:
     def meet(self, deadline: float, partner: int, seconds: float, streams: bool) -> PairResult:
         """Meet another rank while no other rank of the two nodes does: over MPI, then over the backend.
 
-        If the nodes' ranks all stream together next, the backend's bandwidth is measured then.
+        If all ranks of the nodes stream together next, the backend's bandwidth is measured then.
         """
         by_mpi = self._over_mpi(deadline - MPI_SHARE * (deadline - time.monotonic()), partner, seconds)
         benchmark = Benchmark.LATENCY if streams else Benchmark.FULL
-        return PairResult(by_mpi, self._over_backend(deadline, partner, seconds, benchmark))
+        return by_mpi, self._over_backend(deadline, partner, seconds, benchmark)
 
     def connect(self, deadline: float, partner: int) -> bool:
         """Connect to another rank over the backend, which may take long, before all ranks stream at once."""
@@ -95,8 +88,7 @@ class WorkerMethods:
 
     def stream(self, deadline: float, partner: int, seconds: float, measures_latency: bool) -> LinkResult:
         """Meet another rank over the backend, while other ranks of the node meet others."""
-        benchmark = Benchmark.FULL if measures_latency else Benchmark.STREAM
-        return self._over_backend(deadline, partner, seconds, benchmark)
+        return self._over_backend(deadline, partner, seconds, Benchmark.FULL if measures_latency else Benchmark.STREAM)
 
     def reduce(self, deadline: float, size: int, times: int) -> float:
         """Return the seconds of an all-reduce of all ranks."""
@@ -110,23 +102,23 @@ class WorkerMethods:
         if partner in self._silent_over_mpi:
             return None
         try:
-            channel = MpiChannel(self._comm, partner, deadline)
+            channel = mpi_channel(self._comm, partner, deadline)
             return network.benchmark_link(channel, self._env.rank < partner, seconds, Benchmark.FULL)
-        except (TimeoutError, RuntimeError):  # MPI raises RuntimeError, maybe for the other rank
+        except (TimeoutError, RuntimeError):  # MPI raises RuntimeError, perhaps because of the other rank
             self._silent_over_mpi.add(partner)
             return None
 
     def _with_timeout(self, deadline: float, work: Callable[[], Result]) -> Result:
-        """Run work of the backend so that it cannot block this rank.
+        """Run work of the backend such that it cannot block this rank.
 
-        NCCL waits in C++ for the other rank when two first meet, without a timeout (ncclCommInitRank).
+        When two ranks first meet, NCCL waits in C++ for the other one, without a timeout (ncclCommInitRank).
         """
         return run_on_device(self._device, max(0.0, deadline - time.monotonic()) + BACKEND_GRACE_S, work)
 
 
 def identify(env: JobEnv, device: torch.device, backend: str) -> Identity:
-    """Return what a rank is."""
+    """Return this rank's identity."""
     no_claims: dict[str, float] = {}
-    claims = ask_device(device, lambda: peak_rates.claimed_rates(device, pairwise_backend(backend, device), os.environ),
+    claims = ask_device(device, lambda: machine.claimed_rates(device, pairwise_backend(backend, device), os.environ),
                         no_claims)
-    return Identity(machine.describe_rank(env, device), machine.machine_id(), claims)
+    return Identity(machine.describe_rank(env, device), read_boot_id(), claims)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from tests.cluster import Cluster, impair
 from tests.cluster.cluster import RUN
+from tests.messages import find
 from tests.support import EXAMPLES, MPIS, ROOT, Mpi, srun
 
 BAD = "node2"
@@ -32,10 +32,10 @@ Begin = Callable[[Cluster, contextlib.ExitStack], Mapping[str, str]]
 
 
 class Fault(NamedTuple):
-    """What is bad: a function that makes it so and returns variables for the job, and words that name it."""
+    """What is bad: a function that makes it so and returns variables for the job, and messages that name it."""
 
     begin: Begin
-    named: str
+    named: dict[str, dict[str, str]]  # known fields by the message's name
 
 
 class Outcome(NamedTuple):
@@ -67,21 +67,25 @@ def plain(begin: Callable[[Cluster], contextlib.AbstractContextManager[object]])
 
 
 FAULTS = {
-    "none": Fault(lambda _cluster, _undo: {}, ""),
-    "none, 1 Gbit/s": Fault(shaped(lambda _: contextlib.nullcontext()), ""),
+    "none": Fault(lambda _cluster, _undo: {}, {}),
+    "none, 1 Gbit/s": Fault(shaped(lambda _: contextlib.nullcontext()), {}),
     "a tenth": Fault(shaped(lambda cluster: impair.slow_link(cluster, BAD, SLOW)),
-                     r"node2: sends and receives at 0\.\d+ of the median"),
+                     {"check/slow_both_ways": {}}),
     "a tenth, out": Fault(shaped(lambda cluster: impair.slow_link(cluster, BAD, SLOW, "out")),
-                          r"node2: sends at 0\.\d+ of the median .*, receives normally"),
+                          {"check/slow_sender": {}}),
     "a tenth, in": Fault(shaped(lambda cluster: impair.slow_link(cluster, BAD, SLOW, "in")),
-                         r"node2: receives at 0\.\d+ of the median .*, sends normally"),
-    "5 ms": Fault(plain(lambda cluster: impair.delay(cluster, BAD, 0.005, "out")), r"node2: latency \d"),
-    "2 % lost": Fault(shaped(lambda cluster: impair.drop(cluster, BAD, 0.02)), r"node2: \d.* % of the TCP segments"),
+                         {"check/slow_receiver": {}}),
+    "5 ms": Fault(plain(lambda cluster: impair.delay(cluster, BAD, 0.005, "out")), {"check/high_latency": {}}),
+    "2 % lost": Fault(shaped(lambda cluster: impair.drop(cluster, BAD, 0.02)), {"check/lost_segments": {}}),
     "half the CPU": Fault(plain(lambda cluster: impair.half_cpu(cluster, BAD, 1.0)),
-                          r"node2: (matrix product at 0\.\d|CPU time that its cgroup's limit takes)"),
-    "/dev/shm": Fault(plain(lambda cluster: impair.small_shm(cluster, BAD, SHM)), r"node2: .*/dev/shm.* is .*16.* MiB"),
+                          {"check/slow_node": {"metric": "matrix product"},
+                           "check/slow_rank": {"metric": "matrix product"},
+                           "check/worse_value": {"metric": "CPU time throttled by its cgroup"}}),
+    "/dev/shm": Fault(plain(lambda cluster: impair.small_shm(cluster, BAD, SHM)),
+                      {"check/folder_small": {"folder": "/dev/shm", "size": "16 MiB"},
+                       "check/worse_value": {"metric": "size of /dev/shm", "value": "16 MiB"}}),
     "clock": Fault(lambda cluster, undo: undo.enter_context(impair.wrong_clock(cluster, BAD, 3.0)),
-                   r"node2: clock .*3\.0 s"),
+                   {"check/clock_ahead": {"offset": "3.0 s"}, "check/clock_behind": {"offset": "3.0 s"}}),
 }
 
 
@@ -99,7 +103,8 @@ def check(cluster: Cluster, fault: Fault, mpi: Mpi, *options: str, ranks: int = 
     assert done.returncode == bool(findings), done.stdout + done.stderr
     words = [one["words"] for one in findings]
     mine = [one["words"] for one in findings if one["hosts"] in ([BAD], []) and set(one["nodes"]) == {1}]
-    named = any(re.search(fault.named, one) for one in mine) if fault.named else not words
+    named = (any(find(name, one, **known) for name, known in fault.named.items() for one in mine) if fault.named
+             else not words)
     return Outcome(named, [one for one in words if one not in mine or not fault.named], seconds, done.stdout)
 
 

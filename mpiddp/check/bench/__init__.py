@@ -1,1 +1,1 @@
-"""How fast a rank's devices, memory, disks and links to others are, measured by the ranks themselves."""
+"""Benchmarks: of a rank, of two ranks, of all."""

@@ -1,4 +1,4 @@
-"""How fast a rank multiplies matrices and copies memory: its host's, its device's, and between the two."""
+"""Benchmarks of a rank's device and memory: matrix product, copies in host and device memory and between the two."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from typing import Any
 
 import torch
 
-WINDOW_S = 0.2  # two periods of a cgroup's quota (100 ms): in a shorter window a rank may be lucky or unlucky
+WINDOW_S = 0.2  # two periods of a cgroup's quota (100 ms): a shorter window may miss or overstate throttling
 WARM_UP_S = 0.05
-GPU_ROWS = 8192  # of matrices that keep a GPU busy for some ms
-CPU_ROWS = ((4, 512), (16, 1024), (10**9, 2048))  # for at most so many threads
-HOST_BYTES = 2**26  # of each of two buffers; those of a node's ranks together exceed its caches
+GPU_ROWS = 8192  # a matrix product then takes a GPU some milliseconds
+CPU_ROWS = ((4, 512), (16, 1024), (10**9, 2048))  # maximum of threads, rows
+HOST_BYTES = 2**26  # of each of two buffers; the buffers of a node's ranks exceed its caches
 DEVICE_BYTES = 2**29
 PINNED_BYTES = 2**26
 MIN_COPIES = 3
-BATCH_S = 0.01  # of work that is given to a device before it is waited for
+BATCH_S = 0.01  # of work that is submitted to a device between two synchronizations
 
 
 def measure_matmul(device: torch.device, budget_s: float) -> float | None:
-    """Return the FLOP/s of a product of square matrices, the best of the budget's windows; None if it has no window.
+    """Return the FLOP/s of a product of square matrices in the best window of the budget; None if none fits.
 
-    It is float32 on a CPU, on the threads that torch has here, and bfloat16 on accelerators that compute with it.
+    It is float32 on a CPU, on torch's threads, and bfloat16 on accelerators that support it.
     """
     if budget_s < WARM_UP_S + WINDOW_S:
         return None
     rows = GPU_ROWS
     if device.type == "cpu":
         rows = next(size for threads, size in CPU_ROWS if torch.get_num_threads() <= threads)
-    dtype = matmul_dtype(device)
+    dtype = _matmul_dtype(device)
     small = torch.ones(64, 64, device=device, dtype=dtype)
-    torch.mm(small, small)  # so that the library's workspace is not taken from the matrices' memory
-    generator = torch.Generator(device).manual_seed(0)  # the script's random state stays as it is
+    torch.mm(small, small)  # the library allocates its workspace before the matrices
+    generator = torch.Generator(device).manual_seed(0)  # leaves the script's random state unchanged
     left, right = (torch.randn(rows, rows, device=device, generator=generator).to(dtype) for _ in range(2))
     result = torch.empty_like(left)
     return 2.0 * rows**3 * best_rate(lambda: torch.mm(left, right, out=result), device, budget_s)
 
 
-def matmul_dtype(device: torch.device) -> torch.dtype:
-    """Return the type of numbers that a device is measured with."""
+def _matmul_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.float32
     if device.type == "cuda" and not torch.version.hip:
@@ -53,55 +52,45 @@ def matmul_dtype(device: torch.device) -> torch.dtype:
 
 
 def best_rate(work: Callable[[], object], device: torch.device, budget_s: float, window_s: float = WINDOW_S) -> float:
-    """Return how often per second work is done in the best window of the budget.
+    """Return the executions of work per second in the best window of the budget, after a warm-up.
 
-    Before that the work is done for a while: clocks rise, and libraries choose algorithms.
+    In the warm-up clocks rise, and libraries choose algorithms.
     """
     end = time.perf_counter() + budget_s
-    batch, duration_s = 1, elapsed(work, device, 1)
+    batch, duration_s = 1, _elapsed(work, device, 1)
     start = time.perf_counter()
     while time.perf_counter() < start + min(WARM_UP_S, budget_s / 5):
-        duration_s = elapsed(work, device, batch)
+        duration_s = _elapsed(work, device, batch)
         batch = max(1, int(batch * min(10.0, BATCH_S / duration_s)))
-    best = rate_in_window(work, device, batch, window_s)
-    while time.perf_counter() + window_s <= end:
-        best = max(best, rate_in_window(work, device, batch, window_s))
+    best = 0.0
+    while not best or time.perf_counter() + window_s <= end:
+        count, duration_s = 0, 0.0
+        start = time.perf_counter()
+        while duration_s < window_s:
+            _elapsed(work, device, batch)
+            count, duration_s = count + batch, time.perf_counter() - start
+        best = max(best, count / duration_s)
     return best
 
 
-def rate_in_window(work: Callable[[], object], device: torch.device, batch: int, window_s: float) -> float:
-    """Return how often per second work is done in a window, in batches."""
-    count, duration_s = 0, 0.0
-    start = time.perf_counter()
-    while duration_s < window_s:
-        elapsed(work, device, batch)
-        count, duration_s = count + batch, time.perf_counter() - start
-    return count / duration_s
-
-
-def elapsed(work: Callable[[], object], device: torch.device, batch: int) -> float:
-    """Return the seconds until a device has done a batch of work."""
+def _elapsed(work: Callable[[], object], device: torch.device, batch: int) -> float:
     start = time.perf_counter()
     for _ in range(batch):
         work()
-    synchronize(device)
+    _synchronize(device)
     return max(time.perf_counter() - start, 1e-9)
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until a device has done all its work."""
+def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         getattr(torch, device.type, getattr(torch, "accelerator", None)).synchronize(device)  # type: ignore[union-attr]
 
 
 def measure_host_memory(budget_s: float) -> float:
-    """Return the bandwidth in B/s of copies in the host's memory, on torch's threads.
-
-    Bytes read and bytes written both count, as in STREAM's Copy.
-    """
+    """Return the B/s of copies in host memory, on torch's threads; reads and writes count, as in STREAM's Copy."""
     end = time.perf_counter() + budget_s
     source = torch.ones(HOST_BYTES, dtype=torch.uint8)
-    target = torch.ones(HOST_BYTES, dtype=torch.uint8)  # written, so that its pages exist
+    target = torch.ones_like(source)
     times: list[float] = []
     while time.perf_counter() < end or len(times) < MIN_COPIES:
         start = time.perf_counter()
@@ -111,10 +100,7 @@ def measure_host_memory(budget_s: float) -> float:
 
 
 def measure_accelerator(device: torch.device, budget_s: float) -> dict[str, float]:
-    """Return the B/s of copies in an accelerator's memory, and of copies to and from pinned host memory, by metric.
-
-    In its memory bytes read and bytes written both count.
-    """
+    """Return the B/s of copies in an accelerator's memory (reads and writes) and to and from pinned host memory."""
     size = min(DEVICE_BYTES, int(free_memory(device) or DEVICE_BYTES) // 8)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
@@ -133,11 +119,11 @@ def start_device(device: torch.device) -> None:
     """Start an accelerator and its matrix library."""
     small = torch.ones(64, 64, device=device)
     torch.mm(small, small)
-    synchronize(device)
+    _synchronize(device)
 
 
 def free_memory(device: torch.device) -> float | None:
-    """Return an accelerator's free memory in bytes, None if torch does not say."""
+    """Return an accelerator's free memory in bytes, None if unknown."""
     for module in (getattr(torch, device.type, None), getattr(torch, "accelerator", None)):
         for name in ("mem_get_info", "get_memory_info"):
             if hasattr(module, name):
@@ -146,8 +132,8 @@ def free_memory(device: torch.device) -> float | None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back the accelerator's memory that torch caches."""
-    synchronize(device)
+    """Release the accelerator memory that torch caches."""
+    _synchronize(device)
     module: Any = getattr(torch, device.type, None)
     if hasattr(module, "empty_cache"):
         module.empty_cache()

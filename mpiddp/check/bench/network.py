@@ -1,4 +1,4 @@
-"""What ranks measure together: latency, bandwidth and clock offset of two, an all-reduce of all."""
+"""Benchmarks of several ranks: latency, bandwidth and clock offset of two, an all-reduce of all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,93 +24,59 @@ MAX_MESSAGE_BYTES = 2**26
 PAIR_TAG, CLOCK_TAG = 2, 5  # the roll call and the controller have others
 SPIN_S, PAUSE_S = 0.0001, 0.00001  # Linux makes the pause five times as long (timerslack, man 2 prctl)
 ABORT_TIMEOUT = timedelta(milliseconds=1)
-NCCL_WATCHDOG_TIMEOUT = timedelta(hours=1)  # its watchdog would end the process of the rank that is left
+NCCL_WATCHDOG_TIMEOUT = timedelta(hours=1)  # the watchdog would end the process whose partner is lost
 
-_abandoned: list[Any] = []  # MPI requests with their memory, into which another rank may still write
-
-
-class Channel(Protocol):
-    """Two ranks that exchange bytes."""
-
-    def new_buffer(self, size: int) -> Any:
-        """Return memory of `size` bytes on the channel's device."""
-
-    def message_buffer(self) -> Any:
-        """Return memory for the largest message: the same for all channels of a process, so that its pages exist."""
-
-    def send(self, buffer: Any) -> None:
-        """Send a buffer; return when it may be used again. Raises TimeoutError."""
-
-    def receive(self, buffer: Any) -> None:
-        """Fill a buffer with what the other rank sends. Raises TimeoutError."""
+_abandoned: list[Any] = []  # MPI requests with their memory: another rank may still write to it
 
 
-class MpiChannel:
-    """A channel between the host memories of two ranks, over MPI."""
+class Channel(NamedTuple):
+    """Functions by which two ranks exchange bytes, each with a buffer; they raise TimeoutError.
 
-    def __init__(self, comm: MPI.Comm, partner: int, deadline: float, tag: int = PAIR_TAG) -> None:
-        self._comm, self._partner, self._deadline, self._tag = comm, partner, deadline, tag
+    `new_buffer` returns memory of a size on the channel's device; `message_buffer` that of the largest message: the
+    same for all channels of a process, so that its pages exist. `send` returns when the buffer can be used again.
+    """
 
-    def new_buffer(self, size: int) -> bytearray:
-        """Return host memory."""
-        return bytearray(size)
+    new_buffer: Callable[[int], Any]
+    message_buffer: Callable[[], Any]
+    send: Callable[[Any], None]
+    receive: Callable[[Any], None]
 
-    def message_buffer(self) -> memoryview:
-        """Return host memory for the largest message."""
-        return memoryview(host_buffer())
 
-    def send(self, buffer: bytearray) -> None:
-        """Send a buffer."""
-        self._wait(self._comm.Isend(buffer, self._partner, self._tag))
-
-    def receive(self, buffer: bytearray) -> None:
-        """Fill a buffer."""
-        self._wait(self._comm.Irecv(buffer, self._partner, self._tag))
-
-    def _wait(self, request: MPI.Request) -> None:
-        """Poll until a request is complete: at first without a pause, then with pauses for other processes."""
+def mpi_channel(comm: MPI.Comm, partner: int, deadline: float, tag: int = PAIR_TAG) -> Channel:
+    """Return a channel between the host memories of two ranks, over MPI."""
+    def wait(request: MPI.Request) -> None:
+        # poll, at first without a pause, then with pauses for other processes
         start = time.monotonic()
         while not request.Test():
             now = time.monotonic()
-            if now > self._deadline:
+            if now > deadline:
                 _abandoned.append(request)
-                raise TimeoutError(f"rank {self._partner} is silent over MPI")
+                raise TimeoutError(f"no MPI message from rank {partner}")
             if now - start > SPIN_S:
                 time.sleep(PAUSE_S)
 
+    return Channel(bytearray, lambda: memoryview(host_buffer()), lambda buffer: wait(comm.Isend(buffer, partner, tag)),
+                   lambda buffer: wait(comm.Irecv(buffer, partner, tag)))
 
-class BackendChannel:
-    """A channel between the devices of two ranks, over a group of the job's backend that has only these two."""
 
-    def __init__(self, group: Any, partner: int, device: torch.device, deadline: float) -> None:
-        self._group, self._partner, self._device, self._deadline = group, partner, device, deadline
+def backend_channel(group: Any, partner: int, device: torch.device, deadline: float) -> Channel:
+    """Return a channel between the devices of two ranks, over a group of the job's backend with only these two."""
+    def run(start: Callable[[list[Any], int, int], dist.Work]) -> Callable[[Any], None]:
+        return lambda buffer: run_backend_work(lambda: start([buffer], partner, 0), device, deadline)
 
-    def new_buffer(self, size: int) -> torch.Tensor:
-        """Return device memory."""
-        return torch.zeros(size, dtype=torch.uint8, device=self._device)
-
-    def message_buffer(self) -> torch.Tensor:
-        """Return device memory for the largest message."""
-        return device_buffer(self._device)
-
-    def send(self, buffer: torch.Tensor) -> None:
-        """Send a buffer."""
-        run_backend_work(lambda: self._group.send([buffer], self._partner, 0), self._device, self._deadline)
-
-    def receive(self, buffer: torch.Tensor) -> None:
-        """Fill a buffer."""
-        run_backend_work(lambda: self._group.recv([buffer], self._partner, 0), self._device, self._deadline)
+    return Channel(lambda size: torch.zeros(size, dtype=torch.uint8, device=device), lambda: device_buffer(device),
+                   run(group.send), run(group.recv))
 
 
 @functools.cache
 def host_buffer() -> bytearray:
-    """Return host memory whose pages exist."""
+    """Return host memory for the largest message."""
     return bytearray(b"1") * MAX_MESSAGE_BYTES
 
 
 @functools.cache
 def device_buffer(device: torch.device) -> torch.Tensor:
-    """Return device memory."""
+    """Return device memory for the largest message."""
     return torch.ones(MAX_MESSAGE_BYTES, dtype=torch.uint8, device=device)
 
 
@@ -118,8 +84,8 @@ def run_backend_work(start: Callable[[], dist.Work], device: torch.device, deadl
     """Start a backend's work and return when it is done.
 
     Raises TimeoutError after `deadline`, and if the backend fails, as it does when another rank is gone. On a device a
-    wait with a timeout would poll once in a millisecond (WorkNCCL::wait in torch's ProcessGroupNCCL.cpp); without one
-    the device's stream waits, and not this thread.
+    wait with a timeout would poll once in a millisecond (WorkNCCL::wait in torch's ProcessGroupNCCL.cpp); without a
+    timeout the device's stream waits, and not this thread.
     """
     try:
         work = start()
@@ -133,34 +99,34 @@ def run_backend_work(start: Callable[[], dist.Work], device: torch.device, deadl
         wait_for_device(device, deadline)
     except TimeoutError:
         with suppress(RuntimeError):
-            work.wait(ABORT_TIMEOUT)  # NCCL then aborts its communicator, which would keep the device busy for ever
+            work.wait(ABORT_TIMEOUT)  # NCCL then aborts its communicator, which would block the device for ever
         raise
 
 
 def wait_for_device(device: torch.device, deadline: float) -> None:
-    """Return when a device has done all its work; raise TimeoutError after `deadline`."""
+    """Wait until a device has done all its work; raise TimeoutError after `deadline`."""
     if device.type == "cpu":
         return
     event = torch.get_device_module(device).Event()
     event.record()
     while not event.query():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{device} has not come to an end")
+            raise TimeoutError(f"work on {device} did not finish")
 
 
 class PairGroups:
-    """A rank's groups with one other rank each, made over the job's store when the two first meet.
+    """A rank's groups with one other rank each, created over the job's store when the two first meet.
 
-    torch's new_group() names groups by their number, so both ranks would have to make equally many. The backend's own
-    class is used instead, as torch does (distributed_c10d._new_process_group_helper). A group whose other rank did not
-    answer stays unusable; the rest of the job does not wait for it.
+    torch's new_group() names groups by a counter, so both ranks would have to create the same number of groups. The
+    backend's own class is used instead, as torch does (distributed_c10d._new_process_group_helper). If the other rank
+    does not respond, the group stays unusable; the rest of the job does not wait for it.
     """
 
     def __init__(self, rank: int, backend: str, device: torch.device, store: dist.Store) -> None:
         self._rank, self._backend, self._device, self._store = rank, backend, device, store
         self._groups: dict[int, Any] = {}
 
-    def channel(self, partner: int, deadline: float) -> BackendChannel:
+    def channel(self, partner: int, deadline: float) -> Channel:
         """Return a channel to another rank; raise TimeoutError if it does not take part."""
         pair = sorted((self._rank, partner))
         own = pair.index(self._rank)
@@ -169,14 +135,13 @@ class PairGroups:
             timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
             store.set_timeout(timeout)
             try:
-                self._groups[partner] = group_of_two(self._backend, store, own, timeout)
+                self._groups[partner] = _new_group_of_two(self._backend, store, own, timeout)
             except RuntimeError as error:  # dist.DistStoreError is one
                 raise TimeoutError(f"no group with rank {partner}: {str(error).splitlines()[0]}") from None
-        return BackendChannel(self._groups[partner], 1 - own, self._device, deadline)
+        return backend_channel(self._groups[partner], 1 - own, self._device, deadline)
 
 
-def group_of_two(backend: str, store: dist.Store, rank: int, timeout: timedelta) -> Any:
-    """Return a backend's group of ranks 0 and 1."""
+def _new_group_of_two(backend: str, store: dist.Store, rank: int, timeout: timedelta) -> Any:
     if backend == "gloo":
         return dist.ProcessGroupGloo(store, rank, 2, timeout)
     if backend == "nccl":
@@ -196,16 +161,16 @@ def pairwise_backend(backend: str, device: torch.device) -> str:
 
 PING_BYTES, MAX_PINGS = 8, 300
 MEBIBYTE = 2**20
-LARGEST_TRANSFERS = 2  # of the largest size that fits the time; the best one counts
-STREAM_S = 0.4  # long compared with the time between the ranks' starts
-MIN_SEGMENTS = 500  # of which 1 %, the finding's limit, are still five
+LARGEST_TRANSFERS = 2  # of the largest size that fits the time; the better one counts
+STREAM_S = 0.4  # long compared with the difference of the ranks' start times
+MIN_SEGMENTS = 500  # 1 %, the limit for a finding, are then five segments
 TIMESTAMP = struct.Struct("d")
 CLOCK_TRIPS = 10
 SNMP = "/proc/net/snmp"
 
 
 class Benchmark(Enum):
-    """What two ranks measure: latency and bandwidth, latency alone, or bandwidth while the nodes' other ranks do."""
+    """What two ranks measure: latency and bandwidth, latency only, or bandwidth with all ranks of the nodes at once."""
 
     FULL = 1
     LATENCY = 2
@@ -213,9 +178,9 @@ class Benchmark(Enum):
 
 
 class Transfer(NamedTuple):
-    """A message of `size` bytes, from its first byte's departure to its last byte's arrival, on the sender's clock.
+    """A message of `size` bytes, from the start of sending to its confirmation, on the sender's monotonic clock.
 
-    All ranks of a node have the same monotonic clock: transfers at the same time can be added up.
+    All ranks of a node have the same monotonic clock, so simultaneous transfers can be added.
     """
 
     size: int
@@ -224,15 +189,15 @@ class Transfer(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time that it took."""
+        """The duration."""
         return max(self.end - self.start, 1e-9)
 
 
 class LinkResult(NamedTuple):
-    """What one of two ranks has measured.
+    """The results of one of two ranks.
 
-    `latency_s` is half of the median round trip, 0 if not measured. `transfers` are messages that this rank has sent.
-    `retransmits` is the share of the node's TCP segments that were sent again meanwhile, None of too few.
+    `latency_s` is half of the median round trip, 0 if not measured. `transfers` are the messages that this rank sent.
+    `retransmits` is the share of the node's TCP segments that were retransmitted meanwhile, None if there were too few.
     """
 
     latency_s: float
@@ -241,7 +206,7 @@ class LinkResult(NamedTuple):
 
 
 def benchmark_link(channel: Channel, speaks_first: bool, seconds: float, benchmark: Benchmark) -> LinkResult:
-    """Measure with another rank, which calls this too; of the two, one `speaks_first`. Raises TimeoutError.
+    """Measure the link to another rank, which calls this too; one of the two `speaks_first`. Raises TimeoutError.
 
     The latency may take `seconds`, and so may the transfers in each direction.
     """
@@ -271,24 +236,24 @@ def exchange_greeting(channel: Channel, speaks_first: bool) -> None:
 def send_transfers(channel: Channel, seconds: float, streams: bool) -> tuple[Transfer, ...]:
     """Send messages of 1 MiB and more, doubling the size while it fits `seconds`; return the largest ones.
 
-    If it `streams`, send more of these for STREAM_S. The very first message does not count: it may take several times
-    as long, as buffers grow and threads wake up.
+    If it `streams`, send more of these for STREAM_S. The first message does not count: it may take several times as
+    long, because buffers grow and threads wake up.
     """
-    send_message(channel, 1)
-    mebibytes, last = 1, send_message(channel, 1)
+    _send_message(channel, 1)
+    mebibytes, last = 1, _send_message(channel, 1)
     while mebibytes < MAX_MESSAGE_BYTES // MEBIBYTE and last.seconds * (1 + LARGEST_TRANSFERS) * 2 < seconds:
         mebibytes *= 2
-        last = send_message(channel, mebibytes)
+        last = _send_message(channel, mebibytes)
     largest = [last]
     end = time.monotonic() + STREAM_S
     while len(largest) < LARGEST_TRANSFERS or (streams and time.monotonic() < end):
-        largest.append(send_message(channel, mebibytes))
-    announce_size(channel, 0)
+        largest.append(_send_message(channel, mebibytes))
+    _announce_size(channel, 0)
     return tuple(largest)
 
 
 def receive_transfers(channel: Channel) -> None:
-    """Receive what the other rank sends by send_transfers()."""
+    """Receive the messages of the other rank's send_transfers()."""
     size = channel.new_buffer(PING_BYTES)
     channel.receive(size)
     while mebibytes := int(size[0]):
@@ -296,21 +261,20 @@ def receive_transfers(channel: Channel) -> None:
         channel.receive(size)
 
 
-def send_message(channel: Channel, mebibytes: int) -> Transfer:
-    """Announce and send a message."""
-    announce_size(channel, mebibytes)
+def _send_message(channel: Channel, mebibytes: int) -> Transfer:
+    _announce_size(channel, mebibytes)
     return transfer(channel, channel.message_buffer()[:mebibytes * MEBIBYTE], sends=True)
 
 
-def announce_size(channel: Channel, mebibytes: int) -> None:
-    """Send the size of the next message, 0 for the end."""
+def _announce_size(channel: Channel, mebibytes: int) -> None:
+    # of the next message, 0 for the end
     size = channel.new_buffer(PING_BYTES)
     size[0] = mebibytes
     channel.send(size)
 
 
 def transfer(channel: Channel, message: Any, sends: bool) -> Transfer:
-    """Send a message and wait for its confirmation, or receive it and confirm; the two ranks do one each."""
+    """Send a message and wait for its confirmation, or receive it and confirm; each rank does one of the two."""
     confirmation = channel.new_buffer(PING_BYTES)
     start = time.monotonic()
     if sends:
@@ -323,10 +287,7 @@ def transfer(channel: Channel, message: Any, sends: bool) -> Transfer:
 
 
 def measure_latency(channel: Channel, speaks_first: bool, limit_s: float) -> float:
-    """Return half of the median of round trips of a few bytes, in seconds.
-
-    The rank that speaks first marks the last one.
-    """
+    """Return half of the median round trip of a few bytes, in seconds; the first speaker marks the last one."""
     ping, reply = channel.new_buffer(PING_BYTES), channel.new_buffer(PING_BYTES)
     trips: list[float] = []
     first_start = time.monotonic()
@@ -344,7 +305,7 @@ def measure_latency(channel: Channel, speaks_first: bool, limit_s: float) -> flo
 
 
 def tcp_segments() -> tuple[int, int]:
-    """Return how many TCP segments this network namespace has sent, and sent again; 0 if the kernel does not say.
+    """Return how many TCP segments this network namespace has sent, and retransmitted; 0 if unknown.
 
     The kernel counts the segments that a network card makes of larger ones (RFC 4022, tcpOutSegs, tcpRetransSegs).
     """
@@ -356,7 +317,7 @@ def tcp_segments() -> tuple[int, int]:
 def total_bandwidth(by_rank: Sequence[Sequence[Transfer]]) -> float:
     """Return the B/s of a node: the best transfer of a single rank, or the sum of several ranks' averages.
 
-    That of several ranks is 0 unless they have sent at the same time for more than half of it.
+    The sum is 0 unless the ranks sent simultaneously for more than half of the time.
     """
     if len(by_rank) == 1:
         return max((transfer.size / transfer.seconds for transfer in by_rank[0]), default=0.0)
@@ -368,9 +329,9 @@ def total_bandwidth(by_rank: Sequence[Sequence[Transfer]]) -> float:
 
 
 def clock_offset(channel: Channel, asks: bool) -> float:
-    """Return by how many seconds the other rank's clock is ahead, to the rank that `asks`; 0 to the other.
+    """Return by how many seconds the other rank's clock is ahead, on the rank that `asks`; 0 on the other.
 
-    As in NTP (RFC 5905), the other's time counts as that of the middle of the shortest of a few round trips.
+    As in NTP (RFC 5905), the other's time is assigned to the middle of the shortest of several round trips.
     """
     buffer = bytearray(TIMESTAMP.size)
     best = (float("inf"), 0.0)
@@ -389,7 +350,7 @@ def clock_offset(channel: Channel, asks: bool) -> float:
 
 
 def time_allreduce(size: int, repeats: int, device: torch.device, deadline: float) -> float:
-    """Sum `size` bytes of float32 over all ranks and return the seconds, the average of `repeats` after a warm-up.
+    """All-reduce `size` bytes of float32 and return the seconds, the average of `repeats` after a warm-up.
 
     Collective over the default group. Raises TimeoutError.
     """

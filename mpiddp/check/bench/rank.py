@@ -1,4 +1,4 @@
-"""All that a rank measures by itself, within a time budget."""
+"""All benchmarks of a single rank, within a time budget."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from . import kernels, machine, storage
 from .machine import Throttling
 from .timeouts import DEVICE_TIMEOUT_S, run_on_device
 
-# Shares of the budget. Copies take place on accelerators; on CPUs, the folders get what is left.
+# Shares of the budget. Copies are only measured on accelerators; on CPUs, the folders get the rest.
 MATRIX, MEMORY, COPIES, FOLDERS, MIN_FOLDERS = 0.5, 0.15, 0.2, 0.35, 0.1
 MIN_MATRIX_S = kernels.WARM_UP_S + kernels.WINDOW_S + 0.01
 DEVICE_START_TIMEOUT_S = 60.0
 
 
 class RankResult(NamedTuple):
-    """What a rank has measured: values by metric, lines about what is bad by itself, whether its device computes."""
+    """A rank's results: values by metric, lines about faults, whether its device computes."""
 
     values: dict[str, float]
     reports: list[str]
@@ -29,9 +29,9 @@ class RankResult(NamedTuple):
 
 
 def measure_rank(device: torch.device, measures_node: bool, budget_s: float) -> RankResult:
-    """Return what this rank measures in about `budget_s` seconds, and an accelerator's start; some metrics need more.
+    """Measure for about `budget_s` seconds, without an accelerator's start; some metrics take longer.
 
-    The rank that `measures_node` measures the folders when its device is done.
+    The rank that `measures_node` then measures the folders.
     """
     values: dict[str, float] = {}
     reports: list[str] = []
@@ -43,12 +43,12 @@ def measure_rank(device: torch.device, measures_node: bool, budget_s: float) -> 
         used_s = run_on_device(device, limit_s + budget_s, lambda: measure_device(device, budget_s, values, reports))
         computes = True
     except RuntimeError as error:  # torch's, of a device that is broken, or full
-        reports.append(f"{device} does not compute: {str(error).strip().partition(chr(10))[0]}")
-    except TimeoutError:  # the thread may go on, and add to the old objects
-        values, reports = dict(values), [*reports, f"{device} has not answered within {limit_s:g} s"]
+        reports.append(f"{device} cannot compute: {str(error).strip().partition(chr(10))[0]}")
+    except TimeoutError:  # the thread may continue, and add to the old objects
+        values, reports = dict(values), [*reports, f"{device} did not respond within {limit_s:g} s"]
     if measures_node:
         if (duration_s := torch_import_s()) is not None:
-            values["import"] = duration_s  # shows the node's disk: if cores lack, ranks import one after the other
+            values["import"] = duration_s  # depends on the node's disk; without enough cores ranks import in turn
         left_s = max(budget_s * MIN_FOLDERS, min(budget_s * FOLDERS, budget_s - used_s))
         for folder in storage.folders(os.environ):
             speeds, faults = storage.measure_folder(folder, left_s / 3)
@@ -60,7 +60,7 @@ def measure_rank(device: torch.device, measures_node: bool, budget_s: float) -> 
 def measure_device(device: torch.device, budget_s: float, values: dict[str, float], reports: list[str]) -> float:
     """Add the metrics of the rank's cores and of its accelerator, which has started; return the seconds used.
 
-    Raises RuntimeError if the device does not compute, TimeoutError if nobody waits for the result any more.
+    Raises RuntimeError if the device does not compute, TimeoutError if the caller no longer waits for the result.
     """
     start, throttling = time.perf_counter(), Throttling()
 
@@ -83,6 +83,6 @@ def measure_device(device: torch.device, budget_s: float, values: dict[str, floa
 
 
 def torch_import_s() -> float | None:
-    """Return how long this process took to import torch, None if mpiddp has not done it."""
+    """Return how long this process took to import torch, None if mpiddp did not import it."""
     return next(((end - start) / 1e9 for (stage, start), (_, end) in itertools.pairwise(begun_stages)
                  if stage == "import torch"), None)

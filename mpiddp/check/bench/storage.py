@@ -1,7 +1,8 @@
-"""How fast a node's folders write and read files, and their free space.
+"""Benchmarks of a node's folders: writing and reading files, and free space.
 
-Files are written and read as programs do, through the page cache and without fsync(): what a script waits for, not how
-long the data takes to a disk or an NFS server. Files have no name, or only for a moment, and end with their process.
+Files are written and read as programs do, through the page cache and without fsync(): this is the time that a script
+waits, not the time until the data is on a disk or an NFS server. Files have no name, or only for a moment, and end with
+their process.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from typing import NamedTuple
 
 from .timeouts import run_with_timeout
 
-SHM = "/dev/shm"  # noqa: S108 (it is what is measured)
-FOLDER_TIMEOUT_S = 5.0  # in addition to the time that measuring takes
+SHM = "/dev/shm"  # noqa: S108 (it is measured)
+FOLDER_TIMEOUT_S = 5.0  # in addition to the budget
 BUFFER = bytes(2**20)
 FILE_BYTES = 2**24
-MAX_SHARE_OF_FREE = 0.05  # so that the check fills no folder for other programs
-MIN_FREE_BYTES = 2**26  # below which a folder is small or full
+MAX_SHARE_OF_FREE = 0.05  # leaves space for other programs
+MIN_FREE_BYTES = 2**26  # of a folder with less, it is reported
 TRANSFERS, FILES = 0.6, 0.4  # shares of the budget
 NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Folder(NamedTuple):
-    """A folder: the prefix of its metrics, its path, its label, and whether it is a fault if it cannot be written."""
+    """A folder: the prefix of its metrics, its path, its label, and whether denied write permission is a fault."""
 
     name: str
     path: str
@@ -36,9 +37,9 @@ class Folder(NamedTuple):
 
 
 def folders(environ: Mapping[str, str]) -> tuple[Folder, ...]:
-    """Return the folders of a node: /dev/shm, the one for temporary files, the working directory.
+    """Return the folders of a node: /dev/shm, the folder for temporary files, the working directory.
 
-    tempfile.gettempdir() would take another one if the first is full.
+    tempfile.gettempdir() would choose another folder if the first is full.
     """
     temporary = next((path for name in ("TMPDIR", "TEMP", "TMP") if (path := environ.get(name, ""))), "/tmp")  # noqa: S108
     return (Folder("shm", SHM, SHM), Folder("tmp", temporary, temporary),
@@ -50,25 +51,23 @@ def measure_folder(
 ) -> tuple[dict[str, float], list[str]]:
     """Return a folder's values by metric, and lines about its faults.
 
-    A file system that hangs, as NFS without its server, blocks a thread, which ends with the process.
+    A file system that hangs, as NFS without its server, blocks only a thread, which ends with the process.
     """
     try:
-        return run_with_timeout(timeout_s + budget_s, lambda: measure_in_thread(folder, budget_s))
+        return run_with_timeout(timeout_s + budget_s, lambda: _measure_in_thread(folder, budget_s))
     except TimeoutError:
-        return {}, [f"{folder.label} has not answered within {timeout_s:g} s"]
+        return {}, [f"{folder.label} did not respond within {timeout_s:g} s"]
     except OSError as error:
-        return {}, write_faults(folder, error)
+        return {}, _write_faults(folder, error)
 
 
-def write_faults(folder: Folder, error: OSError) -> list[str]:
-    """Return that a folder cannot be written, unless the user may want it so."""
+def _write_faults(folder: Folder, error: OSError) -> list[str]:
     if error.errno in NOT_PERMITTED and not folder.must_be_writable:
         return []
-    return [f"{folder.label} cannot be written: {error.strerror}"]
+    return [f"cannot write to {folder.label}: {error.strerror}"]
 
 
-def measure_in_thread(folder: Folder, budget_s: float) -> tuple[dict[str, float], list[str]]:
-    """Do what measure_folder() says; raise OSError if the folder cannot be inspected."""
+def _measure_in_thread(folder: Folder, budget_s: float) -> tuple[dict[str, float], list[str]]:
     status = os.statvfs(folder.path)
     size, free = float(status.f_frsize * status.f_blocks), float(status.f_frsize * status.f_bavail)
     values = {"shm": {"shm-size": size, "shm-free": free}, "tmp": {"tmp-free": free}}.get(folder.name, {})
@@ -78,15 +77,15 @@ def measure_in_thread(folder: Folder, budget_s: float) -> tuple[dict[str, float]
         return values, [f"{folder.label} is full: {free / 2**20:.0f} MiB free"]
     try:
         file_bytes = int(min(FILE_BYTES, free * MAX_SHARE_OF_FREE))
-        speeds = measure_transfers(folder.path, file_bytes, budget_s * TRANSFERS)
+        speeds = _measure_transfers(folder.path, file_bytes, budget_s * TRANSFERS)
         if folder.path != SHM:
-            speeds["files"] = measure_files(folder.path, budget_s * FILES)
+            speeds["files"] = _measure_files(folder.path, budget_s * FILES)
     except OSError as error:
-        return values, write_faults(folder, error)
+        return values, _write_faults(folder, error)
     return {**values, **{f"{folder.name}-{metric}": speed for metric, speed in speeds.items()}}, []
 
 
-def measure_transfers(path: str, size: int, budget_s: float) -> dict[str, float]:
+def _measure_transfers(path: str, size: int, budget_s: float) -> dict[str, float]:
     """Return the B/s at which files of `size` bytes are written and read, the best of several files."""
     end = time.perf_counter() + budget_s
     best = {"write": 0.0, "read": 0.0}
@@ -107,7 +106,7 @@ def measure_transfers(path: str, size: int, budget_s: float) -> dict[str, float]
 
 @contextmanager
 def unnamed_file(path: str) -> Iterator[int]:
-    """Open a new file without a name in a folder; if its file system cannot, remove the name at once."""
+    """Open a new file without a name in a folder; if the file system does not support that, remove the name at once."""
     try:
         file = os.open(path, os.O_TMPFILE | os.O_RDWR, 0o600)
     except OSError as error:
@@ -121,8 +120,8 @@ def unnamed_file(path: str) -> Iterator[int]:
 
 
 def unlinked_file(path: str) -> int:
-    """Make a file in a folder, look at it, remove its name, and return its descriptor."""
-    process = f"{socket.gethostname()}-{os.getpid()}"  # not unique: containers may have the same
+    """Create a file in a folder, stat it, remove its name, and return its descriptor."""
+    process = f"{socket.gethostname()}-{os.getpid()}"  # not unique: containers may share both
     name = os.path.join(path, f".mpiddp-{process}-{os.urandom(4).hex()}")
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
@@ -132,8 +131,8 @@ def unlinked_file(path: str) -> int:
     return file
 
 
-def measure_files(path: str, budget_s: float) -> float:
-    """Return how many files per second are made, looked at and removed in a folder, one after the other."""
+def _measure_files(path: str, budget_s: float) -> float:
+    """Return how many files per second are created, inspected and removed in a folder, one after the other."""
     start, count = time.perf_counter(), 0
     while not count or time.perf_counter() < start + budget_s:
         os.close(unlinked_file(path))

@@ -1,4 +1,4 @@
-"""Work that may hang: in a thread that is abandoned at a timeout."""
+"""Run work that may hang in a thread, which is abandoned at a timeout."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from ...discovery.devices import use_device
 
-DEVICE_TIMEOUT_S = 10.0  # of an accelerator that has started, in addition to the time that measuring takes
+DEVICE_TIMEOUT_S = 10.0  # of an accelerator that has started, in addition to the budget
 
 Result = TypeVar("Result")
 
 
 def run_with_timeout(limit_s: float, work: Callable[[], Result]) -> Result:
-    """Return what `work` returns or raise what it raises; raise TimeoutError if it takes longer."""
+    """Return the result of `work`, or raise its error; raise TimeoutError if it takes longer."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -36,14 +36,14 @@ def run_with_timeout(limit_s: float, work: Callable[[], Result]) -> Result:
             raise result
         return result  # type: ignore[no-any-return]
     finally:
-        outcome.clear()  # an error refers to this frame: without the cycle, what `work` held is freed now
+        outcome.clear()  # breaks the cycle of an error and this frame, so that memory held by `work` is freed now
         del result
 
 
 def run_on_device(device: torch.device, limit_s: float, work: Callable[[], Result]) -> Result:
-    """Return what `work` on a device returns; raise TimeoutError if an accelerator takes longer.
+    """Return the result of `work` on a device; raise TimeoutError if an accelerator takes longer.
 
-    On a CPU the work is done in this thread, without a timeout: it cannot hang in a driver.
+    On a CPU the work runs in this thread, without a timeout: it cannot hang in a driver.
     """
     if device.type == "cpu":
         return work()
@@ -56,7 +56,7 @@ def run_on_device(device: torch.device, limit_s: float, work: Callable[[], Resul
 
 
 def ask_device(device: torch.device, ask: Callable[[], Result], default: Result) -> Result:
-    """Return what a device says about itself, or `default` if it fails or hangs: measuring reports that."""
+    """Return the result of a query of a device, or `default` if it fails or hangs: the benchmarks report that."""
     try:
         return run_on_device(device, DEVICE_TIMEOUT_S, ask)
     except (RuntimeError, AssertionError, OSError):  # torch's, of a driver; TimeoutError is an OSError

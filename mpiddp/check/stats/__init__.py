@@ -1,1 +1,1 @@
-"""What of a job's nodes, devices and links is odd: pure functions of what was measured."""
+"""Statistics of a check: pure functions from measurements to findings and notes."""

@@ -1,4 +1,4 @@
-"""A host compared with its own former checks."""
+"""Compares each host with its own earlier checks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .outliers import PeerSample, best, median_passes
 from .schema import CLOCK, LATENCY, LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric, Nodes, Passes, Subject
 from .text import format_ratio
 
-MIN_CHECKS = 3  # that a host needs to be compared: with two, one wrong check is half of them
-MAX_CHECKS = 20  # the newest, so that a node that was repaired or upgraded gets a new baseline
+MIN_CHECKS = 3  # with two, one wrong check would be half of them
+MAX_CHECKS = 20  # the newest: a repaired or upgraded node gets a new baseline
 
-Baseline = Mapping[str, Mapping[str, Sequence[float]]]  # former values by host and metric, the newest last
+Baseline = Mapping[str, Mapping[str, Sequence[float]]]  # earlier values by host and metric, the newest last
 
 
 def passes_by_host(measured: Measurements) -> dict[str, dict[str, Passes]]:
     """Return each host's metrics: the medians of its ranks, or of its links to others, in each pass.
 
-    A link's metric has one entry as the host sends and one as it receives, such as "large sends". Hosts whose name
-    another node has too are left out.
+    A link's metric has an entry for each role of the host, such as "large sends". Hostnames of several nodes are
+    omitted.
     """
     nodes = Nodes(measured.ranks)
     by_host: dict[str, dict[str, Passes]] = {host: {} for host in nodes.hosts_to_exclude(nodes.ranks)}
@@ -38,32 +38,35 @@ def passes_by_host(measured: Measurements) -> dict[str, dict[str, Passes]]:
 
 
 def best_by_host(measured: Measurements) -> dict[str, dict[str, float]]:
-    """Return what the history keeps of this check: the best pass, by host and metric."""
-    return {host: {name: best(metric_of(name), passes) for name, passes in metrics.items()}
+    """Return the values for the history: the best pass, by host and metric."""
+    return {host: {name: best(_metric_of(name), passes) for name, passes in metrics.items()}
             for host, metrics in passes_by_host(measured).items()}
 
 
 def regressions(measured: Measurements, baseline: Baseline) -> list[Finding]:
-    """Return the hosts that are worse than in their former checks, in each pass."""
+    """Return findings about hosts that are worse in each pass than in their earlier checks."""
     node_of = {host: node for node, host in Nodes(measured.ranks).host.items()}
     by_host = passes_by_host(measured)
     count = max((len(passes) for metrics in by_host.values() for passes in metrics.values()), default=0)
     findings = []
     for host, metrics in by_host.items():
         for name, passes in metrics.items():
-            former = [[value] * count for value in baseline.get(host, {}).get(name, ())][-MAX_CHECKS:]
-            if len(former) < MIN_CHECKS:
+            earlier = [[value] * count for value in baseline.get(host, {}).get(name, ())][-MAX_CHECKS:]
+            if len(earlier) < MIN_CHECKS:
                 continue
-            metric, score = metric_of(name), PeerSample(metric_of(name), former).score(passes)
+            metric = _metric_of(name)
+            score = PeerSample(metric, earlier).score(passes)
             if score.is_outlier:
-                label = metric.label if " " not in name else f"{name.split()[1]}, {metric.label},"
-                text = f"{label} at {format_ratio(score.ratio)} of its own median" if metric.is_rate else (
-                    f"{label} {metric.format(score.value)}, {metric.format(score.peer_median)} is its own median")
-                findings.append(Finding(Subject.NODE, f"{host}: {text} of {len(former)} checks", (host,),
-                                        (node_of[host],), (), name.split()[0], score.ratio))
+                key, _, role = name.partition(" ")
+                label = f"{metric.label} ({role})" if role else metric.label
+                if metric.is_rate:
+                    text = f"{label} at {format_ratio(score.ratio)} of its own median"
+                else:
+                    text = f"{label} {metric.format(score.value)}, {metric.format(score.peer_median)} is its own median"
+                findings.append(Finding(Subject.NODE, f"{host}: {text} of {len(earlier)} checks", (host,),
+                                        (node_of[host],), (), key, score.ratio))
     return sorted(findings, key=lambda finding: finding.ratio)
 
 
-def metric_of(name: str) -> Metric:
-    """Return the metric of an entry of passes_by_host()."""
+def _metric_of(name: str) -> Metric:
     return RANK_METRICS.get(name) or LINK_METRICS[name.split()[0]]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import NamedTuple
 
 from ...base.text import fold_hosts
-from .outliers import Score, best, by_pass, median, median_passes, score_all
+from .outliers import Score, best, by_pass, median, median_passes, score_all, typical
 from .schema import (
     BANDWIDTH,
     LATENCY,
@@ -26,39 +25,28 @@ from .schema import (
 from .text import count_text, format_ratio
 from .tournament import cut_off_members, main_component, partners_of
 
-SUSPECT_QUANTILE, NODE_QUANTILE = 0.25, 0.5  # of a node's links, best first; find_outliers() says why
+SUSPECT_QUANTILE, NODE_QUANTILE = 0.25, 0.5  # of a node's links, best first: see find_outliers()
 
 
 class Role(IntEnum):
-    """A node's role in a link, which is its index there."""
+    """A node's role in a link: its index in the pair."""
 
     SENDS = 0
     RECEIVES = 1
 
 
-class NodeScore(NamedTuple):
-    """How a node sends or receives, over so many links."""
-
-    score: Score
-    links: int
-
-
-class Outliers(NamedTuple):
-    """The outliers in a metric: nodes in their roles, and links between other nodes."""
-
-    nodes: dict[int, dict[Role, NodeScore]]
-    links: dict[Link, Score]
+NodeScores = dict[int, dict[Role, tuple[Score, int]]]  # by node and role; the number is that of the links judged
 
 
 def find_link_findings(measured: Measurements, nodes: Nodes) -> list[Finding]:
     """Return the findings about links between nodes.
 
-    Links of a node with a finding of its own are left out: excluding the node removes them.
+    Links of a node with a finding of its own are omitted: excluding the node removes them.
     """
     findings = find_unreachable(measured, nodes)
     for name, values in measured.links.items():
         if links := {link: passes for link, passes in values.items() if passes}:
-            findings += describe_outliers(name, find_outliers(name, links, nodes), links, nodes)
+            findings += _describe_outliers(name, *find_outliers(name, links, nodes), links, nodes)
     blamed = {node for finding in findings if finding.subject != Subject.LINK for node in finding.nodes}
     return [finding for finding in findings if finding.subject != Subject.LINK or not blamed & {*finding.nodes}]
 
@@ -70,48 +58,50 @@ def find_unreachable(measured: Measurements, nodes: Nodes) -> list[Finding]:
     count = len(failed.keys() | partners_of(met))
     several = {node for node, partners in failed.items() if len(partners) > 1}
     if several and not main_component(met, count):
-        text = f"{count_text(len(several), 'node')}: nothing comes through between them"
+        text = f"{count_text(len(several), 'node')} cannot reach each other"
         return [Finding(Subject.NODE, text, (), tuple(sorted(several)))]
     cut_off = cut_off_members(met, measured.unreachable, count)
     findings = []
     for node in sorted(cut_off):
-        text = f"{nodes.name(node)}: nothing comes through to {count_text(len(failed[node]), 'other node')}"
+        text = f"{nodes.name(node)}: cannot reach {count_text(len(failed[node]), 'other node')}"
         findings.append(Finding(Subject.NODE, text, nodes.hosts_to_exclude([node]), (node,)))
     for pair in sorted(pair for pair in measured.unreachable if not cut_off & {*pair}):
-        text = f"{nodes.name(pair[0])} and {nodes.name(pair[1])}: nothing comes through"
+        text = f"{nodes.name(pair[0])} and {nodes.name(pair[1])} cannot reach each other"
         findings.append(Finding(Subject.LINK, text, (), pair, (pair, pair[::-1])))
     return findings
 
 
-def find_outliers(name: str, links: Mapping[Link, Passes], nodes: Nodes) -> Outliers:
-    """Return the nodes that are outliers in a metric, and the links that are among the other nodes' links.
+def find_outliers(name: str, links: Mapping[Link, Passes], nodes: Nodes) -> tuple[NodeScores, dict[Link, Score]]:
+    """Return the nodes that are outliers in a metric, and the outliers among the links of the other nodes.
 
-    A node is judged by the median of its links to nodes that are not suspected. A node is suspected by the best quarter
-    of its links: if two of four nodes are bad, only the link between the other two is good, and the median misses it.
+    A node is judged by the median of its links to nodes that are not suspected. It is suspected by the best quarter of
+    its links: if two of four nodes are bad, only the link between the other two is good, and the median misses it.
     """
     metric, is_symmetric = LINK_METRICS[name], name == LATENCY
-    links = scale_to_one_kind(links, nodes)
+    links = _scale_to_one_kind(links, nodes)
     roles = (Role.SENDS,) if is_symmetric else tuple(Role)
     suspects = {role: {node for node, score in score_all(metric, by_node(metric, links, role, SUSPECT_QUANTILE)).items()
                        if score.is_outlier} for role in roles}
-    bad: dict[int, dict[Role, NodeScore]] = {}
+    bad: NodeScores = {}
     for role in roles if len(nodes.ranks) > 2 else ():
-        judged_by = links_to_good_nodes(links, role, suspects[roles[-1 - role]])
+        bad_partners = suspects[roles[-1 - role]]
+        good = {link for link in links if link[1 - role] not in bad_partners}
+        with_good = {link[role] for link in good}
+        judged_by = {link: passes for link, passes in links.items() if link in good or link[role] not in with_good}
         passes = by_node(metric, judged_by, role, NODE_QUANTILE)
         counts = Counter(link[role] for link in judged_by)
         for node, score in score_all(metric, passes, passes.keys() - suspects[role]).items():
             if score.is_outlier and counts[node] > 1:
-                bad.setdefault(node, {})[role] = NodeScore(score, counts[node])
+                bad.setdefault(node, {})[role] = score, counts[node]
     others = {link: passes for link, passes in links.items() if not bad.keys() & {*link}
               and (not is_symmetric or link[0] < link[1] or link[::-1] not in links)}
-    min_peers = 1 if len(nodes.ranks) == 2 else 2  # if only two links of more nodes are left, either may be the bad one
+    min_peers = 1 if len(nodes.ranks) == 2 else 2  # of the last two links of several nodes, either may be the bad one
     scores = score_all(metric, others)
-    return Outliers(bad, {link: scores[link] for link in scores
-                          if scores[link].is_outlier and scores[link].peers >= min_peers})
+    return bad, {link: score for link, score in scores.items() if score.is_outlier and score.peers >= min_peers}
 
 
-def scale_to_one_kind(links: Mapping[Link, Passes], nodes: Nodes) -> Mapping[Link, Passes]:
-    """Return the links as if all nodes were of one kind: scaled so that each pair of kinds has the median of all."""
+def _scale_to_one_kind(links: Mapping[Link, Passes], nodes: Nodes) -> Mapping[Link, Passes]:
+    """Return the links scaled so that each pair of kinds of nodes has the same median."""
     groups = group_pairs(((nodes.kinds[link[0]], nodes.kinds[link[1]]), link) for link in links)
     if len(groups) == 1:
         return links
@@ -125,23 +115,18 @@ def scale_to_one_kind(links: Mapping[Link, Passes], nodes: Nodes) -> Mapping[Lin
     return scaled
 
 
-def links_to_good_nodes(links: Mapping[Link, Passes], role: Role, suspects: Collection[int]) -> dict[Link, Passes]:
-    """Return the links that judge the nodes in a role: those to partners that are not suspected, else all of a node."""
-    good = {link: passes for link, passes in links.items() if link[1 - role] not in suspects}
-    nodes = {link[role] for link in good}
-    return {link: passes for link, passes in links.items() if link in good or link[role] not in nodes}
-
-
 def by_node(metric: Metric, links: Mapping[Link, Passes], role: Role, quantile: float) -> dict[int, Passes]:
-    """Return for each node in a role, in each pass, a quantile of its links: 0 is the best, 0.5 the (better) median."""
+    """Return a quantile of each node's links in a role, in each pass: 0 is the best, 0.5 the (better) median."""
     passes_of = group_pairs((link[role], passes) for link, passes in links.items())
     return {node: [sorted(values, reverse=metric.higher_is_better)[int((len(values) - 1) * quantile)]
                    for values in by_pass(of_links)] for node, of_links in passes_of.items()}
 
 
-def describe_outliers(name: str, outliers: Outliers, links: Mapping[Link, Passes], nodes: Nodes) -> list[Finding]:
-    """Return the findings of a metric: switches most of whose nodes are outliers, other nodes, links."""
-    remaining = dict(outliers.nodes)
+def _describe_outliers(
+    name: str, bad: NodeScores, bad_links: Mapping[Link, Score], links: Mapping[Link, Passes], nodes: Nodes
+) -> list[Finding]:
+    """Return the findings of a metric: switches with a majority of outliers, then other nodes, then links."""
+    remaining = dict(bad)
     switches = nodes.by_switch()
     blamed = {switch: members for switch, members in switches.items()
               if len(remaining.keys() & {*members}) > max(1, len(members) // 2)}
@@ -150,66 +135,59 @@ def describe_outliers(name: str, outliers: Outliers, links: Mapping[Link, Passes
         scores = {node: remaining.pop(node) for node in members if node in remaining}
         hosts = nodes.hosts_to_exclude(scores)
         label = fold_hosts(hosts) if len(hosts) == len(scores) else count_text(len(scores), "node")
-        findings.append(send_receive_finding(Subject.SWITCH, f"switch {switch}, {label}", name, scores,
-                                             hosts if len(blamed) < len(switches) else (), links))
+        findings.append(_node_finding(Subject.SWITCH, f"switch {switch}, {label}", name, scores,
+                                      hosts if len(blamed) < len(switches) else (), links))
     for node, roles in remaining.items():
-        findings.append(send_receive_finding(Subject.NODE, nodes.name(node), name, {node: roles},
-                                             nodes.hosts_to_exclude([node]), links))
-    return findings + [link_finding(name, link, score, nodes) for link, score in outliers.links.items()]
+        findings.append(_node_finding(Subject.NODE, nodes.name(node), name, {node: roles},
+                                      nodes.hosts_to_exclude([node]), links))
+    return findings + [_link_finding(name, link, score, nodes) for link, score in bad_links.items()]
 
 
-def send_receive_finding(
-    subject: Subject, label: str, name: str, members: Mapping[int, Mapping[Role, NodeScore]], hosts: tuple[str, ...],
+def _node_finding(
+    subject: Subject, label: str, name: str, members: NodeScores, hosts: tuple[str, ...],
     links: Mapping[Link, Passes],
 ) -> Finding:
-    """Return the finding about a node, or about those of a switch, with how they send and receive."""
-    scores = [(role, score) for by_role in members.values() for role, score in by_role.items()]
-    roles = sorted({role for role, _ in scores})
-    pairs = count_text(sum(score.links for role, score in scores if role == scores[0][0]), "pair")
-    value, peer_median, ratio = typical([node_score.score for _, node_score in scores])
+    """Return the finding about a node, or about the nodes of a switch, with their roles."""
+    scores = [(role, score, count) for by_role in members.values() for role, (score, count) in by_role.items()]
+    roles = sorted({role for role, _, _ in scores})
+    pairs = count_text(sum(count for role, _, count in scores if role == scores[0][0]), "pair")
+    value, peer_median, ratio = typical([score for _, score, _ in scores])
     metric = LINK_METRICS[name]
     if name == LATENCY:
         text = f"latency {metric.format(value)}, {metric.format(peer_median)} between the others ({pairs})"
     elif name == RETRANSMITS:
-        verbs = " and ".join({Role.SENDS: "sends", Role.RECEIVES: "is sent"}[role] for role in roles)
-        text = f"{metric.format(value)} of the TCP segments that it {verbs} are lost"
+        direction = " and ".join({Role.SENDS: "from", Role.RECEIVES: "to"}[role] for role in roles)
+        text = f"{metric.format(value)} of the TCP segments {direction} it were lost"
     else:
         verbs = " and ".join(role.name.lower() for role in roles)
         other = f", {Role(1 - roles[0]).name.lower()} normally" if len(roles) == 1 else ""
         text = f"{verbs} at {format_ratio(ratio)} of the median ({pairs}){other}"
     affected = tuple(link for link in links if any(link[role] in members for role in roles))
     return Finding(subject, f"{label}: {text}", hosts, tuple(members), affected, name,
-                   min(node_score.score.ratio for _, node_score in scores))
+                   min(score.ratio for _, score, _ in scores))
 
 
-def link_finding(name: str, link: Link, score: Score, nodes: Nodes) -> Finding:
-    """Return the finding about a single link, whose nodes have no finding."""
+def _link_finding(name: str, link: Link, score: Score, nodes: Nodes) -> Finding:
     first, second = (nodes.name(node) for node in link)
     metric = LINK_METRICS[name]
     value, peer_median = metric.format(score.value), metric.format(score.peer_median)
     if len(nodes.ranks) == 2:
-        text = (f"{first} to {second}: {metric.label}: {value}, {peer_median} the other way; "
-                "of two nodes it cannot be told which is at fault")
+        text = (f"{first} to {second}: {metric.label} {value}, {peer_median} in the other direction; "
+                "with two nodes, either may be at fault")
     elif name == LATENCY:
         text = f"{first} and {second}: latency {value}, {peer_median} elsewhere"
     elif name == RETRANSMITS:
-        text = f"{first} to {second}: {value} of the TCP segments are lost"
+        text = f"{first} to {second}: {value} of the TCP segments were lost"
     else:
         text = f"{first} to {second}: at {format_ratio(score.ratio)} of the median of {count_text(score.peers, 'link')}"
     return Finding(Subject.LINK, text, (), link, (link, link[::-1]) if name == LATENCY else (link,), name, score.ratio)
 
 
-def typical(scores: Collection[Score]) -> tuple[float, float, float]:
-    """Return the medians of some scores' values, peer medians and ratios."""
-    return (median([score.value for score in scores]), median([score.peer_median for score in scores]),
-            median([score.ratio for score in scores]))
-
-
 def expected_bandwidth(measured: Measurements) -> float | None:
     """Return the bus bandwidth in B/s to expect of a large all-reduce, None without links.
 
-    A ring is as fast as its slowest link. A job does not choose its links between nodes, so each node counts with the
-    median of its links as it sends and receives, and each node's inside with the median of its links.
+    A ring is as fast as its slowest link. A job does not choose its links, so this is the minimum of each node's
+    medians: of the links on which it sends, of those on which it receives, and of those between its ranks.
     """
     metric = LINK_METRICS[BANDWIDTH]
     links = {link: [best(metric, passes)] for link, passes in measured.links.get(BANDWIDTH, {}).items() if passes}

@@ -1,6 +1,6 @@
 """The outlier rule: in every pass, worse than the peers' median by more than a tenth and by more than noise explains.
 
-A pass without a value does not count, but more than half of the passes need one.
+A pass without a value does not count, but more than half of the passes must have one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from .schema import Key, Metric, Passes
 
-MIN_LOSS = 0.1  # share of the peers' median: what a training feels, as all ranks wait for the slowest in each step
-FALSE_ALARM_RATE = 1e-3  # that any of n alike values is called an outlier
+MIN_LOSS = 0.1  # share of the peers' median that slows a training: in each step all ranks wait for the slowest
+FALSE_ALARM_RATE = 1e-3  # probability that any of n equal values is called an outlier
 SIGMA_PER_MAD = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
-LEAVE_ONE_OUT_MAX = 64  # of more values all are compared with the same sample, whose median one of them hardly moves
+LEAVE_ONE_OUT_MAX = 64  # more values share one sample: a single one hardly changes its median
 TINY = 1e-12  # stands for a rate of 0, which has no logarithm
 
 median = statistics.median
 
 
 class Score(NamedTuple):
-    """How a value compares with its `peers`: its best pass, the median of theirs, and the ratio of both."""
+    """How a value compares with its `peers`: its best pass, the median of their best passes, and the ratio of both."""
 
     is_outlier: bool
     value: float
@@ -32,7 +32,7 @@ class Score(NamedTuple):
 
 
 class PeerSample:
-    """The values that one is compared with: their median in each pass, and their deviation over all passes."""
+    """A value's peers: their median in each pass, and their deviation over all passes."""
 
     def __init__(self, metric: Metric, passes: Sequence[Passes]) -> None:
         self._metric, self.count = metric, len(passes)
@@ -43,13 +43,13 @@ class PeerSample:
         self.best_median = median([best(metric, peer) for peer in passes])
 
     def threshold(self, passes: int) -> float:
-        """Return the loss, as loss() counts it, that an outlier exceeds in each of `passes` passes.
+        """Return the loss() that an outlier exceeds in each of `passes` passes.
 
-        A normal value is below -z with a probability of at most exp(-z^2/2), in k passes with its k-th power. With
-        z = sqrt(2 ln(n / FALSE_ALARM_RATE) / k), n alike values stay together below that rate. This takes a known
-        deviation. The median and the deviation of n peers are uncertain by factors of 1 + 0.8/n (the root of
-        1 + pi/2n) and 1 + 3.1/n (Student's t at 3.4 standard deviations, to first order): so MIN_LOSS counts 1 + 4/n
-        times.
+        A normal value is below -z with a probability of at most exp(-z^2/2), in all of k passes with its k-th power.
+        With z = sqrt(2 ln(n / FALSE_ALARM_RATE) / k), the false alarms of n equal values stay below that rate, if the
+        deviation is known. Estimating the median and the deviation from n peers adds factors of 1 + 0.8/n (the root of
+        1 + pi/2n) and 1 + 3.1/n (Student's t at 3.4 standard deviations, to first order): so MIN_LOSS is scaled by
+        1 + 4/n.
         """
         noise = SIGMA_PER_MAD * math.sqrt(2 * math.log(self.count / FALSE_ALARM_RATE) / passes) * self.deviation
         if not self._metric.unit:
@@ -57,12 +57,13 @@ class PeerSample:
         return max(-math.log(1 - self._metric.min_loss), (1 + 4 / self.count) * -math.log(1 - MIN_LOSS), noise)
 
     def score(self, passes: Passes) -> Score:
-        """Return how a value compares; if it lacks a pass, it is an outlier only beside the peers' worst pass.
+        """Return how a value compares; if it lacks a pass, it is compared with the peers' worst pass alone.
 
-        Which pass it lacks is not known.
+        It is not known which pass it lacks.
         """
         is_complete = len(passes) >= len(self.medians)
-        medians = self.medians if is_complete else [worst(self._metric, self.medians)] * len(passes)
+        worst = min if self._metric.higher_is_better else max
+        medians = self.medians if is_complete else [worst(self.medians)] * len(passes)
         threshold = self.threshold(min(len(passes), len(medians)))
         is_worse = all(loss(self._metric, value, peers) > threshold
                        and abs(value - peers) > self._metric.min_difference
@@ -83,7 +84,7 @@ def median_passes(values: Collection[Passes]) -> Passes:
 
 
 def loss(metric: Metric, value: float, reference: float) -> float:
-    """Return how much worse a value is than a reference: the logarithm of their ratio, for shares the difference."""
+    """Return how much worse a value is than a reference: the logarithm of the ratio, or the difference of shares."""
     if not metric.unit:
         return reference - value if metric.higher_is_better else value - reference
     log_ratio = math.log(max(reference, TINY) / max(value, TINY))
@@ -91,7 +92,7 @@ def loss(metric: Metric, value: float, reference: float) -> float:
 
 
 def ratio(metric: Metric, value: float, reference: float) -> float:
-    """Return how good a value is: 1 like the reference or better, 0.5 for half the bandwidth or twice the latency."""
+    """Return 1 for a value as good as the reference or better, 0.5 for half the bandwidth or twice the latency."""
     lost = max(0.0, loss(metric, value, reference))
     if not metric.unit:
         return max(0.0, 1 - lost)
@@ -103,15 +104,10 @@ def best(metric: Metric, passes: Passes) -> float:
     return max(passes) if metric.higher_is_better else min(passes)
 
 
-def worst(metric: Metric, passes: Passes) -> float:
-    """Return the worst pass."""
-    return min(passes) if metric.higher_is_better else max(passes)
-
-
 def score_all(
     metric: Metric, values: Mapping[Key, Passes], peer_keys: Collection[Key] | None = None
 ) -> dict[Key, Score]:
-    """Return how each value compares with the others, if given with those of `peer_keys`; none without a peer."""
+    """Return how each value compares with the others, or only with those of `peer_keys`; no score without a peer."""
     peers = {key: passes for key, passes in values.items() if passes and (peer_keys is None or key in peer_keys)}
     shared = PeerSample(metric, [*peers.values()]) if len(peers) > LEAVE_ONE_OUT_MAX else None
     scores = {}
@@ -120,3 +116,9 @@ def score_all(
         if passes and (shared or others):
             scores[key] = (shared or PeerSample(metric, others)).score(passes)
     return scores
+
+
+def typical(scores: Collection[Score]) -> tuple[float, float, float]:
+    """Return the medians of the scores' values, peer medians and ratios."""
+    return (median([score.value for score in scores]), median([score.peer_median for score in scores]),
+            median([score.ratio for score in scores]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .link_findings import typical
-from .outliers import Score, median, score_all
+from .outliers import Score, median, score_all, typical
 from .schema import (
     CLOCK,
     LATENCY,
@@ -23,8 +22,7 @@ from .schema import (
 )
 from .text import count_text, format_ratio
 
-NO_ANSWER = "did not answer: "
-MIN_SAME_LINKS = 3  # on nodes of a kind, to compare a link inside a node with the same link of other nodes
+MIN_SAME_LINKS = 3  # nodes of a kind, to compare a link inside a node with the same link of the other nodes
 
 
 def find_rank_findings(measured: Measurements, nodes: Nodes) -> list[Finding]:
@@ -41,16 +39,16 @@ def node_finding(nodes: Nodes, node: int, text: str, metric: str = "", ratio: fl
 
 
 def find_reports(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return what ranks report about themselves, and which do not answer; each line of a node once.
+    """Return the faults that ranks report, and the lost ranks; each line of a node once.
 
-    A report of most nodes, as about a folder that they share, is no reason to exclude one of them.
+    A report of most nodes, such as one about a shared folder, is no reason to exclude one of them.
     """
-    lost = [(rank, [f"{NO_ANSWER}{doing}"]) for rank, doing in measured.lost.items()]
+    lost = [(rank, [line]) for rank, line in measured.lost.items()]
     reports = dict.fromkeys((line, measured.ranks[rank].node) for rank, lines in
                             sorted([*lost, *measured.reports.items()]) for line in lines)
     findings = []
     for line, reporting in group_pairs(reports).items():
-        if len(reporting) > max(1, len(nodes.ranks) // 2) and not line.startswith(NO_ANSWER):
+        if len(reporting) > max(1, len(nodes.ranks) // 2) and line not in measured.lost.values():
             text = f"{count_text(len(reporting), 'node')}: {line}"
             findings.append(Finding(Subject.NODE, text, (), tuple(reporting)))
         else:
@@ -61,10 +59,13 @@ def find_reports(measured: Measurements, nodes: Nodes) -> list[Finding]:
 def find_slow_ranks(measured: Measurements, nodes: Nodes) -> list[Finding]:
     """Return the findings of RANK_METRICS: about a node if all its ranks are outliers, else about ranks."""
     findings = []
-    has_small_shm: set[int] = set()  # nodes on which little free room in /dev/shm follows from its size
+    has_small_shm: set[int] = set()  # nodes on which /dev/shm has little free space because of its size
     for name in (name for name in RANK_METRICS if name in measured.by_rank and name != CLOCK):
         metric = RANK_METRICS[name]
-        scores = score_by_kind(metric, measured.by_rank[name], measured)
+        by_kind = group_pairs((measured.ranks[rank].kind, (rank, passes))
+                              for rank, passes in measured.by_rank[name].items())
+        scores = {rank: score for members in by_kind.values()
+                  for rank, score in score_all(metric, dict(members)).items()}
         for node, ranks in nodes.ranks.items():
             scored = [rank for rank in ranks if rank in scores]
             outliers = [rank for rank in scored if scores[rank].is_outlier]
@@ -74,21 +75,14 @@ def find_slow_ranks(measured: Measurements, nodes: Nodes) -> list[Finding]:
                 has_small_shm.add(node)
             are_all = len(outliers) == len(scored)
             for members in [outliers] if are_all else [[rank] for rank in outliers]:
-                text, ratio = describe_ranks(metric, [scores[rank] for rank in members])
-                label = "" if are_all else f": {rank_label(members[0], measured)}"
+                text, ratio = _describe_ranks(metric, [scores[rank] for rank in members])
+                label = "" if are_all else f": {_rank_label(members[0], measured)}"
                 findings.append(node_finding(nodes, node, text, name, ratio, Subject.NODE if are_all else Subject.RANK,
                                              label))
     return findings
 
 
-def score_by_kind(metric: Metric, values: Mapping[int, Passes], measured: Measurements) -> dict[int, Score]:
-    """Return how each rank compares with those of its kind."""
-    kinds = group_pairs((measured.ranks[rank].kind, (rank, passes)) for rank, passes in values.items())
-    return {rank: score for same_kind in kinds.values() for rank, score in score_all(metric, dict(same_kind)).items()}
-
-
-def describe_ranks(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
-    """Return how ranks of a node compare with the others, as text, and their ratio."""
+def _describe_ranks(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
     value, peer_median, ratio = typical(scores)
     count = scores[0].peers + 1 - len(scores)
     if metric.is_rate:
@@ -99,7 +93,7 @@ def describe_ranks(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]
 
 
 def find_wrong_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
-    """Return the nodes whose clock differs from the others' median; of two nodes it cannot be said which is wrong."""
+    """Return the nodes whose clock differs from the others' median; of two nodes, either may be the wrong one."""
     clocks = {measured.ranks[rank].node: passes[0] for rank, passes in measured.by_rank.get(CLOCK, {}).items()}
     if len(clocks) < 2:
         return []
@@ -109,7 +103,7 @@ def find_wrong_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
     for node, value in clocks.items():
         if abs(value - reference) > RANK_METRICS[CLOCK].min_difference:
             side = "ahead of" if value > reference else "behind"
-            others = "the others" if is_known else "the other's"
+            others = "the others" if is_known else "the other node's"
             text = f"clock is {RANK_METRICS[CLOCK].format(abs(value - reference))} {side} {others}"
             finding = node_finding(nodes, node, text, CLOCK)
             findings.append(finding if is_known else finding._replace(hosts=()))
@@ -120,27 +114,32 @@ def find_slow_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
     """Return the findings about links inside nodes: about the node if more than half of them are outliers."""
     findings = []
     for name, links in measured.inside_links.items():
-        scores = score_inside(name, links, measured, nodes)
+        scores = _score_inside(name, links, measured, nodes)
         for node in nodes.ranks:
             scored = [link for link in scores if measured.ranks[link[0]].node == node]
             outliers = [link for link in scored if scores[link].is_outlier]
             are_most = len(outliers) > 1 and 2 * len(outliers) > len(scored)
             for members in [outliers] if are_most else [[link] for link in outliers]:
-                text, ratio = describe_inside(LINK_METRICS[name], [scores[link] for link in members])
-                ends = [rank_label(rank, measured) for rank in members[0]]
+                metric = LINK_METRICS[name]
+                value, peer_median, ratio = typical([scores[link] for link in members])
+                text = f"{metric.label} {metric.format(value)}, {metric.format(peer_median)} elsewhere"
+                if metric.is_rate:
+                    peers = count_text(scores[members[0]].peers, "link")
+                    text = f"{metric.label} at {format_ratio(ratio)} of the median of {peers}"
+                ends = [_rank_label(rank, measured) for rank in members[0]]
                 label = ": between its ranks" if are_most else f": from {ends[0]} to {ends[1]}"
                 findings.append(node_finding(nodes, node, text, name, ratio, Subject.NODE if are_most else Subject.LINK,
                                              label))
     return findings
 
 
-def score_inside(
+def _score_inside(
     name: str, links: Mapping[Link, Passes], measured: Measurements, nodes: Nodes
 ) -> dict[Link, Score]:
     """Return how each link between two ranks compares with the same link of other nodes of the kind.
 
     If fewer than MIN_SAME_LINKS nodes have it, it is compared with the other links of its node. Links between ranks on
-    CPUs are left out: they are the host memory, which has a metric.
+    CPUs are omitted: they are the host memory, which has its own metric.
     """
     def place(link: Link) -> tuple[tuple[str, ...], int, int]:
         first, second = (measured.ranks[rank] for rank in link)
@@ -155,28 +154,19 @@ def score_inside(
             score_all(LINK_METRICS[name], {link: links[link] for link in members}).items()}
 
 
-def describe_inside(metric: Metric, scores: Sequence[Score]) -> tuple[str, float]:
-    """Return how links inside a node compare with others, as text, and their ratio."""
-    value, peer_median, ratio = typical(scores)
-    text = f"at {format_ratio(ratio)} of the median of {count_text(scores[0].peers, 'link')}" if metric.is_rate else (
-        f"{metric.format(value)}, {metric.format(peer_median)} elsewhere")
-    return f"{metric.label} {text}", ratio
-
-
 def find_unreachable_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
     """Return the nodes with unreachable pairs of ranks: a single pair, those of one rank, or several."""
     findings = []
     by_node = group_pairs((measured.ranks[pair[0]].node, pair) for pair in sorted(measured.unreachable_inside))
     for node, pairs in by_node.items():
         (rank, count), = Counter(rank for pair in pairs for rank in pair).most_common(1)
-        between = f"{len(pairs)} pairs of its ranks"
+        text = f"{len(pairs)} pairs of its ranks cannot reach each other"
         if count == len(pairs):
-            others = rank_label(pairs[0][1], measured) if count == 1 else f"{count} others"
-            between = f"{rank_label(rank, measured)} and {others}"
-        findings.append(node_finding(nodes, node, f"nothing comes through between {between}"))
+            others = _rank_label(pairs[0][1], measured) if count == 1 else f"{count} others"
+            text = f"{_rank_label(rank, measured)} cannot reach {others}"
+        findings.append(node_finding(nodes, node, text))
     return findings
 
 
-def rank_label(rank: int, measured: Measurements) -> str:
-    """Return what to call a rank in a finding: rank 3 (cuda:1)."""
+def _rank_label(rank: int, measured: Measurements) -> str:
     return f"rank {rank} ({measured.ranks[rank].device})"

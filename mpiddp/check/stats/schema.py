@@ -1,4 +1,4 @@
-"""What a check measures: metrics, ranks and nodes, measurements, findings."""
+"""Data of a check: metrics, ranks and nodes, measurements, findings."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def group_pairs(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 
 
 class Metric(NamedTuple):
-    """A quantity that is measured.
+    """A quantity; its `unit` is B/s, FLOP/s, B, s, 1/s, or empty for a share.
 
-    `unit` is B/s, FLOP/s, B, s, 1/s, or empty for a share. Smaller differences than `min_loss`, a share of the peers'
-    median, and `min_difference`, in the metric's unit, are no finding: a training does not feel them.
+    A smaller difference than `min_loss`, a share of the peers' median, or `min_difference`, in the metric's unit, is no
+    finding: it hardly affects a training.
     """
 
     label: str
@@ -38,7 +38,7 @@ class Metric(NamedTuple):
 
     @property
     def is_rate(self) -> bool:
-        """Whether findings give it as a share of the peers' median."""
+        """Whether findings show it as a share of the peers' median."""
         return self.unit.endswith("/s")
 
     def format(self, value: float) -> str:
@@ -46,7 +46,7 @@ class Metric(NamedTuple):
         return format_value(value, self.unit)
 
 
-# What each rank measures by itself; metrics of the node only local rank 0.
+# Benchmarks of each rank; those of the node are run by its local rank 0 alone.
 RANK_METRICS = {
     "matrix": Metric("matrix product", "FLOP/s"),
     "memory": Metric("host memory", "B/s"),
@@ -54,34 +54,33 @@ RANK_METRICS = {
     "to-device": Metric("copies to the device", "B/s"),
     "from-device": Metric("copies from the device", "B/s"),
     "device-free": Metric("free device memory", "B"),
-    "throttled": Metric("CPU time that its cgroup's limit takes away", "", False, min_difference=0.05),
+    "throttled": Metric("CPU time throttled by its cgroup", "", False, min_difference=0.05),
     "shm-size": Metric("size of /dev/shm", "B", min_loss=0.5),
-    "shm-free": Metric("free in /dev/shm", "B", min_loss=0.5),
+    "shm-free": Metric("free space in /dev/shm", "B", min_loss=0.5),
     "shm-write": Metric("writing to /dev/shm", "B/s", min_loss=0.5),
     "shm-read": Metric("reading from /dev/shm", "B/s", min_loss=0.5),
-    "tmp-free": Metric("free in /tmp", "B", min_loss=0.9),
+    "tmp-free": Metric("free space in /tmp", "B", min_loss=0.9),
     "tmp-write": Metric("writing to /tmp", "B/s", min_loss=0.5),
     "tmp-read": Metric("reading from /tmp", "B/s", min_loss=0.5),
-    "tmp-files": Metric("files made, looked at and removed in /tmp", "1/s", min_loss=0.5),
+    "tmp-files": Metric("creating and removing files in /tmp", "1/s", min_loss=0.5),
     "folder-write": Metric("writing to the working directory", "B/s", min_loss=0.5),
     "folder-read": Metric("reading from the working directory", "B/s", min_loss=0.5),
-    "folder-files": Metric("files made, looked at and removed in the working directory", "1/s", min_loss=0.5),
-    "clock": Metric("clock, from rank 0's", "s", False, min_difference=0.1),  # ahead or behind
+    "folder-files": Metric("creating and removing files in the working directory", "1/s", min_loss=0.5),
+    "clock": Metric("clock offset", "s", False, min_difference=0.1),  # from rank 0's, ahead or behind
     "import": Metric("import of torch", "s", False, min_loss=0.5, min_difference=5.0),
 }
-BANDWIDTH, LATENCY, RETRANSMITS, CLOCK = "large", "latency", "resent", "clock"  # keys that code names, in files as well
+BANDWIDTH, LATENCY, RETRANSMITS, CLOCK = "large", "latency", "resent", "clock"  # also in files
 LINK_METRICS = {
     LATENCY: Metric("latency", "s", False, min_loss=0.5, min_difference=1e-5),  # one value for both directions
-    BANDWIDTH: Metric("64 MiB", "B/s"),
-    RETRANSMITS: Metric("TCP segments sent again", "", False, min_difference=0.01),
+    BANDWIDTH: Metric("bandwidth", "B/s"),
+    RETRANSMITS: Metric("retransmitted TCP segments", "", False, min_difference=0.01),
 }
 
 
 class RankInfo(NamedTuple):
-    """A rank: its host, the number of its node, its local rank, and what it computes on.
+    """A rank. Ranks of one `kind` are compared, such as "NVIDIA H100 80GB" or "12 cores of AMD EPYC 7763".
 
-    Ranks of one `kind` are compared, such as "NVIDIA H100 80GB" or "12 cores of AMD EPYC 7763". `switch` is the node's
-    network switch in Slurm's topology, empty if unknown.
+    `switch` is the node's network switch in Slurm's topology, empty if unknown.
     """
 
     host: str
@@ -93,20 +92,21 @@ class RankInfo(NamedTuple):
 
 
 class Measurements(NamedTuple):
-    """All that a check has measured.
+    """The results of a check.
 
     - `ranks`: in rank order
     - `by_rank`: by metric of RANK_METRICS and rank
-    - `links`: by metric of LINK_METRICS and link between nodes, over the job's backend; a latency stands under both
-      directions, and is MPI's where that is shorter
+    - `links`: by metric of LINK_METRICS and link between nodes, over the job's backend; both directions have the same
+      latency, and it is MPI's if that is shorter
     - `inside_links`: the same between two ranks of a node
     - `mpi_links`: the same as `links`, over MPI alone
-    - `reports`: by rank, lines about what is bad by itself, such as a device's errors
-    - `lost`: by rank that did not answer in time, what it was doing
+    - `reports`: by rank, lines about faults, such as a device's errors
+    - `lost`: by rank that did not reply in time, a line that says so
     - `allreduce`: by size in bytes of an all-reduce over all ranks, its best time in seconds
     - `claims`: by rank and metric, the peak rate of its hardware
-    - `unreachable`, `unreachable_inside`: pairs of nodes, or of ranks of a node, that both answer but not each other
-    - `incomplete_allreduce`: size in bytes of an all-reduce that did not end, and how many ranks finished it
+    - `unreachable`, `unreachable_inside`: pairs of nodes, or of ranks of a node, that reply to rank 0 but cannot reach
+      each other
+    - `incomplete_allreduce`: size in bytes of an all-reduce that timed out, and how many ranks completed it
     """
 
     ranks: tuple[RankInfo, ...]
@@ -131,7 +131,7 @@ class Measurements(NamedTuple):
 
 
 def no_measurements(ranks: tuple[RankInfo, ...]) -> Measurements:
-    """Return the measurements of ranks that have measured nothing yet."""
+    """Return empty measurements of these ranks."""
     return Measurements(ranks, {}, {}, {}, {}, {}, {}, {}, {})
 
 
@@ -146,10 +146,9 @@ class Subject(TextEnum):
 
 
 class Finding(NamedTuple):
-    """An outlier or a fault: a line for the user, and the hosts to exclude for it.
+    """An outlier or a fault: a line for the user, the hosts to exclude for it, and the nodes and links affected.
 
-    `nodes` and `links` are the nodes and the links between nodes that it is about. `ratio` is 1 for a value as good as
-    its peers', 0.5 for half the bandwidth or twice the latency.
+    `ratio` is 1 for a value as good as its peers', 0.5 for half the bandwidth or twice the latency.
     """
 
     subject: Subject
@@ -162,7 +161,7 @@ class Finding(NamedTuple):
 
 
 class Nodes:
-    """The job's nodes by number: their ranks, hosts, switches, and the kinds of their ranks."""
+    """The job's nodes by number: their ranks, hosts, and the kinds of their ranks."""
 
     def __init__(self, ranks: Sequence[RankInfo]) -> None:
         self.ranks = group_pairs(sorted((info.node, rank) for rank, info in enumerate(ranks)))

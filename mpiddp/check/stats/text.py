@@ -1,17 +1,19 @@
-"""Values and counts as text."""
+"""Values, counts and lists as text."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def format_value(value: float, unit: str) -> str:
     """Return a value with two digits and its unit: 16 MiB, 3.8 GiB, 12 GB/s, 0.2 ms, 2.1 %."""
     if unit == "s":
-        return f"{two_digits(value)} s" if abs(value) >= 1 else f"{two_digits(value * 1e3)} ms"
+        return f"{_two_digits(value)} s" if abs(value) >= 1 else f"{_two_digits(value * 1e3)} ms"
     if not unit:
-        return f"{two_digits(value * 100)} %"
+        return f"{_two_digits(value * 100)} %"
     step, names = multiples(unit)
     power = next((power for power in range(len(names)) if abs(value) < step**(power + 1)), len(names) - 1)
-    return f"{two_digits(value / step**power)} {names[power]}"
+    return f"{_two_digits(value / step**power)} {names[power]}"
 
 
 def multiples(unit: str) -> tuple[float, list[str]]:
@@ -21,8 +23,7 @@ def multiples(unit: str) -> tuple[float, list[str]]:
     return 1000.0, [prefix + unit for prefix in ("", "k", "M", "G", "T", "P")]
 
 
-def two_digits(value: float) -> str:
-    """Return a number with two digits, or all before the point."""
+def _two_digits(value: float) -> str:
     if not value or abs(value) >= 9.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
@@ -49,4 +50,10 @@ def format_size(size: int) -> str:
 
 def count_text(number: int, noun: str) -> str:
     """Return a number of things: 1 pair, 12 pairs."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def limit_lines(texts: Sequence[str], limit: int, noun: str) -> list[str]:
+    """Return at most `limit` texts; if there are more, the last one counts the rest."""
+    shown = [*texts[:limit if len(texts) <= limit else limit - 1]]
+    return shown if len(shown) == len(texts) else [*shown, f"and {count_text(len(texts) - len(shown), f'more {noun}')}"]

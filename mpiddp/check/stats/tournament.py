@@ -1,42 +1,44 @@
-"""Which nodes, or ranks of a node, meet when: rounds of a tournament, turns, and which get no more meetings."""
+"""The schedule of link benchmarks between nodes, or ranks of a node: rounds, turns, and who is given up."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
-FULL_MESH_MAX = 64  # of more members, each meets only some
-MAX_FAILED_PARTNERS = 3  # before a member gets no more meetings
-MAX_FAILING_TURNS = 12  # turns in which a meeting fails, before the limit above holds for everybody
+FULL_MESH_MAX = 64  # members; of more, each meets only some
+MAX_FAILED_PARTNERS = 3  # before a member is given up
+MAX_FAILING_TURNS = 12  # turns with a failed meeting, before the limit above applies to all members
 
 Pair = tuple[int, int]
+Item = TypeVar("Item")
 
 
 def tournament(count: int) -> list[list[Pair]]:
     """Return the rounds of a tournament of `count` members, each a list of pairs without a common member.
 
-    Up to FULL_MESH_MAX members all meet each other, in count - 1 rounds, or count if that is odd (the circle method).
-    Of more, only rounds_needed(count) of these rounds are played.
+    Up to FULL_MESH_MAX members all meet each other, in count - 1 rounds, or count rounds if that is odd (the circle
+    method). More members play only rounds_needed(count) of these rounds.
     """
     even = count + count % 2
     numbers: Sequence[int] = range(even - 1)
-    if count > FULL_MESH_MAX:  # chosen by chance, so that few steps lead from any member to any other
+    if count > FULL_MESH_MAX:  # at random: this keeps the paths between members short
         numbers = random.Random(count).sample(numbers, rounds_needed(count))  # noqa: S311 — no secret
-    return [[pair for pair in circle_round(even, number) if pair[1] < count] for number in numbers if count > 1]
+    return [[pair for pair in _circle_round(even, number) if pair[1] < count] for number in numbers if count > 1]
 
 
 def rounds_needed(count: int) -> int:
-    """Return how many rounds judge each of `count` members: the logarithm, 7 for 65 and 10 for 1,024.
+    """Return how many rounds are enough to judge `count` members: the logarithm, 7 for 65 and 10 for 1,024.
 
-    A node is judged by the median of its meetings: of seven, three may be slow because of the partner. As a round can
-    double the members that one has met through others, the logarithm connects all.
+    A node is judged by the median of its meetings: three of seven may be slow because of the partner. Each round can
+    double the number of members that are connected, so the logarithm connects all.
     """
     return math.ceil(math.log2(count))
 
 
-def circle_round(even: int, number: int) -> list[Pair]:
-    """Return a round of the circle method: pairs whose sum is `number`, and the last member with the one left over."""
+def _circle_round(even: int, number: int) -> list[Pair]:
+    # pairs whose sum is `number`; the last member meets the one left over
     modulus = even - 1
     pairs = [(first, (number - first) % modulus) for first in range(modulus) if first < (number - first) % modulus]
     left_over = number // 2 if number % 2 == 0 else (number + modulus) // 2
@@ -44,29 +46,31 @@ def circle_round(even: int, number: int) -> list[Pair]:
 
 
 def shuffled_tournament(count: int, pass_number: int) -> list[list[Pair]]:
-    """Return the rounds of a tournament in another order for each pass.
+    """Return the rounds of a tournament in a different order for each pass.
 
-    Nodes that fail together are often neighbours, as in a rack: a node that met them first would be given up.
+    Nodes that fail together are often neighbours, as in a rack: a node that always meets them first would be given up.
     """
     rounds = tournament(count)
     random.Random(pass_number).shuffle(rounds)  # noqa: S311 — no secret
     return rounds
 
 
-def split_into_turns(nodes: Sequence[int], machines: Sequence[str]) -> list[list[int]]:
-    """Return the ranks on these nodes in turns without two nodes of one machine; "" is an unknown machine."""
-    by_machine: dict[str, dict[int, None]] = {}
-    for node, machine in zip(nodes, machines, strict=True):
-        by_machine.setdefault(machine or f"node {node}", {})[node] = None
-    turn_of = {node: turn for members in by_machine.values() for turn, node in enumerate(members)}
-    count = max(map(len, by_machine.values()), default=0)
-    return [[rank for rank, node in enumerate(nodes) if turn_of[node] == turn] for turn in range(count)]
+def split_into_turns(machines: Mapping[Item, Collection[str]]) -> list[list[Item]]:
+    """Return items in turns such that no two items of a turn use the same machine."""
+    turns: list[tuple[set[str], list[Item]]] = []
+    for item, used in machines.items():
+        busy, members = next((turn for turn in turns if not turn[0] & {*used}), (set[str](), list[Item]()))
+        if not members:
+            turns.append((busy, members))
+        busy.update(used)
+        members.append(item)
+    return [members for _, members in turns]
 
 
 class MeetingLog:
-    """Which of `count` members have met, and the `unreachable` pairs, whose meeting failed although both answer.
+    """Which of `count` members have met, and `unreachable` pairs: their meeting failed, but both reply to rank 0.
 
-    A failed meeting takes long, so members that fail often get no more. Whom to blame is up to cut_off_members().
+    A failed meeting takes long, so members that fail often are given up. cut_off_members() decides whom to blame.
     """
 
     def __init__(self, count: int) -> None:
@@ -76,15 +80,15 @@ class MeetingLog:
         self.unreachable: set[Pair] = set()
 
     def can_meet(self, pair: Pair) -> bool:
-        """Return whether a pair may meet: it has not failed yet, and none of the two is given up."""
+        """Return whether a pair may meet: it has not failed yet, and neither member is given up."""
         return pair not in self.unreachable and not self._given_up & {*pair}
 
     def record(self, met: Iterable[Pair], failed: Collection[Pair]) -> None:
         """Add the meetings of a turn, and give up members with MAX_FAILED_PARTNERS.
 
-        They are given up if they failed with the main component and are not in it, or if nobody has met. Partners that
-        are given up do not count: bad partners do not make a good member bad. After MAX_FAILING_TURNS everybody with so
-        many failed partners is given up.
+        They are given up if they are outside of the main component and failed with a member of it, or if no members
+        have met. Given-up partners do not count: bad partners do not make a good member bad. After MAX_FAILING_TURNS
+        all members with so many failed partners are given up.
         """
         self._met.update(met)
         self.unreachable.update(failed)
@@ -98,9 +102,9 @@ class MeetingLog:
 
 
 def cut_off_members(met: Collection[Pair], failed: Iterable[Pair], count: int) -> set[int]:
-    """Return the members outside of the main component that failed with two or more, one of them inside.
+    """Return the members outside of the main component that failed with two or more others, one of them inside.
 
-    A member that has only met others that are cut off may be good.
+    A member that failed only with cut-off members may be good.
     """
     main = main_component(met, count)
     return {member for member, partners in partners_of(failed).items()
