@@ -17,6 +17,7 @@ from mpiddp.runner.stop import Stop
 from mpiddp.supervise.decision import Action, Attempt, Limits, decide
 from mpiddp.supervise.history import AttemptCounter
 from tests import processes
+from tests.messages import message
 from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec, need, single_node_environ
 from tests.test_cores import machine, ranks
 
@@ -82,8 +83,8 @@ def test_two_starts_in_a_row_without_a_step_are_the_last_ones(tmp_path: Path, na
     (tmp_path / "train.py").write_text(ENDS_AT_ONCE)
     first, last = queued(tmp_path, name, 3600)
     assert (first[0], last[0]) == (75, 1), last[1]
-    assert "status 75: the job was to stop before its first step" in first[1]
-    assert last[1].count("mpiddp.supervise: stops: 2 starts in a row were to stop before their first step: ") == 1
+    assert message("supervise/requeue", reason=message("supervise/fruitless_start")) in first[1]
+    assert last[1].count(message("supervise/no_restart", reason=message("supervise/fruitless_starts"))) == 1
     assert (tmp_path / "checkpoint.pt").stat().st_size == 4
 
 

@@ -47,6 +47,7 @@ from tests import processes
 from tests.benchmarks import recovery
 from tests.cluster import Cluster
 from tests.cluster.cluster import BRIDGE, RUN, ip, namespace
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     EXAMPLES,
@@ -145,6 +146,29 @@ def test_what_is_decided(
         STOP, REQUEUE))
 
 
+@pytest.mark.parametrize(("attempts", "limits", "name", "fields"), [
+    ([RAISED._replace(status=75, kind="")], TWO, "supervise/stopped_by_itself", {}),
+    ([RAISED], TWO, "supervise/node_healthy", {"node": "n2"}),
+    ([RAISED], Limits(2, 2, 0), "supervise/restart_limit", {"limit": 0}),
+    ([RAISED], Limits(2, 2, 3, left_s=20), "supervise/walltime_near", {"left": "20 s"}),
+    ([RAISED, RAISED], TWO, "supervise/same_failure_after_steps", {"steps": 50, "reason": RAISED.reason}),
+    ([RAISED, RAISED._replace(has_progressed=False)], TWO, "supervise/same_failure_no_checkpoint", {}),
+    ([RAISED._replace(outside=True, signal="SIGTERM")], TWO, "supervise/killed_from_outside", {"signal": "SIGTERM"}),
+    ([Attempt(POOL[:2], 1, 2)], TWO, "supervise/bad_command_line", {}),
+    ([Attempt(POOL[:2], 1, 3)], TWO, "supervise/cannot_start", {}),
+    ([Attempt(POOL[:2], 1, 120)], TWO, "supervise/output_lost", {}),
+    ([LOST], Limits(3, 3, 3), "supervise/node_silent", {"node": "n2"}),
+    ([LOST], Limits(3, 3, 3), "supervise/too_few_nodes", {"needed": 3, "left": 2, "nodes": 3}),
+    ([LOST], Limits(3, 2, 3), "supervise/continue_on_fewer", {"left": 2, "nodes": 3}),
+    ([LOST._replace(steps=0)], Limits(3, 3, 3, requeues=3), "supervise/requeue_limit", {"requeues": 3}),
+    ([DEVICE], TWO, "supervise/faulty_device", {"node": "n2", "error": ECC}),
+    ([CRASHED, CRASHED._replace(rank=3, steps=90)], TWO, "supervise/many_faults",
+     {"faults": 2, "all": 2, "node": "n2"}),
+])
+def test_why(attempts: list[Attempt], limits: Limits, name: str, fields: dict[str, object]) -> None:
+    assert len(find(name, decide(attempts, POOL, limits).why, **fields)) == 1
+
+
 @pytest.mark.parametrize(("found", "name", "attempts", "action"), [
     (AGAIN, "SIGUSR1", [RAISED], REQUEUE), (AGAIN, "SIGTERM", [RAISED], REQUEUE), (AGAIN, "SIGINT", [RAISED], STOP),
     (AGAIN, "SIGUSR1", [RAISED._replace(steps=0)], STOP), (STOP, "SIGUSR1", [RAISED], STOP),
@@ -152,7 +176,10 @@ def test_what_is_decided(
     (Action.DONE, "SIGTERM", [RAISED._replace(status=0)], Action.DONE),
 ])
 def test_a_signal_between_two_attempts(found: Action, name: str, attempts: list[Attempt], action: Action) -> None:
-    assert decide_after_signal(Decision(found, ""), name, attempts).action is action
+    words = {REQUEUE: message("supervise/signal_then_requeue", signal=name),
+             STOP: message("supervise/signal_received", signal=name)}
+    expected = Decision(action, "" if action is found else words[action])
+    assert decide_after_signal(Decision(found, ""), name, attempts) == expected
 
 
 def test_one_node_alone_is_not_left_out() -> None:
@@ -191,14 +218,14 @@ def test_an_odd_entry_does_not_hide_progress(quick: Mpi, tmp_path: Path) -> None
     (script := tmp_path / "fails.py").write_text(ODD_ENTRIES)
     done = check(alone(quick, "-m", "mpiddp.supervise", "--progress-file", checkpoints, "--dir", tmp_path, quick.python,
                        "-m", "mpiddp", "--no-init", script, checkpoints))
-    assert done.stderr.count("mpiddp.supervise: again (restart ") == 2, done.stderr
+    assert [restart["number"] for restart in find("supervise/restart", done.stderr, limit=3)] == ["1", "2"], done.stderr
 
 
 def test_what_speaks_against_nodes() -> None:
     found = find_suspects([LOST, DEVICE._replace(rank=4, host="n3")], POOL)
     assert [(one.host, one.attempt) for one in found] == [("n2", 0), ("n3", 1)]
-    assert found[0].evidence == "n2 does not answer"
-    assert "uncorrectable ECC" in found[1].evidence
+    assert found[0].evidence == message("supervise/node_silent", node="n2")
+    assert found[1].evidence == message("supervise/faulty_device", node="n3", error=ECC)
 
 
 def test_a_rank_names_its_host_shorter_than_the_batch_system() -> None:
@@ -290,13 +317,17 @@ def test_what_a_report_says_of_devices() -> None:
     assert find_device_fault("cudaErrorNotReady: device not ready") == ""
 
 
-@pytest.mark.parametrize("command", [
-    ("srun", "-N2", *JOB), ("srun", "--nodelist=n1", *JOB), ("mpirun", "-H", "n1", *JOB),
-    ("mpiexec", "-hosts", "n1", *JOB), ("mpirun", *JOB, ":", "-n", "1", "./a.out"),
-    ("mpirun", "-n", "all", *JOB), ("srun", "--mpi=pmix", "nowhere"),
+@pytest.mark.parametrize(("command", "error"), [
+    *((("srun", option, *JOB), message("supervise/node_options", option=option, launcher="srun"))
+      for option in ("-N2", "--nodelist=n1")),
+    *(((program, option, "n1", *JOB), message("supervise/node_options", option=option, launcher="Open MPI's mpirun"))
+      for program, option in (("mpirun", "-H"), ("mpiexec", "-hosts"))),
+    (("mpirun", *JOB, ":", "-n", "1", "./a.out"), message("supervise/several_programs")),
+    (("mpirun", "-n", "all", *JOB), message("supervise/ranks_not_positive", option="-n", value="all")),
+    (("srun", "--mpi=pmix", "nowhere"), message("supervise/no_program", command="srun --mpi=pmix nowhere")),
 ])
-def test_a_command_that_chooses_its_own_nodes(command: tuple[str, ...]) -> None:
-    with pytest.raises(CommandError, match=r"-.*: must|-.*: mpiddp.supervise chooses the nodes|no program|':' between"):
+def test_a_command_that_cannot_be_started_on_chosen_nodes(command: tuple[str, ...], error: str) -> None:
+    with pytest.raises(CommandError, match=f"^{re.escape(error)}$"):
         parse_command(command, OPEN_MPI_SAYS, PROGRAMS_THERE.__contains__)
 
 
@@ -307,9 +338,11 @@ def test_nodes_that_are_excluded(tmp_path: Path) -> None:
     file.write_text("n016\n")
     assert exclude_nodes(nodes, str(file)) == ("n017", "n018.site.org")
     assert exclude_nodes(nodes, "n[016-017]") == ("n018.site.org",)
-    for wrong in ("n[016", "n500", str(tmp_path / "none")):
-        with pytest.raises(ValueError, match="file"):
+    for wrong, name in (("n[016", "supervise/not_a_node_list"), ("n500", "supervise/not_a_node"),
+                        (str(tmp_path / "none"), "supervise/not_a_node")):
+        with pytest.raises(ValueError, match="node") as caught:
             exclude_nodes(nodes, wrong)
+        assert len(find(name, str(caught.value))) == 1
 
 
 def test_the_nodes_of_an_allocation(tmp_path: Path) -> None:
@@ -375,8 +408,8 @@ def test_a_job_goes_on_to_the_same_weights(
     done = check(supervise(quick, tmp_path, [], *job(kind, 1, tmp_path, "--log-dir", tmp_path / "logs")))
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "done"]
     assert are_equal(weights(tmp_path / "c.pt"), healthy)
-    assert re.search(r"^mpiddp.supervise: attempt 0 ended: rank 1 on \S+: .*\nmpiddp.supervise: again \(restart 1 "
-                     r"of 3\)\n", done.stderr, re.MULTILINE), done.stderr
+    (restart,) = find("supervise/restart", done.stderr, attempt=0, number=1, limit=3)
+    assert (restart["reason"].partition(" on ")[0], restart["details"]) == ("rank 1", ""), done.stderr
     assert sorted(path.name.rpartition("-attempt-")[2] for path in (tmp_path / "logs").iterdir()) == ["0", "1"]
     assert not list(tmp_path.glob(".mpiddp-supervise-*"))
 
@@ -385,7 +418,8 @@ def test_a_job_goes_on_to_the_same_weights(
 def test_a_rank_that_stands_still_at_its_end(quick: Mpi, tmp_path: Path, healthy: dict[str, torch.Tensor]) -> None:
     done = check(supervise(quick, tmp_path, [], *job("end", 1, tmp_path, "--exit-timeout", 3)))
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "done"]
-    assert "mpiddp.supervise: attempt 0 ended: rank 1 on " in done.stderr
+    (restart,) = find("supervise/restart", done.stderr, attempt=0, limit=3)
+    assert restart["reason"].startswith("rank 1 on ")
     assert are_equal(weights(tmp_path / "c.pt"), healthy)
 
 
@@ -393,7 +427,9 @@ def test_a_bug_stops_it(quick: Mpi, tmp_path: Path) -> None:
     options = ["--progress-file", tmp_path / "c.pt", "--max-restarts", 9]
     done = check(supervise(quick, tmp_path, options, *job("always", 1, tmp_path)), 1)
     assert [one["steps"] for one in attempts_in(tmp_path)] == [59, 11]
-    assert "stops: two attempts ended alike, with no checkpoint written between: rank 1 on " in done.stderr
+    (stop,) = find("supervise/no_restart", done.stderr)
+    (failure,) = find("supervise/same_failure_no_checkpoint", stop["reason"])
+    assert failure["reason"].startswith("rank 1 on ")
 
 
 @pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
@@ -405,7 +441,8 @@ def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
     done = check(processes.run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0"; exec "$@"',
                                str(disk), *command, timeout=150, env=single_node_environ(quick), cwd=ROOT), 1)
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "stop"]
-    assert "mpiddp.supervise: stops: two attempts ended alike, " in done.stderr
+    (stop,) = find("supervise/no_restart", done.stderr)
+    assert len(find("supervise/same_failure_no_checkpoint", stop["reason"])) == 1
 
 
 @pytest.mark.parametrize(("number", "status"), [
@@ -517,34 +554,43 @@ def test_a_signal_at_any_moment(quick: Mpi, tmp_path: Path, delay: float) -> Non
         processes.end_tree(process.pid)
     assert process.returncode
     assert said is not None
-    assert "mpiddp.supervise: stops: " in said
+    assert len(find("supervise/no_restart", said)) == 1, said
     assert max(map(float, (tmp_path / "begun").read_text().split())) < sent + 1.0
 
 
 def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
-    own = [str(quick.python), "-m", "mpiddp.supervise", "--dir", str(tmp_path), sys.executable, "-c"]
+    nowhere = tmp_path / "nowhere"
+    own = [str(quick.python), "-m", "mpiddp.supervise", "--dir", str(tmp_path), "--progress-file", str(nowhere),
+           sys.executable, "-c"]
     assert processes.run(*own, "print('seven')", timeout=60, env=single_node_environ(quick)).stdout == "seven\n"
     done = processes.run(*own, "raise SystemExit(7)", timeout=60, env=single_node_environ(quick))
     assert done.returncode == 7
-    assert ("two attempts ended alike, after about the same time (does it go on from checkpoints? name these by "
-            "--progress-file): status 7, without a report") in done.stderr
+    reason = message("supervise/same_failure_after_time", reason=message("supervise/without_report", status=7))
+    assert message("supervise/no_restart", reason=reason) in done.stderr
+    assert message("supervise/no_report") in done.stderr
+    assert message("supervise/no_checkpoint", path=nowhere) in done.stderr
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ([], "a command is needed"), (["--nodes", "2", "true"], "--nodes 2: there is 1 node; for more"),
-    (["--min-nodes", "2", "true"], "--min-nodes 2: must be at most --nodes 1"),
-    (["--hostfile", "/nowhere", "true"], "/nowhere"), (["/nowhere/program"], "/nowhere/program"),
-    (["srun", "python", "a.py"], "start it in an allocation"), (["--nodes", "0", "true"], "greater than 0"),
-    (["--dir", "/nowhere", "true"], "--dir: there is no /nowhere"), (["--history", "/nowhere/h", "true"], "-history: "),
-    (["--exclude", "n500", "true"], "--exclude n500: no file, and none"),
-    (["--max-restarts", "-1", "true"], "--max-restarts: must be a number"), (["t.py"], "a launcher, or python, comes"),
+@pytest.mark.parametrize(("arguments", "name", "fields"), [
+    ([], "supervise/no_command", {}), (["--nodes", "2", "true"], "supervise/one_node", {"nodes": 2}),
+    (["--max-restart", "2", "true"], "supervise/unknown_option",
+     {"option": "--max-restart", "suggestion": "--max-restarts"}),
+    (["--min-nodes", "2", "true"], "supervise/minimum_above_nodes", {"minimum": 2, "nodes": 1}),
+    (["--hostfile", "/nowhere", "true"], "supervise/missing_path", {"option": "--hostfile", "path": "/nowhere"}),
+    (["--nodes", "0", "true"], "supervise/wrong_value", {"option": "--nodes"}),
+    (["--dir", "/nowhere", "true"], "supervise/missing_path", {"option": "--dir", "path": "/nowhere"}),
+    (["--history", "/nowhere/h", "true"], "supervise/missing_folder", {"option": "--history", "folder": "/nowhere"}),
+    (["--exclude", "n500", "true"], "supervise/not_a_node", {}),
+    (["--max-restarts", "-1", "true"], "supervise/negative_count", {"option": "--max-restarts", "value": -1}),
+    (["srun", "python", "a.py"], "supervise/outside_allocation", {"launcher": "srun", "system": "Slurm"}),
+    *((["--dir", ".", program], "supervise/cannot_run", {"program": program}) for program in ("t.py", "/nowhere/t.py")),
 ])
-def test_bad_input(quick: Mpi, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input(quick: Mpi, tmp_path: Path, arguments: list[str], name: str, fields: dict[str, object]) -> None:
     done = processes.run(str(quick.python), "-m", "mpiddp.supervise", *arguments, timeout=60, cwd=tmp_path,
                          env=single_node_environ(quick))
     assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("mpiddp.supervise: ")
+    assert done.stderr.count("\n") == len(find(name, done.stderr, **fields)) == 1, done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -706,7 +752,7 @@ def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, en
     cluster.wait_for_job(number, 60)
     said = (folder / "out").read_text(errors="replace")
     assert {attempt for attempt, _, _ in notes(folder / "notes")} == {0}, said
-    assert "mpiddp.supervise: again" not in said
+    assert find("supervise/restart", said) == []
     wait_until_gone(folder)
 
 
@@ -716,7 +762,8 @@ def test_no_attempt_begins_that_the_walltime_would_end(cluster: Cluster, folder:
     job = cluster.wait_for_job(number, 90)
     said = (folder / "out").read_text(errors="replace")
     assert job["ExitCode"] == "75:0", said
-    assert re.search(r"supervise: status 75: \d+ s of the walltime are left, too few for an attempt", said), said
+    (requeue,) = find("supervise/requeue", said)
+    assert len(find("supervise/walltime_near", requeue["reason"])) == 1, said
     assert {attempt for attempt, _, _ in notes(folder / "notes")} == {0}, said
     wait_until_gone(folder)
 

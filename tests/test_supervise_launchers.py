@@ -33,6 +33,7 @@ from mpiddp.supervise.command import (
     parse_command,
 )
 from tests import processes
+from tests.messages import find, message
 from tests.support import ROOT, Mpi, check, need, single_node_environ
 
 FLUX_FOLDER = ROOT / "tests/standins/flux-supervise"
@@ -82,26 +83,29 @@ def test_the_ranks_of_a_node(words: str, nodes: int, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("words", "error"), [
-    ("srun -n 5", "-n 5: is not a multiple of 2 nodes"),
-    ("srun -n 4 --ntasks-per-node=4", "-n 4: is not 4 ranks on each of 2 nodes"),
-    ("srun -n 0", "-n 0: must be a number of ranks"), ("flux run -nall", "-n all: must be a number of ranks"),
-    ("flux run -N2", "-N2: mpiddp.supervise chooses the nodes of flux run"),
-    ("flux run --requires=fast", "--requires=fast: mpiddp.supervise chooses the nodes of flux run"),
-    ("mpiexec --hosts n1", "--hosts: mpiddp.supervise chooses the nodes of MPICH's or Intel MPI's mpiexec"),
-    ("flux alloc -n 4", "flux alloc: mpiddp.supervise starts jobs by flux run"),
+    ("srun -n 5", message("supervise/ranks_indivisible", ranks=5, nodes=2)),
+    ("srun -n 4 --ntasks-per-node=4", message("supervise/ranks_contradict", ranks=4, per_node=4, nodes=2)),
+    ("srun -n 0", message("supervise/ranks_not_positive", option="-n", value=0)),
+    ("flux run -nall", message("supervise/ranks_not_positive", option="-n", value="all")),
+    *((f"flux run {option}", message("supervise/node_options", option=option, launcher="flux run"))
+      for option in ("-N2", "--requires=fast")),
+    ("mpiexec --hosts n1",
+     message("supervise/node_options", option="--hosts", launcher="MPICH's or Intel MPI's mpiexec")),
+    ("flux alloc -n 4", message("supervise/other_subcommand", command="flux alloc", launcher="flux run")),
 ])
 def test_ranks_and_nodes_that_do_not_fit(words: str, error: str) -> None:
-    with pytest.raises(CommandError, match=f"^{re.escape(error)}"):
+    with pytest.raises(CommandError, match=f"^{re.escape(error)}$"):
         count_ranks_per_node(read_command(words), 2)
 
 
 @pytest.mark.parametrize("option", ["--hosts", "--hostfile", "-f", "-hostlist"])
 def test_pals_nodes_are_ours_to_choose(option: str) -> None:
-    with pytest.raises(CommandError, match=f"^{option}: mpiddp.supervise chooses the nodes of PALS's mpiexec"):
+    error = message("supervise/node_options", option=option, launcher="PALS's mpiexec")
+    with pytest.raises(CommandError, match=f"^{re.escape(error)}$"):
         read_command(f"mpiexec {option} n1", PALS_PATH)
 
 
-def messages_of(launcher: LauncherCommand, given: Allocation, folder: Path) -> list[str]:
+def messages_of(launcher: LauncherCommand, given: Allocation) -> list[str]:
     """Return what supervise answers to wrong commands of a launcher, in an allocation of two nodes."""
     path, version = PALS_PATH if launcher is PALS else "", OPEN_MPI_SAYS if launcher is OPEN_MPI else HYDRA_SAYS
     said = []
@@ -114,8 +118,7 @@ def messages_of(launcher: LauncherCommand, given: Allocation, folder: Path) -> l
         try:
             read_parts = parse_command(command, version, {"python", "n1", "x"}.__contains__, path)
             assert read_parts.launcher is launcher
-            (folder / "reports").mkdir()
-            make_plan(parse_arguments([*options, *command]), read_parts, given, folder / "reports")
+            make_plan(parse_arguments([*options, *command]), read_parts, given)
         except CommandError as error:
             said.append(str(error))
     with pytest.raises(CommandError) as caught:
@@ -125,10 +128,10 @@ def messages_of(launcher: LauncherCommand, given: Allocation, folder: Path) -> l
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda row: row.name)
 @pytest.mark.parametrize("system", ["Slurm", "Flux", ""])
-def test_no_message_names_another_launchers_option(launcher: LauncherCommand, system: str, tmp_path: Path) -> None:
+def test_no_message_names_another_launchers_option(launcher: LauncherCommand, system: str) -> None:
     """Those of supervise itself, such as --nodes, may be called as a launcher's are."""
     counted = [*launcher.chooses, *launcher.counts, *launcher.per_node]
-    said = messages_of(launcher, Allocation(("n1", "n2"), 0, system), tmp_path)
+    said = messages_of(launcher, Allocation(("n1", "n2"), 0, system))
     assert len(said) == len(counted) + 6
     options = {option for row in LAUNCHERS for option in (*row.chooses, *row.counts, *row.per_node)}
     foreign = options - {*counted, "--nodes", "--exclude"}
@@ -164,7 +167,8 @@ def test_a_node_file_that_is_gone(quick: Mpi, tmp_path: Path) -> None:
     environ = {**single_node_environ(quick), "PBS_NODEFILE": str(tmp_path / "gone")}
     done = processes.run(str(quick.python), "-m", "mpiddp.supervise", str(quick.mpiexec), "true", timeout=60,
                          env=environ, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"mpiddp.supervise: {tmp_path}/gone: No such file or directory\n")
+    error = message("supervise/unreadable_file", file=tmp_path / "gone", error="No such file or directory")
+    assert (done.returncode, done.stderr) == (2, f"mpiddp.supervise: {error}\n")
 
 
 @pytest.mark.parametrize("lines", ["w-0.w.ns.svc slots=2\nw-1.w.ns.svc slots=2\n", "w-0.w.ns.svc:2\nw-1.w.ns.svc:2\n"])
@@ -236,7 +240,8 @@ def test_a_lost_node_is_left_out_under_flux(quick: Mpi, tmp_path: Path, flux: di
     attempts = json.loads((tmp_path / "h.json").read_text())["attempts"]
     assert [(one["action"], one["nodes"]) for one in attempts] == [
         ("again", ["node1", "node2"]), ("done", ["node1", "node3"])], done.stderr
-    assert "without node2: node2 does not answer" in done.stderr
+    (restart,) = find("supervise/restart", done.stderr, limit=3)
+    assert restart["details"].endswith(f" without node2: {message('supervise/node_silent', node='node2')}")
     jobs = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("run ")]
     expected = (r"run --nodes=2 --ntasks=2 --requires=hosts:node1,(node\d) --job-name=mpiddp-\w+ -c 1 \S+python -m "
                 "mpiddp .*")
@@ -249,7 +254,8 @@ def test_no_attempt_begins_that_fluxs_limit_would_end(quick: Mpi, tmp_path: Path
     done = processes.run(*supervised(quick, tmp_path, "flux", "run", "-n", 3, "sh", "-c", "exit 7"), timeout=60,
                          env=flux, cwd=ROOT)
     assert done.returncode == 75, done.stderr
-    assert "status 75: 29 s of the walltime are left, too few for an attempt" in done.stderr
+    reason = message("supervise/walltime_near", left="29 s")
+    assert message("supervise/requeue", reason=reason) in done.stderr
 
 
 @pytest.mark.parametrize("number", [
@@ -278,9 +284,11 @@ def test_a_signal_ends_a_job_of_flux(quick: Mpi, tmp_path: Path, flux: dict[str,
 
 
 @pytest.mark.parametrize(("variables", "words", "error"), [
-    ({}, "flux run -n 2", "flux run: start it in an allocation of Flux: with flux batch, or in a shell of flux alloc"),
-    ({}, "srun -n 2", "srun: start it in an allocation of Slurm: with sbatch, or in a shell of salloc"),
-    ({"FLUX_URI": "local:///stand-in"}, "flux run", "how many ranks? say -n N after flux run\n"),
+    ({}, "flux run -n 2", message("supervise/outside_allocation", launcher="flux run", system="Flux",
+                                  commands="flux batch or flux alloc")),
+    ({}, "srun -n 2", message("supervise/outside_allocation", launcher="srun", system="Slurm",
+                              commands="sbatch or salloc")),
+    ({"FLUX_URI": "local:///stand-in"}, "flux run", message("supervise/ranks_unknown", launcher="flux run")),
 ])
 def test_a_command_that_lacks_something(
     quick: Mpi, tmp_path: Path, flux: dict[str, str], variables: dict[str, str], words: str, error: str
@@ -288,8 +296,7 @@ def test_a_command_that_lacks_something(
     environ = {name: value for name, value in flux.items() if name != "FLUX_URI"}
     done = processes.run(str(quick.python), "-m", "mpiddp.supervise", *words.split(), "true", timeout=60,
                          env={**environ, **variables}, cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"mpiddp.supervise: {error}" in done.stderr
+    assert (done.returncode, done.stderr) == (2, f"mpiddp.supervise: {error}\n")
     assert not list(tmp_path.glob(".mpiddp*"))
 
 
