@@ -1,4 +1,4 @@
-"""A job that is started again, by any launcher: Flux by a stand-in; PALS, PBS and Kubernetes by plain functions."""
+"""Restarts under each launcher: Flux with a stand-in; PALS, PBS and Kubernetes as plain functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ JOB = ("python", "-m", "mpiddp", "train.py")
 
 
 def read_command(words: str, path: str = "") -> Command:
-    """Return the command of JOB by a launcher; a value that is called as a program is there, too."""
+    """Return the command that starts JOB; `8`, an option's value, is also the name of a program."""
     return parse_command((*words.split(), *JOB), HYDRA_SAYS, {"python", "8"}.__contains__, path)
 
 
@@ -106,7 +106,7 @@ def test_pals_nodes_are_ours_to_choose(option: str) -> None:
 
 
 def messages_of(launcher: LauncherCommand, given: Allocation) -> list[str]:
-    """Return what supervise answers to wrong commands of a launcher, in an allocation of two nodes."""
+    """Return supervise's errors for wrong commands of a launcher, in an allocation of two nodes."""
     path, version = PALS_PATH if launcher is PALS else "", OPEN_MPI_SAYS if launcher is OPEN_MPI else HYDRA_SAYS
     said = []
     for options, *words in [
@@ -129,7 +129,7 @@ def messages_of(launcher: LauncherCommand, given: Allocation) -> list[str]:
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda row: row.name)
 @pytest.mark.parametrize("system", ["Slurm", "Flux", ""])
 def test_no_message_names_another_launchers_option(launcher: LauncherCommand, system: str) -> None:
-    """Those of supervise itself, such as --nodes, may be called as a launcher's are."""
+    """Options of supervise itself, such as --nodes, may have the same name as a launcher's."""
     counted = [*launcher.chooses, *launcher.counts, *launcher.per_node]
     said = messages_of(launcher, Allocation(("n1", "n2"), 0, system))
     assert len(said) == len(counted) + 6
@@ -154,7 +154,7 @@ def test_no_launchers_row_lacks_words() -> None:
     ("n1\nn1\nn2\nn2\n", ("n1", "n2"), 2),  # mpiprocs=2, and place=scatter
     ("n1\nn2\nn1\nn2\n", ("n1", "n2"), 2),
     ("x1001c0s0b0n0.site.gov\nx1000c0s0b0n0.site.gov\n", ("x1001c0s0b0n0.site.gov", "x1000c0s0b0n0.site.gov"), 1),
-    ("n1\n" * 4 + "n2\n" * 2, ("n1", "n2"), 2),  # chunks of unlike sizes
+    ("n1\n" * 4 + "n2\n" * 2, ("n1", "n2"), 2),  # chunks of different sizes
     ("", (), 0),
 ])
 def test_the_nodes_of_a_pbs_job(tmp_path: Path, lines: str, nodes: tuple[str, ...], ranks: int) -> None:
@@ -173,7 +173,7 @@ def test_a_node_file_that_is_gone(quick: Mpi, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", ["w-0.w.ns.svc slots=2\nw-1.w.ns.svc slots=2\n", "w-0.w.ns.svc:2\nw-1.w.ns.svc:2\n"])
 def test_the_nodes_of_an_mpi_job_of_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
-    """As the MPI operator writes them for Open MPI, and for Intel MPI and MPICH."""
+    """In the MPI operator's formats for Open MPI, and for Intel MPI and MPICH."""
     (tmp_path / "hostfile").write_text(lines)
     monkeypatch.setattr(allocation, "KUBERNETES_HOSTS", str(tmp_path / "hostfile"))
     found = Allocation(("w-0.w.ns.svc", "w-1.w.ns.svc"), 2)
@@ -183,7 +183,7 @@ def test_the_nodes_of_an_mpi_job_of_kubernetes(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def flux(quick: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the environment of a script of `flux batch` on three nodes, of which a stand-in tells."""
+    """Return the environment of a `flux batch` script on three nodes, with a stand-in for Flux."""
     need(quick.missing())
     (tmp_path / "up").write_text("node[1-3]\n")
     (tmp_path / "timeleft").write_text(f"{2**32 - 1}\n")
@@ -207,7 +207,7 @@ def test_what_flux_says_of_an_allocation(flux: dict[str, str]) -> None:
     assert allocation.find_silent_nodes(given, given.nodes) == ()
     (folder / "up").write_text("node1\nnode3\n")
     assert allocation.find_silent_nodes(given, given.nodes) == ("node2",)
-    (folder / "up").write_text("\n")  # a Flux that does not answer says nothing of its nodes
+    (folder / "up").write_text("\n")  # Flux does not answer: nothing is known of its nodes
     assert allocation.find_silent_nodes(given, given.nodes) == ()
 
 
@@ -230,7 +230,7 @@ def supervised(mpi: Mpi, folder: Path, *words: object) -> list[str]:
 
 
 def test_a_lost_node_is_left_out_under_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
-    """Two ranks of the stand-in: the node goes from Flux's list, and the job to the spare one."""
+    """Two ranks of the stand-in: Flux no longer lists the node, and the job moves to the spare one."""
     (tmp_path / "train.py").write_text(LOSES_A_NODE)
     command = supervised(quick, tmp_path, "--nodes", 2, "flux", "run", "-n", 2, "-c", 1, quick.python, "-m", "mpiddp",
                          "--quiet", tmp_path / "train.py", tmp_path / "up")
@@ -261,7 +261,7 @@ def test_no_attempt_begins_that_fluxs_limit_would_end(quick: Mpi, tmp_path: Path
 @pytest.mark.parametrize("number", [
     signal.SIGINT, signal.SIGQUIT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_signal_ends_a_job_of_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str], number: signal.Signals) -> None:
-    """SIGINT has to come twice, SIGQUIT ends `flux run` alone, and SIGTERM is handed on to the tasks."""
+    """SIGINT must be sent twice, SIGQUIT ends only `flux run`, and SIGTERM is forwarded to the tasks."""
     environ = processes.marked(flux)
     process = processes.start(supervised(quick, tmp_path, "flux", "run", "-n", 3, "sh", "-c", "echo READY; sleep 600"),
                               environ, ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -301,7 +301,7 @@ def test_a_command_that_lacks_something(
 
 
 def test_fewer_nodes_get_as_many_ranks_each(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
-    """-n is for --nodes: where there are fewer, as --min-nodes allows, each has the same number."""
+    """-n applies to --nodes: on fewer nodes, as --min-nodes allows, the ranks per node stay the same."""
     options = ("--nodes", 4, "--min-nodes", 2, "flux", "run", "-n", 8, "true")
     check(processes.run(*supervised(quick, tmp_path, *options), timeout=60, env=flux, cwd=ROOT))
     assert "run --nodes=3 --ntasks=6 --requires=hosts:node1,node2,node3 " in (tmp_path / "log").read_text()
