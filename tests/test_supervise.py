@@ -442,7 +442,7 @@ def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
                                str(disk), *command, timeout=150, env=single_node_environ(quick), cwd=ROOT), 1)
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "stop"]
     (stop,) = find("supervise/no_restart", done.stderr)
-    assert len(find("supervise/same_failure_no_checkpoint", stop["reason"])) == 1
+    assert len(find("supervise/same_failure_after_steps", stop["reason"])) == 1
 
 
 @pytest.mark.parametrize(("number", "status"), [
