@@ -54,8 +54,7 @@ class LauncherCommand(NamedTuple):
 
     Options: `chooses` choose nodes, `counts` set the number of ranks, `per_node` the ranks of each node, and `values`
     has the number of words that follow an option. `step_options` yields the options that start a JobStep. `is_mpiexec`:
-    the command follows the MPI standard, with ':' between programs; other launchers' short options may be joined to
-    their value.
+    ':' separates programs, as in the MPI standard; other launchers' short options may be joined to their value.
 
     It needs an allocation of `system` (any if empty), which the commands in `begin` start. `interrupts` is the number
     of SIGINTs that end a job. `ends_by_quit`: SIGQUIT ends it; others forward SIGQUIT to the ranks. `stops_ranks`: at

@@ -29,7 +29,6 @@ UNREADY_DEVICE_WORDS = (  # in errors about an unusable device, which the script
 VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes: they differ between two errors with the same cause
 OUTSIDE_STATUSES = (130, 143, 15)  # of a launcher ended by SIGINT or SIGTERM; 15 is MPICH's
 EXTERNAL_KINDS = (ReportKind.PROCESS_EXIT, ReportKind.UNREACHABLE)  # a faulty node may cause these, too
-TOO_SHORT = "--stop-before, or the batch system's signal before the walltime, leaves too little time to train"
 NAME_CHECKPOINTS = "(if the job continues from checkpoints, name them with --progress-file)"
 REQUEUE_SIGNALS = ("SIGUSR1", "SIGTERM")  # a job that calls should_stop() ends with status 75 at these
 
@@ -172,7 +171,7 @@ def decide_after_stop(attempts: Sequence[Attempt], limits: Limits) -> Decision:
         return Decision(Action.REQUEUE, "the job had to stop before its first step; after "
                         f"{MAX_FRUITLESS_STARTS} such starts in a row it is not requeued")
     return Decision(Action.STOP, f"{MAX_FRUITLESS_STARTS} starts in a row had to stop before their first step: "
-                    f"{TOO_SHORT}")
+                    "--stop-before, or the batch system's signal before the walltime, leaves too little time to train")
 
 
 def is_fruitless(attempts: Sequence[Attempt]) -> bool:
