@@ -1,5 +1,5 @@
 #!/bin/bash -l
-# A Hugging Face Accelerate script as it is, with the configuration that `accelerate config` wrote: sbatch accelerate.sh
+# An unchanged Hugging Face Accelerate script, with the configuration that `accelerate config` wrote: sbatch accelerate.sh
 #SBATCH --job-name=mpiddp
 #SBATCH --output=%x-%j.out
 #SBATCH --time=01:00:00        # edit
@@ -17,7 +17,7 @@
 
 # Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES=""                                                       # edit: your MPI's module; empty for none
-ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: of a venv, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
+ENVIRONMENT="$HOME/.venv/bin/activate"                           # edit: a venv's, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 CONFIG="$HOME/.cache/huggingface/accelerate/default_config.yaml" # edit
 SRUN="srun --mpi=pmix"                                           # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py"                              # edit: your script, and its arguments
@@ -26,7 +26,7 @@ if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # r
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 [ -e "$CONFIG" ] || { echo "no such configuration: $CONFIG" >&2; exit 1; }
 settings=$(python - "$CONFIG" <<'END'
-# What accelerate launch would set for its ranks, except how many there are and where.
+# The variables that accelerate launch would set for its ranks, without their number and addresses.
 import contextlib, os, shlex, sys
 with contextlib.redirect_stdout(sys.stderr):
     from accelerate.commands import launch
@@ -39,5 +39,5 @@ print(*(f"export {name}={shlex.quote(value)}" for name, value in made.items() if
 END
 ) || exit 1
 eval "$settings" || exit 1
-export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # few lines follow mpiddp's report
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # fewer lines after mpiddp's report
 eval "exec $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

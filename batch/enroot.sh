@@ -16,11 +16,11 @@
 ##SBATCH --wait-all-nodes=1    # begin when all nodes are ready
 
 export IMAGE="$HOME/pytorch.sqsh"           # edit: with torch, mpi4py, MPI and mpiddp in it
-export MOUNTS="$PWD"                        # edit: folders that the container sees, separated by commas
+export MOUNTS="$PWD"                        # edit: folders to mount in the container, separated by commas
 SRUN="srun --mpi=pmix"                      # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 export COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
-export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # few lines follow mpiddp's report
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # fewer lines after mpiddp's report
 [ -e "$IMAGE" ] || { echo "no such container image: $IMAGE" >&2; exit 1; }
 if srun --help | grep -q -e --container-image; then
     eval "exec $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK --container-image=\"\$IMAGE\" --container-mounts=\"\$MOUNTS\" --container-workdir=\"\$PWD\" $COMMAND"

@@ -11,10 +11,10 @@
 # Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES="pytorch"                    # edit: your site's modules, including MPI; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
-TASKS=4                              # edit: tasks of a node: as many as it has GPUs
+TASKS=4                              # edit: tasks per node: as many as it has GPUs
 CORES=8                              # edit: a node's cores, divided by its tasks
 OPTIONS="--gpus-per-task=1"          # edit: and -o pmi=pmix for Open MPI 5; empty without GPUs
-STOP=""                              # edit: --signal=SIGUSR1@120s, if the script calls mpiddp.should_stop(): it is submitted again
+STOP=""                              # edit: --signal=SIGUSR1@120s, if the script calls mpiddp.should_stop(): the job is submitted again
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge on an HPE Cray, or if flux comes from a module

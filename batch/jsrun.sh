@@ -10,7 +10,7 @@
 # Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES="pytorch spectrum-mpi"       # edit: your site's modules, including MPI; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
-GPUS=6                               # edit: of a node
+GPUS=6                               # edit: GPUs per node
 CORES=7                              # edit: a node's cores, divided by its GPUs
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 

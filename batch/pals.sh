@@ -2,7 +2,7 @@
 # HPE Cray with PBS Professional, where mpiexec belongs to PALS: qsub pals.sh
 #PBS -N mpiddp
 #PBS -j oe
-# edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and the cores and GPUs of each
+# edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and the cores and GPUs of each node
 #PBS -l walltime=01:00:00
 #PBS -l select=2:ncpus=64:ngpus=4
 #PBS -l place=scatter
@@ -15,7 +15,7 @@
 # Do once, with these modules loaded, in the environment that has your torch: MPICC="cc -shared" pip install --no-binary=mpi4py mpi4py; pip install . (in a clone of mpiddp)
 MODULES=""                           # edit: your site's modules; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
-TASKS=4                              # edit: tasks of a node: as many as it has GPUs
+TASKS=4                              # edit: tasks per node: as many as it has GPUs
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 cd "$PBS_O_WORKDIR" || exit 1

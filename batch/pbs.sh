@@ -2,8 +2,8 @@
 # PBS Professional: qsub pbs.sh
 #PBS -N mpiddp
 #PBS -j oe
-# edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and of each its cores, its GPUs,
-# as many mpiprocs as GPUs, and the cores divided by these
+# edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and for each node its cores,
+# GPUs, mpiprocs (as many as GPUs) and ompthreads (cores divided by mpiprocs)
 #PBS -l walltime=01:00:00
 #PBS -l select=2:ncpus=8:ngpus=2:mpiprocs=2:ompthreads=4
 # other options that your site may require: remove the first #

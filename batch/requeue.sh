@@ -1,10 +1,10 @@
 #!/bin/bash -l
-# Stops before the walltime, or when another job takes the nodes; is requeued, and continues: sbatch requeue.sh
+# Stops before the walltime or a preemption, is requeued, and continues: sbatch requeue.sh
 #SBATCH --job-name=mpiddp
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --signal=USR1@120      # edit, here and in --stop-before below: how many seconds before the walltime, for a step and a checkpoint
+#SBATCH --signal=USR1@120      # edit, here and in --stop-before below: seconds before the walltime, enough for a step and a checkpoint
 #SBATCH --time=01:00:00        # edit
 #SBATCH --nodes=2              # edit: nodes
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
@@ -20,14 +20,14 @@
 
 # Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES=""                              # edit: your MPI's module; empty for none
-ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
+ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: a venv's, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 SRUN="srun --mpi=pmix"                  # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: your script, which calls mpiddp.should_stop(), and its arguments
 SUPERVISE="python -m mpiddp.supervise --stop-before 120"  # edit: the seconds of --signal above
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge on an HPE Cray, or if srun comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
-export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # few lines follow mpiddp's report
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # fewer lines after mpiddp's report
 eval "$SUPERVISE $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"
 status=$?
 if [ $status = 75 ]; then scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"; fi

@@ -1,10 +1,10 @@
 #!/bin/bash -l
-# Like requeue.sh, with mpirun; this shell passes Slurm's signal on to it: sbatch requeue_mpirun.sh
+# Like requeue.sh, with mpirun; this shell forwards Slurm's signal to it: sbatch requeue_mpirun.sh
 #SBATCH --job-name=mpiddp
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#SBATCH --signal=B:USR1@120    # edit, here and in --stop-before below: how many seconds before the walltime, for a step and a checkpoint
+#SBATCH --signal=B:USR1@120    # edit, here and in --stop-before below: seconds before the walltime, enough for a step and a checkpoint
 #SBATCH --time=01:00:00        # edit
 #SBATCH --nodes=2              # edit: nodes
 #SBATCH --ntasks-per-node=2    # edit: as many as a node has GPUs
@@ -20,7 +20,7 @@
 
 # Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES="openmpi"                       # edit: your MPI's module; empty for none
-ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: of a venv, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
+ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: a venv's, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: your script, which calls mpiddp.should_stop(), and its arguments
 SUPERVISE="python -m mpiddp.supervise --stop-before 120"  # edit: the seconds of --signal above
 

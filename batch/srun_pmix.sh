@@ -20,7 +20,7 @@ MODULES="pytorch"                    # edit: your site's modules, including MPI;
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 CONTAINER=""                         # edit: an Apptainer image with torch, mpi4py, MPI and mpiddp in it; empty for none
 APPTAINER="apptainer exec --nv"      # edit: --rocm for AMD; singularity; run instead of exec if the image's start script is needed
-MOUNTS="$PWD"                        # edit: folders that the container sees, separated by commas
+MOUNTS="$PWD"                        # edit: folders to mount in the container, separated by commas
 SRUN="srun --mpi=pmix"               # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
@@ -28,7 +28,7 @@ if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # r
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 if [ -n "$CONTAINER" ]; then
     [ -e "$CONTAINER" ] || { echo "no such container image: $CONTAINER" >&2; exit 1; }
-    COMMAND="$APPTAINER --bind \"/tmp,\$MOUNTS\" \"\$CONTAINER\" $COMMAND"  # PMIx meets Slurm by files in /tmp
+    COMMAND="$APPTAINER --bind \"/tmp,\$MOUNTS\" \"\$CONTAINER\" $COMMAND"  # PMIx communicates with Slurm through files in /tmp
 fi
-export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # few lines follow mpiddp's report
+export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # fewer lines after mpiddp's report
 eval "exec $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

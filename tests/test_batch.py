@@ -1,4 +1,4 @@
-"""Each batch script is copied, edited in its marked lines and submitted, as its users do."""
+"""Each batch script is copied, edited in its marked lines and submitted, as users do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTIVATE = PYTHON / "activate"
 
 @dataclass(frozen=True)
 class Job:
-    """What became of a batch job: Slurm's word for its end, its exit code, its output file."""
+    """A finished batch job: Slurm's state, exit code, output."""
 
     state: str
     exit_code: str
@@ -42,7 +42,7 @@ class Submitted:
         self.cluster, self.folder = cluster, script.parent
         environ = {
             **MPIS["openmpi4"].environ(), "MODULEPATH": str(self.folder / "modules"), "USER": "root",
-            "MPIDDP_DEVICE": "cpu",  # Slurm gives GPUs that are files of no use
+            "MPIDDP_DEVICE": "cpu",  # the GPUs that Slurm assigns here are plain files
             "APPTAINER_STANDIN_LOG": str(self.folder / "log"), "ENROOT_STANDIN_LOG": str(self.folder / "log"),
             "PYXIS_STANDIN_LOG": str(self.folder / "log"),
         }
@@ -54,7 +54,7 @@ class Submitted:
         return "".join(path.read_text() for path in self.folder.glob("*.out"))
 
     def wait_for(self, pattern: str, timeout_s: float = 100) -> None:
-        """Return when the job has printed this."""
+        """Wait until the job has printed this."""
         deadline = time.monotonic() + timeout_s
         while not re.search(pattern, self.output(), re.DOTALL):
             if time.monotonic() > deadline:
@@ -62,7 +62,7 @@ class Submitted:
             time.sleep(0.1)
 
     def wait(self, timeout_s: float = 100) -> Job:
-        """Return what became of the job."""
+        """Wait until the job has ended."""
         try:
             facts = self.cluster.wait_for_job(self.number, timeout_s)
         except TimeoutError as error:
@@ -118,7 +118,7 @@ def check_hello_of_four(done: Job) -> None:
 @pytest.mark.parametrize("arguments", [
     pytest.param((), marks=pytest.mark.thorough), pytest.param(("-s", "8"), marks=pytest.mark.thorough), ("[2,2,2]",)])
 def test_llsub(cluster: Cluster, folder: Path, arguments: tuple[str, ...]) -> None:
-    """A stand-in for the command, which SuperCloud alone has."""
+    """With a stand-in for LLsub, which only SuperCloud has."""
     script = edited(folder, "llsub.sh", COMMAND=HELLO, MODULES="pytorch mpi/openmpi", cpus_per_task=2, gres="gpu:2")
     job = Submitted(cluster, script, str(STANDINS / "LLsub"), str(script), *arguments)
     assert job.told.startswith("Submission command: sbatch ")
@@ -127,7 +127,7 @@ def test_llsub(cluster: Cluster, folder: Path, arguments: tuple[str, ...]) -> No
 
 @pytest.mark.thorough("Enroot with Pyxis")
 def test_apptainer(cluster: Cluster, folder: Path) -> None:
-    """A stand-in for the command: the script's words for it are the test."""
+    """With a stand-in for apptainer, which logs its arguments."""
     (image := folder / "image.sif").touch()
     script = edited(folder, "srun_pmix.sh", MODULES="pytorch standins", CONTAINER=image, COMMAND=HELLO)
     check_hello_of_four(Submitted(cluster, script).wait())
@@ -138,7 +138,7 @@ def test_apptainer(cluster: Cluster, folder: Path) -> None:
 
 @pytest.mark.thorough("Enroot with Pyxis")
 def test_enroot_without_pyxis(cluster: Cluster, folder: Path) -> None:
-    """A stand-in for the command, which hands on no variable but those that it is told."""
+    """With a stand-in for enroot, which passes only the variables named in its options."""
     (image := folder / f"image{folder.name}.sqsh").touch()
     modules = "pytorch standins; export NCCL_SAID='seven eight'"
     script = loading(edited(folder, "enroot.sh", IMAGE=image, COMMAND=HELLO), modules)
@@ -150,7 +150,7 @@ def test_enroot_without_pyxis(cluster: Cluster, folder: Path) -> None:
 
 
 def test_enroot_under_pyxis(cluster: Cluster, folder: Path) -> None:
-    """A stand-in for the plugin, which adds options to srun."""
+    """With a stand-in for the plugin, which adds options to srun."""
     (image := folder / "image.sqsh").touch()
     script = loading(edited(folder, "enroot.sh", IMAGE=image, COMMAND=HELLO), "pytorch pyxis")
     check_hello_of_four(Submitted(cluster, script).wait())
@@ -160,7 +160,7 @@ def test_enroot_under_pyxis(cluster: Cluster, folder: Path) -> None:
 
 @pytest.mark.mpi
 def test_folders_with_odd_names(tmp_path: Path) -> None:
-    """What stands in them is no shell code, wherever they are handed on."""
+    """Their names are never run as shell code."""
     (where := tmp_path / "it's; touch pwned; \"$(id)\"").mkdir()
     (image := where / "image").touch()
     (tools := tmp_path / "tools").mkdir()
@@ -180,14 +180,14 @@ def test_folders_with_odd_names(tmp_path: Path) -> None:
 
 
 def loading(script: Path, modules: str) -> Path:
-    """Return a script which loads modules first."""
+    """Return the script with a line that loads modules first."""
     script.write_text(script.read_text().replace("\n[ -e", f"\nmodule load {modules}\n[ -e", 1))
     return script
 
 
 @pytest.mark.thorough("test_peers.py runs a script with Accelerate")
 def test_an_accelerate_script_with_its_configuration(cluster: Cluster, folder: Path) -> None:
-    """The model is compiled, as it says; what it says of nodes, processes and ports is not taken."""
+    """The model is compiled as configured; the configured nodes, processes and ports are ignored."""
     (config := folder / "config.yaml").write_text(CONFIGURATION + "distributed_type: MULTI_CPU\nuse_cpu: true\n")
     script = edited(folder, "accelerate.sh", ENVIRONMENT=ACTIVATE, CONFIG=config,
                     COMMAND=f"python -m mpiddp {PROGRAMS / 'accelerated.py'}")
@@ -237,7 +237,7 @@ deepspeed_config:
                      "gradient_accumulation_steps,zero3_init_flag,zero_stage,mixed_precision"}),
 ])
 def test_what_an_accelerate_configuration_says_arrives(tmp_path: Path, told: str, arrives: dict[str, str]) -> None:
-    """The script's own lines, with a shell in the place of Slurm: FSDP and DeepSpeed need GPUs."""
+    """The script's own lines, with a shell instead of Slurm: FSDP and DeepSpeed need GPUs."""
     (config := tmp_path / "config.yaml").write_text(CONFIGURATION + told)
     script = (BATCH / "accelerate.sh").read_text()
     lines = script[script.index("settings=$("):script.index("eval \"exec")].replace("$CONFIG", str(config))
@@ -271,7 +271,7 @@ def train(epochs: int, checkpoint: object) -> str:
 
 @functools.cache
 def uninterrupted(cluster: Cluster, epochs: int) -> dict[str, torch.Tensor]:
-    """Return the weights of a training that was never stopped, of as many ranks and threads as the script has."""
+    """Return the weights of a training that was never stopped, with the ranks and threads of the script."""
     file = RUN / f"uninterrupted-{epochs}.pt"
     check(srun(cluster, MPIS["openmpi4"], "-N2 --ntasks-per-node=2 --cpus-per-task=4", *train(epochs, file).split(),
                timeout=600))
@@ -289,7 +289,7 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, why: str, epochs: int
 ) -> None:
-    """The walltime is two minutes, 80 seconds before whose end the ranks stop by themselves."""
+    """The walltime is two minutes, and the ranks stop 80 seconds before its end."""
     minutes, signal, told = (2, "USR1@10", "the walltime is near") if why == "walltime" else (10, "USR1@120", "SIGUSR1")
     script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=minutes, signal=signal,
                     COMMAND=f"python -m mpiddp {train(epochs, 'checkpoint.pt')}",
@@ -314,7 +314,7 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
 def test_a_job_is_queued_again_when_its_walltime_is_near_and_not_when_it_is_cancelled(
     cluster: Cluster, folder: Path
 ) -> None:
-    """The walltime is a minute, 48 seconds before whose end the ranks stop; at scancel they do it by SIGTERM."""
+    """The walltime is a minute, and the ranks stop 48 seconds before its end; scancel stops them by SIGTERM."""
     script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=1, signal="USR1@10",
                     COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}",
                     SUPERVISE="python -m mpiddp.supervise --stop-before 48")
@@ -325,12 +325,12 @@ def test_a_job_is_queued_again_when_its_walltime_is_near_and_not_when_it_is_canc
     done = job.wait()
     assert len(re.findall(r"^rank \d stopped at step \d+, restart 0 ", done.output, re.MULTILINE)) == 4, done.output
     assert done.state == "CANCELLED"
-    time.sleep(2)  # the script has its say yet
+    time.sleep(2)  # for the script to end
     assert ((facts := cluster.job(job.number))["JobState"], facts["Restarts"]) == ("CANCELLED", "1")
 
 
 def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path) -> None:
-    """All ranks stop at one step, and the job is queued again."""
+    """All ranks stop at the same step, and the job is requeued."""
     script = edited(folder, "requeue_mpirun.sh", ENVIRONMENT=ACTIVATE, MODULES="pytorch mpi/openmpi",
                     COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}")
     job = Submitted(cluster, script)
@@ -387,7 +387,7 @@ def test_each_centre_has_a_script_and_a_source() -> None:
 
 
 def test_srun_is_told_the_cores_of_a_task() -> None:
-    """It does not take them over from the batch job (man sbatch, from 22.05 on)."""
+    """It does not inherit them from the batch job (man sbatch, since 22.05)."""
     starts = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines()
               if re.search(r"(exec|SUPERVISE) (\$SRUN|srun) ", line)]
     assert len(starts) == 7
@@ -403,7 +403,7 @@ def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:
 
 @pytest.mark.thorough("other batch scripts are submitted")
 def test_recipes_are_converted(cluster: Cluster, folder: Path) -> None:
-    """Of the second script is left what sets up the environment, with an argument, as conda's activate has it."""
+    """The second script's set-up of the environment is kept: a file with an argument, like conda's activate."""
     (activate := folder / "activate").write_text(f'[ "$1" = pytorch ] || exit 1\n. {ACTIVATE}\n')
     script = edited(folder, "requeue.sh", ENVIRONMENT=f"{activate} pytorch", COMMAND=HELLO, ntasks_per_node=2,
                     cpus_per_task=1)

@@ -1,4 +1,4 @@
-"""Batch scripts for launchers that this machine lacks run over stand-ins for these; and what others hand to srun."""
+"""Batch scripts for launchers that are not installed run with stand-ins; and the arguments that others give to srun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if mpiddp.restart_count == 0:
 
 
 def run(folder: Path, *command: str, mpi: str = "mpich", **variables: str) -> Done:
-    """Run a command on this machine, where the stand-ins come first and write to FOLDER/log."""
+    """Run a command with the stand-ins first in PATH; they write to FOLDER/log."""
     need(MPIS[mpi].missing())
     env = single_node_environ(MPIS[mpi])
     logs = {f"{name}_STANDIN_LOG": str(folder / "log") for name in ("FLUX", "JSRUN", "PALS")}
@@ -34,7 +34,7 @@ def run(folder: Path, *command: str, mpi: str = "mpich", **variables: str) -> Do
 
 @pytest.mark.process
 def test_flux(tmp_path: Path) -> None:
-    """All tasks stop in the first run. The script submits itself again, and they come to their end."""
+    """All tasks stop in the first run. The script submits itself again, and they finish."""
     (program := tmp_path / "stops_once.py").write_text(STOPS_ONCE)
     command = f"python -m mpiddp {program}"
     script = edited(tmp_path, "flux.sh", nodes=1, MODULES="", TASKS=2, CORES=1, OPTIONS="",
@@ -54,7 +54,7 @@ FAILS = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else tim
 
 @pytest.mark.process
 def test_a_failure_under_flux(tmp_path: Path) -> None:
-    """Each rank ends by itself with the job's status: MPI_Abort would have Flux cancel the job, with status 143."""
+    """Each rank exits with the job's status: MPI_Abort would make Flux cancel the job, with status 143."""
     command = ["flux", "run", "--nodes=1", "--ntasks=2", "--cores-per-task=1", "python", "-m", "mpiddp"]
     done = run(tmp_path, *command, "--abort-grace=30", "-c", FAILS)
     assert done.returncode == 7, done.stderr
@@ -84,7 +84,7 @@ def test_pals(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.thorough("pals.sh and flux.sh over stand-ins")
 def test_pbs(tmp_path: Path) -> None:
-    """By a real Open MPI's mpirun, which finds no PBS and takes the host file."""
+    """With a real Open MPI's mpirun, which finds no PBS and uses the host file."""
     (nodes := tmp_path / "nodes").write_text("localhost\nlocalhost\n")
     script = edited(tmp_path, "pbs.sh", MODULES="", MPIRUN="mpirun --hostfile $PBS_NODEFILE -x PATH", COMMAND=HELLO)
     check_hello(run(tmp_path, "bash", str(script), mpi="openmpi4", PBS_O_WORKDIR=str(tmp_path),
@@ -130,7 +130,7 @@ def test_what_srun_is_told(name: str, values: dict[str, str], started: str, srun
 
 @pytest.mark.process
 def test_what_cray_sites_advise_is_shell_code(srun: str, tmp_path: Path) -> None:
-    """Each line is taken out of its comment, as a user does it."""
+    """Each line is uncommented, as a user does."""
     script = edited(tmp_path, "cray.sh", MODULES="")
     text, lines = re.subn("^# export ", "export ", script.read_text(), flags=re.MULTILINE)
     script.write_text(text)
@@ -149,7 +149,7 @@ def test_a_script_is_shell_code(script: Path) -> None:
 
 
 def test_a_directive_of_pbs_has_no_comment_behind_it() -> None:
-    """To qsub its words are arguments: "qsub: directive error" (make_argv and process_opts in OpenPBS's qsub.c)."""
+    """Its words become arguments: "qsub: directive error" (make_argv and process_opts in OpenPBS's qsub.c)."""
     lines = [line for script in BATCH.glob("*.sh") for line in script.read_text().splitlines()
              if re.match("#+PBS ", line)]
     assert len(lines) >= 12
@@ -158,7 +158,7 @@ def test_a_directive_of_pbs_has_no_comment_behind_it() -> None:
 
 @pytest.mark.parametrize("script", sorted(BATCH.glob("*.sh")), ids=lambda path: path.name)
 def test_a_value_may_be_empty_where_the_script_says_so(script: Path) -> None:
-    """Every ENVIRONMENT is of these: not each user has one."""
+    """ENVIRONMENT may always be empty: not every user has one."""
     text = script.read_text()
     names = re.findall(r'^(?=ENVIRONMENT=|.*# edit.*[;,] empty for none$)(\w+)=', text, re.MULTILINE)
     assert [name for name in names if f'if [ -n "${name}" ]; then' not in text] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import py_compile
+import re
 import shutil
 import zipapp
 from pathlib import Path
@@ -17,6 +18,7 @@ from mpiddp.supervise.command import CommandError, take_our_options
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
+from tests.messages import message
 from tests.support import (
     DEADLINE_S,
     MPICH_FIRST,
@@ -185,7 +187,7 @@ def test_an_absolute_path_needs_no_working_directory(tmp_path: Path, monkeypatch
 
 
 def test_a_supervised_script_is_a_file() -> None:
-    with pytest.raises(CommandError, match="standard input cannot be read a second time"):
+    with pytest.raises(CommandError, match=re.escape(message("supervise/script_on_stdin"))):
         take_our_options(["python", "-m", "mpiddp", "--quiet", "-", "a"])
     assert take_our_options(["python", "-m", "mpiddp", "train.py", "-"])[0][-1] == "-"
 

@@ -1,4 +1,4 @@
-"""A job that is queued again and again gets further each time, or ends: real batch scripts, with a shell for Slurm."""
+"""A job that is requeued repeatedly makes progress each time, or ends: real batch scripts, with a shell for Slurm."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mpiddp.runner.stop import Stop
 from mpiddp.supervise.decision import Action, Attempt, Limits, decide
 from mpiddp.supervise.history import AttemptCounter
 from tests import processes
+from tests.messages import message
 from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec, need, single_node_environ
 from tests.test_cores import machine, ranks
 
@@ -31,7 +32,7 @@ COMMANDS = {
 }
 ENDS_AT_ONCE = """\
 import os, signal, mpiddp
-os.kill(os.getpid(), signal.SIGUSR1)  # as Slurm's comes while the job starts
+os.kill(os.getpid(), signal.SIGUSR1)  # like a signal of Slurm while the job starts
 open("checkpoint.pt", "a").write("x")
 while not mpiddp.should_stop():
     pass
@@ -40,7 +41,7 @@ mpiddp.stop_for_requeue()
 
 
 def queued(folder: Path, name: str, walltime_s: float) -> list[tuple[int, str]]:
-    """Run a batch script as Slurm does, again where it asks for that; return each start's status and output."""
+    """Run a batch script as Slurm does, again if it requeues itself; return each start's status and output."""
     need(MPICH.missing())
     (folder / "bin").mkdir()
     for command, text in COMMANDS.items():
@@ -65,7 +66,7 @@ def queued(folder: Path, name: str, walltime_s: float) -> list[tuple[int, str]]:
 
 @pytest.mark.process
 def test_a_walltime_that_is_as_short_as_the_stop_is_refused_and_not_queued_again(tmp_path: Path) -> None:
-    """The script's own `--stop-before 120`, with `--time=00:02:00`; only squeue tells when the job ends."""
+    """The script's own `--stop-before 120`, with `--time=00:02:00`; only squeue knows when the job ends."""
     (tmp_path / "train.py").write_text("import mpiddp\nprint('trains', mpiddp.should_stop())\n")
     (status, said), = queued(tmp_path, "requeue.sh", 120)
     assert status == 3, said
@@ -78,12 +79,12 @@ def test_a_walltime_that_is_as_short_as_the_stop_is_refused_and_not_queued_again
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", ["requeue.sh", pytest.param("requeue_mpirun.sh", marks=pytest.mark.thorough)])
 def test_two_starts_in_a_row_without_a_step_are_the_last_ones(tmp_path: Path, name: str) -> None:
-    """A checkpoint is written each time, and it is no progress."""
+    """The checkpoint that each start writes is no progress."""
     (tmp_path / "train.py").write_text(ENDS_AT_ONCE)
     first, last = queued(tmp_path, name, 3600)
     assert (first[0], last[0]) == (75, 1), last[1]
-    assert "status 75: the job was to stop before its first step" in first[1]
-    assert last[1].count("mpiddp.supervise: stops: 2 starts in a row were to stop before their first step: ") == 1
+    assert message("supervise/requeue", reason=message("supervise/fruitless_start")) in first[1]
+    assert last[1].count(message("supervise/no_restart", reason=message("supervise/fruitless_starts"))) == 1
     assert (tmp_path / "checkpoint.pt").stat().st_size == 4
 
 
@@ -94,7 +95,7 @@ FAILED = Attempt(("n1",), 60.0, 1, "own", "ValueError: seven", "train.py, line 9
 @pytest.mark.parametrize(("attempts", "fruitless", "action"), [
     ([STOPPED], 0, Action.REQUEUE), ([STOPPED], 1, Action.STOP), ([STOPPED], 5, Action.STOP),
     ([STOPPED._replace(steps=1)], 1, Action.REQUEUE), ([STOPPED._replace(steps=None)], 1, Action.REQUEUE),
-    ([STOPPED._replace(has_progressed=True)], 1, Action.STOP),  # by a checkpoint that was written at step 0
+    ([STOPPED._replace(has_progressed=True)], 1, Action.STOP),  # a checkpoint written at step 0
     ([FAILED, STOPPED], 1, Action.REQUEUE), ([FAILED._replace(steps=0), STOPPED], 1, Action.STOP),
 ])
 def test_what_follows_a_stop(attempts: list[Attempt], fruitless: int, action: Action) -> None:
@@ -116,7 +117,7 @@ def test_fruitless_starts_are_counted_over_requeues(tmp_path: Path) -> None:
 
 @pytest.fixture
 def stop() -> Stop:
-    """Return what tells a single rank when to stop, as if no signal had come."""
+    """Return the Stop of a single rank, as if it had received no signal."""
     signals.received = 0
     return Stop()
 
@@ -137,7 +138,7 @@ def test_a_step_is_one_that_was_made(stop: Stop, early: bool, steps: int) -> Non
 
 @pytest.mark.mpi
 def test_a_supervisor_is_told_the_steps_of_a_job_that_stops(tmp_path: Path) -> None:
-    """Rank 1 has the reason, after three steps; another one is made until all agree."""
+    """Rank 1 has the reason, after three steps; all agree one step later."""
     (script := tmp_path / "train.py").write_text(
         "import os, signal, mpiddp\nsteps = 0\nwhile not mpiddp.should_stop():\n    steps += 1\n"
         "    if steps == 3 and os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGUSR1)\n"
@@ -150,7 +151,7 @@ def test_a_supervisor_is_told_the_steps_of_a_job_that_stops(tmp_path: Path) -> N
 
 @pytest.mark.mpi
 def test_an_epoch_before_the_first_question_is_a_step(tmp_path: Path) -> None:
-    """The signal comes while the script trains its first epoch of this start, after which it asks."""
+    """The signal arrives while the script trains its first epoch, before its first call of should_stop()."""
     (script := tmp_path / "train.py").write_text("""\
 import os, signal, time, torch, mpiddp
 optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])

@@ -1,4 +1,4 @@
-"""A job that is started again, by any launcher: Flux by a stand-in; PALS, PBS and Kubernetes by plain functions."""
+"""Restarts under each launcher: Flux with a stand-in; PALS, PBS and Kubernetes as plain functions."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from mpiddp.supervise.command import (
     parse_command,
 )
 from tests import processes
+from tests.messages import find, message
 from tests.support import ROOT, Mpi, check, need, single_node_environ
 
 FLUX_FOLDER = ROOT / "tests/standins/flux-supervise"
@@ -42,7 +43,7 @@ JOB = ("python", "-m", "mpiddp", "train.py")
 
 
 def read_command(words: str, path: str = "") -> Command:
-    """Return the command of JOB by a launcher; a value that is called as a program is there, too."""
+    """Return the command that starts JOB; `8`, an option's value, is also the name of a program."""
     return parse_command((*words.split(), *JOB), HYDRA_SAYS, {"python", "8"}.__contains__, path)
 
 
@@ -82,27 +83,30 @@ def test_the_ranks_of_a_node(words: str, nodes: int, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("words", "error"), [
-    ("srun -n 5", "-n 5: is not a multiple of 2 nodes"),
-    ("srun -n 4 --ntasks-per-node=4", "-n 4: is not 4 ranks on each of 2 nodes"),
-    ("srun -n 0", "-n 0: must be a number of ranks"), ("flux run -nall", "-n all: must be a number of ranks"),
-    ("flux run -N2", "-N2: mpiddp.supervise chooses the nodes of flux run"),
-    ("flux run --requires=fast", "--requires=fast: mpiddp.supervise chooses the nodes of flux run"),
-    ("mpiexec --hosts n1", "--hosts: mpiddp.supervise chooses the nodes of MPICH's or Intel MPI's mpiexec"),
-    ("flux alloc -n 4", "flux alloc: mpiddp.supervise starts jobs by flux run"),
+    ("srun -n 5", message("supervise/ranks_indivisible", ranks=5, nodes=2)),
+    ("srun -n 4 --ntasks-per-node=4", message("supervise/ranks_contradict", ranks=4, per_node=4, nodes=2)),
+    ("srun -n 0", message("supervise/ranks_not_positive", option="-n", value=0)),
+    ("flux run -nall", message("supervise/ranks_not_positive", option="-n", value="all")),
+    *((f"flux run {option}", message("supervise/node_options", option=option, launcher="flux run"))
+      for option in ("-N2", "--requires=fast")),
+    ("mpiexec --hosts n1",
+     message("supervise/node_options", option="--hosts", launcher="MPICH's or Intel MPI's mpiexec")),
+    ("flux alloc -n 4", message("supervise/other_subcommand", command="flux alloc", launcher="flux run")),
 ])
 def test_ranks_and_nodes_that_do_not_fit(words: str, error: str) -> None:
-    with pytest.raises(CommandError, match=f"^{re.escape(error)}"):
+    with pytest.raises(CommandError, match=f"^{re.escape(error)}$"):
         count_ranks_per_node(read_command(words), 2)
 
 
 @pytest.mark.parametrize("option", ["--hosts", "--hostfile", "-f", "-hostlist"])
 def test_pals_nodes_are_ours_to_choose(option: str) -> None:
-    with pytest.raises(CommandError, match=f"^{option}: mpiddp.supervise chooses the nodes of PALS's mpiexec"):
+    error = message("supervise/node_options", option=option, launcher="PALS's mpiexec")
+    with pytest.raises(CommandError, match=f"^{re.escape(error)}$"):
         read_command(f"mpiexec {option} n1", PALS_PATH)
 
 
-def messages_of(launcher: LauncherCommand, given: Allocation, folder: Path) -> list[str]:
-    """Return what supervise answers to wrong commands of a launcher, in an allocation of two nodes."""
+def messages_of(launcher: LauncherCommand, given: Allocation) -> list[str]:
+    """Return supervise's errors for wrong commands of a launcher, in an allocation of two nodes."""
     path, version = PALS_PATH if launcher is PALS else "", OPEN_MPI_SAYS if launcher is OPEN_MPI else HYDRA_SAYS
     said = []
     for options, *words in [
@@ -114,8 +118,7 @@ def messages_of(launcher: LauncherCommand, given: Allocation, folder: Path) -> l
         try:
             read_parts = parse_command(command, version, {"python", "n1", "x"}.__contains__, path)
             assert read_parts.launcher is launcher
-            (folder / "reports").mkdir()
-            make_plan(parse_arguments([*options, *command]), read_parts, given, folder / "reports")
+            make_plan(parse_arguments([*options, *command]), read_parts, given)
         except CommandError as error:
             said.append(str(error))
     with pytest.raises(CommandError) as caught:
@@ -125,10 +128,10 @@ def messages_of(launcher: LauncherCommand, given: Allocation, folder: Path) -> l
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda row: row.name)
 @pytest.mark.parametrize("system", ["Slurm", "Flux", ""])
-def test_no_message_names_another_launchers_option(launcher: LauncherCommand, system: str, tmp_path: Path) -> None:
-    """Those of supervise itself, such as --nodes, may be called as a launcher's are."""
+def test_no_message_names_another_launchers_option(launcher: LauncherCommand, system: str) -> None:
+    """Options of supervise itself, such as --nodes, may have the same name as a launcher's."""
     counted = [*launcher.chooses, *launcher.counts, *launcher.per_node]
-    said = messages_of(launcher, Allocation(("n1", "n2"), 0, system), tmp_path)
+    said = messages_of(launcher, Allocation(("n1", "n2"), 0, system))
     assert len(said) == len(counted) + 6
     options = {option for row in LAUNCHERS for option in (*row.chooses, *row.counts, *row.per_node)}
     foreign = options - {*counted, "--nodes", "--exclude"}
@@ -151,7 +154,7 @@ def test_no_launchers_row_lacks_words() -> None:
     ("n1\nn1\nn2\nn2\n", ("n1", "n2"), 2),  # mpiprocs=2, and place=scatter
     ("n1\nn2\nn1\nn2\n", ("n1", "n2"), 2),
     ("x1001c0s0b0n0.site.gov\nx1000c0s0b0n0.site.gov\n", ("x1001c0s0b0n0.site.gov", "x1000c0s0b0n0.site.gov"), 1),
-    ("n1\n" * 4 + "n2\n" * 2, ("n1", "n2"), 2),  # chunks of unlike sizes
+    ("n1\n" * 4 + "n2\n" * 2, ("n1", "n2"), 2),  # chunks of different sizes
     ("", (), 0),
 ])
 def test_the_nodes_of_a_pbs_job(tmp_path: Path, lines: str, nodes: tuple[str, ...], ranks: int) -> None:
@@ -164,12 +167,13 @@ def test_a_node_file_that_is_gone(quick: Mpi, tmp_path: Path) -> None:
     environ = {**single_node_environ(quick), "PBS_NODEFILE": str(tmp_path / "gone")}
     done = processes.run(str(quick.python), "-m", "mpiddp.supervise", str(quick.mpiexec), "true", timeout=60,
                          env=environ, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"mpiddp.supervise: {tmp_path}/gone: No such file or directory\n")
+    error = message("supervise/unreadable_file", file=tmp_path / "gone", error="No such file or directory")
+    assert (done.returncode, done.stderr) == (2, f"mpiddp.supervise: {error}\n")
 
 
 @pytest.mark.parametrize("lines", ["w-0.w.ns.svc slots=2\nw-1.w.ns.svc slots=2\n", "w-0.w.ns.svc:2\nw-1.w.ns.svc:2\n"])
 def test_the_nodes_of_an_mpi_job_of_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
-    """As the MPI operator writes them for Open MPI, and for Intel MPI and MPICH."""
+    """In the MPI operator's formats for Open MPI, and for Intel MPI and MPICH."""
     (tmp_path / "hostfile").write_text(lines)
     monkeypatch.setattr(allocation, "KUBERNETES_HOSTS", str(tmp_path / "hostfile"))
     found = Allocation(("w-0.w.ns.svc", "w-1.w.ns.svc"), 2)
@@ -179,7 +183,7 @@ def test_the_nodes_of_an_mpi_job_of_kubernetes(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def flux(quick: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the environment of a script of `flux batch` on three nodes, of which a stand-in tells."""
+    """Return the environment of a `flux batch` script on three nodes, with a stand-in for Flux."""
     need(quick.missing())
     (tmp_path / "up").write_text("node[1-3]\n")
     (tmp_path / "timeleft").write_text(f"{2**32 - 1}\n")
@@ -203,7 +207,7 @@ def test_what_flux_says_of_an_allocation(flux: dict[str, str]) -> None:
     assert allocation.find_silent_nodes(given, given.nodes) == ()
     (folder / "up").write_text("node1\nnode3\n")
     assert allocation.find_silent_nodes(given, given.nodes) == ("node2",)
-    (folder / "up").write_text("\n")  # a Flux that does not answer says nothing of its nodes
+    (folder / "up").write_text("\n")  # Flux does not answer: nothing is known of its nodes
     assert allocation.find_silent_nodes(given, given.nodes) == ()
 
 
@@ -226,7 +230,7 @@ def supervised(mpi: Mpi, folder: Path, *words: object) -> list[str]:
 
 
 def test_a_lost_node_is_left_out_under_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
-    """Two ranks of the stand-in: the node goes from Flux's list, and the job to the spare one."""
+    """Two ranks of the stand-in: Flux no longer lists the node, and the job moves to the spare one."""
     (tmp_path / "train.py").write_text(LOSES_A_NODE)
     command = supervised(quick, tmp_path, "--nodes", 2, "flux", "run", "-n", 2, "-c", 1, quick.python, "-m", "mpiddp",
                          "--quiet", tmp_path / "train.py", tmp_path / "up")
@@ -236,7 +240,8 @@ def test_a_lost_node_is_left_out_under_flux(quick: Mpi, tmp_path: Path, flux: di
     attempts = json.loads((tmp_path / "h.json").read_text())["attempts"]
     assert [(one["action"], one["nodes"]) for one in attempts] == [
         ("again", ["node1", "node2"]), ("done", ["node1", "node3"])], done.stderr
-    assert "without node2: node2 does not answer" in done.stderr
+    (restart,) = find("supervise/restart", done.stderr, limit=3)
+    assert restart["details"].endswith(f" without node2: {message('supervise/node_silent', node='node2')}")
     jobs = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("run ")]
     expected = (r"run --nodes=2 --ntasks=2 --requires=hosts:node1,(node\d) --job-name=mpiddp-\w+ -c 1 \S+python -m "
                 "mpiddp .*")
@@ -249,13 +254,14 @@ def test_no_attempt_begins_that_fluxs_limit_would_end(quick: Mpi, tmp_path: Path
     done = processes.run(*supervised(quick, tmp_path, "flux", "run", "-n", 3, "sh", "-c", "exit 7"), timeout=60,
                          env=flux, cwd=ROOT)
     assert done.returncode == 75, done.stderr
-    assert "status 75: 29 s of the walltime are left, too few for an attempt" in done.stderr
+    reason = message("supervise/walltime_near", left="29 s")
+    assert message("supervise/requeue", reason=reason) in done.stderr
 
 
 @pytest.mark.parametrize("number", [
     signal.SIGINT, signal.SIGQUIT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_signal_ends_a_job_of_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str], number: signal.Signals) -> None:
-    """SIGINT has to come twice, SIGQUIT ends `flux run` alone, and SIGTERM is handed on to the tasks."""
+    """SIGINT must be sent twice, SIGQUIT ends only `flux run`, and SIGTERM is forwarded to the tasks."""
     environ = processes.marked(flux)
     process = processes.start(supervised(quick, tmp_path, "flux", "run", "-n", 3, "sh", "-c", "echo READY; sleep 600"),
                               environ, ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -278,9 +284,11 @@ def test_a_signal_ends_a_job_of_flux(quick: Mpi, tmp_path: Path, flux: dict[str,
 
 
 @pytest.mark.parametrize(("variables", "words", "error"), [
-    ({}, "flux run -n 2", "flux run: start it in an allocation of Flux: with flux batch, or in a shell of flux alloc"),
-    ({}, "srun -n 2", "srun: start it in an allocation of Slurm: with sbatch, or in a shell of salloc"),
-    ({"FLUX_URI": "local:///stand-in"}, "flux run", "how many ranks? say -n N after flux run\n"),
+    ({}, "flux run -n 2", message("supervise/outside_allocation", launcher="flux run", system="Flux",
+                                  commands="flux batch or flux alloc")),
+    ({}, "srun -n 2", message("supervise/outside_allocation", launcher="srun", system="Slurm",
+                              commands="sbatch or salloc")),
+    ({"FLUX_URI": "local:///stand-in"}, "flux run", message("supervise/ranks_unknown", launcher="flux run")),
 ])
 def test_a_command_that_lacks_something(
     quick: Mpi, tmp_path: Path, flux: dict[str, str], variables: dict[str, str], words: str, error: str
@@ -288,13 +296,12 @@ def test_a_command_that_lacks_something(
     environ = {name: value for name, value in flux.items() if name != "FLUX_URI"}
     done = processes.run(str(quick.python), "-m", "mpiddp.supervise", *words.split(), "true", timeout=60,
                          env={**environ, **variables}, cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"mpiddp.supervise: {error}" in done.stderr
+    assert (done.returncode, done.stderr) == (2, f"mpiddp.supervise: {error}\n")
     assert not list(tmp_path.glob(".mpiddp*"))
 
 
 def test_fewer_nodes_get_as_many_ranks_each(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
-    """-n is for --nodes: where there are fewer, as --min-nodes allows, each has the same number."""
+    """-n applies to --nodes: on fewer nodes, as --min-nodes allows, the ranks per node stay the same."""
     options = ("--nodes", 4, "--min-nodes", 2, "flux", "run", "-n", 8, "true")
     check(processes.run(*supervised(quick, tmp_path, *options), timeout=60, env=flux, cwd=ROOT))
     assert "run --nodes=3 --ntasks=6 --requires=hosts:node1,node2,node3 " in (tmp_path / "log").read_text()

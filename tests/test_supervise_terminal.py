@@ -1,4 +1,4 @@
-"""A supervised job on a terminal, and in a job that Slurm queues again."""
+"""A supervised job on a terminal, and in a requeued Slurm job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILS = "import os, mpiddp\nprint('count', mpiddp.restart_count, flush=True)\nos
 
 
 class Terminal:
-    """A command whose controlling terminal this is, and what it has written."""
+    """A pseudo-terminal with the command that it controls, and the command's output."""
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
         self.pid, self._ours = pty.fork()
@@ -48,7 +48,7 @@ class Terminal:
         try:
             while chunk := os.read(self._ours, 65536):
                 self._said += chunk
-        except OSError:  # as Linux tells that the other side is closed
+        except OSError:  # Linux: the other side is closed
             pass
 
     def said(self) -> str:
@@ -60,14 +60,14 @@ class Terminal:
         os.write(self._ours, key)
 
     def await_text(self, text: str, times: int = 1) -> None:
-        """Return when the command has written a text so often."""
+        """Wait until the command has written a text `times` times."""
         deadline = time.monotonic() + DEADLINE_S
         while self.said().count(text) < times:
             assert time.monotonic() < deadline, self._said
             time.sleep(0.05)
 
     def await_change(self, options: int) -> int:
-        """Return the wait status when the command has ended, or with os.WUNTRACED is stopped."""
+        """Wait until the command has ended, or with os.WUNTRACED is stopped; return the wait status."""
         deadline = time.monotonic() + DEADLINE_S
         while (found := os.waitpid(self.pid, options | os.WNOHANG))[0] == 0:
             assert time.monotonic() < deadline, self._said
@@ -95,7 +95,7 @@ def test_ctrl_backslash_asks_and_ends_nothing(mpi: Mpi, tmp_path: Path) -> None:
     terminal = supervise(mpi, tmp_path, tmp_path / "waits.py", tmp_path / "go")
     try:
         terminal.await_text("READY", 2)
-        time.sleep(1.5)  # from a second after the ranks have joined on, they can be asked
+        time.sleep(1.5)  # the ranks answer from about a second after the start on
         terminal.press(b"\x1c")
         terminal.await_text("mpiddp: SIGQUIT asks where the ranks are")
         terminal.await_text("waits.py:")

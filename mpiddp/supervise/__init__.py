@@ -1,1 +1,1 @@
-"""Restarts a job in its allocation, as long as that makes sense."""
+"""Restarts a failed job inside its allocation."""

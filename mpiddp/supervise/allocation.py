@@ -1,4 +1,4 @@
-"""The nodes that a batch system or the user gave to this process: which they are, and whether they answer."""
+"""The nodes of the allocation or the hostfile: which they are, and whether they answer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # of Kubernetes' MPI operator, on its la
 
 
 class Allocation(NamedTuple):
-    """Nodes, none for this machine alone, and the number of ranks for each, 0 if unknown.
+    """The nodes (none: this machine only) and the number of ranks on each, 0 if unknown.
 
-    `system` is the batch system, if it reports which nodes answer, and `job` is Slurm's name of the job.
+    `system` is the batch system if it reports which nodes answer; `job` is Slurm's name of the job.
     """
 
     nodes: tuple[str, ...]
@@ -36,11 +36,11 @@ class Allocation(NamedTuple):
 
 
 def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
-    """Return the nodes of a hostfile, else of the job of Slurm, Flux, PBS or Kubernetes' MPI operator.
+    """Return the nodes of the hostfile, or else of the job of Slurm, Flux, PBS or Kubernetes' MPI operator.
 
-    In `flux batch` and `flux alloc`, FLUX_URI is a Flux with the job's nodes; in a task of `flux run`, one that may
-    have all of the cluster's. A line of PBS_NODEFILE stands for a rank (`mpiprocs` of a node), a line of the operator's
-    file for a node with its slots. Raises OSError if a file cannot be read.
+    In `flux batch` and `flux alloc`, FLUX_URI names a Flux instance with the job's nodes; in a task of `flux run`, the
+    instance may have all nodes of the cluster. A line of PBS_NODEFILE is a rank (`mpiprocs` of a node), a line of the
+    operator's file is a node with its slots. Raises OSError if a file cannot be read.
     """
     if hostfile:
         return read_hostfile(hostfile)
@@ -58,9 +58,9 @@ def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
 
 
 def read_hostfile(path: str) -> Allocation:
-    """Return the hosts in a file, with as many ranks each as the host with the fewest slots has.
+    """Return the hosts in a file; each gets as many ranks as the smallest number of slots.
 
-    A line is a slot, or several: `n1 slots=2` (Open MPI), `n1:2` (MPICH).
+    A line is one slot, or several: `n1 slots=2` (Open MPI), `n1:2` (MPICH).
     """
     slots_of: Counter[str] = Counter()
     with open(open_for_reading(path)) as file:
@@ -74,9 +74,9 @@ def read_hostfile(path: str) -> Allocation:
 
 
 def exclude_nodes(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
-    """Return the nodes without those in a list such as n[017,023], or in a file of suspects or of nodes.
+    """Return the nodes without the excluded ones: a list such as n[017,023], or a file of suspects or of nodes.
 
-    Raises OSError if the file cannot be read, ValueError if it is no list.
+    Raises OSError if the file cannot be read, ValueError if the text is no list or names none of the nodes.
     """
     if os.path.isfile(excluded):
         with open(open_for_reading(excluded), encoding="utf-8", errors="replace") as file:
@@ -88,15 +88,15 @@ def exclude_nodes(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
         try:
             hosts = set(NodeSet(excluded))
         except NodeSetException as error:
-            raise ValueError(f"neither a file nor a list of nodes ({error})") from None
+            raise ValueError(f"neither a file nor a node list ({error})") from None
         if hosts.isdisjoint(nodes):
-            raise ValueError("no file, and none of the job's nodes")
+            raise ValueError("not a file, and not a node of this job")
     names = {host.partition(".")[0] for host in hosts}
     return tuple(node for node in nodes if node.partition(".")[0] not in names)
 
 
 def find_silent_nodes(allocation: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return those of `nodes` that do not answer; none if this node itself seems not to answer."""
+    """Return the nodes that do not answer; none if this node is among them, since then the probe is wrong."""
     if allocation.system == FLUX:
         up = frozenset(list_flux_nodes())  # none if Flux does not answer
         lost = [node for node in nodes if up and node not in up]
@@ -107,9 +107,9 @@ def find_silent_nodes(allocation: Allocation, nodes: Sequence[str]) -> tuple[str
 
 
 def probe_twice(nodes: Sequence[str], by_slurm: bool) -> list[str]:
-    """Return the nodes where Slurm's daemon accepts no connection, or else where the host does not react, twice.
+    """Return the nodes where two connections fail: to Slurm's daemon, or without Slurm to the host.
 
-    TCP repeats a lost packet after a second (RFC 6298): a single probe of a second would take a lost packet for a lost
+    TCP resends a lost packet after a second (RFC 6298), so one probe of a second would take a lost packet for a lost
     node.
     """
     here = (socket.gethostname(), "localhost")
@@ -126,7 +126,7 @@ def probe_twice(nodes: Sequence[str], by_slurm: bool) -> list[str]:
 
 
 def find_slurmd_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Return the addresses of the daemons of Slurm's nodes, as far as its controller knows them."""
+    """Return the addresses of the nodes' Slurm daemons that the controller knows."""
     config = read_command("scontrol", "show", "config")
     port = (re.findall(r"^SlurmdPort *= (\d+)", config, re.MULTILINE) or [reachability.SLURMD_PORT])[0]
     addresses = {}
@@ -138,7 +138,7 @@ def find_slurmd_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
 
 
 def is_running(allocation: Allocation) -> bool:
-    """Tell whether the allocation is still this job's: Slurm may be ending or requeueing it."""
+    """Return whether the job still has its allocation: Slurm may be ending or requeueing the job."""
     if allocation.system != SLURM:
         return True
     state = read_command("squeue", "--noheader", f"--jobs={allocation.job}", "--format=%T").split()
@@ -146,13 +146,13 @@ def is_running(allocation: Allocation) -> bool:
 
 
 def find_time_left_s() -> float:
-    """Return the seconds until the batch system ends the job, infinity if that is not known."""
+    """Return the seconds until the batch system ends the job, infinity if unknown."""
     end = schedulers.find_end(os.environ, True)
     return end - time.time() if end is not None else float("inf")
 
 
 def cancel_step(allocation: Allocation, step: str) -> None:
-    """Let the batch system kill a step by its name, without waiting: scancel waits for a lost node."""
+    """Ask the batch system to kill a step by its name, without waiting: scancel waits for a lost node."""
     if allocation.system == FLUX:
         for number in read_command("flux", "jobs", f"--name={step}", "-no", "{id}").split():
             read_command("flux", "cancel", number)

@@ -1,4 +1,4 @@
-"""One attempt: the launcher's process, from its start until it has ended, or is ended."""
+"""One attempt: the launcher's process, from its start to its end."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .decision import Attempt, find_device_fault
 POLL_INTERVAL_S = 0.1
 REPORT_TIMEOUT_S = 2.0  # for the report of a failed job, after its launcher has ended
 RUNNING_FILE_TIMEOUT_S = 30.0  # for a shared file system to show that a successful job has removed its file
-EXTRA_GRACE_S = 3.0  # for a job that has reported to end by itself, besides its --abort-grace
-LOST_NODE_GRACE_S = 0.5  # the same if a node does not answer: the launcher waits for it in vain
+EXTRA_GRACE_S = 3.0  # beyond --abort-grace, for a job to end by itself after its report
+LOST_NODE_GRACE_S = 0.5  # instead, if a node does not answer: the launcher may wait for it forever
 HANDLER_WAIT_S = 0.2  # for a launcher's handler of SIGTSTP
 TERM_TIMEOUT_S = 2.0  # between SIGTERM and SIGKILL
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
 UNKNOWN_STATUS = 1  # if Open MPI 5's mpirun has lost a node and exits with 0
-# Executes a program that gets SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes the error.
-# Python code between fork and exec (preexec_fn) may hang on a lock that another thread held at the fork.
+# Executes a program that receives SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes the error
+# to a pipe. This replaces preexec_fn, which may hang on a lock that another thread held at the fork.
 STARTER = """\
 import ctypes, os, signal, sys
 parent, failed, *words = sys.argv[1:]
@@ -50,14 +50,14 @@ except OSError as error:
 
 
 class AttemptProcess:
-    """The process of a launcher. It has a session of its own: `forward` passes it the signals that we get."""
+    """The process of a launcher, in its own session: `forward` passes signals to it."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: LauncherCommand,
                  abort_grace_s: float) -> None:
-        """Start it; raise OSError if the program does not exist. A failing job writes its `report`."""
+        """Start it; raise OSError if the program cannot be run. A failed job writes the file `report`."""
         self._report, self._launcher = report, launcher
         self._grace_s = abort_grace_s + EXTRA_GRACE_S
-        self._ending: list[psutil.Process] = []  # a script's children that were signalled to end
+        self._ending: list[psutil.Process] = []  # children of a launcher script that received an ending signal
         self._began_s = time.monotonic()
         reading, failed = os.pipe()
         command = [sys.executable, "-I", "-S", "-c", STARTER, str(os.getpid()), str(failed), *words]
@@ -67,13 +67,13 @@ class AttemptProcess:
                                                  pass_fds=[failed])
             finally:
                 os.close(failed)
-            error = reader.read()  # empty when the program is executed
+            error = reader.read()  # empty if the program was executed
         if error:
             self._process.wait()
             raise OSError(int(error), os.strerror(int(error)))
 
     def forward(self, number: int) -> None:
-        """Send the launcher a signal, or if that is a script, the script's children: shells do not forward signals."""
+        """Send the launcher a signal, or if it is a script, the script's children: shells forward no signals."""
         children = list_script_children(self._process.pid)
         if number in ENDING_SIGNALS:
             self._ending += children
@@ -84,12 +84,12 @@ class AttemptProcess:
             self._process.send_signal(number)
 
     def suspend(self) -> None:
-        """Stop the launcher as the terminal's Ctrl-Z would: if it has a handler for that, it stops its ranks.
+        """Stop the launcher as Ctrl-Z would: a launcher with a handler for SIGTSTP stops its ranks.
 
-        The kernel discards SIGTSTP otherwise: the launcher has a session of its own (orphaned groups, man 2 setpgid).
+        Without a handler the kernel discards SIGTSTP, because the launcher's group is orphaned (man 2 setpgid).
         """
         self._signal_group(signal.SIGTSTP)
-        if not self._launcher.stops_ranks:  # one that does keeps running, to continue them
+        if not self._launcher.stops_ranks:  # otherwise it must keep running, to continue them
             time.sleep(HANDLER_WAIT_S)
             self._signal_group(signal.SIGSTOP)
 
@@ -104,9 +104,9 @@ class AttemptProcess:
     def wait(
         self, nodes: tuple[str, ...], find_silent: Callable[[], tuple[str, ...]], cancel: Callable[[], None]
     ) -> Attempt:
-        """Return how it ended, on `nodes`: as soon as its launcher has ended, or has nothing more to do.
+        """Wait until the launcher has ended, or has nothing more to do; return how the attempt on `nodes` ended.
 
-        `find_silent` returns the nodes that do not answer, and `cancel` ends the remains of the job.
+        `find_silent` returns the nodes that do not answer; `cancel` ends what is left of the job.
         """
         report: dict[str, Any] = {}
         silent: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class AttemptProcess:
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL_S)
             if self._ending and not any(process.is_running() for process in self._ending):
-                deadline = min(deadline, time.monotonic() + TERM_TIMEOUT_S)  # a script may go on with something else
+                deadline = min(deadline, time.monotonic() + TERM_TIMEOUT_S)  # a script may start something else
             if self._launcher is not NONE and not report and (report := self._read()):
                 ended_s = time.monotonic()
                 silent = find_silent() if report.get("kind") != ReportKind.ERROR else ()
@@ -134,12 +134,12 @@ class AttemptProcess:
             self._end(TERM_TIMEOUT_S)
         status = self._process.returncode or (UNKNOWN_STATUS if report or self._has_failed() else 0)
         if status and report.get("kind") != ReportKind.ERROR and not silent:
-            silent = find_silent()  # perhaps again: a node ends its programs before its daemon
+            silent = find_silent()  # again: a node's programs end before its daemon
         attempt = make_attempt(nodes, ended_s - self._began_s, status, report)._replace(silent=silent)
         return attempt._replace(steps=self._steps()) if status == EXIT_REQUEUE and not report else attempt
 
     def _steps(self) -> int | None:
-        """Return how many steps a job made before all ranks agreed to stop, None if unknown."""
+        """Return the steps that a job made before all ranks agreed to stop, None if unknown."""
         refresh_folder(os.path.dirname(self._report))
         try:
             with open(self._report + STOPPED_SUFFIX) as file:
@@ -148,17 +148,17 @@ class AttemptProcess:
             return None
 
     def _has_failed(self) -> bool:
-        """Tell whether the job failed: if the launcher hides losses, its status 0 is no proof of success."""
+        """Return whether the job failed; status 0 of a launcher that hides losses does not prove success."""
         if self._process.returncode != 0 or not self._launcher.hides_losses:
             return self._process.returncode != 0
         try:
-            os.close(os.open(self._report + RUNNING_SUFFIX, os.O_RDONLY))  # NFS asks its server when a file is opened
+            os.close(os.open(self._report + RUNNING_SUFFIX, os.O_RDONLY))  # opening makes NFS ask its server
         except OSError:
             return False
         return True
 
     def _end(self, grace_s: float) -> None:
-        """End the launcher if it still runs, or the remains of its process group, as a script may leave them."""
+        """End the launcher, and what it left in its process group, as a script may."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + grace_s
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -171,7 +171,7 @@ class AttemptProcess:
         self._process.wait()
 
     def _read(self) -> dict[str, Any]:
-        """Return the job's report, empty if it is not written yet, or incomplete."""
+        """Return the job's report, empty if it is missing or incomplete."""
         try:
             with open(self._report) as file:
                 message = json.load(file)["message"]
@@ -196,7 +196,7 @@ def make_attempt(nodes: tuple[str, ...], seconds: float, status: int, report: Ma
 
 
 def list_script_children(pid: int) -> list[psutil.Process]:
-    """Return a process's children if it is a shell that runs a script, which forwards no signals."""
+    """Return a process's children if it is a shell: shells do not forward signals."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if os.path.basename(process.exe()) in SHELLS:
@@ -205,6 +205,6 @@ def list_script_children(pid: int) -> list[psutil.Process]:
 
 
 def refresh_folder(folder: str) -> None:
-    """Make a shared file system show what other hosts wrote to a folder: NFS does after a change from here."""
+    """Make NFS show what other hosts wrote to a folder: a change from this host invalidates its cache."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder or "."):
         pass

@@ -1,4 +1,4 @@
-"""The command that starts a job: its launcher and its options, and the same command on other nodes. Pure functions."""
+"""Parses the command that starts a job, and makes the same command for other nodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MPI_OPTION_VALUES = {
 
 
 class JobStep(NamedTuple):
-    """A job to start: its nodes, none for this machine alone, the ranks on each, and its name.
+    """A job to start: its nodes (none: this machine only), the ranks on each, and its name.
 
-    The ranks have to see the `variables`.
+    `variables` are the names of the environment variables that the launcher must pass to the ranks.
     """
 
     nodes: Sequence[str]
@@ -47,18 +47,18 @@ class JobStep(NamedTuple):
 
 
 class LauncherCommand(NamedTuple):
-    """The command line of a launcher, a row of discovery/launchers.py.
+    """The command line of a launcher, which is a row of discovery/launchers.py.
 
-    It is recognised by regular expressions: `program` for the program's name, `path` for its path with links resolved,
-    and `version` for its output for --version.
+    Regular expressions recognise it: `program` matches the program's name, `path` its path with links resolved, and
+    `version` the output of --version.
 
-    Its options: `chooses` choose nodes, `counts` set the number of ranks, `per_node` that of each node, and `values`
-    are followed by so many words. `step_options` yields the options that start a JobStep. `is_mpiexec`: its command is
-    that of the MPI standard, with ':' between programs; the others' short options take a value without a space.
+    Options: `chooses` choose nodes, `counts` set the number of ranks, `per_node` the ranks of each node, and `values`
+    has the number of words that follow an option. `step_options` yields the options that start a JobStep. `is_mpiexec`:
+    ':' separates programs, as in the MPI standard; other launchers' short options may be joined to their value.
 
-    It runs in an allocation of `system`, which `begin` starts; anywhere if that is empty. `interrupts` is the number of
-    SIGINTs that end a job. `ends_by_quit`: SIGQUIT ends it; others forward that to the ranks. `stops_ranks`: at SIGTSTP
-    it stops the ranks and keeps running. `hides_losses`: its status may be 0 after a loss.
+    It needs an allocation of `system` (any if empty), which the commands in `begin` start. `interrupts` is the number
+    of SIGINTs that end a job. `ends_by_quit`: SIGQUIT ends it; others forward SIGQUIT to the ranks. `stops_ranks`: at
+    SIGTSTP it stops the ranks and keeps running. `hides_losses`: its status may be 0 after a loss.
     """
 
     launcher: launchers.Launcher
@@ -80,17 +80,17 @@ class LauncherCommand(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that users read, empty for no launcher."""
+        """The name in messages, empty for no launcher."""
         return self.launcher.name
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words with which the command begins."""
+        """The first words of the command."""
         return tuple(self.launcher.command.split())
 
 
 def srun_options(step: JobStep) -> Iterator[str]:
-    """Yield srun's options; --overlap does not wait for what a lost node still holds of the last step."""
+    """Yield srun's options; with --overlap it does not wait for resources that a lost node still holds."""
     yield from ("--overlap", f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}",
                 f"--nodelist={','.join(step.nodes)}", f"--job-name={step.name}")
 
@@ -102,14 +102,14 @@ def flux_options(step: JobStep) -> Iterator[str]:
 
 
 def pals_options(step: JobStep) -> Iterator[str]:
-    """Yield the options of PALS's mpiexec, which shows the ranks all variables (--envall is the default)."""
+    """Yield the options of PALS's mpiexec, which passes all variables to the ranks (--envall is the default)."""
     yield from ("-n", str(step.tasks))
     if step.nodes:
         yield from ("--ppn", str(step.tasks_per_node), "--hosts", ",".join(step.nodes))
 
 
 def open_mpi_options(step: JobStep) -> Iterator[str]:
-    """Yield the options of Open MPI's mpirun, which shows ranks of other nodes the variables that -x names."""
+    """Yield the options of Open MPI's mpirun, which passes to other nodes the variables that -x names."""
     yield from ("-n", str(step.tasks))
     if step.nodes:
         yield from ("--host", ",".join(f"{node}:{step.tasks_per_node}" for node in step.nodes))
@@ -125,8 +125,8 @@ def hydra_options(step: JobStep) -> Iterator[str]:
 
 
 SRUN = LauncherCommand(
-    launchers.SRUN, "srun", srun_options, system=SLURM, begin="with sbatch, or in a shell of salloc",
-    interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
+    launchers.SRUN, "srun", srun_options, system=SLURM, begin="sbatch or salloc", interrupts=2, ends_by_quit=True,
+    counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
     chooses=("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile"),
     values=dict.fromkeys((
         "-A", "-B", "-C", "-D", "-G", "-J", "-L", "-M", "-S", "-T", "-W", "-a", "-b", "-c", "-d", "-e", "-i", "-m",
@@ -135,8 +135,8 @@ SRUN = LauncherCommand(
         "--error", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--input", "--job-name", "--mem", "--mpi",
         "--output", "--partition", "--qos", "--reservation", "--time"), 1))
 FLUX_RUN = LauncherCommand(
-    launchers.FLUX, "flux", flux_options, system=FLUX, begin="with flux batch, or in a shell of flux "
-    "alloc", interrupts=2, ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--tasks-per-node",),
+    launchers.FLUX, "flux", flux_options, system=FLUX, begin="flux batch or flux alloc", interrupts=2,
+    ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--tasks-per-node",),
     chooses=("-N", "--nodes", "--requires"),
     values=dict.fromkeys((
         "-B", "-S", "-c", "-g", "-o", "-q", "-t", "--add-file", "--bank", "--begin-time", "--cores-per-task", "--cwd",
@@ -161,7 +161,7 @@ HYDRA = LauncherCommand(
     launchers.HYDRA, MPI_PROGRAM, hydra_options, is_mpiexec=True, counts=MPI_COUNT_OPTIONS,
     per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
 NONE = LauncherCommand(launchers.Launcher("", ()), "", lambda _: iter(()))
-LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first match counts; an unknown mpiexec is MPICH's
+LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first match wins; an unknown mpiexec is taken for MPICH's
 
 
 def find_launcher(program: str, path: str, version: str) -> LauncherCommand:
@@ -172,10 +172,10 @@ def find_launcher(program: str, path: str, version: str) -> LauncherCommand:
 
 
 class Command(NamedTuple):
-    """A command in parts: the launcher's first words (`program`) and `options`, and what it starts (`rest`).
+    """A parsed command: the launcher's first words (`program`) and `options`, and what it starts (`rest`).
 
-    `tasks` is the number of ranks in the options, and `tasks_per_node` that of each node; None if it is not there.
-    `error_file` and `abort_grace` are the values of mpiddp's options, empty if not given; the first is not in `rest`.
+    The launcher's options set `tasks` ranks in all and `tasks_per_node` on each node, None if they do not.
+    `error_file` and `abort_grace` are the values of mpiddp's options, empty if not given; `rest` lacks --error-file.
     """
 
     launcher: LauncherCommand
@@ -189,14 +189,14 @@ class Command(NamedTuple):
 
 
 class CommandError(ValueError):
-    """The command cannot be started on nodes of our choice; the text says why, and what to do."""
+    """The command cannot be started on chosen nodes; the text is the message for the user."""
 
 
 def parse_command(command: Sequence[str], version: str, is_program: Callable[[str], object] = shutil.which,
                   path: str = "") -> Command:
-    """Return a command in parts; its program at `path` (links resolved) prints `version` for --version.
+    """Return a parsed command; its program at `path` (links resolved) prints `version` for --version.
 
-    A launcher's options end at the name of a program. Raises CommandError.
+    A launcher's options end at the first word that is a program. Raises CommandError.
     """
     launcher = find_launcher(command[0], path, version)
     if launcher is NONE:
@@ -204,18 +204,18 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
         return Command(launcher, (), (), rest, None, None, error_file, abort_grace)
     length = len(launcher.words)
     if tuple(command[1:length]) != launcher.words[1:]:
-        raise CommandError(f"{' '.join(command[:2])}: mpiddp.supervise starts jobs by {launcher.name}")
+        raise CommandError(f"{' '.join(command[:2])} is not supported; use {launcher.name}")
     begin = find_program(command, length, launcher.values, is_program)
     options = command[length:begin]
     rest, error_file, abort_grace = take_our_options(command[begin:])
     for option in options:
         if name_option(option, launcher) in launcher.chooses:
-            raise CommandError(f"{option}: mpiddp.supervise chooses the nodes of {launcher.name}; leave it out, and "
-                               "say --nodes N before the command")
+            raise CommandError(f"remove {option}: mpiddp.supervise chooses the nodes for {launcher.name}; to set their "
+                               "number, give --nodes N before the command")
     if not rest:
-        raise CommandError(f"{' '.join(command)}: starts no program that is found")
+        raise CommandError(f"no program found after the launcher's options: {' '.join(command)}")
     if launcher.is_mpiexec and ":" in rest:
-        raise CommandError("':' between programs: mpiddp.supervise gives all nodes as many ranks of one program")
+        raise CommandError("':' between programs is not supported: all nodes run one program on equally many ranks")
     options, tasks = take_number(options, launcher, launcher.counts)
     options, tasks_per_node = take_number(options, launcher, launcher.per_node)
     return Command(launcher, tuple(command[:length]), tuple(options), rest, tasks, tasks_per_node, error_file,
@@ -225,9 +225,9 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
 def find_program(
     command: Sequence[str], position: int, values: Mapping[str, int], is_program: Callable[[str], object]
 ) -> int:
-    """Return the position, from `position` on, of the program that a launcher's command starts; the end if it has none.
+    """Return the index, from `position` on, of the program that a launcher's command starts; the end if there is none.
 
-    `values` are the options that take so many words, which may be the name of a program: -p test.
+    `values` has the number of words that follow an option; such a word may be the name of a program, as in -p test.
     """
     while position < len(command):
         if command[position][:1] == "-":
@@ -239,10 +239,10 @@ def find_program(
 
 
 def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
-    """Return the words without mpiddp's --error-file, its value, and --abort-grace's; empty if not given.
+    """Return the words without mpiddp's --error-file, and the values of it and of --abort-grace, empty if not given.
 
-    The options stand between `-m mpiddp`, or `mpiddp`, and the script; the script's own follow. Raises CommandError for
-    a script on standard input.
+    mpiddp's options are between `-m mpiddp` or `mpiddp` and the script. Raises CommandError for a script on standard
+    input.
     """
     by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
     begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
@@ -250,7 +250,7 @@ def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
         return tuple(words), "", ""
     ours, script = split_command(words[begins[0]:])
     if script[:1] == [STANDARD_INPUT]:
-        raise CommandError("-: standard input cannot be read a second time; save the script in a file, and name that")
+        raise CommandError("a restart cannot read standard input (-) a second time; save the script to a file")
     values = {"--error-file": "", "--abort-grace": ""}
     left = []
     while ours:
@@ -263,16 +263,16 @@ def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
 
 
 def name_option(word: str, launcher: LauncherCommand) -> str:
-    """Return the name of the option in a launcher's word: -N of -N2, --nodes of --nodes=2."""
+    """Return the option's name in a word: -N in -N2, --nodes in --nodes=2."""
     return word[:2] if not launcher.is_mpiexec and not word.startswith("--") else word.partition("=")[0]
 
 
 def take_number(
     options: Sequence[str], launcher: LauncherCommand, names: Sequence[str]
 ) -> tuple[Sequence[str], int | None]:
-    """Return a launcher's options without those in `names`, and the number in the last of these, None for none.
+    """Return a launcher's options without those in `names`, and the value of the last of these, None for none.
 
-    Raises CommandError if it is no number, or 0.
+    Raises CommandError if a value is not a number greater than 0.
     """
     left, number = [], None
     words = iter(options)
@@ -283,11 +283,11 @@ def take_number(
             continue
         value = word[len(name):].removeprefix("=") or next(words, "")
         if not value.isdecimal() or int(value) == 0:
-            raise CommandError(f"{name} {value}: must be a number of ranks")
+            raise CommandError(f"{name} {value}: must be a number greater than 0")
         number = int(value)
     return left, number
 
 
 def make_command(command: Command, step: JobStep) -> list[str]:
-    """Return the words of a command that start it as this step."""
+    """Return the words that start a command as this step."""
     return [*command.program, *command.launcher.step_options(step), *command.options, *command.rest]

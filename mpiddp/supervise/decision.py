@@ -13,36 +13,34 @@ from ..base.errors import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_REQUEUE, EXI
 from ..base.text import format_duration, truncate_middle
 from ..failure.root_cause import OUT_OF_MEMORY, ReportKind
 
-MIN_ATTEMPT_S = 30.0  # for a start and a few steps: with less time left, no attempt is made
+MIN_ATTEMPT_S = 30.0  # for a start and a few steps; no attempt starts with less time left
 FALSE_EXCLUSION_BUDGET = 0.01  # expected number of healthy nodes excluded by chance in a job's whole life
-LENGTH_TOLERANCE = 0.25  # relative difference up to which two attempts without steps are equally long
+LENGTH_TOLERANCE = 0.25  # largest relative difference of two attempts that count as equally long
 LONG_ATTEMPT_S = 600.0  # attempts longer than this are never "the same failure by coincidence"
 MAX_FRUITLESS_STARTS = 2  # in a row, each stopped before its first step
-BROKEN_DEVICE_WORDS = (  # of CUDA, NCCL and drivers if a device, and not the script, is at fault
+BROKEN_DEVICE_WORDS = (  # in errors of CUDA, NCCL and drivers that a device causes, never the script
     "uncorrectable ecc", "ecc error", "fallen off the bus", "hardware stack error", "cudaerrorhardwarestackerror",
     "nvlink error", "nvlink or a hardware error", "nvrm: xid",
 )
-UNREADY_DEVICE_WORDS = (  # if it cannot be used, which a script may have caused too
+UNREADY_DEVICE_WORDS = (  # in errors about an unusable device, which the script may have caused
     "cudaerrordevicesunavailable", "busy or unavailable", "cuda driver initialization failed",
     "cudaerrorsystemnotready", "system not yet initialized",
 )
-VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes, which differ between two errors that are alike
-OUTSIDE_STATUSES = (130, 143, 15)  # of a launcher ended by SIGINT or SIGTERM; the last one is MPICH's
-EXTERNAL_KINDS = (ReportKind.PROCESS_EXIT, ReportKind.UNREACHABLE)  # which a faulty node may cause, too
-TOO_SHORT = "--stop-before, or the time at which the batch system sends its signal, leaves too little of the walltime"
-GOES_ON = "(does it go on from checkpoints? name these by --progress-file)"
-REQUEUE_SIGNALS = ("SIGUSR1", "SIGTERM")  # at which a job that calls should_stop() ends with status 75
+VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes: they differ between two errors with the same cause
+OUTSIDE_STATUSES = (130, 143, 15)  # of a launcher ended by SIGINT or SIGTERM; 15 is MPICH's
+EXTERNAL_KINDS = (ReportKind.PROCESS_EXIT, ReportKind.UNREACHABLE)  # a faulty node may cause these, too
+NAME_CHECKPOINTS = "(if the job continues from checkpoints, name them with --progress-file)"
+REQUEUE_SIGNALS = ("SIGUSR1", "SIGTERM")  # a job that calls should_stop() ends with status 75 at these
 
 
 class Attempt(NamedTuple):
     """An attempt to run the job, and how it ended.
 
     It ran on `nodes` for `seconds`, and its launcher ended with `status`. From its report: `kind`, `cause`, `where` and
-    `signal` as in failure/root_cause.py, the `rank` and its `host`; all are empty, and `rank` is None, without a
-    report, and so are `host` and `rank` if nobody is to blame. `outside`: a signal was sent to the job as a whole.
-    `device` is the line of its error that names a faulty device. `silent` are nodes that did not answer a probe
-    afterwards. It made `steps`, None if it counts none. `has_progressed`: it wrote a checkpoint, None if their place is
-    unknown.
+    `signal` as in failure/root_cause.py, the `rank` and its `host`. Without a report all are empty, and `rank` is None;
+    so are `host` and `rank` if no rank is to blame. `outside`: a signal was sent to the whole job. `device` is the line
+    of its error that names a faulty device. `silent` are the nodes that did not answer a probe afterwards. `steps` is
+    None if the job counts none. `has_progressed`: it wrote a checkpoint, None without --progress-file.
     """
 
     nodes: tuple[str, ...]
@@ -62,25 +60,25 @@ class Attempt(NamedTuple):
 
     @property
     def has_stopped(self) -> bool:
-        """Tell whether all ranks agreed to stop; a rank may fail with that status too."""
+        """Return whether all ranks agreed to stop; a rank can also fail with that status."""
         return self.status == EXIT_REQUEUE and not self.kind
 
     @property
     def reason(self) -> str:
-        """The reason of its end, in a line."""
+        """Why it ended, in one line."""
         if self.status == 0:
             return "success"
         if self.has_stopped:
-            return "all ranks agreed to stop" if self.steps != 0 else "it was to stop before its first step"
+            return "all ranks agreed to stop" if self.steps != 0 else "it had to stop before its first step"
         who = f"rank {self.rank} on {self.host}: " if self.rank is not None else ""
-        return who + (truncate_middle(self.cause, 200) or f"status {self.status}, without a report")
+        return who + (truncate_middle(self.cause, 200) or f"exit status {self.status} without a failure report")
 
 
 class Limits(NamedTuple):
-    """The limits: restarts, nodes, at least `min_nodes`, and `left_s` until the end of the allocation.
+    """The limits: restarts, nodes and their minimum, and the seconds left until the end of the allocation.
 
-    The batch system has requeued the job `requeues` times. Before this start, `fruitless` starts in a row have stopped,
-    with status 75, before their first step.
+    The batch system has requeued the job `requeues` times. The last `fruitless` starts before this one stopped, with
+    status 75, before their first step.
     """
 
     nodes: int
@@ -101,7 +99,7 @@ class Action(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """What to do next: on which `nodes`, and why. The nodes in `without` are excluded from now on."""
+    """What to do next, why, and on which `nodes`. The nodes in `without` are excluded from now on."""
 
     action: Action
     why: str
@@ -118,44 +116,45 @@ class Suspect(NamedTuple):
 
 
 def decide(attempts: Sequence[Attempt], pool: Sequence[str], limits: Limits) -> Decision:
-    """Return what to do after the last of `attempts`; `pool` are all nodes of the job."""
+    """Return what to do after the last of `attempts`; `pool` are all nodes of the allocation."""
     last = attempts[-1]
     if last.status == 0:
         return Decision(Action.DONE, "")
     if last.has_stopped:
         return decide_after_stop(attempts, limits)
     if is_from_outside(last):
-        why = f"{last.signal or 'a signal'} was sent to the job from outside"
+        why = f"the job received {last.signal or 'a signal'} from outside"
         return Decision(Action.REQUEUE if can_go_on(attempts, last.signal) else Action.STOP, why)
     suspects = find_suspects(attempts, pool)
     new = tuple(suspect.host for suspect in suspects if suspect.attempt == len(attempts) - 1)
     if not new and (why := find_reason_to_stop(attempts)):
         return Decision(Action.STOP, why)
     if len(attempts) > limits.restarts:
-        return Decision(Action.STOP, f"--max-restarts {limits.restarts} is reached", without=new)
+        return Decision(Action.STOP, f"reached the limit, --max-restarts {limits.restarts}", without=new)
     if limits.left_s < MIN_ATTEMPT_S:
-        why = f"{format_duration(max(0.0, limits.left_s))} of the walltime are left, too few for an attempt"
+        why = f"only {format_duration(max(0.0, limits.left_s))} left of the walltime, too little for another attempt"
         return decide_requeue(why, new, attempts, limits)
     nodes = choose_nodes(last.nodes, pool, {suspect.host for suspect in suspects}, limits)
     evidence = "; ".join(suspect.evidence for suspect in suspects if suspect.host in new)
     if not nodes:
-        needed = f"{limits.min_nodes} nodes are needed, and {len(pool) - len(suspects)} of {len(pool)} are left"
+        needed = f"too few nodes: {limits.min_nodes} needed, {len(pool) - len(suspects)} of {len(pool)} left"
         return decide_requeue("; ".join(filter(None, (evidence, needed))), new, attempts, limits)
-    fewer = f"{len(nodes)} of {limits.nodes} nodes are left" if len(nodes) < limits.nodes else ""
-    healthy = f"nothing speaks against {last.host}" if last.host and len(pool) > 1 else ""
+    fewer = f"continuing with {len(nodes)} of {limits.nodes} nodes" if len(nodes) < limits.nodes else ""
+    healthy = f"no evidence against {last.host}; reusing it" if last.host and len(pool) > 1 else ""
     why = "; ".join(filter(None, (evidence, fewer))) or healthy
     return Decision(Action.AGAIN, why, nodes, new)
 
 
 def decide_requeue(why: str, without: tuple[str, ...], attempts: Sequence[Attempt], limits: Limits) -> Decision:
-    """Return that the job is requeued, or that it ends if it was requeued and has got no further since."""
+    """Requeue the job, or end it if it was requeued often enough and has made no progress."""
     if any(has_got_further(attempt) for attempt in attempts) or limits.requeues < max(1, limits.restarts):
         return Decision(Action.REQUEUE, why, without=without)
-    return Decision(Action.STOP, f"{why}, and it was queued again {limits.requeues} times", without=without)
+    why += f"; already requeued {limits.requeues} times, and no progress in this allocation"
+    return Decision(Action.STOP, why, without=without)
 
 
 def has_got_further(attempt: Attempt) -> bool:
-    """Tell whether an attempt has advanced the job: by a checkpoint, or if their place is unknown, by a step.
+    """Return whether an attempt has made progress: a checkpoint, or without --progress-file a step.
 
     The step in which an attempt failed is not done; a checkpoint from before the first step does not count.
     """
@@ -167,76 +166,74 @@ def has_got_further(attempt: Attempt) -> bool:
 def decide_after_stop(attempts: Sequence[Attempt], limits: Limits) -> Decision:
     """Return what to do after all ranks agreed to stop."""
     if not is_fruitless(attempts):
-        return Decision(Action.REQUEUE, "the job has stopped, and can go on")
+        return Decision(Action.REQUEUE, "the job stopped and can continue")
     if limits.fruitless + 1 < MAX_FRUITLESS_STARTS:
-        return Decision(Action.REQUEUE,
-                        f"the job was to stop before its first step; {MAX_FRUITLESS_STARTS} such starts in a row "
-                        "are the last ones")
-    return Decision(Action.STOP,
-                    f"{MAX_FRUITLESS_STARTS} starts in a row were to stop before their first step: {TOO_SHORT}")
+        return Decision(Action.REQUEUE, "the job had to stop before its first step; after "
+                        f"{MAX_FRUITLESS_STARTS} such starts in a row it is not requeued")
+    return Decision(Action.STOP, f"{MAX_FRUITLESS_STARTS} starts in a row had to stop before their first step: "
+                    "--stop-before, or the batch system's signal before the walltime, leaves too little time to train")
 
 
 def is_fruitless(attempts: Sequence[Attempt]) -> bool:
-    """Tell whether a start's last attempt was to stop before its first step, and no earlier one made any."""
+    """Return whether the last attempt of a start had to stop before its first step, and no earlier one made any."""
     return attempts[-1].has_stopped and attempts[-1].steps == 0 and not any(attempt.steps for attempt in attempts)
 
 
 def is_from_outside(attempt: Attempt) -> bool:
-    """Tell whether a signal was sent to the job as a whole: by its report, or else by its launcher's status."""
+    """Return whether a signal was sent to the whole job: from its report, or else from its launcher's status."""
     return attempt.outside or (attempt.status in OUTSIDE_STATUSES and not attempt.kind and not attempt.silent)
 
 
 def can_go_on(attempts: Sequence[Attempt], name: str) -> bool:
-    """Tell whether a signal stopped a job during its start that stops in order by it once it makes steps."""
+    """Return whether signal `name` ended a job during its start that handles it once it makes steps."""
     return name in REQUEUE_SIGNALS and not attempts[-1].steps and any(attempt.steps for attempt in attempts)
 
 
 def decide_after_signal(decision: Decision, name: str, attempts: Sequence[Attempt]) -> Decision:
-    """Return what to do instead of `decision` after a signal that asks the whole job to end."""
+    """Return `decision`, or what replaces it after a signal that asks the whole job to end."""
     is_again, is_cut_off = decision.action is Action.AGAIN, is_from_outside(attempts[-1]) and can_go_on(attempts, name)
     if is_cut_off or (is_again and name in REQUEUE_SIGNALS and any(attempt.steps for attempt in attempts)):
-        return Decision(Action.REQUEUE, f"{name} came, and the job can go on", without=decision.without)
-    return Decision(Action.STOP, f"{name} came", without=decision.without) if is_again else decision
+        return Decision(Action.REQUEUE, f"received {name}; the job can continue", without=decision.without)
+    return Decision(Action.STOP, f"received {name}", without=decision.without) if is_again else decision
 
 
 def choose_nodes(former: Sequence[str], pool: Sequence[str], suspects: Collection[str],
                  limits: Limits) -> tuple[str, ...]:
-    """Return the nodes for the next attempt, the `former` ones first; none if fewer are left than are needed."""
+    """Return the nodes for the next attempt, preferring the `former` ones; none if too few are left."""
     left = [node for node in dict.fromkeys((*former, *pool)) if node not in suspects][:limits.nodes]
     chosen = frozenset(left)
     return tuple(node for node in pool if node in chosen) if len(left) >= limits.min_nodes else ()
 
 
 def find_reason_to_stop(attempts: Sequence[Attempt]) -> str:
-    """Return why another attempt makes no sense, empty if it does."""
+    """Return why a restart makes no sense, empty if it does."""
     last = attempts[-1]
     if last.status == EXIT_USAGE and not last.kind:
-        return f"status {EXIT_USAGE}, which means a wrong command line"
+        return f"exit status {EXIT_USAGE} means a wrong command line"
     if last.status == EXIT_CANNOT_START and not last.kind and len(attempts) == 1:
-        return f"status {EXIT_CANNOT_START}, by which mpiddp says that the job cannot start"
+        return f"mpiddp's exit status {EXIT_CANNOT_START} means that the job cannot start"
     if last.status == EXIT_OUTPUT_LOST and not last.kind:
-        return f"status {EXIT_OUTPUT_LOST}, by which mpiddp says that output was lost; no rank failed"
+        return f"mpiddp's exit status {EXIT_OUTPUT_LOST} means that output was lost; no rank failed"
     if len(attempts) > 1 and (how := describe_same_failure(attempts[-2], last)):
-        return f"two attempts ended alike, {how}: {last.reason}"
+        return f"two attempts in a row failed in the same way {how}: {last.reason}"
     return ""
 
 
 def describe_same_failure(before: Attempt, last: Attempt) -> str:
-    """Return in words how an attempt failed as the one before and got no further; empty if it did not."""
+    """Return how the last attempt repeated the failure before it, as part of a message; empty if it did not."""
     if (before.status, before.kind, before.where) != (last.status, last.kind, last.where):
         return ""
     if VARYING.sub("#", before.cause) != VARYING.sub("#", last.cause):
         return ""
     if last.has_progressed is not None:
-        return "" if last.has_progressed else "with no checkpoint written between"
+        return "" if last.has_progressed else "without a new checkpoint"
     if before.steps and last.steps is not None:
-        words = f"after {last.steps:,} steps {GOES_ON}"
-        return words if last.steps in (0, before.steps) else ""
+        return f"after {last.steps:,} steps {NAME_CHECKPOINTS}" if last.steps in (0, before.steps) else ""
     longer_s = max(before.seconds, last.seconds)
     if before.host != last.host and last.kind in EXTERNAL_KINDS and longer_s > LONG_ATTEMPT_S:
         return ""
     is_equally_long = abs(before.seconds - last.seconds) <= LENGTH_TOLERANCE * longer_s
-    return f"after about the same time {GOES_ON}" if is_equally_long else ""
+    return f"after about the same time {NAME_CHECKPOINTS}" if is_equally_long else ""
 
 
 def find_suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Suspect]:
@@ -252,15 +249,14 @@ def find_suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Susp
                 suspects.pop(node_of(attempts[number - 1].host), None)
             elif attempt.device:
                 evidence.setdefault(
-                    attempt.host, f"a device of {attempt.host} is at fault: {truncate_middle(attempt.device, 200)}")
+                    attempt.host, f"faulty device on {attempt.host}: {truncate_middle(attempt.device, 200)}")
             elif attempt.kind in EXTERNAL_KINDS and OUT_OF_MEMORY not in attempt.cause and not attempt.silent:
                 faults.setdefault(attempt.host, []).append(attempt.rank)
                 here, in_all = faults[attempt.host], sum(map(len, faults.values()))
                 is_plain = len(here) == in_all and len(pool) > 1 and not is_bug
                 if len(set(here)) > 1 and (
                         is_plain or expect_by_chance(len(here), in_all, len(pool)) < FALSE_EXCLUSION_BUDGET):
-                    evidence[attempt.host] = (f"{len(here)} of {in_all} faults were on {attempt.host}, "
-                                              "with different ranks")
+                    evidence[attempt.host] = f"{len(here)} of {in_all} faults on {attempt.host}, in different ranks"
         for host, reason in evidence.items():
             if node := node_of(host):
                 suspects.setdefault(node, Suspect(node, reason, number))
@@ -268,7 +264,7 @@ def find_suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Susp
 
 
 def make_node_lookup(pool: Sequence[str]) -> Callable[[str], str]:
-    """Return a function that finds the node with a hostname, or with its unique first part; empty for none."""
+    """Return a function that finds a node by its hostname, or by its unique first part; empty for none."""
     counts = Counter(map(strip_domain, pool))
     known = {**{strip_domain(node): node for node in pool if counts[strip_domain(node)] == 1},
              **{node: node for node in pool}}
@@ -276,30 +272,30 @@ def make_node_lookup(pool: Sequence[str]) -> Callable[[str], str]:
 
 
 def strip_domain(host: str) -> str:
-    """Return a host's name without its domain; an address stays whole."""
+    """Return a hostname without its domain; an address is unchanged."""
     first = host.partition(".")[0]
     return host if first.isdecimal() else first
 
 
 def find_device_fault(error: str) -> str:
-    """Return the line of an error that names a faulty device, empty for none."""
+    """Return the line of an error that names a faulty device, empty if there is none."""
     phrases = (*BROKEN_DEVICE_WORDS, *UNREADY_DEVICE_WORDS)
     return next((line.strip() for line in error.splitlines() if has_phrase(line, phrases)), "")
 
 
 def has_phrase(text: str, phrases: Sequence[str]) -> bool:
-    """Tell whether one of the phrases is in a text."""
+    """Return whether a text contains one of the phrases."""
     return any(phrase in text.lower() for phrase in phrases)
 
 
 def was_on_other_node(before: Sequence[Attempt], last: Attempt) -> bool:
-    """Tell whether a device that is not ready was on another node in the attempt before."""
+    """Return whether an unready device follows one on another node in the attempt before."""
     return not has_phrase(last.device, BROKEN_DEVICE_WORDS) and any(
         attempt.device and attempt.host != last.host for attempt in before)
 
 
 def expect_by_chance(here: int, faults: int, nodes: int) -> float:
-    """Return the expected number of nodes, of equally good ones, with at least `here` of all `faults` (Poisson)."""
+    """Return the expected number of equally reliable nodes with at least `here` of all `faults` (Poisson)."""
     mean = faults / max(1, nodes)
     few = sum(math.exp(-mean) * mean**count / math.factorial(count) for count in range(here))
     return nodes * max(0.0, 1 - few)

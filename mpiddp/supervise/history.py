@@ -1,4 +1,4 @@
-"""The history of attempts: their numbers, which Slurm's requeueing does not reset, a table, and JSON."""
+"""The history of attempts: their numbers, which continue after a requeue, the table, and the JSON file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FRUITLESS_FILE = "fruitless"  # a file's name
 
 
 class AttemptCounter:
-    """Numbers attempts from 0 on, or from the last number before the job was requeued.
+    """Numbers the attempts: from 0, or after a requeue from the next number on.
 
-    In a Slurm job a file for each attempt keeps the number, in a hidden folder of `folder`. Each supervisor of the job
-    has a folder of its own. If none can be written, the first number is that of Slurm's restarts. `fruitless` is the
-    number of starts in a row, up to now, that were to stop before their first step; it is 0 if nothing is kept.
+    In a Slurm job, a hidden folder below `folder` has a file for each number. Each supervisor of the job has its own
+    folder. If none can be written, the first number is the number of Slurm's restarts. `fruitless` counts the last
+    starts in a row that had to stop before their first step; it is 0 if nothing is stored.
     """
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
@@ -47,24 +47,24 @@ class AttemptCounter:
         return taken
 
     def end(self, fruitless: bool) -> None:
-        """Record how a start of the job has ended."""
+        """Record how a start of the job ended."""
         self.fruitless = self.fruitless + 1 if fruitless else 0
         if self._folder:
             with contextlib.suppress(OSError):
                 Path(self._folder, FRUITLESS_FILE).write_text(str(self.fruitless))
 
     def forget(self) -> None:
-        """Remove the numbers of a job that has succeeded: it is not requeued."""
+        """Remove the numbers: a job that succeeded is not requeued."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 MAX_REASON_CHARS = 80  # characters of a reason
-HEADER = ("attempt", "nodes", "time", "steps", "ended by", "then")
+HEADER = ("attempt", "nodes", "time", "steps", "reason", "action")
 
 
 class AttemptRecord(NamedTuple):
-    """An attempt, its begin (seconds since the epoch), the decision after it, and its number in the job."""
+    """An attempt, its start (seconds since the epoch), the decision after it, and its number in the job."""
 
     began: float
     attempt: Attempt
@@ -73,8 +73,8 @@ class AttemptRecord(NamedTuple):
 
 
 def format_table(records: Sequence[AttemptRecord]) -> list[str]:
-    """Return a line for each attempt, below a header."""
-    return ["mpiddp.supervise: the attempts", *format_columns([HEADER, *map(format_row, records)])]
+    """Return the lines of the table of attempts."""
+    return ["mpiddp.supervise: attempts", *format_columns([HEADER, *map(format_row, records)])]
 
 
 def format_row(record: AttemptRecord) -> tuple[str, ...]:
@@ -82,12 +82,12 @@ def format_row(record: AttemptRecord) -> tuple[str, ...]:
     _, attempt, decision, number = record
     out = f" without {fold_hosts(decision.without)}" if decision.without else ""
     steps = f"{attempt.steps:,}" if attempt.steps else ""
-    return (str(number), fold_hosts(attempt.nodes) if attempt.nodes else "this one", format_duration(attempt.seconds),
+    return (str(number), fold_hosts(attempt.nodes) if attempt.nodes else "this node", format_duration(attempt.seconds),
             steps, truncate_middle(attempt.reason, MAX_REASON_CHARS), f"{decision.action.value}{out}")
 
 
 def write_history(path: str, records: Sequence[AttemptRecord]) -> None:
-    """Write all attempts as JSON: for each the fields of Attempt, and `number`, `began`, `action`, `why`."""
+    """Write all attempts as JSON: the fields of Attempt, `number`, `began`, `action`, `why` and `without`."""
     write_json(path, {"attempts": [
         {"number": record.number, "began": round(record.began, 3), **record.attempt._asdict(),
          "action": record.decision.action.value, "why": record.decision.why, "without": record.decision.without}

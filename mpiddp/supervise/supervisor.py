@@ -29,13 +29,13 @@ from .history import AttemptCounter, AttemptRecord, format_table, write_history
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # no attempt is started after these
 SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
-SIGINT_REPEAT_GAP_S = 0.1  # some launchers need two SIGINTs
+SIGINT_REPEAT_GAP_S = 0.1  # between two SIGINTs, which some launchers need
 
 
 class SupervisePlan(NamedTuple):
     """The options of __main__.py; `folder` holds the reports of the attempts while the job runs.
 
-    `abort_grace_s` and `error_file` are mpiddp's options; the file gets the last failure's report.
+    `abort_grace_s` and `error_file` are mpiddp's options; the last failure's report is copied to the file.
     """
 
     command: Command
@@ -54,7 +54,7 @@ class SupervisePlan(NamedTuple):
 
 
 class Supervisor:
-    """Starts a job, and restarts it as long as that makes sense."""
+    """Runs a job, and restarts it as long as that makes sense."""
 
     def __init__(self, plan: SupervisePlan) -> None:
         self._plan = plan
@@ -62,8 +62,8 @@ class Supervisor:
         self._records: list[AttemptRecord] = []
         self._running: AttemptProcess | None = None
         self._counter = AttemptCounter(os.fspath(plan.folder.parent), os.environ)
-        self._signal = 0  # the first of ENDING_SIGNALS that came
-        self._mute: tuple[str, ...] = ()  # nodes that never answer, such as those behind a firewall
+        self._signal = 0  # the first of ENDING_SIGNALS received
+        self._mute: tuple[str, ...] = ()  # nodes that never answer, for example because of a firewall
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
                 signal.signal(number, self._forward)
@@ -71,10 +71,10 @@ class Supervisor:
             signal.signal(signal.SIGTSTP, self._suspend)
 
     def run(self) -> int:
-        """Run attempts until one succeeds, or another makes no sense; return the exit status."""
+        """Run attempts until one succeeds or a restart makes no sense; return the exit status."""
         plan = self._plan
         nodes = plan.allocation.nodes[:plan.nodes]
-        if not plan.allocation.system:  # a batch system's nodes are known to answer
+        if not plan.allocation.system:  # a batch system reports which nodes answer
             Thread(target=self._find_mute, daemon=True).start()
         while True:
             number, began = self._counter.take(), time.time()
@@ -91,10 +91,10 @@ class Supervisor:
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
             on = f" on {fold_hosts(decision.nodes)}" if decision.nodes else ""
-            without = f", without {fold_hosts(decision.without)}" if decision.without else ""
+            without = f" without {fold_hosts(decision.without)}" if decision.without else ""
             why = f": {decision.why}" if decision.why else ""
             write_line(f"mpiddp.supervise: attempt {number} ended: {attempt.reason}\n"
-                       f"mpiddp.supervise: again (restart {len(self._attempts)} of {plan.restarts}){on}{without}{why}")
+                       f"mpiddp.supervise: restart {len(self._attempts)} of {plan.restarts}{on}{without}{why}")
             nodes = decision.nodes
 
     def _try(self, number: int, nodes: tuple[str, ...]) -> Attempt:
@@ -102,14 +102,14 @@ class Supervisor:
         plan, step = self._plan, f"mpiddp-{secrets.token_hex(4)}"
         report = str(plan.folder / f"attempt-{number}.json")
         variables = {RESTART_VARIABLE: str(number), "MPIDDP_ERROR_FILE": report,
-                     "SLURM_OVERLAP": "1"}  # for the daemons of an mpirun, as --overlap
+                     "SLURM_OVERLAP": "1"}  # like --overlap, for the daemons of an mpirun
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
         words = make_command(plan.command, JobStep(nodes, plan.tasks_per_node, step, [*variables]))
         before = read_checkpoint_state(plan.progress_file)
         self._running = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher,
                                        plan.abort_grace_s)
-        if self._signal:  # it came while the launcher was started
+        if self._signal:  # received while the launcher was started
             self._running.forward(self._signal)
         attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.allocation, step))
         self._running = None
@@ -135,7 +135,7 @@ class Supervisor:
             max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, count_slurm_restarts(os.environ),
             self._counter.fruitless))
         if decision.action is Action.AGAIN and not is_running(plan.allocation):
-            return Decision(Action.STOP, "the batch system ends this job", without=decision.without)
+            return Decision(Action.STOP, "the batch system is ending this job", without=decision.without)
         if self._signal:
             decision = decide_after_signal(decision, signal.Signals(self._signal).name, self._attempts)
         return decision._replace(nodes=decision.nodes if plan.allocation.nodes else ())
@@ -149,20 +149,20 @@ class Supervisor:
         if len(self._records) > 1:
             write_line("\n".join(format_table(self._records)))
         if decision.why:
-            words = {Action.STOP: "stops", Action.REQUEUE: f"status {EXIT_REQUEUE}"}[decision.action]
-            write_line(f"mpiddp.supervise: {words}: {decision.why}")
+            ends = f"exit status {EXIT_REQUEUE} (requeue)" if decision.action is Action.REQUEUE else "no restart"
+            write_line(f"mpiddp.supervise: {ends}: {decision.why}")
         if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
             write_line("mpiddp.supervise: no failure report was written. Does the command run the script through "
                        "`python -m mpiddp`?")
         if last.status and self._plan.progress_file and not read_checkpoint_state(self._plan.progress_file):
-            write_line(f"mpiddp.supervise: there is nothing at --progress-file {self._plan.progress_file}")
+            write_line(f"mpiddp.supervise: no checkpoint found at --progress-file {self._plan.progress_file}")
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
         if decision.action is Action.DONE:
             self._counter.forget()
-        if self._signal and last.status == self._signal:  # MPICH's launcher ends so
+        if self._signal and last.status == self._signal:  # as MPICH's launcher exits
             return 128 + last.status
-        return last.status if last.status != EXIT_REQUEUE else 1  # a batch script would requeue it at status 75
+        return last.status if last.status != EXIT_REQUEUE else 1  # at status 75 a batch script would requeue it
 
     def _forward(self, number: int, _: object) -> None:
         """Forward a signal to the job; no attempt is started after one of ENDING_SIGNALS."""
@@ -176,7 +176,7 @@ class Supervisor:
                 self._running.forward(number)
 
     def _suspend(self, *_: object) -> None:
-        """Stop with the job, and continue with it."""
+        """Stop the job and this process; continue both after SIGCONT."""
         if self._running is not None:
             self._running.suspend()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -185,10 +185,10 @@ class Supervisor:
 
 
 def read_checkpoint_state(path: str) -> tuple[tuple[str, int, int], ...]:
-    """Return the names, times (ns) and sizes of a checkpoint or of all in a folder, which change when one is written.
+    """Return the names, times (ns) and sizes of a checkpoint, or of a folder's files: they change with each checkpoint.
 
-    The newest folder below it counts too: FSDP's checkpoints are folders, and may be overwritten in place. Files that
-    cannot be inspected are left out, such as a dangling link or a file that is removed meanwhile.
+    The files of the newest subfolder count too: FSDP's checkpoints are folders, and may be overwritten in place. Files
+    that cannot be inspected, such as a dangling link, are left out.
     """
     if not path:
         return ()
@@ -202,7 +202,7 @@ def read_checkpoint_state(path: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def stat_folder(folder: str) -> dict[str, os.stat_result]:
-    """Return the os.stat() of all files in a folder, as stat_files() does."""
+    """Return stat_files() of all files in a folder."""
     return stat_files(os.path.join(folder, name) for name in list_names(folder))
 
 

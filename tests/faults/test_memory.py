@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.failure.root_cause import OUT_OF_MEMORY
 from tests import processes
 from tests.faults.matrix import FAULT
+from tests.messages import find
 from tests.support import DEADLINE_S, EXAMPLES, PROGRAMS, ROOT, Mpi, check, mpiexec_command, need, single_node_environ
 
 
@@ -33,5 +35,6 @@ def test_a_job_that_ran_out_of_memory_once_is_started_again(quick: Mpi, group: P
     supervise = [str(quick.python), "-m", "mpiddp.supervise", "--dir", str(tmp_path)]
     done = check(processes.run("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh", *supervise, *job,
                                timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT))
-    assert "mpiddp.supervise: attempt 0 ended: rank 1 on " in done.stderr
-    assert "out of memory, as its cgroup counts\nmpiddp.supervise: again (restart 1 of 3)\n" in done.stderr
+    (restart,) = find("supervise/restart", done.stderr, attempt=0, number=1, limit=3, details="")
+    assert restart["reason"].startswith("rank 1 on ")
+    assert restart["reason"].endswith(OUT_OF_MEMORY)
