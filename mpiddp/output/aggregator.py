@@ -37,7 +37,7 @@ class Aggregator:
         self, loop: EventLoop, folding: AggregationConfig, listener: int, sink: TerminalRenderer | Upstream,
         hold: Callable[[bool], None],
     ) -> None:
-        """Accept other relays on the descriptor `listener`; `hold(True)` pauses the own rank, `hold(False)` resumes it."""
+        """Accept other relays on the descriptor `listener`; `hold` pauses the own rank (True) or resumes it (False)."""
         self._loop, self._sink, self._hold = loop, sink, hold
         self._expected = int(folding.expected, 16)  # ranks that may still send output
         self._own_bit = 1 << folding.rank

@@ -110,7 +110,7 @@ class Forwarder:
             try:
                 upstream = Upstream(self._loop, (folding.address, folding.port), folding.token, ranks)
             except OSError as error:
-                scope = "this rank's output is not folded" if listener < 0 else "this node's output is folded separately"
+                scope = "its output is not folded" if listener < 0 else "its node's output is folded separately"
                 write_line(f"mpiddp: {self._rank_name}: cannot reach the output aggregator ({error}); {scope}")
         if listener < 0 and upstream is None:
             return self._pass_through()

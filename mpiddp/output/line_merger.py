@@ -1,7 +1,7 @@
 """Merges lines of many ranks into one if they are equal, or differ only in numbers. No I/O, no clock.
 
-A source is a rank, or a node that has merged its ranks' lines. A set of ranks is an integer with one bit per rank, which
-is small even for thousands of ranks.
+A source is a rank, or a node that has merged its ranks' lines. A set of ranks is an integer with one bit per rank,
+which is small even for thousands of ranks.
 """
 
 from __future__ import annotations

@@ -213,8 +213,8 @@ class RankLog:
     def _open(self) -> None:
         if self._descriptor < 0:
             if self._position < 0 and self._plan.most_bytes and self._plan.compression:
-                with contextlib.suppress(Exception):  # else this log is appended to an earlier attempt's when it is closed
-                    restore(self._plan.path, self._plan.compression)  # counts towards the limit
+                with contextlib.suppress(Exception):  # then close() appends this log to that of an earlier attempt
+                    restore(self._plan.path, self._plan.compression)  # so that it counts towards the limit
             self._descriptor = open_for_writing(self._plan.path, append=True, job_folder=True)
             self._size = os.fstat(self._descriptor).st_size
             if self._position < 0:
@@ -237,7 +237,7 @@ class RankLog:
             report_loss(self._rank_name, self._plan.path, error, position, hint)
 
     def _can_report(self) -> bool:
-        """Return whether no rank of the job on this node has reported yet; the kernel frees the name at process exit."""
+        """Return whether no rank of the job on this node has reported; the kernel frees the name at process exit."""
         if self._report_lock is not None:
             return False
         try:

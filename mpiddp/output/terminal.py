@@ -60,7 +60,7 @@ class ProgressBars:
 
 
 class TerminalRenderer:
-    """Shows folded lines, prefixed with their ranks, and below them the progress bar of the lowest rank that has one."""
+    """Shows folded lines, prefixed with their ranks, and below them the progress bar of the lowest rank with one."""
 
     is_remote = False
 
