@@ -127,7 +127,7 @@ class Output:
         self._is_folded, self._has_lost_output = False, self._is_shown
         consequences = "some output may be lost; later output goes directly to stdout and stderr"
         if self._is_shown:
-            consequences += f"; a job that otherwise succeeds exits with status {EXIT_OUTPUT_LOST}"
+            consequences += f"; the job exits with status {EXIT_OUTPUT_LOST} if it otherwise succeeds"
         if self._log.path:
             consequences += f"; the log ends here: {self._log.path}"
             if not self._log.most_bytes:

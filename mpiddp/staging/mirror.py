@@ -84,7 +84,7 @@ def target_problem(folder: str, size: int) -> str:
         if free < needed:
             return f"{folder} has {free >> 20:,} MiB free; the mirror needs {needed >> 20:,} MiB"
         if mount.file_system in IN_MEMORY and (available := available_memory()) < needed:
-            return f"{folder} is in memory, with {available >> 20:,} MiB available; the mirror needs {needed >> 20:,} MiB"
+            return f"{folder} is in memory with {available >> 20:,} MiB left; the mirror needs {needed >> 20:,} MiB"
         with contextlib.suppress(FileExistsError):
             os.mkdir(own, 0o700)
         check_protected(own)
