@@ -429,8 +429,10 @@ def test_folders_that_cannot_be_used(options: str, name: str, fields: dict[str, 
     prepare = f"mount -t tmpfs -o {options} tmpfs {tmp_path} && exec \"$@\""
     done = subprocess.run(["unshare", "--mount", "sh", "-c", prepare, "sh", sys.executable, "-c", code],
                           capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
-    assert done.stdout == (message(name, folder=tmp_path, **fields) if name else f"{tmp_path}: Read-only file system"
-                           ) + "\n"
+    if name:
+        assert done.stdout == message(name, folder=tmp_path, **fields) + "\n"
+    else:
+        assert done.stdout.endswith(": Read-only file system\n")
 
 
 @pytest.mark.process
@@ -473,7 +475,8 @@ MPI.COMM_WORLD.Abort(7)
 
 def test_a_node_whose_file_system_hangs_is_named_in_time(quick: Mpi) -> None:
     done = processes.run(*mpiexec_command(quick, 2, "-c", LATE), timeout=60, env=single_node_environ(quick), cwd=ROOT)
-    assert done.stdout.splitlines() == [f"True {message('launch/share_unread', reader='rank 1')}"] * 2, done.stderr
+    late = message("launch/share_unread", reader="rank 1")
+    assert done.stdout.splitlines() == [f"True {late}"] * 2, done.stderr
 
 
 LEADERS = r"""
