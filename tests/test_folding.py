@@ -61,7 +61,7 @@ def test_the_same_lines_are_shown_once(quick: Mpi, ranks: int) -> None:
 
 
 def test_numbers_are_listed_or_their_range_is_told(quick: Mpi) -> None:
-    done = check(run(quick, 8, "numbers"))
+    done = check(run(quick, 8, "numbers", options=("--fold-window", 10)))
     assert done.stdout.splitlines() == [
         *(f"[0-7] step {step} loss 0.25…0.257" for step in (1, 2, 3)), "[0-7] Hello from rank 0…7 of 8"]
     assert noise(done) == ["[0-7] {0,1} errors"]
