@@ -93,7 +93,7 @@ class Forwarder:
         self._finish()
 
     def _finish(self) -> None:
-        """Close the log, and tell the rank that all output is forwarded."""
+        """Close the log, and report to the rank that all output is forwarded."""
         if self._log is not None:
             self._log.close(is_complete=self._is_complete)
         self._control.send(Forwarded(self._sink.has_lost_output or self._has_lost_output))

@@ -153,14 +153,14 @@ class RankLog:
         if not limit or self._descriptor < 0 or self._size < limit + (0 if self._ends_line else LINE_BYTES):
             return
         self._await_compression()
-        former = f"{self._plan.path}.1"
+        rotated = f"{self._plan.path}.1"
         with contextlib.suppress(OSError, RuntimeError):  # retried later; no thread can be started
             is_there = os.path.exists(self._plan.path)  # it may have been removed
             if is_there:
-                os.replace(self._plan.path, former)
+                os.replace(self._plan.path, rotated)
             self._close()
             if is_there and self._plan.compression:
-                compressing = threading.Thread(target=self._compress, args=(former, True))
+                compressing = threading.Thread(target=self._compress, args=(rotated, True))
                 compressing.start()
                 self._compressing = compressing
             self._open()

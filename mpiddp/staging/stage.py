@@ -214,9 +214,9 @@ class NodeLeader:
             return paths, {}
         stamps = (mirror.read_stamp(os.path.join(folder, name)) or frozenset() for folder in self._mirrors_folders()
                   for name in list_names(folder, f"{environment_name(self._roots)}-"))
-        former = min(stamps, key=lambda stamp: len(paths - stamp), default=frozenset())
-        if len(paths - former) <= MAX_MISSING_SHARE * len(paths):
-            paths = former
+        existing = min(stamps, key=lambda stamp: len(paths - stamp), default=frozenset())
+        if len(paths - existing) <= MAX_MISSING_SHARE * len(paths):
+            paths = existing
         return paths, {path: touched.ranges for path, touched in known.touched.items() if path not in paths | loaded}
 
     def _mirrors_folders(self) -> list[str]:
@@ -253,11 +253,11 @@ class NodeLeader:
         for folder in self._mirrors_folders():
             mirror.remove_leftovers(folder, name)
             path = os.path.join(folder, name)
-            if former := mirror.acquire_shared(path):
-                if is_complete(former, manifest):
-                    self._lease = former
+            if existing := mirror.acquire_shared(path):
+                if is_complete(existing, manifest):
+                    self._lease = existing
                     return path
-                mirror.release(former, keep=False)
+                mirror.release(existing, keep=False)
         target, self._problem = mirror.choose_target(self._targets, sum(file.size for file in manifest.files))
         if self._problem:
             return ""
