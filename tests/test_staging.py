@@ -36,7 +36,7 @@ from mpiddp.staging.manifest import (
     plan_chunks,
 )
 from mpiddp.staging.mirror import SITE_FOLDER, STAGED_BY, MirrorLease, MirrorWriter, is_complete
-from mpiddp.staging.stage import Outcome, common_roots, mirror_paths
+from mpiddp.staging.stage import Outcome, StagedEnvironment, common_roots, mirror_paths
 from tests import processes
 from tests.cgroups import inside
 from tests.conftest import LIMIT_BYTES
@@ -543,6 +543,13 @@ def test_why_the_original_files_are_used(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err.splitlines() == [
         message("launch/folders_differ", folders="/b"), message("launch/nothing_shared"),
         message("launch/not_staged", reason="no room (on n2)"), message("launch/files_left_out", files="/a/x, /a/y")]
+
+
+def test_a_record_that_cannot_be_saved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    record = tmp_path / "file/record.json"
+    StagedEnvironment(None, access_trace.Tracer((sys.prefix,)), str(record), AccessTrace(), keep=False).update_record()
+    assert capfd.readouterr().err == message("launch/record_not_saved", record=record, error="File exists") + "\n"
 
 
 def test_where_a_mirror_may_lie() -> None:

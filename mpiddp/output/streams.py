@@ -144,6 +144,6 @@ class FdWriter:
 
 
 def report_loss(rank_name: str, target: str, error: OSError, position: int, hint: str = "") -> None:
-    """Report that a rank's output is lost from a byte on; `hint` follows a semicolon."""
+    """Report that a rank's output to a file is lost from a byte on; `hint` ends the message."""
     write_line(f"mpiddp: {rank_name}: cannot write {target}: {error.strerror} (at byte {position}); "
-               f"this output is lost; later writes will be retried{hint and f'; {hint}'}")
+               f"this output is lost; later writes will be retried{hint}")
