@@ -548,7 +548,8 @@ def test_why_the_original_files_are_used(capfd: pytest.CaptureFixture[str]) -> N
 def test_a_record_that_cannot_be_saved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     record = tmp_path / "file/record.json"
-    StagedEnvironment(None, access_trace.Tracer((sys.base_prefix,)), str(record), AccessTrace(), keep=False).update_record()
+    tracer = access_trace.Tracer((sys.base_prefix,))
+    StagedEnvironment(None, tracer, str(record), AccessTrace(), keep=False).update_record()
     assert capfd.readouterr().err == message("launch/record_not_saved", record=record, error="File exists") + "\n"
 
 
