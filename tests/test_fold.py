@@ -16,6 +16,7 @@ from mpiddp.output.line_merger import LineMerger, MergedLines, format_ranks
 from mpiddp.output.streams import DropPolicy, Prefixer, Splitter, add_prefix, split_for_pipe
 from mpiddp.output.terminal import ProgressBar, ProgressBars
 from mpiddp.output.upstream import decode_lines, encode_lines
+from tests.messages import message
 
 FOUR = 0b1111
 
@@ -348,7 +349,7 @@ def test_what_is_dropped_is_counted() -> None:
     assert one.admit(1, b"b\nc\nd") == b""
     assert one.admit(2, b"") == b""
     room[0] = True
-    assert one.admit(1, b"\n") == b"[mpiddp: 2 lines are dropped here]\nd\n"
+    assert one.admit(1, b"\n").decode() == f"{message('launch/lines_dropped', count=2)}\nd\n"
     assert one.admit(1, b"e") == b""
     assert one.finish(1) == b"e"
     assert one.finish(1) == b""

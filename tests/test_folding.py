@@ -22,6 +22,7 @@ from mpiddp.output.forwarder import forward_output
 from mpiddp.output.protocol import AggregationConfig, ForwardConfig, RankToRelay, RelayToRank
 from tests import processes
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import (
     MPIS,
     PROGRAMS,
@@ -60,7 +61,7 @@ def test_the_same_lines_are_shown_once(quick: Mpi, ranks: int) -> None:
 
 
 def test_numbers_are_listed_or_their_range_is_told(quick: Mpi) -> None:
-    done = check(run(quick, 8, "numbers"))
+    done = check(run(quick, 8, "numbers", options=("--fold-window", 10)))
     assert done.stdout.splitlines() == [
         *(f"[0-7] step {step} loss 0.25…0.257" for step in (1, 2, 3)), "[0-7] Hello from rank 0…7 of 8"]
     assert noise(done) == ["[0-7] {0,1} errors"]
@@ -118,7 +119,7 @@ def test_what_cannot_be_shown_in_time_is_dropped_and_counted(quick: Mpi, tmp_pat
                           "fold", "--overflow", "drop", "--log-dir", tmp_path, FOLDED, "alone", 20_000)
     done = check(processes.run(*job, timeout=60, env=single_node_environ(quick)))
     lines = done.stdout.splitlines()
-    dropped = [int(line.split()[2]) for line in lines if "lines are dropped here]" in line]
+    dropped = [int(note["count"]) for note in find("launch/lines_dropped", done.stdout)]
     assert dropped
     assert len(lines) - len(dropped) + sum(dropped) == 20_000
     (log,) = tmp_path.glob("*/rank-00001.*.log")
@@ -130,6 +131,7 @@ def test_without_the_relay_that_folds_each_rank_shows_its_own(quick: Mpi, tmp_pa
     lines = done.stdout.splitlines()
     assert lines[0] == "[0-2] before"
     assert {"[1] after", "[2] after"} <= set(lines)
+    assert {lost["rank"] for lost in find("launch/aggregator_lost", done.stderr)} == {"1", "2"}
 
 
 def test_rank_0_may_lead_its_own_output_elsewhere(quick: Mpi) -> None:
@@ -167,24 +169,40 @@ def test_a_relay_that_fails_lets_output_pass_by_itself(
 
     monkeypatch.setattr(Aggregator, "take", fail)
     monkeypatch.setattr(forwarder, "set_process_title", lambda _: None)
+    folding = AggregationConfig(0, "3", "", 0, "token", 1.0, False, True)
+    forward(folding, (b"lost\n", b"kept\n"), listen("127.0.0.1", 0).detach())
+    shown = capfd.readouterr()
+    assert shown.out == "[0] kept\n"
+    assert shown.err == message("launch/relay_error", rank=0, host="n0", error="ValueError: seven") + "\n"
+
+
+def test_without_a_way_to_the_aggregator_output_is_not_folded(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder, "set_process_title", lambda _: None)
+    forward(AggregationConfig(0, "3", "127.0.0.1", free_port(), "token", 1.0, False, False), (b"kept\n",))
+    shown = capfd.readouterr()
+    assert shown.out == "[0] kept\n"
+    (refusal,) = find("launch/aggregator_unreachable", shown.err, rank=0, host="n0")
+    assert refusal["error"].endswith("Connection refused")
+
+
+def forward(folding: AggregationConfig, lines: Sequence[bytes], listener: int = -1) -> None:
+    """Run the relay of rank 0, which prints lines, one after the other."""
     sock, its = socket.socketpair()
     ours: Channel[RankToRelay, RelayToRank] = Channel(sock, Codec(RelayToRank))
     pipes = [os.pipe(), os.pipe()]
-    folding = AggregationConfig(0, "3", "", 0, "token", 1.0, False, True)
-    ours.send(ForwardConfig(LogPlan(), "[{rank}] ", "rank 0 on n0", True, folding), listen("127.0.0.1", 0).detach())
+    ours.send(ForwardConfig(LogPlan(), "[{rank}] ", "rank 0 on n0", True, folding), listener)
     running = threading.Thread(target=forward_output, args=(its, pipes[0][0], pipes[1][0]))
     running.start()
-    os.write(pipes[0][1], b"lost\n")
-    time.sleep(0.3)
-    os.write(pipes[0][1], b"kept\n")
+    for line in lines:
+        os.write(pipes[0][1], line)
+        time.sleep(0.3)
     for _, end in pipes:
         os.close(end)
     ours.close()
     running.join(10)
     assert not running.is_alive()
-    shown = capfd.readouterr()
-    assert shown.out == "[0] kept\n"
-    assert shown.err == "mpiddp: output of rank 0 on n0: ValueError: seven; some of it may be lost\n"
 
 
 def test_a_line_is_shown_when_all_have_said_it(quick: Mpi, tmp_path: Path) -> None:

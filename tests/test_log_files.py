@@ -28,6 +28,7 @@ from mpiddp.output.index import (
 )
 from mpiddp.output.log import LINE_BYTES, SUFFIXES, RankLog
 from tests import processes
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     ROOT,
@@ -201,8 +202,8 @@ def test_a_log_that_cannot_be_compressed_stays_plain(tmp_path: Path, capfd: pyte
     log.write(b"seven\n")
     log.close(is_complete=True)
     assert path.read_text() == "seven\n"
-    assert capfd.readouterr().err == (
-        f"mpiddp: rank 3 on n07: cannot compress {path}: No space left on device; it stays as it is\n")
+    assert capfd.readouterr().err == message(
+        "launch/log_uncompressed", rank=3, host="n07", path=path, error="No space left on device") + "\n"
 
 
 @pytest.mark.process
@@ -260,19 +261,19 @@ def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, kind: str, tmp_p
     options = [f"--log-compress={kind}"] if kind else []
     done = on_small_disk(quick, tmp_path / "disk", 'head -c 600k /dev/zero > "$0/filler"', 2, *options, script,
                          tmp_path / "disk" / "filler")
-    said = re.findall(r"^mpiddp: rank (\d) on \S+: cannot write (\S+): No space left on device \(at byte (\d+)\); ",
-                      done.stderr, re.MULTILINE)
-    assert len(said) == 1, done.stderr
+    losses = find("launch/log_lost", done.stderr, error="No space left on device")
+    assert len(losses) == 1, done.stderr
     assert re.fullmatch(r"mpiddp: logs are incomplete: ranks 0-1 \(first lost byte of each in \S+/ranks.json\)",
                         done.stderr.splitlines()[-1])
     records = index_of(tmp_path / "copy", has_ended)
-    assert int(said[0][2]) == records[int(said[0][0])]["lost"]
+    assert int(losses[0]["position"]) == records[int(losses[0]["rank"])]["lost"]
     for one in records:
         (log,) = tmp_path.glob(f"copy/*/{one['file']}")
-        first, _, last = read(log).partition("\n[mpiddp: ")
+        text = read(log)
+        missing = find("launch/bytes_missing", text)[0]
+        first, _, last = text.partition(f"\n{message('launch/bytes_missing', **missing)}\n")
         assert len(first) == one["lost"]
         assert first.startswith("line 0 before ")
-        assert re.match(r"\d+ bytes are missing here\]\n", last)
         assert last.endswith("after\n")
         assert (one["status"], one["last"]) == (0, "after")
 
@@ -284,7 +285,7 @@ def test_a_disk_that_is_full_from_the_start(quick: Mpi, tmp_path: Path) -> None:
     assert done.stdout == "seven\n"
     assert re.search(r"^mpiddp: cannot write \S+/ranks.json: No space left on device; the job goes on", done.stderr,
                      re.MULTILINE)
-    assert " (at byte 0); this output is lost" in done.stderr
+    assert len(find("launch/output_lost", done.stderr, rank=0, position=0)) == 1
     assert done.stderr.endswith("\nmpiddp: logs are incomplete: rank 0\n")
 
 

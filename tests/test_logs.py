@@ -15,6 +15,7 @@ from mpiddp.output.log import RankLog
 from mpiddp.output.streams import FdWriter
 from tests import processes
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     MPIS,
@@ -205,9 +206,8 @@ def test_output_that_stdout_does_not_take_is_told_and_shows_in_the_status(
     script.write_text("for number in range(200):\n    print('line', number)\n")
     logs = [tmp_path / "logs"] if "--log-dir" in options else []
     done = check(in_shell(quick, 'exec "$@" > /dev/full', *options, *logs, script), 120)
-    said = re.findall(r"mpiddp: (rank \d) on \S+: cannot write stdout: No space left on device \(at byte 0\)",
-                      done.stderr)
-    assert sorted(said) == ["rank 0", "rank 1"], done.stderr
+    losses = find("launch/output_lost", done.stderr, target="stdout", error="No space left on device", position=0)
+    assert sorted(loss["rank"] for loss in losses) == ["0", "1"], done.stderr
     for log in logs:
         assert log_of(log, 1) == "".join(f"line {number}\n" for number in range(200))
 
@@ -226,17 +226,18 @@ def test_a_log_goes_on_when_there_is_room_again(quick: Mpi, tmp_path: Path) -> N
     before, after = ["".join(f"line {number} {when}\n" for number in range(many))
                      for when, many in (("before", 20_000), ("after", 100))]
     assert done.stdout == before + after
-    (at,) = re.findall(r"^mpiddp: rank 0 on \S+: cannot write \S+/disk/logs/\S+: No space left on device "
-                       r"\(at byte (\d+)\);", done.stderr, re.MULTILINE)
+    (loss,) = find("launch/log_lost", done.stderr, rank=0, error="No space left on device")
+    assert Path(loss["path"]).parent.parent == disk / "logs"
+    assert Path(loss["index"]) == Path(loss["path"]).with_name("ranks.json")
     log = (tmp_path / "copy").read_text()
-    ((mark, missing),) = re.findall(r"(\n\[mpiddp: (\d+) bytes are missing here\]\n)", log)
-    first, last = log.split(mark)
-    assert len(first) == int(at)
+    (missing,) = find("launch/bytes_missing", log)
+    first, last = log.split(f"\n{message('launch/bytes_missing', **missing)}\n")
+    assert len(first) == int(loss["position"])
     assert first == before[:len(first)]
-    assert last == (before + after)[len(first) + int(missing):]
+    assert last == (before + after)[len(first) + int(missing["count"]):]
     assert last.endswith(after)
     (record,) = json.loads((tmp_path / "ranks.json").read_text())
-    assert (record["lost"], record["last"], record["status"]) == (int(at), "line 99 after", 0)
+    assert (record["lost"], record["last"], record["status"]) == (len(first), "line 99 after", 0)
     assert re.fullmatch(r"mpiddp: logs are incomplete: rank 0 \(first lost byte of each in \S+/ranks.json\)",
                         done.stderr.splitlines()[-1])
 
@@ -256,7 +257,7 @@ def test_nobody_else_can_silence_that_a_log_is_lost(quick: Mpi, tmp_path: Path) 
     job = mpiexec_command(quick, 1, "-m", "mpiddp", "--no-init", "--log-dir", disk / "logs", "-c", TAKES_NAME)
     done = check(processes.run("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0"; exec "$@"',
                                str(disk), *job, timeout=DEADLINE_S, env=single_node_environ(quick)))
-    assert done.stderr.count("No space left on device (at byte ") == 1
+    assert len(find("launch/log_lost", done.stderr, error="No space left on device")) == 1
 
 
 def test_a_stdout_that_does_not_block_is_waited_for(quick: Mpi, tmp_path: Path) -> None:
@@ -284,8 +285,7 @@ def test_output_is_not_lost_in_silence_where_the_relay_is_killed(quick: Mpi, tmp
     (index,) = tmp_path.glob("logs/*/ranks.json")
     (record,) = json.loads(index.read_text())
     assert record["lost"] == (index.parent / record["file"]).stat().st_size
-    assert "mpiddp: the output relay of rank 0 on " in done.stderr
-    assert "exited unexpectedly: some output may be lost" in done.stderr
+    assert len(find("launch/relay_killed", done.stderr, rank=0)) == 1
 
 
 def test_a_sink_that_fails_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -297,8 +297,8 @@ def test_a_sink_that_fails_is_told_once(capfd: pytest.CaptureFixture[str]) -> No
     sink.write(b"eight\n")
     sink.write(b"nine\n")
     os.close(terminal)
-    assert capfd.readouterr().err == ("mpiddp: rank 3 on n07: cannot write stdout: Input/output error (at byte 6); "
-                                      "this output is lost, what follows is tried again\n")
+    loss = message("launch/output_lost", rank=3, host="n07", target="stdout", error="Input/output error", position=6)
+    assert capfd.readouterr().err == f"{loss}\n"
     assert sink.has_failed
 
 
@@ -333,7 +333,7 @@ def test_a_log_tells_how_much_is_missing_in_all(tmp_path: Path) -> None:
     path.unlink()
     for data in (b"nine\n", b"ten\n"):
         log.write(data)
-    assert path.read_text() == "\n[mpiddp: 12 bytes are missing here]\nnine\nten\n"
+    assert path.read_text() == f"\n{message('launch/bytes_missing', count=12)}\nnine\nten\n"
     assert log.lost_from == 0
 
 

@@ -18,6 +18,7 @@ from tests import processes
 from tests.benchmarks.staging import Bench
 from tests.cluster import Cluster
 from tests.cluster.shared import Speed, State, environment, here, shared
+from tests.messages import find
 from tests.support import MPIS, PROGRAMS, VENVS, Done, check, need, scratch, single_node_environ
 
 MPI = MPIS["openmpi4"]
@@ -121,18 +122,18 @@ def test_killed_at_any_moment(machine: Machine) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("options", "said"), [
-    ("size=9g,noexec", "mounted with noexec"),
-    pytest.param("size=8m", "8 MiB free", marks=pytest.mark.thorough),
-    pytest.param("ro", "Read-only file system", marks=pytest.mark.thorough)])
-def test_a_folder_that_will_not_do(machine: Machine, options: str, said: str) -> None:
+@pytest.mark.parametrize(("options", "problem"), [
+    ("size=9g,noexec", "launch/folder_mounted_noexec"),
+    pytest.param("size=8m", "launch/folder_too_small", marks=pytest.mark.thorough),
+    pytest.param("ro", "", marks=pytest.mark.thorough)])
+def test_a_folder_that_will_not_do(machine: Machine, options: str, problem: str) -> None:
     hello = "import torch; print('rank', torch.__file__)"
     machine.run("--stage", "-c", hello)
     prepare = f"mount -t tmpfs -o {options} tmpfs {machine.ours}"
     done = machine.run(f"--stage={machine.ours}", "-c", hello, prepare=prepare)
-    (line,) = [line for line in done.stderr.splitlines() if "not-staged" in line]
-    assert said in line
-    assert line.endswith("it is read where it lies")
+    (refusal,) = find("launch/not_staged", done.stderr)
+    assert find(problem, refusal["reason"], folder=machine.ours) if problem else (
+        "Read-only file system" in refusal["reason"])
     assert str(machine.ours) not in done.stdout
     assert "rank /" in done.stdout
 
@@ -149,8 +150,8 @@ def test_a_disk_that_gets_full_meanwhile(machine: Machine) -> None:
                f"(while [ ! -d {fill} ] || [ -z \"$(ls {fill})\" ]; do sleep 0.005; done; "
                f"fallocate -l 690m {machine.ours}/others) & true")
     done = machine.run(f"--stage={machine.ours}", "--stage-keep", "-c", hello, prepare=prepare)
-    assert "not-staged" in done.stderr
-    assert "No space left on device" in done.stderr
+    (refusal,) = find("launch/not_staged", done.stderr)
+    assert refusal["reason"].endswith("No space left on device")
     assert "rank /" in done.stdout
     assert str(machine.ours) not in done.stdout
 
@@ -218,5 +219,5 @@ def test_three_nodes_read_once(cluster: Cluster, python: Path) -> None:
     with shared(cluster, VENVS.resolve(), Speed(), nodes=("node1", "node2")) as server:
         bench = Bench(cluster, server, python)
         bench.there(*ours, "--stage", *hello)
-        assert "not-staged: not all nodes see the same folder" in bench.said
+        assert find("launch/folders_differ", bench.said)
         assert bench.said.count("mpiddp-stage-") == 0

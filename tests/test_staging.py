@@ -36,9 +36,11 @@ from mpiddp.staging.manifest import (
     plan_chunks,
 )
 from mpiddp.staging.mirror import SITE_FOLDER, STAGED_BY, MirrorLease, MirrorWriter, is_complete
+from mpiddp.staging.stage import Outcome, StagedEnvironment, common_roots, mirror_paths
 from tests import processes
 from tests.cgroups import inside
 from tests.conftest import LIMIT_BYTES
+from tests.messages import find, message
 from tests.support import ROOT, Mpi, check, mpiexec_command, need, single_node_environ
 
 
@@ -387,7 +389,7 @@ def test_what_comes_is_what_was_read(tmp_path: Path) -> None:
     chunk = chunks_of(manifest)[0]
     buffer = broadcast.read_chunk(manifest.files, chunk)
     buffer[0] ^= 1
-    with pytest.raises(ValueError, match="what came is not what was read"):
+    with pytest.raises(ValueError, match=message("launch/checksum_mismatch")):
         writer.write(chunk, buffer)
 
 
@@ -395,12 +397,12 @@ def test_a_folder_of_anothers_is_not_used(tmp_path: Path) -> None:
     ours = Path(lease.mirrors_folder(str(tmp_path)))
     ours.mkdir(mode=0o777)
     ours.chmod(0o777)
-    assert "is not this user's alone" in lease.target_problem(str(tmp_path), 1)
+    assert lease.target_problem(str(tmp_path), 1) == message("launch/folder_not_private", folder=ours)
     ours.rmdir()
     ours.symlink_to("/var")
-    assert "is not this user's alone" in lease.target_problem(str(tmp_path), 1)
+    assert lease.target_problem(str(tmp_path), 1) == message("launch/folder_not_private", folder=ours)
     ours.unlink()
-    assert "MiB free" in lease.target_problem(str(tmp_path), 2**60)
+    assert find("launch/folder_too_small", lease.target_problem(str(tmp_path), 2**60), folder=tmp_path)
     assert lease.target_problem(str(tmp_path), 1) == ""
 
 
@@ -418,15 +420,19 @@ def test_a_mount_point_is_known_by_any_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("options", "said"), [
-    ("size=8m,noexec", "noexec"), ("size=8m,ro", "Read-only file system"), ("size=1m", "1 MiB free")])
-def test_folders_that_cannot_be_used(options: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "name", "fields"), [
+    ("size=8m,noexec", "launch/folder_mounted_noexec", {}), ("size=8m,ro", "", {}),
+    ("size=1m", "launch/folder_too_small", {"free": 1, "needed": 2})])
+def test_folders_that_cannot_be_used(options: str, name: str, fields: dict[str, int], tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
-    code = f"from mpiddp.staging import mirror; print(mirror.choose_target([{str(tmp_path)!r}], 2**21))"
+    code = f"from mpiddp.staging import mirror; print(mirror.choose_target([{str(tmp_path)!r}], 2**21)[1])"
     prepare = f"mount -t tmpfs -o {options} tmpfs {tmp_path} && exec \"$@\""
     done = subprocess.run(["unshare", "--mount", "sh", "-c", prepare, "sh", sys.executable, "-c", code],
                           capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
-    assert said in done.stdout
+    if name:
+        assert done.stdout == message(name, folder=tmp_path, **fields) + "\n"
+    else:
+        assert done.stdout.endswith(": Read-only file system\n")
 
 
 @pytest.mark.process
@@ -461,8 +467,7 @@ begun, chunks = time.monotonic(), plan_chunks([File("/x", 2**25, 7, 0o644)], 2, 
 try:
     broadcast(Rendezvous(MPI.COMM_WORLD, 60, begun), chunks, begun + 3, read, lambda: None, lambda *_: None)
 except LocalLaunchError as error:
-    is_named, is_in_time = "rank 1 has not read" in str(error), time.monotonic() - begun < 10
-    print(f"rank {MPI.COMM_WORLD.rank}: {is_named}, {is_in_time}\n", end="", flush=True)
+    print(f"{time.monotonic() - begun < 10} {error.actual}\n", end="", flush=True)
 time.sleep(1)
 MPI.COMM_WORLD.Abort(7)
 """
@@ -470,7 +475,8 @@ MPI.COMM_WORLD.Abort(7)
 
 def test_a_node_whose_file_system_hangs_is_named_in_time(quick: Mpi) -> None:
     done = processes.run(*mpiexec_command(quick, 2, "-c", LATE), timeout=60, env=single_node_environ(quick), cwd=ROOT)
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: True, True" for rank in (0, 1)], done.stderr
+    late = message("launch/share_unread", reader="rank 1")
+    assert done.stdout.splitlines() == [f"True {late}"] * 2, done.stderr
 
 
 LEADERS = r"""
@@ -528,6 +534,23 @@ def test_each_node_gets_the_same_mirror(quick: Mpi, tmp_path: Path) -> None:
     for mirror in anew[:2]:
         assert mirror not in made
         assert Path(f"{mirror}/{lease.ROOT}{env}/lib/1/crowded/1.py").read_bytes() == b"changed"
+
+
+def test_why_the_original_files_are_used(capfd: pytest.CaptureFixture[str]) -> None:
+    common_roots([{"/a": (1, 2), "/b": (1, 2)}, None, {"/a": (1, 2), "/b": (7, 2)}])
+    common_roots([{}])
+    mirror_paths([(0, Outcome("/m", left_out=("/a/x", "/a/y"))), (1, Outcome(problem="no room"))], ["n1", "n2"])
+    assert capfd.readouterr().err.splitlines() == [
+        message("launch/folders_differ", folders="/b"), message("launch/nothing_shared"),
+        message("launch/not_staged", reason="no room (on n2)"), message("launch/files_left_out", files="/a/x, /a/y")]
+
+
+def test_a_record_that_cannot_be_saved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    record = tmp_path / "file/record.json"
+    tracer = access_trace.Tracer((sys.base_prefix,))
+    StagedEnvironment(None, tracer, str(record), AccessTrace(), keep=False).update_record()
+    assert capfd.readouterr().err == message("launch/record_not_saved", record=record, error="File exists") + "\n"
 
 
 def test_where_a_mirror_may_lie() -> None:

@@ -11,7 +11,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from .stderr import write_line
 
@@ -319,6 +319,19 @@ def read_number(path: str) -> int:
         return int(read_text(path))
     except ValueError:
         return -1
+
+
+@contextlib.contextmanager
+def replace_file(path: str, part: str, job_folder: bool = False) -> Iterator[BinaryIO]:
+    """Yield a new file, `part`, that replaces `path` atomically at the end of the block, or is removed on an error."""
+    try:
+        with open(open_for_writing(part, job_folder=job_folder), "wb") as file:
+            yield file
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def write_json(path: str, content: object) -> None:

@@ -1,4 +1,4 @@
-"""Aggregates the output of several ranks: on each node that of its ranks, on rank 0's node that of all nodes."""
+"""Aggregates the output of several ranks: on each node that of its ranks, on rank 0's node that of the whole job."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from .terminal import TerminalRenderer
     from .upstream import Upstream
 
-NODE_WINDOW_SHARE = 0.25  # of the window, for the lines of a node: rank 0's node waits for other nodes afterwards
-DRAIN_TIMEOUT_S, NODE_DRAIN_TIMEOUT_S = 0.6, 0.3  # for all relays, and for those of a node, to send their output
+NODE_WINDOW_SHARE = 0.25  # of the window, to merge a node's lines: rank 0's node then waits for the other nodes
+DRAIN_TIMEOUT_S, NODE_DRAIN_TIMEOUT_S = 0.6, 0.3  # for all relays, or those of one node, to send their output
 CLOSE_TIMEOUT_S = 2.0  # for the other ranks to end after this one
-BAR_INTERVAL_S = 0.2  # between two updates of progress bars
+BAR_UPDATE_INTERVAL_S = 0.2
 
-OWN_RANK = "own"  # the source that is this process's rank
+OWN_RANK = "own"  # the source of this process's own rank
 OUTPUT_KINDS = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.LINES)
 
 
 class Aggregator:
-    """Merges the output of its sources, this process's own rank, other ranks, and nodes, and sends it to `sink`."""
+    """Merges the output of its sources (its own rank, other ranks, nodes) and sends it to `sink`."""
 
     def __init__(
         self, loop: EventLoop, folding: AggregationConfig, listener: int, sink: TerminalRenderer | Upstream,
         hold: Callable[[bool], None],
     ) -> None:
-        """Listen at a descriptor for other relays; `hold` is called to hold the own rank back, or to resume it."""
+        """Accept other relays on the descriptor `listener`; `hold` pauses the own rank (True) or resumes it (False)."""
         self._loop, self._sink, self._hold = loop, sink, hold
-        self._expected = int(folding.expected, 16)  # the ranks from which output may come
+        self._expected = int(folding.expected, 16)  # ranks that may still send output
         self._own_bit = 1 << folding.rank
         window_s = folding.window_s * (NODE_WINDOW_SHARE if folding.port else 1)
         self._merger = LineMerger(self._expected, window_s, folding.drops)
@@ -49,27 +49,27 @@ class Aggregator:
         self._last_source = 0
         self._splitters: dict[tuple[Hashable, int], Splitter] = {}
         self._held: set[Hashable] = set()  # sources
-        self._draining: set[Hashable] = set()  # sources that send what they have
+        self._draining: set[Hashable] = set()  # sources that have not answered DRAIN yet
         self._after_drain: list[Callable[[], object]] = []
         self._after_close: Callable[[], object] | None = None
         self._bars = ProgressBars()
 
     @property
     def has_lost_output(self) -> bool:
-        """Whether stdout has lost something."""
+        """Whether output to stdout was lost."""
         return self._sink.has_lost_output
 
     def has_room(self) -> bool:
-        """Return whether the own rank may write more now."""
+        """Return whether the own rank may write now."""
         return self._sink.has_room() and not self._merger.is_ahead(OWN_RANK)
 
     def take(self, stream: int, data: bytes) -> None:
-        """Take data of the own rank; empty data means that the stream pauses."""
+        """Take data of the own rank; empty data completes an unfinished line."""
         self._take_data(OWN_RANK, self._own_bit, stream, data)
         self._show(OWN_RANK)
 
     def flush(self, then: Callable[[], object]) -> None:
-        """Call `then` when all that the ranks have written before is shown."""
+        """Call `then` when all output that the ranks have written so far is shown."""
         self.drain(partial(self._sink.flush, then))
 
     def drain(self, then: Callable[[], object]) -> None:
@@ -88,14 +88,14 @@ class Aggregator:
             self._draining.add(source)
 
     def close(self, then: Callable[[], object]) -> None:
-        """Call `then` when the other ranks have ended, too, or at the timeout; this one has ended."""
+        """Call `then` when the other ranks have ended as well as this one, or at the timeout."""
         self._end_ranks(OWN_RANK, self._own_bit)
         self._after_close = then
         self._loop.set_timer("close", CLOSE_TIMEOUT_S, self._close)
         self._close_if_done()
 
     def abandon(self) -> None:
-        """Disconnect the other relays, which show their output themselves then."""
+        """Disconnect the other relays; they then show their output themselves."""
         for name in ("window", "bars", "drain", "close"):
             self._loop.cancel_timers(name)
         self._listener.close()
@@ -107,7 +107,7 @@ class Aggregator:
         self._call_after_drain()
 
     def _admit(self, connection: socket.socket) -> None:
-        """Take the authenticated connection of another relay."""
+        """Accept the authenticated connection of another relay."""
         connection.settimeout(None)
         enable_keepalive(connection)
         self._last_source += 1
@@ -116,7 +116,7 @@ class Aggregator:
 
     def _receive(self, source: int) -> None:
         connection = self._connections[source]
-        if self._after_close is not None:  # output that comes late extends the timeout
+        if self._after_close is not None:  # late output extends the timeout
             self._loop.set_timer("close", CLOSE_TIMEOUT_S, self._close)
         try:
             for kind, data in connection.receive():
@@ -164,19 +164,19 @@ class Aggregator:
                 ProgressBar(ranks.bit_length() - 1, stream, splitter.bar.decode(errors="surrogateescape")))
 
     def _update_bars(self, *bars: ProgressBar) -> None:
-        """Take new states of progress bars; the sink gets them within BAR_INTERVAL_S."""
+        """Take new states of progress bars; the sink gets them within BAR_UPDATE_INTERVAL_S."""
         self._bars.update(bars)
         if not self._loop.has_timer("bars"):
-            self._loop.set_timer("bars", BAR_INTERVAL_S, self._draw_bars)
+            self._loop.set_timer("bars", BAR_UPDATE_INTERVAL_S, self._draw_bars)
 
     def _draw_bars(self) -> None:
         if changes := self._bars.take_changes():
             self._sink.draw(changes)
 
     def _show(self, source: Hashable = None, is_due: bool = False) -> None:
-        """Show the lines that are ready; hold `source` back if it is far ahead of others.
+        """Show the lines that are ready; pause `source` if it is far ahead of others.
 
-        With `is_due` all sources have been read: no line waits longer than a window then.
+        With `is_due` all sources have been read, and lines that have waited for a window are shown.
         """
         now_s = time.monotonic()
         if ready := self._merger.pop_ready(now_s, is_due):
@@ -191,12 +191,12 @@ class Aggregator:
             self.resume_all()
 
     def resume_all(self) -> None:
-        """Resume the sources that are held back, if there is room for them."""
+        """Resume the paused sources for which there is room."""
         for source in list(self._held):
             self._hold_or_resume(source)
 
     def _hold_or_resume(self, source: Hashable) -> None:
-        """Hold a source back if it is far ahead of others, else acknowledge its output, which resumes it."""
+        """Pause a source if it is far ahead of others; otherwise acknowledge its output, which resumes it."""
         is_held = not self._sink.has_room() or self._merger.is_ahead(source)
         (self._held.add if is_held else self._held.discard)(source)
         if source == OWN_RANK:
@@ -230,7 +230,7 @@ class Aggregator:
         self._close_if_done()
 
     def _end_drain_if_done(self) -> None:
-        """End a drain once all have sent their output, also those that had not connected yet."""
+        """End a drain once all relays have sent their output, including those that had not connected yet."""
         missing = self._expected & ~self._own_bit
         for connection in self._connections.values():
             missing &= ~connection.ranks
@@ -238,7 +238,7 @@ class Aggregator:
             self._end_drain()
 
     def _end_drain(self) -> None:
-        """Show all output, and make the calls that have waited for that."""
+        """Show all output, then make the calls that waited for the drain."""
         self._loop.cancel_timers("drain")
         self._draining.clear()
         self._show_rest()
@@ -258,7 +258,7 @@ class Aggregator:
             self._close()
 
     def _close(self) -> None:
-        """Show what is left, and end."""
+        """Show the remaining lines, then call the function given to close()."""
         self._loop.cancel_timers("close")
         then, self._after_close = self._after_close, None
         self._show_rest()

@@ -33,18 +33,18 @@ CODEC: Codec[RelayToRank] = Codec(RelayToRank)
 
 Awaited = TypeVar("Awaited", Flushed, LossReply, Forwarded)
 
-FLUSH_TIMEOUT_S = 1.5  # for all that ranks have written to be shown
+FLUSH_TIMEOUT_S = 1.5
 
 
 class RelayClient:
-    """Starts the output relay, a process that forwards a rank's output: all of it, even if the rank crashes.
+    """Starts the output relay, a process that forwards all of a rank's output, even if the rank crashes.
 
-    The rank keeps the read ends of the pipes, too: if the relay is killed, no write fails, and the rank forwards what
-    is in them.
+    The rank keeps the read ends of the pipes as well: if the relay is killed, no write fails, and the rank forwards
+    what is left in the pipes.
     """
 
     def __init__(self) -> None:
-        """Fork the relay; if that fails, it counts as gone."""
+        """Fork the relay; if that fails, it counts as killed."""
         self._descriptors = OwnedDescriptors()
         self._read_ends, self._write_ends = zip(os.pipe(), os.pipe(), strict=True)
         for descriptor in self._read_ends:
@@ -57,15 +57,15 @@ class RelayClient:
         self._inbox: dict[type[Any], RelayToRank | Text | Unreadable] = {}
 
     def dismiss(self) -> None:
-        """End the relay, which is not needed."""
+        """End a relay that is not needed."""
         self.close()
         for descriptor in self._write_ends:
             os.close(descriptor)
 
     def start(self, forward: ForwardConfig, listener: int = -1) -> int:
-        """Redirect stdout and stderr to the relay; `listener` is a descriptor that listens for other relays, if any.
+        """Redirect stdout and stderr to the relay; `listener` is a descriptor on which it accepts other relays, or -1.
 
-        Return a socket for the sentinel, where output is folded or goes to a log; else -1.
+        Return a socket for the sentinel if output is folded or logged, else -1.
         """
         self._channel.send(forward, listener)
         if listener >= 0:
@@ -86,9 +86,9 @@ class RelayClient:
         self._helper.monitor(on_death)
 
     def take_over(self, terminal: Sequence[int]) -> None:
-        """Forward to two descriptors what a relay that is gone has not read.
+        """Forward to two descriptors the output that a killed relay has not read.
 
-        A thread forwards what other processes, such as the workers of a DataLoader, write later.
+        A thread forwards later output of other processes, such as DataLoader workers.
         """
         targets = {source: os.dup(target) for source, target in zip(self._read_ends, terminal, strict=True)
                    if self._descriptors.owns(source)}
@@ -99,15 +99,15 @@ class RelayClient:
             _thread.start_new_thread(copy_until_closed, (targets,))
 
     def flush(self) -> None:
-        """Wait, up to FLUSH_TIMEOUT_S, until all that ranks have written is shown."""
+        """Wait, up to FLUSH_TIMEOUT_S, until all output that the ranks have written is shown."""
         self._channel.send(Flush())
         with contextlib.suppress(EOFError, OSError):
             self._await(Flushed, FLUSH_TIMEOUT_S)
 
     def query_log_loss(self, timeout_s: float) -> int:
-        """Return the first byte that the log has lost of what was written so far.
+        """Return the position of the first byte that the log has lost so far.
 
-        Returns -1 for none, and at the timeout: the relay may wait for a slow reader.
+        Returns -1 if none is lost, or at the timeout: the relay may be waiting for a slow reader.
         """
         self._channel.send(QueryLoss())
         try:
@@ -116,11 +116,11 @@ class RelayClient:
             return -1
 
     def finish(self, in_order: bool) -> bool:
-        """Wait until the relay has forwarded what this rank wrote, and return whether stdout lost some of it.
+        """Wait until the relay has forwarded this rank's output; return whether stdout lost some of it.
 
-        A slow reader is waited for, as without a relay, and if the rank ends `in_order` the log is compressed, where
-        that is wanted. Other processes may still write to the relay. Raises EOFError, or another OSError, if the relay
-        is gone.
+        This waits for a slow reader, as without a relay. If the rank ends `in_order`, the relay compresses the log if
+        that is configured. Other processes may still write to the relay. Raises EOFError or OSError if the relay was
+        killed.
         """
         self._helper.stop_monitoring()
         self._channel.send(RankEnds(in_order))
@@ -133,7 +133,7 @@ class RelayClient:
         self._descriptors.close()
 
     def _await(self, kind: type[Awaited], timeout_s: float) -> Awaited:
-        """Return the next message of a kind, and keep others; raise as Channel.receive() does if none comes in time."""
+        """Return the next message of a kind, and keep others; at the timeout, raise what Channel.receive() raises."""
         deadline = time.monotonic() + timeout_s
         while not isinstance(message := self._inbox.pop(kind, None), kind):
             for received in self._channel.receive(max(0.001, deadline - time.monotonic())):
@@ -142,7 +142,7 @@ class RelayClient:
 
 
 def copy_available(targets: dict[int, int]) -> None:
-    """Copy what can be read from descriptors now, each to its target; remove those that nobody can write to."""
+    """Copy what can be read now from each descriptor to its target; remove descriptors without a writer."""
     for source, target in list(targets.items()):
         with contextlib.suppress(BlockingIOError):
             while data := os.read(source, PIPE_BYTES):
@@ -152,7 +152,7 @@ def copy_available(targets: dict[int, int]) -> None:
 
 
 def copy_until_closed(targets: dict[int, int]) -> None:
-    """Copy until nobody can write to any of the descriptors, in a thread that leaves signals to others."""
+    """Copy until no descriptor has a writer; blocks signals in this thread, so that other threads handle them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)
     with contextlib.suppress(OSError):  # the script has closed one
         while targets:

@@ -1,4 +1,4 @@
-"""The output relay's process: it forwards a rank's output to the terminal, to a log, to both, or to an aggregator."""
+"""The output relay process: forwards a rank's output to the terminal or to an aggregator, and to a log."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ RANK_CODEC: Codec[RankToRelay] = Codec(RankToRelay)
 SENTINEL_CODEC: Codec[SentinelToRelay] = Codec(SentinelToRelay)
 
 NO_TIMEOUT_S = 10**6
-PIPE_BYTES = 65536  # which a pipe holds at most (man 7 pipe)
-CRASH_STACK_TIMEOUT_S = 1.0  # for the sentinel to send the stack of a rank that has crashed
+PIPE_BYTES = 65536  # the capacity of a pipe (man 7 pipe)
+CRASH_STACK_TIMEOUT_S = 1.0  # for the sentinel to send a crashed rank's stack
 
 
 def forward_output(sock: socket.socket, out: int, err: int) -> None:
-    """Forward what comes from two pipes until they are closed; the rank's requests come by `control`."""
+    """Forward the output in two pipes until their writers close them; the rank sends its requests over `sock`."""
     control = RankChannel(sock, RANK_CODEC)
     try:
         message, *others = control.receive(NO_TIMEOUT_S)
@@ -63,16 +63,16 @@ def forward_output(sock: socket.socket, out: int, err: int) -> None:
 
 
 class Forwarder:
-    """Reads a rank's `streams`, and writes them to its log and to a sink, which shows them."""
+    """Reads a rank's `streams` and writes them to its log and to a sink, which shows them."""
 
     def __init__(self, control: RankChannel, streams: dict[int, int], message: ForwardConfig) -> None:
         self._control, self._streams, self._rank_name = control, streams, message.who
         self._loop = EventLoop(self._on_error)
         self._is_held = False
-        self._is_rank_gone = self._is_complete = False  # complete: the rank has ended by itself
-        self._awaits_stack = False  # which the sentinel sends if the rank has crashed
+        self._is_rank_gone = self._is_complete = False  # complete: the rank exited by itself
+        self._awaits_stack = False  # from the sentinel, if the rank has crashed
         self._drop_policy: DropPolicy | None = None
-        self._unfolded_prefix = ""  # before lines that should be folded and are not
+        self._unfolded_prefix = ""  # for output that cannot be folded
         self._has_lost_output = False
         self._log = RankLog(message.log, message.who) if message.log.path else None
         self._sink: PassThrough | Aggregator | Upstream
@@ -87,13 +87,13 @@ class Forwarder:
         self._listen()
 
     def run(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
-        """Forward all output; these messages have come already."""
+        """Forward all output, after answering messages that have already arrived."""
         self._answer(messages)
         self._loop.run()
         self._finish()
 
     def _finish(self) -> None:
-        """Close the log, and tell the rank that all output is forwarded."""
+        """Close the log, and report to the rank that all output is forwarded."""
         if self._log is not None:
             self._log.close(is_complete=self._is_complete)
         self._control.send(Forwarded(self._sink.has_lost_output or self._has_lost_output))
@@ -101,7 +101,7 @@ class Forwarder:
     def _make_folding_sink(
         self, folding: AggregationConfig, prefix: str, listener: int
     ) -> Aggregator | Upstream | PassThrough:
-        """Return the sink of folded output: another relay, or an aggregator here."""
+        """Return the sink for folded output: another relay, or an aggregator in this process."""
         self._unfolded_prefix, ranks = f"[{folding.rank}] ", int(folding.expected, 16)
         upstream: Upstream | None = None
         if folding.port:
@@ -110,7 +110,8 @@ class Forwarder:
             try:
                 upstream = Upstream(self._loop, (folding.address, folding.port), folding.token, ranks)
             except OSError as error:
-                write_line(f"mpiddp: {self._rank_name}: its output cannot be folded with that of others: {error}")
+                scope = "its output is not folded" if listener < 0 else "its node's output is folded separately"
+                write_line(f"mpiddp: {self._rank_name}: cannot reach the output aggregator ({error}); {scope}")
         if listener < 0 and upstream is None:
             return self._pass_through()
         if listener < 0:
@@ -139,10 +140,10 @@ class Forwarder:
         return PassThrough(self._unfolded_prefix, self._rank_name)
 
     def _replace_upstream(self) -> PassThrough:
-        """Return the sink without the aggregator; what the rank has left running may still write."""
+        """Return the sink to use without the aggregator; processes that outlive the rank may still write."""
         if not self._is_rank_gone:
-            write_line(f"mpiddp: {self._rank_name}: the relay that its output was folded by is gone; "
-                       "some of it may be lost")
+            write_line(f"mpiddp: {self._rank_name}: lost the connection to the output aggregator; "
+                       "some output may be lost, and later output is not folded")
         return self._pass_through()
 
     def _listen(self) -> None:
@@ -150,7 +151,7 @@ class Forwarder:
             self._loop.watch(source, partial(self._read, stream))
 
     def _hold(self, is_held: bool) -> None:
-        """Stop reading what the rank writes, or resume: it blocks once the pipe is full."""
+        """Stop or resume reading the rank's output; the rank blocks once a pipe is full."""
         if self._drop_policy is not None or is_held == self._is_held:
             return
         self._is_held = is_held
@@ -161,10 +162,10 @@ class Forwarder:
             self._listen()
 
     def _read(self, stream: int) -> None:
-        """Forward what has come; at the end of a stream nobody has it open any more."""
+        """Forward what a pipe holds; remove the stream if it has no writer any more."""
         try:
             data = os.read(self._streams[stream], PIPE_BYTES)
-        except BlockingIOError:  # it was read already
+        except BlockingIOError:  # already read
             return
         if data:
             self._take(stream, data)
@@ -176,7 +177,7 @@ class Forwarder:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """End when the rank has; but not before all is shown: its sentinel may report on it then."""
+        """End after the rank, once all its output is shown; then its sentinel may report a failure."""
         if not self._streams and self._is_rank_gone and not self._awaits_stack:
             self._sink.flush(lambda: self._sink.close(self._end))
 
@@ -194,12 +195,12 @@ class Forwarder:
         self._sink.take(stream, b"")
 
     def _catch_up(self) -> None:
-        """Forward what the rank has written by now."""
+        """Forward what the rank has written so far."""
         for stream in list(self._streams):
             self._read(stream)
 
     def _drain(self, reply: Callable[[], object], aggregator: Aggregator | None = None) -> None:
-        """Forward all output that there is, then reply."""
+        """Forward all output written so far, then reply."""
         self._catch_up()
         if aggregator is not None:
             aggregator.drain(reply)
@@ -207,7 +208,7 @@ class Forwarder:
             reply()
 
     def _receive(self) -> None:
-        """Take the rank's messages; when it is gone, finish."""
+        """Answer the rank's messages; finish when it has exited."""
         try:
             messages = self._control.receive()
         except (EOFError, OSError):
@@ -258,7 +259,7 @@ class Forwarder:
                 self._take_stack(message.text)
 
     def _take_stack(self, text: str = "") -> None:
-        """Write the stack of a crash to the log, empty for none; then nothing more comes from the sentinel."""
+        """Write the stack of a crash, if any, to the log; the sentinel sends nothing more."""
         if self._log is not None and text:
             self._log.write_stack(text)
         if self._awaits_stack:
@@ -269,8 +270,9 @@ class Forwarder:
         self._loop.stop()
 
     def _on_error(self, error: Exception) -> None:
-        """Report an error of ours, and go on unfolded if output is folded."""
-        write_line(f"mpiddp: output of {self._rank_name}: {type(error).__name__}: {error}; some of it may be lost")
+        """Report an error in the relay itself; if output is folded, continue unfolded."""
+        write_line(f"mpiddp: {self._rank_name}: error in the output relay: {type(error).__name__}: {error}; "
+                   "some output may be lost")
         if isinstance(self._sink, PassThrough):
             return
         broken, self._sink, self._drop_policy, self._has_lost_output = self._sink, self._pass_through(), None, True
@@ -286,7 +288,7 @@ class Forwarder:
 class PassThrough:
     """The sink that writes a rank's output to the terminal, if it `is_shown`.
 
-    `prefix` is put before its lines, with their time in the place of its field `time` (str.format).
+    Each line gets the prefix, in which a field `time` is replaced by the line's time (str.format).
     """
 
     def __init__(self, prefix: str, rank_name: str, is_shown: bool = True) -> None:
@@ -298,23 +300,21 @@ class PassThrough:
 
     @property
     def has_lost_output(self) -> bool:
-        """Whether stdout has lost something."""
+        """Whether output to stdout was lost."""
         return self._writers[1].has_failed
 
     def take(self, stream: int, data: bytes) -> None:
-        """Write data of a stream; empty data means that the stream pauses: a line without an end is written."""
+        """Write data of a stream; empty data completes an unfinished line."""
         if not self._is_shown:
             return
         for text in self._prefixers[stream].take(data, time.monotonic()) if self._prefixers else [data]:
             self._writers[stream].write(text)
 
     def flush(self, then: Callable[[], object]) -> None:
-        """Call `then`: nothing waits here."""
+        """Call `then` at once: no output waits here."""
         then()
 
-    def close(self, then: Callable[[], object]) -> None:
-        """Call `then`: nothing waits here."""
-        then()
+    close = flush
 
     def _format_prefix(self) -> bytes:
         if not self._form:

@@ -1,7 +1,7 @@
-"""The index of a job's logs, ranks.json: a record for each rank, which its own processes update.
+"""The index of a job's logs, ranks.json: one record per rank, which the rank's own processes update.
 
-It is JSON at any moment, and nobody waits for anybody: rank 0 writes the file once, each record padded to the same
-size, and what is known later overwrites spaces that were left for it.
+It is valid JSON at any moment, without locks: rank 0 writes the file once, with padded records of equal size; values
+that become known later overwrite the padding.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..base.files import find_risk, open_checked, open_for_writing
+from ..base.stderr import write_all
 from ..failure.rank import LogPlan
 
 INDEX_NAME = "ranks.json"
 RECORD_BYTES = 512  # 2,000 ranks make 1 MB
-STATUS_BYTES, FIRST_BYTES, LOST_BYTES = 4, 4, 20  # of the values: null, 255; null, true; null, 2**63
-SUFFIX_BYTES = len(".zst")  # by which a log's name is longer when it is compressed
-STATUS, FIRST, LOST, LAST = b', "status": ', b', "first": ', b', "lost": ', b', "last": '  # between the values
-END = b"},\n"  # after them
+STATUS_BYTES, FIRST_BYTES, LOST_BYTES = 4, 4, 20  # for the values: null, 255; null, true; null, 2**63
+SUFFIX_BYTES = len(".zst")  # of a compressed log
+STATUS, FIRST, LOST, LAST = b', "status": ', b', "first": ', b', "lost": ', b', "last": '  # keys between the values
+END = b"},\n"
 UPDATE_TIMEOUT_S = 0.5
-TAIL_BYTES = 4096  # of a log, in which its last line is looked for
-REPORT = "mpiddp: failed: "  # the beginning of failure/report.py's block
+TAIL_BYTES = 4096  # of the output, in which the last line is searched
+REPORT = "mpiddp: failed: "  # the first words of failure/report.py's report
 LINE_END = re.compile(r"[\r\n]+")
 
 
 def write_index(path: str, logs: Sequence[LogPlan]) -> None:
-    """Write the index of these logs, one of each rank; raise OSError where that fails."""
+    """Write the index of these logs, one per rank; raise OSError."""
     records = b"".join(map(make_record, logs))
     descriptor = open_for_writing(path, job_folder=True)
     try:
-        rest = b"[\n" + records[:-2] + b"\n]\n"
-        while rest:
-            rest = rest[os.write(descriptor, rest):]
+        write_all(descriptor, b"[\n" + records[:-2] + b"\n]\n")
     except OSError:
         os.unlink(path)
         raise
@@ -45,7 +44,7 @@ def write_index(path: str, logs: Sequence[LogPlan]) -> None:
 
 
 def make_record(log: LogPlan) -> bytes:
-    """Return the record of a rank of which nothing is known yet."""
+    """Return the initial record of a rank."""
     record = make_head(log)
     values = encode_name(log.path), b"null", b"null", b"null"
     for (size, key), value in zip(list_fields(log), values, strict=True):
@@ -54,33 +53,33 @@ def make_record(log: LogPlan) -> bytes:
 
 
 def make_head(log: LogPlan) -> bytes:
-    """Return a record up to the name of its file."""
+    """Return a record up to the file name."""
     values = {"rank": log.rank, "host": log.host, "job": log.job}
     return json.dumps(values)[:-1].encode() + b', "file": '
 
 
 def encode_name(path: str) -> bytes:
-    """Return a file's name as JSON."""
+    """Return a file's base name as JSON."""
     return json.dumps(os.path.basename(path)).encode()
 
 
 def list_fields(log: LogPlan) -> list[tuple[int, bytes]]:
-    """Return the size in bytes of each value in a record but the last one, and the key that stands after it."""
+    """Return the size in bytes of each value in a record except the last, and the key after it."""
     return [(len(encode_name(log.path)) + SUFFIX_BYTES, STATUS), (STATUS_BYTES, FIRST), (FIRST_BYTES, LOST),
             (LOST_BYTES, LAST)]
 
 
 def update_record(log: LogPlan, status: int | None = None, lost: int | None = None, tail: bytes | None = None,
                   overwrite: bool = True, is_first: bool = False, file: str | None = None) -> None:
-    """Update a rank's record: its exit status, the first byte lost, the last line in the `tail` of its output.
+    """Update a rank's record: its exit status, the first lost byte, the last line in the `tail` of its output.
 
-    `is_first` says that it was the first rank to fail, `file` is the new name of its log. A value that is there already
-    is replaced if `overwrite`. Does nothing if there is no index, or one of another job.
+    `is_first` means that it was the first rank to fail; `file` is the new name of its log. Existing values are replaced
+    only if `overwrite`. Does nothing if there is no index, or if it belongs to another job.
     """
     if not log.ranks_file:
         return
     with contextlib.suppress(OSError):
-        # NFS sends whole pages, with others' records as they were before, unless each write goes to the server at once.
+        # Without O_DSYNC, NFS later sends whole pages, with outdated records of other ranks.
         descriptor = open_checked(log.ranks_file, os.O_RDWR | os.O_DSYNC, partial(find_risk, job_folder=True))
         try:
             values = [None if file is None else encode_name(file), status, b"true" if is_first else None, lost]
@@ -91,7 +90,7 @@ def update_record(log: LogPlan, status: int | None = None, lost: int | None = No
 
 def write_fields(index: int, log: LogPlan, values: Sequence[int | bytes | None], tail: bytes | None, overwrite: bool
                  ) -> None:
-    """Write the first `values` of a record, each None for none, and the last line, as update_record() does."""
+    """Write a record's `values` that are not None, and the last line; see update_record()."""
     start, head = len(b"[\n") + log.rank * RECORD_BYTES, make_head(log)
     if os.pread(index, len(head), start) != head:
         return
@@ -104,15 +103,15 @@ def write_fields(index: int, log: LogPlan, values: Sequence[int | bytes | None],
 
 
 def write_field(index: int, position: int, size: int, value: bytes | None, overwrite: bool) -> None:
-    """Write a value, None for none, into its place in the index."""
+    """Write a value, unless it is None, to its place in the index."""
     if value is not None and (overwrite or os.pread(index, 4, position) == b"null"):
         os.pwrite(index, value.ljust(size), position)
 
 
 def format_last_line(tail: bytes, max_bytes: int) -> bytes:
-    """Return the last line that is not empty, as JSON of at most `max_bytes`; what is no text is escaped.
+    """Return the last line that is not empty, as JSON of at most `max_bytes`; unprintable characters are escaped.
 
-    The line before the report of a failure counts; without one, the report's own first line.
+    A failure report is skipped; if there is nothing before it, its first line is returned.
     """
     text = tail.decode(errors="replace")
     before, report, after = text.rpartition(REPORT)
@@ -142,7 +141,7 @@ def try_update_record(log: LogPlan, status: int | None = None, overwrite: bool =
 
 
 def shell_status(wait_status: int | None) -> int | None:
-    """Return what a shell makes of a wait status (man 2 wait): 128+N for signal N; None for an unknown one."""
+    """Return the status that a shell reports for a wait status (man 2 wait): 128+N for signal N; None if unknown."""
     if wait_status is None:
         return None
     return 128 + number if (number := wait_status & 0x7F) else wait_status >> 8

@@ -1,7 +1,7 @@
-"""Merges equal lines of many ranks, and those that differ in numbers only, into one line. No I/O, no clock.
+"""Merges lines of many ranks into one if they are equal, or differ only in numbers. No I/O, no clock.
 
-A source is a rank, or a node that has merged the lines of its ranks. Ranks are the bits of an integer, so that
-thousands take little memory.
+A source is a rank, or a node that has merged its ranks' lines. A set of ranks is an integer with one bit per rank,
+which is small even for thousands of ranks.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from functools import partial
 from itertools import accumulate, chain, compress, count, groupby
 from operator import attrgetter, eq, ne
 
-# A number, or a terminal's escape sequence, as for a colour. A sign belongs to a number that follows no letter, digit
-# or point. An expression that begins with a set of characters is fast.
+# A number, or a terminal's escape sequence, for example a colour. A sign belongs to a number unless a letter, digit or
+# point precedes it. The expression begins with a set of characters because that is fast.
 TOKEN = re.compile(r"([-+0-9\033](?:(?:(?<=[0-9])|(?<=[-+])(?<![\w.].)(?=[0-9]))[0-9]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
                    r"|(?<=\033)\[[0-9;:?]*[A-Za-z]))")
 ESCAPE = "\033"  # begins an escape sequence
-MASK = "\ud800"  # stands for a number; decoded output never contains it, not even as an escaped byte
-MAX_LISTED_VALUES = 3  # of a number; of more, the smallest and the largest are shown
-MAX_COLUMNS = 16  # ranks whose numbers are kept; of more, only the smallest and the largest numbers are
+MASK = "\ud800"  # replaces a number; decoded output never contains it, not even as an escaped byte
+MAX_LISTED_VALUES = 3  # of a number; if there are more, the smallest and the largest are shown
+MAX_COLUMNS = 16  # ranks whose numbers are all kept; of more ranks, only the smallest and the largest numbers
 
-MAX_CANDIDATES = 16  # pending lines that are compared to find the one with the most equal integers
-MAX_MOVABLE_LINES = 64  # lines of one source alone that may still move before a line of several sources
-MAX_WINDOWS = 5  # for a line that ranks join one after the other
-MAX_LINES_AHEAD = 10_000  # of a source before the oldest pending line
-PATIENT_LINES = 1_000  # pending lines up to which a rank is waited for that has been silent for a window
-MAX_MASKS = 1_000  # whose usual number of equal integers is kept
+MAX_CANDIDATES = 16  # pending lines to compare for the most equal integers
+MAX_MOVABLE_LINES = 64  # lines printed by one source only that may still move before a shared line
+MAX_WINDOWS = 5  # the longest wait, for a line that ranks join one after the other
+MAX_LINES_AHEAD = 10_000  # of a source, from the oldest pending line on
+PATIENT_LINES = 1_000  # with more pending lines, a rank that was silent for a window is not waited for
+MAX_MASKS = 1_000  # in the table of usual numbers of equal integers
 MAX_PENDING_CHARACTERS = 16 * 2**20
 
 get_position = attrgetter("position")
 
 
 class MergedLines:
-    """Consecutive lines that `ranks` have printed on a stream, 1 or 2, as one of them printed them.
+    """Consecutive lines that `ranks` have printed on a stream, 1 or 2, in the wording of one of these ranks.
 
-    Where numbers differ, `others` has those of other ranks: each a list of all numbers in the lines.
+    If numbers differ, `others` has those of other ranks: for each rank a list of all numbers in the lines.
     """
 
     __slots__ = ("_masked", "lines", "others", "ranks", "stream")
@@ -64,7 +64,7 @@ class MergedLines:
 
     @property
     def masks(self) -> list[str]:
-        """The lines without escape sequences, and with MASK in the place of each number."""
+        """The lines without escape sequences, with each number replaced by MASK."""
         return self.mask()[0]
 
     @property
@@ -87,7 +87,7 @@ class MergedLines:
         return self._masked
 
     def split_off(self, size: int) -> MergedLines:
-        """Remove the first lines, and return them."""
+        """Remove the first `size` lines and return them."""
         first = MergedLines(self.ranks, self.stream, self.lines[:size])
         if self.others or self._masked is not None:
             masks, numbers = self.mask()
@@ -100,7 +100,7 @@ class MergedLines:
         return first
 
     def merge(self, other: MergedLines) -> None:
-        """Add ranks that have printed the same lines, except for numbers."""
+        """Add the ranks of lines that differ at most in numbers."""
         self.ranks |= other.ranks
         if other.others or (self.lines != other.lines and self.numbers != other.numbers):
             self.others = [*self.others, other.numbers, *other.others]
@@ -109,7 +109,7 @@ class MergedLines:
 
 
 def limit_values(columns: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return columns with at most MAX_LISTED_VALUES + 1 values for each number, the smallest and the largest too."""
+    """Return columns with at most MAX_LISTED_VALUES + 1 values of each number, including the smallest and largest."""
     if len(columns) <= MAX_LISTED_VALUES + 1:
         return list(map(list, columns))
     rows = []
@@ -121,7 +121,7 @@ def limit_values(columns: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def format_values(numbers: Iterable[str]) -> str:
-    """Return different numbers as people see them: {7,8}, or 7…90."""
+    """Return different numbers as users see them: {7,8}, or 7…90."""
     low_to_high = sorted(numbers, key=number_key)
     return ("{" + ",".join(low_to_high) + "}" if len(low_to_high) <= MAX_LISTED_VALUES else
             f"{low_to_high[0]}…{low_to_high[-1]}")
@@ -133,16 +133,16 @@ def number_key(number: str) -> tuple[float, str]:
 
 
 def format_ranks(ranks: int) -> str:
-    """Return the ranks that are the bits of an integer, as in 0-3,8."""
+    """Return ranks, the bits of an integer, as in 0-3,8."""
     digits = f"{ranks:b}"[::-1]
     return ",".join(f"{row.start()}" if row.end() - row.start() == 1 else f"{row.start()}-{row.end() - 1}"
                     for row in re.finditer("1+", digits))
 
 
 class Cursor:
-    """The position of a source: its last line that others have printed, too, and after that, lines of its `own`.
+    """The position of a source: `anchor` is its last shared line, `own` are its lines after that.
 
-    `ranks` are those whose lines it has brought, the last ones at `last_s`.
+    `ranks` are those whose lines the source has sent; `last_s` is when it sent the latest.
     """
 
     __slots__ = ("anchor", "last_s", "own", "ranks")
@@ -152,7 +152,7 @@ class Cursor:
         self.ranks, self.last_s = 0, 0.0
 
     def advance(self, line: PendingLines) -> None:
-        """Move the anchor to a line of its own; that, and those before it, move no more."""
+        """Move the anchor to one of the source's own lines; this line and those before it become fixed."""
         size = self.own.index(line) + 1
         self.anchor = line
         for fixed in self.own[:size]:
@@ -161,10 +161,10 @@ class Cursor:
 
 
 class PendingLines(MergedLines):
-    """Lines that wait for more ranks, in a linked list in the order of their `position`.
+    """Lines that wait for more ranks, in a linked list ordered by `position`.
 
-    As long as one source alone has printed them, and they may move, its cursor is their `owner`. A position is that of
-    the first line: the number of lines that came before it. The position of moved lines has one more component.
+    While only one source has printed them and they may still move, `owner` is the source's cursor. A position is the
+    number of lines that arrived before the first of these lines. Moving lines adds a component to their position.
     """
 
     __slots__ = ("after", "before", "began_s", "is_indexed", "joined_s", "owner", "position")
@@ -194,7 +194,7 @@ class PendingLines(MergedLines):
         return self.after is not self
 
     def split(self, size: int) -> PendingLines:
-        """Return the first lines, as an element of the list before the others."""
+        """Split off the first `size` lines as an element of their own, linked before this one, and return it."""
         if size == len(self.lines):
             return self
         first = PendingLines(self.split_off(size), self.owner, self.began_s)
@@ -207,10 +207,10 @@ class PendingLines(MergedLines):
 
 
 class LineMerger:
-    """Keeps lines until all expected ranks have printed them, or none of the missing ranks will.
+    """Keeps lines until all expected ranks have printed them, or the missing ranks are given up.
 
-    None will if no rank has joined them for `window_s`, or when very many lines are pending, if `hurries`. The lines of
-    a source stay in their order.
+    They are given up after `window_s` in which no rank has joined the line, and with `hurries` also if very many lines
+    are pending. The lines of a source stay in order.
     """
 
     def __init__(self, expected: int, window_s: float, hurries: bool = False) -> None:
@@ -218,19 +218,19 @@ class LineMerger:
         self._max_pending = MAX_LINES_AHEAD // 2 if hurries else math.inf
         self._ends = PendingLines(MergedLines(0, 0, []), None, 0.0)  # before the first line, and after the last one
         self._ends.position, self._ends.is_indexed = (-1,), True
-        self._number = self._done = 0  # lines that have come, and that have gone
+        self._number = self._done = 0  # lines that were added, and that were removed
         self._size = 0  # characters of pending lines
         self._moved = 0  # lines that have been moved
         self._began_s = math.inf
         self._by_mask: dict[tuple[int, str], list[PendingLines]] = {}  # single lines, by stream and mask
-        self._frontrunner: Cursor | None = None  # which alone has printed all lines after its anchor
+        self._frontrunner: Cursor | None = None  # the only source of all lines after its anchor
         self._through: list[MergedLines] = []  # lines that wait for no rank
-        self._usual_equal: dict[str, int] = {}  # how many integers were equal when lines of a mask were merged
+        self._usual_equal: dict[str, int] = {}  # by mask, how many integers were equal when lines were merged
         self._cursors: dict[Hashable, Cursor] = {}
-        self._awaited: Cursor | None = None  # for which the first line waits, or has waited
+        self._awaited: Cursor | None = None  # the source for which the first line waits or has waited
 
     def add(self, source: Hashable, lines: MergedLines, now_s: float) -> None:
-        """Add the next lines of a source; they belong to the merger from now on."""
+        """Add the next lines of a source; the merger takes ownership of them."""
         if not self._pending_count and not self._expected & ~lines.ranks:
             self._through.append(lines)
             return
@@ -252,13 +252,13 @@ class LineMerger:
                     self._append(cursor, line, now_s)
 
     def remove_ranks(self, ranks: int) -> None:
-        """Expect nothing of these ranks any more."""
+        """Expect no more lines of these ranks."""
         self._expected &= ~ranks
 
     def pop_ready(self, now_s: float, is_due: bool = False) -> list[MergedLines]:
-        """Return the lines that wait for no rank any more, in their order.
+        """Return the lines that wait for no rank any more, in order.
 
-        With `is_due` all sources have been read: no line waits longer than a window then.
+        With `is_due` all sources have been read, and lines that have waited for a window are returned as well.
         """
         ready, self._through = self._through, []
         while self._pending_count and self._is_ready(self._ends.after, now_s, is_due):
@@ -270,14 +270,14 @@ class LineMerger:
         return self._due_s(self._ends.after) if self._pending_count else None
 
     def pop_all(self) -> list[MergedLines]:
-        """Return all lines."""
+        """Return all lines, ready or not."""
         lines, self._through = self._through, []
         while self._pending_count:
             lines.append(self._pop())
         return lines
 
     def is_ahead(self, source: Hashable) -> bool:
-        """Return whether a source is too far ahead of others to be read."""
+        """Return whether a source is so far ahead of others that reading it should pause."""
         if not self._pending_count or source not in self._cursors:
             return False
         cursor = self._cursors[source]
@@ -297,9 +297,9 @@ class LineMerger:
         return cursor
 
     def _count_alike(self, pending: PendingLines, lines: MergedLines) -> int:
-        """Return with how many lines both begin alike, except for numbers.
+        """Return how many first lines are alike in both, except for numbers.
 
-        As many integers have to be equal as usual, or all: step 7 is not step 5.
+        As many integers as usual must be equal, by default all, so that step 7 does not match step 5.
         """
         if pending is self._ends or pending.stream != lines.stream:
             return 0
@@ -323,7 +323,7 @@ class LineMerger:
         return size
 
     def _find_match(self, cursor: Cursor, line: MergedLines) -> PendingLines | None:
-        """Return the first of the lines with the most equal integers that a source may join.
+        """Return the pending line with the most equal integers that a source may join, the first of several.
 
         Prevents matching a sparse logger's step 7 with others' step 5.
         """
@@ -347,7 +347,7 @@ class LineMerger:
         return best
 
     def _index(self) -> None:
-        """Add the lines that have come last to the index of masks, each as an element of its own."""
+        """Add the newest lines to the index of masks, each as an element of its own."""
         block = self._ends.before
         while not block.is_indexed:
             block = block.before
@@ -359,7 +359,7 @@ class LineMerger:
                 self._by_mask.setdefault((line.stream, line.masks[0]), []).append(line)
 
     def _is_frontrunner(self, cursor: Cursor) -> bool:
-        """Return whether no other source has printed what comes after a source's anchor."""
+        """Return whether no other source has printed any line after this source's anchor."""
         return cursor is self._frontrunner or not self._pending_count or (
             not cursor.own and self._ends.before is cursor.anchor)
 
@@ -375,7 +375,7 @@ class LineMerger:
             cursor.advance(cursor.own[-MAX_MOVABLE_LINES - 1])
 
     def _merge(self, cursor: Cursor, pending: PendingLines, lines: MergedLines, now_s: float) -> None:
-        """Merge lines of a source into pending ones; what it alone has printed before moves before them."""
+        """Merge lines of a source into pending lines; its own earlier lines move before these."""
         pending.merge(lines)
         pending.joined_s = now_s
         if pending.owner is cursor:
@@ -399,7 +399,7 @@ class LineMerger:
         if block.owner is not None:
             block.owner.advance(block)
         block.unlink()
-        self._ends.position = block.position  # others come after it
+        self._ends.position = block.position  # all others are after it
         self._done += len(block.lines)
         self._size -= sum(map(len, block.lines)) + len(block.lines)
         if block.is_indexed:
@@ -407,7 +407,7 @@ class LineMerger:
             self._by_mask[key].remove(block)
             if not self._by_mask[key]:
                 del self._by_mask[key]
-        return block.split_off(len(block.lines))  # what is left of it, and of its links, takes little memory
+        return block.split_off(len(block.lines))  # the empty block, still referenced by cursors, is small
 
     def _is_ready(self, block: PendingLines, now_s: float, is_due: bool) -> bool:
         missing = self._expected & ~block.ranks
@@ -420,7 +420,7 @@ class LineMerger:
         return self._have_passed(block, missing)
 
     def _have_passed(self, block: PendingLines, missing: int) -> bool:
-        """Return whether the ranks that are missing in a line have all printed something that comes after it."""
+        """Return whether all ranks missing from a line have printed a later line."""
         awaited = self._awaited
         if awaited is not None and awaited.ranks & missing and awaited.anchor.position <= block.position:
             return False
@@ -436,7 +436,7 @@ class LineMerger:
         return min(block.joined_s + self._window_s, block.began_s + MAX_WINDOWS * self._window_s)
 
     def _active_ranks(self, now_s: float) -> int:
-        """Return the ranks of sources that have brought lines in the last window; all, during the first window."""
+        """Return the ranks of sources that have sent lines in the last window; during the first window, all ranks."""
         ranks = -1 if now_s - self._began_s < self._window_s else 0
         for cursor in self._cursors.values():
             if now_s - cursor.last_s < self._window_s:
@@ -445,7 +445,7 @@ class LineMerger:
 
 
 def can_join(cursor: Cursor, pending: PendingLines, ranks: int) -> bool:
-    """Return whether ranks of a source may join a pending line: none has printed it already, or more since."""
+    """Return whether ranks of a source may join a pending line: none has printed it yet, or a later line."""
     if pending.ranks & ranks:
         return False
     return pending.owner is not cursor or not any(

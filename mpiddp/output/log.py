@@ -1,4 +1,4 @@
-"""The file with a rank's output: rotated, compressed when it is complete, and its record in the index."""
+"""The log of a rank's output: rotated, compressed when it is complete, and its record in the index."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from typing import IO, Any
 
-from ..base.files import open_for_reading, open_for_writing
+from ..base.files import open_for_reading, open_for_writing, replace_file
 from ..base.stderr import write_line, write_some
 from ..failure.rank import LogPlan
 from .index import TAIL_BYTES, update_record
+from .streams import report_loss
 
 SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
 GZIP_LEVEL = 6  # gzip's own default
@@ -25,50 +25,37 @@ COPY_BYTES = 2**20
 def compress(path: str, compression: str, is_new: bool = False) -> str:
     """Compress a file, remove it, and return the path of the compressed file.
 
-    What the compressed file holds already stays before that, unless it `is_new`. At any moment one of the two files has
-    all of it. Raises OSError where that fails: then the file stays as it is.
+    If a compressed file exists, this appends to it, unless it `is_new`. At any moment one of the two files is whole.
+    Raises OSError if this fails: then the file is unchanged.
     """
-    import shutil  # which loads every compressor that Python has
+    import shutil  # here, because it loads every compressor that Python has
 
     target = path + SUFFIXES[compression]
-    with replace_file(path, target) as sink:
+    with replace_file(target, f"{target}.part", job_folder=True) as sink:
         if not is_new and os.path.exists(target):
             with os.fdopen(open_for_reading(target), "rb") as before:
                 shutil.copyfileobj(before, sink, COPY_BYTES)
         with os.fdopen(open_for_reading(path), "rb") as source, open_compressor(sink, compression) as compressed:
             shutil.copyfileobj(source, compressed, COPY_BYTES)
+    os.unlink(path)
     return target
 
 
 def restore(path: str, compression: str) -> None:
-    """Decompress a file into `path` and remove the compressed one; do nothing if `path` is there already."""
+    """Decompress a file into `path` and remove the compressed one; do nothing if `path` exists."""
     import shutil
 
     target = path + SUFFIXES[compression]
     if os.path.exists(path) or not os.path.exists(target):
         return
-    with (replace_file(target, path) as sink, os.fdopen(open_for_reading(target), "rb") as source,
-          open_decompressor(source, compression) as data):
+    with (replace_file(path, f"{path}.part", job_folder=True) as sink,
+          os.fdopen(open_for_reading(target), "rb") as source, open_decompressor(source, compression) as data):
         shutil.copyfileobj(data, sink, COPY_BYTES)
-
-
-@contextlib.contextmanager
-def replace_file(source: str, target: str) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces `target` at the end of the block; then remove `source`."""
-    part = f"{target}.part"
-    try:
-        with os.fdopen(open_for_writing(part, job_folder=True), "wb") as sink:
-            yield sink
-        os.replace(part, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
-    os.unlink(source)
+    os.unlink(target)
 
 
 def open_compressor(sink: IO[bytes], compression: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a file that compresses what is written to it; zstd's by Python (from 3.14) or by the package zstandard."""
+    """Return a file that compresses into `sink`; zstd by Python (from 3.14) or by the package zstandard."""
     if compression == "gzip":
         import gzip
 
@@ -84,7 +71,7 @@ def open_compressor(sink: IO[bytes], compression: str) -> contextlib.AbstractCon
 
 
 def open_decompressor(source: IO[bytes], compression: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a file that decompresses `source`, all its frames."""
+    """Return a file that decompresses all frames of `source`."""
     if compression == "gzip":
         import gzip
 
@@ -100,31 +87,30 @@ def open_decompressor(source: IO[bytes], compression: str) -> contextlib.Abstrac
     return reader
 
 
-LINE_BYTES = 4096  # by which a file may grow over its limit until a line ends
+LINE_BYTES = 4096  # by which a file may exceed its limit to complete a line
 LINE_END = re.compile(rb"[\r\n]")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RankLog:
-    """The log of the rank called `rank_name`: a plain file, compressed when it is complete if that is wanted.
+    """The log of the rank called `rank_name`: a plain file, compressed when it is complete if so configured.
 
-    What can't be written, on a full disk, is lost. That is reported once on a node; the index has it for each rank.
-    Later writes are tried again, in a file that is opened anew, and a line in the log says how much is missing before
-    it.
+    Output that cannot be written, as on a full disk, is lost. This is reported once per node; the index records it for
+    each rank. Later writes are retried, in a newly opened file, after a line with the number of missing bytes.
     """
 
     def __init__(self, plan: LogPlan, rank_name: str) -> None:
-        self.lost_from = -1  # the position in the output of the first byte that was lost, -1 for none
+        self.lost_from = -1  # the position in the output of the first lost byte, -1 for none
         self._plan, self._rank_name = plan, rank_name
-        self._descriptor = -1  # of the file, -1 where it is closed
+        self._descriptor = -1  # -1 while the file is closed
         self._size = 0  # of the file, in bytes
-        self._position = -1  # of the next byte, after what the file held before; -1 before that is known
-        self._missing = 0  # bytes since the last that was written
+        self._position = -1  # of the next byte, counting the file's earlier content; -1 until the first open
+        self._missing = 0  # bytes lost since the last successful write
         self._ends_line = True
         self._tail = b""
         self._compressing: threading.Thread | None = None
-        self._report_lock: socket.socket | None = None  # its name is held by the process that reports on this node
-        with contextlib.suppress(OSError):  # reported when there is something to be written
+        self._report_lock: socket.socket | None = None  # the process that binds its name reports for this node
+        with contextlib.suppress(OSError):  # reported by the first write
             self._open()
 
     def write(self, data: bytes) -> None:
@@ -133,13 +119,13 @@ class RankLog:
         self._write_lines(data)
 
     def write_stack(self, text: str) -> None:
-        """Write the stack of a crash, which is no output of the rank's."""
+        """Write the stack of a crash, which does not count as the rank's output."""
         self._write_lines(b"\n" * (not self._ends_line) + text.encode(errors="replace") + b"\n")
 
     def close(self, is_complete: bool) -> None:
-        """Close the file, compress it if it `is_complete` and that is wanted, and update the index.
+        """Close the file, compress it if it `is_complete` and compression is configured, and update the index.
 
-        What is written after this goes on in the file, or in a new one.
+        Later writes reopen the file, or begin a new one.
         """
         self._await_compression()
         self._close()
@@ -148,7 +134,7 @@ class RankLog:
         update_record(self._plan, file=file, lost=self.lost_from if self.lost_from >= 0 else None, tail=self._tail)
 
     def _write_lines(self, data: bytes) -> None:
-        """Write data to one file, or the first lines of it to one and the rest to the next."""
+        """Write data, rotating the file between lines where it reaches its limit."""
         while data:
             count = len(data)
             if self._plan.most_bytes:
@@ -162,19 +148,19 @@ class RankLog:
         self._rotate_if_full()
 
     def _rotate_if_full(self) -> None:
-        """Begin a new file if this one has reached its limit, at a line's end if that is near."""
+        """Begin a new file if this one has reached its limit, at a line end if one is near."""
         limit = self._plan.most_bytes
         if not limit or self._descriptor < 0 or self._size < limit + (0 if self._ends_line else LINE_BYTES):
             return
         self._await_compression()
-        former = f"{self._plan.path}.1"
-        with contextlib.suppress(OSError, RuntimeError):  # tried again later; no thread can be started
-            is_there = os.path.exists(self._plan.path)  # nobody has removed it
+        rotated = f"{self._plan.path}.1"
+        with contextlib.suppress(OSError, RuntimeError):  # retried later; no thread can be started
+            is_there = os.path.exists(self._plan.path)  # it may have been removed
             if is_there:
-                os.replace(self._plan.path, former)
+                os.replace(self._plan.path, rotated)
             self._close()
             if is_there and self._plan.compression:
-                compressing = threading.Thread(target=self._compress, args=(former, True))
+                compressing = threading.Thread(target=self._compress, args=(rotated, True))
                 compressing.start()
                 self._compressing = compressing
             self._open()
@@ -185,17 +171,17 @@ class RankLog:
             self._compressing = None
 
     def _compress(self, path: str, is_new: bool = False) -> str | None:
-        """Compress a file as compress() does, and return the new path; None if the file stays as it is."""
+        """Compress a file as compress() does, and return the new path; None if that fails."""
         try:
             return compress(path, self._plan.compression, is_new)
-        except Exception as error:  # of a library, too
+        except Exception as error:  # also of a library
             if self._can_report():
                 reason = getattr(error, "strerror", "") or error
-                write_line(f"mpiddp: {self._rank_name}: cannot compress {path}: {reason}; it stays as it is")
+                write_line(f"mpiddp: {self._rank_name}: cannot compress {path}: {reason}; it stays uncompressed")
             return None
 
     def _write_all(self, data: bytes) -> None:
-        note = b"\n[mpiddp: %d bytes are missing here]\n" % self._missing if self._missing else b""
+        note = b"\n[mpiddp: bytes missing here: %d]\n" % self._missing if self._missing else b""
         rest = note + data
         try:
             while rest:
@@ -208,9 +194,9 @@ class RankLog:
         self._ends_line = data.endswith((b"\n", b"\r"))
 
     def _write_some(self, data: bytes) -> int:
-        """Write some of the data; if the file takes none for another reason than room, open it again.
+        """Write some of the data; on any error but a lack of room, reopen the file and retry once.
 
-        The server of a shared file system may have come back without knowing the open file (ESTALE).
+        A file server that has restarted may not know the open file any more (ESTALE).
         """
         self._open()
         try:
@@ -227,8 +213,8 @@ class RankLog:
     def _open(self) -> None:
         if self._descriptor < 0:
             if self._position < 0 and self._plan.most_bytes and self._plan.compression:
-                with contextlib.suppress(Exception):  # an earlier attempt's log stays as it is: this one is added to it
-                    restore(self._plan.path, self._plan.compression)  # so that it is rotated in time
+                with contextlib.suppress(Exception):  # then close() appends this log to that of an earlier attempt
+                    restore(self._plan.path, self._plan.compression)  # so that it counts towards the limit
             self._descriptor = open_for_writing(self._plan.path, append=True, job_folder=True)
             self._size = os.fstat(self._descriptor).st_size
             if self._position < 0:
@@ -241,18 +227,17 @@ class RankLog:
         self._descriptor = -1
 
     def _report_loss(self, error: OSError, position: int) -> None:
-        """Report that output is lost from a position on, the first time that it happens."""
+        """Report the first loss of output, at a position, and record it in the index."""
         if self.lost_from >= 0:
             return
         self.lost_from = position
         update_record(self._plan, lost=position)
         if self._can_report():
-            others = f"; {self._plan.ranks_file} tells of other ranks" if self._plan.ranks_file else ""
-            write_line(f"mpiddp: {self._rank_name}: cannot write {self._plan.path}: {error.strerror} "
-                       f"(at byte {position}); this output is lost, what follows is tried again{others}")
+            hint = f"; for other ranks see {self._plan.ranks_file}" if self._plan.ranks_file else ""
+            report_loss(self._rank_name, self._plan.path, error, position, hint)
 
     def _can_report(self) -> bool:
-        """Return whether no rank of the job on this node has reported; the kernel frees the name with a process."""
+        """Return whether no rank of the job on this node has reported; the kernel frees the name at process exit."""
         if self._report_lock is not None:
             return False
         try:
@@ -264,7 +249,7 @@ class RankLog:
 
 
 def count_fitting(data: bytes, room: int) -> int:
-    """Return how many bytes go into a file with so much room: up to the end of the line that fills it."""
+    """Return how many bytes to write to a file with this much room: up to the end of the line that fills it."""
     if len(data) < room:
         return len(data)
     stop = max(room + LINE_BYTES, 0)

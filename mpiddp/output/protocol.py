@@ -1,4 +1,4 @@
-"""The messages of a rank and its sentinel to the relay of the rank's output, and the relay's answers."""
+"""Messages of a rank and its sentinel to the rank's output relay, and the relay's answers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..failure.rank import LogPlan
 class AggregationConfig(NamedTuple):
     """Merge the output of `rank` with that of other ranks: send it to the relay that listens on `address` and `port`.
 
-    With port 0 this relay shows it. If it `gathers`, a descriptor that comes with this listens for the relays of other
-    ranks: of those that are `expected`, the bits of a hexadecimal number, this rank's among them. Relays authenticate
-    by the `token`. Lines are held back for `window_s`. A rank that prints more than can be shown is blocked; if
-    `drops`, lines are dropped.
+    With port 0 this relay shows it. If this relay `gathers`, the message carries a descriptor on which it accepts the
+    relays of the `expected` ranks, the bits of a hexadecimal number; they include this rank. Relays authenticate with
+    the `token`. A line waits `window_s` for other ranks. A rank that prints faster than its output can be shown is
+    blocked; if `drops`, its lines are dropped instead.
     """
 
     rank: int
@@ -27,9 +27,9 @@ class AggregationConfig(NamedTuple):
 
 
 class ForwardConfig(NamedTuple):
-    """Forward the output of the rank called `who`, each line after `prefix`, empty for none, and write a `log`.
+    """Forward the output of the rank called `who`, with `prefix` before each line, and write a `log`.
 
-    The terminal gets it if it is `shown`: as it is, unless there is a `folding`.
+    It goes to the terminal if it is `shown`, unchanged unless there is a `folding`.
     """
 
     log: LogPlan
@@ -40,11 +40,11 @@ class ForwardConfig(NamedTuple):
 
 
 class RelaySocket(NamedTuple):
-    """Carries one end of a socket between the rank's sentinel and the relay, by which they exchange messages."""
+    """Carries the relay's end of the socket over which it and the rank's sentinel exchange messages."""
 
 
 class Flush(NamedTuple):
-    """Show what all ranks have written so far, then answer `Flushed`."""
+    """Show all output that the ranks have written so far, then answer `Flushed`."""
 
 
 class Flushed(NamedTuple):
@@ -52,29 +52,29 @@ class Flushed(NamedTuple):
 
 
 class QueryLoss(NamedTuple):
-    """Ask what the log has lost so far."""
+    """Ask which part of the log is lost so far."""
 
 
 class LossReply(NamedTuple):
-    """The answer to `QueryLoss`: the first byte that the log has lost, -1 for none."""
+    """The answer to `QueryLoss`: the position of the first byte that the log has lost, -1 for none."""
 
     first_byte: int
 
 
 class RankEnds(NamedTuple):
-    """The rank ends by itself, and closes this connection. If it is `in_order`, its log is complete."""
+    """The rank exits by itself and closes this connection. If it is `in_order`, its log is complete."""
 
     in_order: bool
 
 
 class Forwarded(NamedTuple):
-    """All of the output is forwarded; `lost` tells that stdout did not take all of it."""
+    """All output is forwarded; `lost` says whether stdout lost some of it."""
 
     lost: bool
 
 
 class CrashStack(NamedTuple):
-    """The rank is gone; `text` is the stack that faulthandler printed, empty unless it has crashed."""
+    """The rank has exited; `text` is the stack that faulthandler printed, empty unless it crashed."""
 
     text: str
 

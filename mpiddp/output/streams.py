@@ -1,4 +1,4 @@
-"""One output stream: split into lines, prefixed, dropped where there is no room, written to a descriptor."""
+"""One output stream: split into lines, prefixed, dropped if there is no room, written to a descriptor."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from ..base.stderr import write_line, write_some
 from ..ipc.helper_process import redirect_to_devnull
 
-WRITE_BYTES = 4096  # PIPE_BUF: what a pipe takes in one piece (man 7 pipe)
+WRITE_BYTES = 4096  # PIPE_BUF: writes to a pipe up to this size are atomic (man 7 pipe)
 MAX_LINE_BYTES = 2**16  # a longer line is split
-BAR_INTERVAL_S = 10.0  # between two states of a progress bar, where each takes a line of its own
+BAR_INTERVAL_S = 10.0  # between two states of a progress bar if each gets its own line
 
 
 class Splitter:
-    """Splits a stream into lines. A carriage return begins a line anew, as on a terminal: its last state counts."""
+    """Splits a stream into lines. A carriage return restarts a line, as on a terminal; only its last state is kept."""
 
     def __init__(self) -> None:
         self._begun = b""
-        self.bar = b""  # the state of a progress bar that is being drawn, empty for none
+        self.bar = b""  # the current state of a progress bar, empty for none
 
     def take(self, data: bytes) -> bytes | None:
-        """Return the lines that new data completes, as a block without the last end, None for none.
+        """Return the lines that new data completes, as a block without the last line end; None for none.
 
-        Empty data completes what has begun.
+        Empty data completes an unfinished line.
         """
         if b"\r" in data or b"\r" in self._begun:
             return self._take_with_bar(data)
@@ -32,11 +32,11 @@ class Splitter:
         return block if end else None
 
     def _take_with_bar(self, data: bytes) -> bytes | None:
-        """As take(), where lines have states."""
+        """Take data with carriage returns; return as take() does."""
         *lines, begun = (self._begun + data).split(b"\n")
         lines = list(map(last_state, lines))
         state = last_state(begun)
-        is_drawn = b"\r" in begun.rstrip(b"\r")  # one at the end alone may be the first half of a line's end
+        is_drawn = b"\r" in begun.rstrip(b"\r")  # a single one at the end may be the first half of "\r\n"
         self.bar = state if is_drawn else b""
         if not data or len(begun) > MAX_LINE_BYTES:
             lines += [state] if begun.strip(b"\r") else []
@@ -47,22 +47,22 @@ class Splitter:
 
 
 def last_state(line: bytes) -> bytes:
-    """Return what a terminal shows of a line with carriage returns."""
+    """Return the text that a terminal shows for a line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class Prefixer:
     """Puts a prefix before each line of a stream; a progress bar gets a line every BAR_INTERVAL_S.
 
-    A bar's last state is not shown a second time when its line ends.
+    When a bar's line ends, its last state is not shown again.
     """
 
     def __init__(self, prefix: Callable[[], bytes]) -> None:
         self._splitter, self._prefix, self._shown_s = Splitter(), prefix, -BAR_INTERVAL_S
-        self._shown_bar: bytes | None = None  # the state that was shown last, if its line has not ended
+        self._shown_bar: bytes | None = None  # the last state shown, until its line ends
 
     def take(self, data: bytes, now_s: float) -> list[bytes]:
-        """Return the lines that new data completes, in pieces that a pipe takes whole; as Splitter.take()."""
+        """Return the lines that new data completes (see Splitter.take()), in pieces as of split_for_pipe()."""
         block = self._splitter.take(data)
         if block is not None:
             first, end, rest = block.partition(b"\n")
@@ -75,12 +75,12 @@ class Prefixer:
 
 
 def add_prefix(block: bytes, prefix: bytes) -> bytes:
-    """Return a block of lines with a prefix before each, and an end after the last."""
+    """Return a block of lines with a prefix before each line and a line end after the last."""
     return prefix + block.replace(b"\n", b"\n" + prefix) + b"\n"
 
 
 def split_for_pipe(text: bytes) -> list[bytes]:
-    """Return whole lines in pieces that a pipe takes whole, as far as lines are not longer."""
+    """Return whole lines in pieces of at most WRITE_BYTES; only a longer line makes a larger piece."""
     pieces, start = [], 0
     while len(text) - start > WRITE_BYTES:
         end = text.rfind(b"\n", start, start + WRITE_BYTES) + 1 or text.index(b"\n", start) + 1
@@ -90,7 +90,7 @@ def split_for_pipe(text: bytes) -> list[bytes]:
 
 
 class DropPolicy:
-    """Drops lines while there is no room, and puts their number in their place."""
+    """Drops lines while there is no room; a note with their number replaces them."""
 
     def __init__(self, has_room: Callable[[], bool]) -> None:
         self._has_room = has_room
@@ -98,7 +98,7 @@ class DropPolicy:
         self._dropped = {1: 0, 2: 0}
 
     def admit(self, stream: int, data: bytes) -> bytes:
-        """Return the whole lines that may go on, now that data has come."""
+        """Take data; return the whole lines that can be forwarded."""
         data = self._begun[stream] + data
         lines, end, self._begun[stream] = data.rpartition(b"\n")
         if not end and len(data) > MAX_LINE_BYTES:
@@ -112,17 +112,17 @@ class DropPolicy:
         return self._take_note(stream) + lines
 
     def finish(self, stream: int) -> bytes:
-        """Return what is left where the stream pauses: a note on dropped lines, and a line without an end."""
+        """Return what is left when the stream pauses: a note on dropped lines, and an unfinished line."""
         begun, self._begun[stream] = self._begun[stream], b""
         return self._take_note(stream) + begun
 
     def _take_note(self, stream: int) -> bytes:
         dropped, self._dropped[stream] = self._dropped[stream], 0
-        return b"[mpiddp: %d lines are dropped here]\n" % dropped if dropped else b""
+        return b"[mpiddp: lines dropped here: %d]\n" % dropped if dropped else b""
 
 
 class FdWriter:
-    """Writes to a descriptor. What that does not take, on a full disk, is lost, which is reported once."""
+    """Writes to a descriptor. If writing fails, as on a full disk, output is lost; this is reported once."""
 
     def __init__(self, descriptor: int, name: str, rank_name: str) -> None:
         self.has_failed = False
@@ -130,7 +130,7 @@ class FdWriter:
         self._size = 0
 
     def write(self, data: bytes) -> None:
-        """Write as much of the data as the descriptor takes; drop it if nobody reads any more."""
+        """Write data; drop what cannot be written, silently if the reader of a pipe has closed it."""
         try:
             while data:
                 count = write_some(self._descriptor, data)
@@ -139,6 +139,11 @@ class FdWriter:
             redirect_to_devnull(self._descriptor)
         except OSError as error:
             if not self.has_failed:
-                write_line(f"mpiddp: {self._rank_name}: cannot write {self._name}: {error.strerror} "
-                           f"(at byte {self._size}); this output is lost, what follows is tried again")
+                report_loss(self._rank_name, self._name, error, self._size)
             self.has_failed = True
+
+
+def report_loss(rank_name: str, target: str, error: OSError, position: int, hint: str = "") -> None:
+    """Report that a rank's output to a file is lost from a byte on; `hint` ends the message."""
+    write_line(f"mpiddp: {rank_name}: cannot write {target}: {error.strerror} (at byte {position}); "
+               f"this output is lost; later writes will be retried{hint}")

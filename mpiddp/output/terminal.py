@@ -1,4 +1,4 @@
-"""Shows folded lines and progress bars on stdout and stderr of rank 0."""
+"""Shows folded lines and progress bars on rank 0's stdout and stderr."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .streams import BAR_INTERVAL_S, FdWriter, add_prefix, split_for_pipe
 
 ERASE = b"\r\033[K"
 TERMINAL_BAR_INTERVAL_S = 0.1  # between two states of a bar on a terminal
-MAX_PREFIXES = 1000  # that are kept
+MAX_PREFIXES = 1000  # in the cache
 
 
 class ProgressBar(NamedTuple):
-    """The state of a rank's bar on a stream, 1 or 2; without text the bar is gone."""
+    """The state of a rank's bar on a stream, 1 or 2; an empty text removes the bar."""
 
     rank: int
     stream: int
@@ -27,7 +27,7 @@ class ProgressBar(NamedTuple):
 
 
 class ProgressBars:
-    """The bars that ranks draw at the moment."""
+    """The bars that ranks are drawing."""
 
     def __init__(self) -> None:
         self._bars: dict[tuple[int, int], ProgressBar] = {}
@@ -46,11 +46,11 @@ class ProgressBars:
         self._bars = {key: bar for key, bar in self._bars.items() if not ranks >> bar.rank & 1}
 
     def lowest(self) -> ProgressBar | None:
-        """Return the bar of the lowest rank, which is the one to show."""
+        """Return the bar of the lowest rank, the only one that is shown."""
         return self._bars[min(self._bars)] if self._bars else None
 
     def take_changes(self) -> list[ProgressBar]:
-        """Return what has changed in the lowest bar since the last call: bars that are gone, and its state."""
+        """Return the changes of the lowest bar since the last call: removed bars, and its new state."""
         lowest = self.lowest()
         shown = {(lowest.rank, lowest.stream): lowest} if lowest else {}
         changes = [bar._replace(text="") for key, bar in self._sent.items() if key not in shown]
@@ -60,7 +60,7 @@ class ProgressBars:
 
 
 class TerminalRenderer:
-    """Shows folded lines after their ranks, and below them the progress bar of the lowest rank that draws one."""
+    """Shows folded lines, prefixed with their ranks, and below them the progress bar of the lowest rank with one."""
 
     is_remote = False
 
@@ -71,16 +71,16 @@ class TerminalRenderer:
         self._writers = {1: FdWriter(1, "stdout", rank_name), 2: FdWriter(2, "stderr", rank_name)}
         self._is_terminal = {stream: os.isatty(stream) for stream in self._writers}
         self._bars = ProgressBars()
-        self._drawn_stream = 0  # the stream, a terminal, on which a bar is drawn at the moment; 0 for none
+        self._drawn_stream = 0  # the terminal stream that currently shows a bar; 0 for none
         self._drawn_s = -BAR_INTERVAL_S
 
     def has_room(self) -> bool:
-        """Return True: a write blocks until it is taken."""
+        """Return True: writes block."""
         return True
 
     @property
     def has_lost_output(self) -> bool:
-        """Whether stdout has lost something."""
+        """Whether output to stdout was lost."""
         return self._writers[1].has_failed
 
     def show(self, lines: Sequence[MergedLines]) -> None:
@@ -101,7 +101,7 @@ class TerminalRenderer:
         self._bars.remove_ranks(ranks)
 
     def _draw(self) -> None:
-        """Draw the bar of the lowest rank: in its place on a terminal, else as a line every BAR_INTERVAL_S."""
+        """Draw the bar of the lowest rank: in place on a terminal, else as a line every BAR_INTERVAL_S."""
         bar, now_s = self._bars.lowest(), time.monotonic()
         if bar is None:
             self._erase()
@@ -130,7 +130,7 @@ class TerminalRenderer:
             self._drawn_stream = 0
 
     def _format(self, lines: MergedLines) -> bytes:
-        """Return lines, each after its ranks."""
+        """Return lines, each prefixed with its ranks."""
         return add_prefix(str(lines).encode(errors="surrogateescape"), self._prefix(lines.ranks))
 
     def _prefix(self, ranks: int) -> bytes:

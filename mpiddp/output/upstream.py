@@ -1,4 +1,4 @@
-"""Sends output to the relay of another rank: the frames of that connection, and its sending end."""
+"""Sends output to the relay of another rank: the frames of the connection, and its sending end."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .terminal import ProgressBar
 
 HEADER = struct.Struct(">BI")
 READ_BYTES = 2**16
-MAX_UNACKED_BYTES = 2**16  # so that the output of a rank that crashes is sent soon
+MAX_UNACKED_BYTES = 2**16  # small, so that a crashed rank's output is sent soon
 
 
 class FrameKind(enum.IntEnum):
     """What a frame holds."""
 
-    STDOUT = 1  # bytes of a rank, none where the stream pauses
+    STDOUT = 1  # bytes of a rank; empty if the stream pauses
     STDERR = 2
-    RANKS = 3  # those that a connection is for
+    RANKS = 3  # the ranks that the connection serves
     LINES = 4  # of several ranks, folded
     BAR = 5  # the state of a progress bar
-    RANKS_DONE = 6  # ranks from which no more output comes
+    RANKS_DONE = 6  # ranks that send no more output
     FLUSH = 7  # show all output sent before this
     FLUSHED = 8
-    DRAIN = 9  # send all output that there is
+    DRAIN = 9  # send all output written so far
     DRAINED = 10
-    ACK = 11  # how many bytes of output have been taken
+    ACK = 11  # the number of bytes of output accepted
 
 
 class FrameConnection:
@@ -44,15 +44,15 @@ class FrameConnection:
         self._socket = connection
         self._socket.setblocking(True)
         self._begun = b""
-        self.ranks = 0  # those that it is for
-        self.unacked_bytes = 0  # of output that was received
+        self.ranks = 0  # that the connection serves
+        self.unacked_bytes = 0  # of received output
 
     def fileno(self) -> int:
         """Return the descriptor, -1 once closed."""
         return self._socket.fileno()
 
     def send(self, kind: FrameKind, data: bytes = b"") -> bool:
-        """Send a frame, block until the other end takes it, and return whether there is another end."""
+        """Send a frame, blocking if need be; return False if the connection is lost."""
         try:
             self._socket.sendall(HEADER.pack(kind, len(data)) + data)
         except OSError:
@@ -60,7 +60,7 @@ class FrameConnection:
         return True
 
     def receive(self) -> Iterator[tuple[FrameKind, bytes]]:
-        """Yield the frames of one read; raise EOFError when the other end is gone."""
+        """Yield the frames of one read; raise EOFError if the connection is closed or lost."""
         try:
             data = self._socket.recv(READ_BYTES)
         except OSError:
@@ -77,13 +77,13 @@ class FrameConnection:
         self._begun = data[start:]
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
 
 def encode_ranks(ranks: int) -> bytes:
-    """Return ranks, the bits of a number, as bytes: hexadecimal, since Python limits the digits of decimal numbers."""
+    """Return ranks, the bits of an integer, as bytes: hexadecimal, as Python limits the digits of decimal integers."""
     return f"{ranks:x}".encode()
 
 
@@ -108,23 +108,23 @@ AUTHENTICATION_TIMEOUT_S = 60.0  # the other relay's node may be busy
 
 
 class Upstream:
-    """Sends output to another relay; where that is gone, to a fallback.
+    """Sends output to another relay, or to a fallback once the connection is lost.
 
-    `on_pause` is called when it takes no more, `on_resume` when it does again, `on_drain` when it requests all output
-    that there is, and `on_disconnect` when it is gone: that returns the fallback.
+    `on_pause` is called when the other relay accepts no more output, `on_resume` when it does again, `on_drain` when it
+    requests all output written so far, and `on_disconnect` when the connection is lost: that returns the fallback.
     """
 
     is_remote = True
 
     def __init__(self, loop: EventLoop, address: tuple[str, int], token: str, ranks: int) -> None:
-        """Connect to the relay that listens there, for these ranks; raise OSError where that is not possible."""
+        """Connect to the relay that listens at `address`, on behalf of these ranks; raise OSError."""
         self._loop = loop
         self._socket = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
         enable_keepalive(self._socket)
         self._connection, self._challenge = FrameConnection(self._socket), ClientHandshake(token)
         self._socket.sendall(self._challenge.nonce)
         self._unsent: list[tuple[FrameKind, bytes]] | None = [
-            (FrameKind.RANKS, encode_ranks(ranks))]  # until the other end is authenticated
+            (FrameKind.RANKS, encode_ranks(ranks))]  # None once the other end is authenticated
         self._after_flush: list[Callable[[], object]] = []
         self.on_disconnect: Callable[[], Any] = lambda: None
         self.on_pause: Callable[[], object] = lambda: None
@@ -132,17 +132,17 @@ class Upstream:
         self.on_drain: Callable[[Callable[[], object]], object] = lambda reply: reply()
         self._fallback: Any = None
         self._unacked_bytes = 0
-        self._unacked: deque[tuple[int, Callable[[], object]]] = deque()  # sizes, and calls that use the fallback
+        self._unacked: deque[tuple[int, Callable[[], object]]] = deque()  # sizes, and calls for the fallback
         loop.watch(self._connection.fileno(), self._authenticate)
         loop.set_timer("authentication", AUTHENTICATION_TIMEOUT_S, self._disconnect)
 
     def has_room(self) -> bool:
-        """Return whether more may be sent now."""
+        """Return whether more output may be sent now."""
         return self._fallback is not None or self._unacked_bytes < MAX_UNACKED_BYTES
 
     @property
     def has_lost_output(self) -> bool:
-        """Whether stdout has lost something here; that of the other end is not known."""
+        """Whether output to stdout was lost in this process; the other end's losses are unknown."""
         return self._fallback is not None and self._fallback.has_lost_output
 
     def take(self, stream: int, data: bytes) -> None:
@@ -159,18 +159,18 @@ class Upstream:
             self._fallback.draw(bars)
 
     def remove_ranks(self, ranks: int) -> None:
-        """Send word that no more output comes from ranks."""
+        """Report that these ranks send no more output."""
         if not self._send(FrameKind.RANKS_DONE, encode_ranks(ranks)):
             self._fallback.remove_ranks(ranks)
 
     def flush(self, then: Callable[[], object]) -> None:
-        """Call `then` when all output that was sent before is shown."""
+        """Call `then` when all output sent so far is shown."""
         self._after_flush.append(then)
         if not self._send(FrameKind.FLUSH, b""):
             self._flush_fallback()
 
     def abandon(self) -> None:
-        """Disconnect, and make the calls that wait for a flush now."""
+        """Disconnect, and make the calls that wait for a flush."""
         self._loop.cancel_timers("authentication")
         self.close(lambda: None)
         after, self._after_flush = self._after_flush, []
@@ -178,14 +178,14 @@ class Upstream:
             then()
 
     def close(self, then: Callable[[], object]) -> None:
-        """Disconnect, since no more output comes from the own rank, and call `then`."""
+        """Disconnect and call `then`: the own rank writes no more output."""
         if self._fallback is None:
             self._loop.unwatch(self._connection.fileno())
             self._connection.close()
         then()
 
     def _send(self, kind: FrameKind, data: bytes) -> bool:
-        """Send a frame, and return whether the other end is there to take it."""
+        """Send a frame, or keep it until the other end is authenticated; return False if the connection is lost."""
         if self._unsent is not None:
             self._unsent.append((kind, data))
         elif self._fallback is None and not self._connection.send(kind, data):
@@ -211,7 +211,7 @@ class Upstream:
             self._unacked.appendleft((left - size, use_fallback))
 
     def _authenticate(self) -> None:
-        """Check the other end's proof that it knows the token; then send ours, and the frames that have waited."""
+        """Check the other end's proof that it knows the token; then send ours, and the waiting frames."""
         try:
             proof = self._challenge.feed(self._socket.recv(self._challenge.missing_bytes))
             if proof:
@@ -241,7 +241,7 @@ class Upstream:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        """Switch to the fallback: the other relay is gone, or not authenticated."""
+        """Switch to the fallback: the connection is lost, or its other end not authenticated."""
         if self._fallback is None:
             self._loop.cancel_timers("authentication")
             self._unsent = None

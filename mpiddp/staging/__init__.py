@@ -1,1 +1,1 @@
-"""--stage: the environment is read once for the whole job, and mirrored on each node."""
+"""--stage: read the environment once for the whole job, and mirror it on each node."""

@@ -1,4 +1,4 @@
-"""Which files a start opens: traced in this process, and recorded in the user's cache for the next start."""
+"""The files that a start opens: traced in this process, recorded in the user's cache for the next start."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.util import source_from_cache
 from typing import Any, NamedTuple
 
-from ..base.files import open_for_reading, open_for_writing, user_folder
+from ..base.files import open_for_reading, replace_file, user_folder
 from .manifest import PYCACHE, Range, environment_name, is_environment_file, is_within, root_of
 
 RECORD_FORMAT = 3
 PAGE = mmap.PAGESIZE
 PRESENT_DIGITS = bytes(ord("1") if byte & 0x80 else ord("0") for byte in range(256))  # by a page entry's last byte
-MAX_GAP_BYTES = 2**16  # between ranges that are read as one: a request costs more than so many bytes
-LARGE_FILE_BYTES = 2**24  # smaller files are copied whole
-STARTS_PER_KEPT_COPY = 16  # a copy that is kept serves several starts
+MAX_GAP_BYTES = 2**16  # between ranges that are read as one: reading the gap costs less than a second request
+LARGE_FILE_BYTES = 2**24  # smaller files are always copied
+STARTS_PER_KEPT_COPY = 16  # assumed
 
 MappedPart = tuple[int, int, int]  # of a file: begin and end in memory, offset in the file
 
 
 class TouchedFile(NamedTuple):
-    """A large file: its size in bytes, and the ranges that a start touches."""
+    """A large file: its size in bytes, and the ranges that a start reads."""
 
     size: int
     ranges: tuple[Range, ...]
 
     def is_worth_copying(self, nodes: int, keep: bool) -> bool:
-        """Return whether copying the file costs less than reading on each node what it touches."""
+        """Return whether copying the whole file is cheaper than reading its ranges on each node."""
         reads = max(nodes, STARTS_PER_KEPT_COPY if keep else 1)
         return sum(length for _, length in self.ranges) * reads >= self.size
 
 
 class AccessTrace(NamedTuple):
-    """Paths that were opened in an environment, and what was touched of the large mapped files among them."""
+    """The paths opened in an environment, and the ranges touched of the large mapped files among them."""
 
     paths: frozenset[str] = frozenset()
     touched: Mapping[str, TouchedFile] = {}
 
     def merge(self, other: AccessTrace) -> AccessTrace:
-        """Return what is in either trace."""
+        """Return the union of two traces."""
         touched = {**self.touched, **{
             path: TouchedFile(size, merge_ranges([*ranges, *self.touched[path].ranges])
                               if path in self.touched else ranges)
@@ -53,12 +53,12 @@ class AccessTrace(NamedTuple):
 
 
 def record_path(roots: tuple[str, ...], environ: Mapping[str, str]) -> str:
-    """Return the file with the record of an environment."""
+    """Return the path of an environment's record."""
     return os.path.join(user_folder(environ, "XDG_CACHE_HOME", ".cache"), f"stage-{environment_name(roots)}.json")
 
 
 def read_record(path: str) -> AccessTrace:
-    """Return the trace in a record; an empty one if there is no readable record."""
+    """Return the trace in a record; an empty one if the record cannot be read."""
     try:
         with open(open_for_reading(path), encoding="utf-8", errors="surrogateescape") as file:
             record = json.load(file)
@@ -74,28 +74,22 @@ def read_record(path: str) -> AccessTrace:
 def write_record(path: str, trace: AccessTrace) -> None:
     """Replace a record atomically; raise OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}"
-    try:
-        with open(open_for_writing(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump({"format": RECORD_FORMAT, "paths": sorted(trace.paths), "touched": trace.touched}, file)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    record = {"format": RECORD_FORMAT, "paths": sorted(trace.paths), "touched": trace.touched}
+    with replace_file(path, f"{path}.{os.uname().nodename}.{os.getpid()}") as file:
+        file.write(json.dumps(record).encode())
 
 
 class Tracer:
-    """Traces what this process opens below some roots; `mirror` is their mirror, a path without links, or empty."""
+    """Traces the files below `roots` that this process opens; `mirror` is the mirror's path without links, or empty."""
 
     def __init__(self, roots: tuple[str, ...]) -> None:
         self._roots, self._real_roots = roots, {os.path.realpath(root): root for root in roots}
         self.mirror = ""
         self._opened: set[str] = set()
-        self._original_folders: dict[str, str] = {}  # by folder, its place in the environment, without links
+        self._original_folders: dict[str, str] = {}  # by folder, its path in the environment, without links
 
     def watch_opens(self) -> None:
-        """Add what Python opens for reading from now on; this slows the process a little."""
+        """Trace the files that Python opens for reading from now on; this slows the process slightly."""
         prefixes, opened = (*self._roots, *self._real_roots), self._opened
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -107,29 +101,29 @@ class Tracer:
         sys.addaudithook(hook)
 
     def loaded_files(self) -> frozenset[str]:
-        """Return the files of the modules that this process has loaded, as every other rank has."""
+        """Return the files of the loaded modules, which every other rank has loaded, too."""
         return frozenset(filter(None, map(self._original, module_files())))
 
     def trace(self) -> AccessTrace:
-        """Return what was opened until now: modules, mapped files, and what watch_opens() has added."""
+        """Return the files opened so far: modules, mapped files, and those that watch_opens() has seen."""
         parts = mapped_parts()
         opened = {*module_files(), *parts, *tuple(self._opened)}
-        # Python looks at a source without opening it. A module that replaces itself (torch.backends) does not name its
-        # source.
+        # Python checks a module's source without opening it, and a module that replaces itself in sys.modules
+        # (torch.backends) does not name its source.
         sources = {source_from_cache(path) for path in opened
                    if path.endswith(".pyc") and os.path.basename(os.path.dirname(path)) == PYCACHE}
         originals = {path: original for path in opened | sources if (original := self._original(path))}
         touched = {}
         for path in parts.keys() & originals.keys():
             if sum(end - begin for begin, end, _ in parts[path]) > LARGE_FILE_BYTES:
-                with contextlib.suppress(OSError):  # the file is gone, or the kernel does not say
+                with contextlib.suppress(OSError):  # the file was removed, or the kernel gives no page map
                     touched[originals[path]] = TouchedFile(os.stat(path).st_size, touched_ranges(parts[path]))
         return AccessTrace(frozenset(originals.values()), touched)
 
     def _original(self, path: str) -> str:
-        """Return the path of a file, or of a copy's original, in the environment; "" for any other file.
+        """Return the path in the environment of a file, or of the original of a copy; "" for any other file.
 
-        No folder of that path is a link: each folder has one place in the mirror.
+        The path has no links as folders, so that each folder has one place in the mirror.
         """
         folder, name = os.path.split(path)
         if folder not in self._original_folders:
@@ -145,7 +139,7 @@ class Tracer:
 
 
 def module_files() -> Iterator[str]:
-    """Yield the files of the loaded modules, sources and compiled ones."""
+    """Yield the source and bytecode files of the loaded modules."""
     for module in list(sys.modules.values()):
         spec = getattr(module, "__spec__", None)
         for path in (getattr(spec, "origin", None), getattr(spec, "cached", None)):
@@ -166,9 +160,9 @@ def mapped_parts() -> dict[str, list[MappedPart]]:
 
 
 def touched_ranges(parts: Collection[MappedPart]) -> tuple[Range, ...]:
-    """Return the ranges of a mapped file that are in this process's memory; raise OSError if the kernel does not say.
+    """Return the ranges of a mapped file that are in this process's memory; raise OSError.
 
-    /proc/self/pagemap has 8 bytes for each page; the highest bit tells whether it is present (man 5 proc_pid_pagemap).
+    /proc/self/pagemap has 8 bytes per page; the highest bit is set if the page is present (man 5 proc_pid_pagemap).
     """
     ranges: list[Range] = []
     with open("/proc/self/pagemap", "rb", buffering=0) as file:
@@ -180,7 +174,7 @@ def touched_ranges(parts: Collection[MappedPart]) -> tuple[Range, ...]:
 
 
 def merge_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Return ranges in order, and those with a small gap between them as one."""
+    """Return ranges in order, merged where the gap between them is small."""
     merged: list[Range] = []
     for start, length in sorted(ranges):
         if merged and start <= sum(merged[-1]) + MAX_GAP_BYTES:

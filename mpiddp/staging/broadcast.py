@@ -1,4 +1,4 @@
-"""Inspect and read files of a shared file system in parallel; each node reads a share and broadcasts it over MPI."""
+"""Inspect and read files on a shared file system in parallel; each node reads a share and broadcasts it over MPI."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from ..bootstrap.rollcall import Rendezvous
 
 PAGE = mmap.PAGESIZE
-READ_THREADS = 32  # that wait for the file server at the same time
-PREFETCH_THREADS, PREFETCH_BYTES = 4, 2**22  # bytes of a read
+READ_THREADS = 32  # that wait for the file server concurrently
+PREFETCH_THREADS, PREFETCH_BYTES = 4, 2**22  # bytes per read
 CHUNKS_READ_AHEAD = 48  # of this node
 CHUNKS_IN_FLIGHT = 32
 REMIND_AFTER_S = 10.0
-MPI_POLL_S = 0.02  # without a pause, for a chunk
+MPI_POLL_S = 0.02  # of polling without a pause
 CHECKSUM = struct.Struct("<q")  # of a piece (zlib.crc32)
-CHANGED = -1  # instead of a checksum: the file has changed since it was listed, or cannot be read
+CHANGED = -1  # instead of a checksum: the file has changed since it was inspected, or cannot be read
 
 
 @contextlib.contextmanager
 def thread_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool; wait for its threads at the end, but not on an error: one may hang in a file system."""
+    """Yield a thread pool; wait for its threads at the end, but not after an error: one may hang in a file system."""
     pool = ThreadPoolExecutor(threads, "mpiddp-stage")
     try:
         yield pool
@@ -50,8 +50,8 @@ def thread_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
 def inspect_paths(files: Sequence[str], folders: Sequence[str], roots: Sequence[str]) -> list[File | Folder]:
     """Return the files and folders at these paths.
 
-    They are shuffled, because the kernel looks up the names of a folder one after the other (FUSE of Linux 6.18: a
-    fifth of the speed).
+    They are inspected in shuffled order, because the kernel looks up names in the same folder serially (with FUSE of
+    Linux 6.18, at a fifth of the speed).
     """
     def inspect(path: str) -> File | Folder | None:
         return inspect_folder(path) if path in known_folders else inspect_file(path, roots)
@@ -63,9 +63,9 @@ def inspect_paths(files: Sequence[str], folders: Sequence[str], roots: Sequence[
 
 
 def inspect_file(path: str, roots: Sequence[str]) -> File | None:
-    """Return a file, or the file outside of the roots that a link leads to; None for anything else.
+    """Return a file, or the file outside of the roots to which a link leads; None for anything else.
 
-    A link to a place in the roots belongs to its folder.
+    Links to paths in the roots are listed by their folder (Folder.names).
     """
     try:
         status = os.lstat(path)
@@ -81,7 +81,7 @@ def inspect_file(path: str, roots: Sequence[str]) -> File | None:
 
 
 def inspect_folder(path: str) -> Folder | None:
-    """Return a folder with its names; None for anything else."""
+    """Return a folder with the names in it; None for anything else."""
     try:
         with os.scandir(path) as entries:
             names = [(entry.name, os.readlink(entry.path) if entry.is_symlink() else "") for entry in entries]
@@ -111,8 +111,8 @@ def prefetch_range(path: str, start: int, length: int) -> None:
 def read_chunk(files: Sequence[File], chunk: Chunk) -> memoryview:
     """Return a buffer with the pieces of a chunk and their checksums.
 
-    Large files are read with O_DIRECT if their file system has it (man 2 open): else they would be in memory twice.
-    Their pieces begin at whole pages, and so does the buffer.
+    Large files are read with O_DIRECT if their file system supports it (man 2 open), so that they are not in memory
+    twice. Their pieces begin at page boundaries, and so does the buffer.
     """
     buffer, start, checksums = new_buffer(chunk), 0, b""
     for piece in chunk.pieces:
@@ -130,8 +130,8 @@ def read_chunk(files: Sequence[File], chunk: Chunk) -> memoryview:
 def read_piece(file: File, piece: Piece, target: memoryview, direct: bool) -> int:
     """Read a piece and return its checksum, CHANGED if the file has changed; raise OSError.
 
-    A small file takes one request, for one byte more to see whether it has grown. Its status is read first, as that
-    asks the server for nothing after opening; the status of a large file is read after each piece.
+    A small file is read with one request, for one byte more than its size, to detect that it has grown. Its status is
+    read first: right after opening, this needs no request. The status of a large file is read after each piece.
     """
     is_whole = piece.length == file.size
     wanted = target[:piece.length + 1] if is_whole else target[:-(-piece.length // PAGE) * PAGE]
@@ -152,10 +152,10 @@ def broadcast(
     roll: Rendezvous, chunks: Sequence[Chunk], deadline: float, read: Callable[[Chunk], memoryview],
     begin: Callable[[], None], write: Callable[[Chunk, memoryview], None],
 ) -> None:
-    """Let each node `read` its chunks and broadcast them: each byte enters a node once. Collective.
+    """Each node reads its chunks with `read` and broadcasts them, so that each byte enters a node once. Collective.
 
     A thread calls `begin`, then `write` with each chunk, in order, and its buffer. Raises LocalLaunchError at the
-    deadline, a time of time.monotonic().
+    deadline (time.monotonic()).
     """
     unread = deque(chunk for chunk in chunks if chunk.reader == roll.rank)
     reading: deque[Future[memoryview]] = deque()
@@ -165,7 +165,7 @@ def broadcast(
         writing.append(writer.submit(begin))
 
         def is_read() -> bool:
-            roll.comm.Iprobe()  # moves what is in flight: testing a complete request does not
+            roll.comm.Iprobe()  # makes MPI progress, which testing a complete request does not
             return reading[0].done()
 
         def receive() -> None:
@@ -193,7 +193,7 @@ def broadcast(
 
 
 def wait_for_node(roll: Rendezvous, node: int, deadline: float, is_done: Callable[[], bool]) -> None:
-    """Wait for a node until `is_done`, which calls MPI: MPI moves data only while it is called."""
+    """Wait for a node until `is_done`, which calls MPI: MPI makes progress only inside its calls."""
     def poll() -> bool | None:
         until = time.monotonic() + MPI_POLL_S
         while not (done := is_done()) and time.monotonic() < until:
@@ -206,19 +206,19 @@ def wait_for_node(roll: Rendezvous, node: int, deadline: float, is_done: Callabl
 
     poll_until(poll, deadline, lambda: LocalLaunchError(
         "startup-timeout",
-        actual=f"{roll.name(node)} has not read its part of the environment in time",
-        needed="a file system that answers on every node",
-        do="look at that host; more time: --startup-timeout SECONDS; or start without --stage",
+        actual=f"{roll.name(node)} did not read its share of the environment before the startup timeout",
+        needed="a responsive file system on every node",
+        do="check that host, raise --startup-timeout SECONDS, or start without --stage",
     ), remind, REMIND_AFTER_S)
 
 
 def new_buffer(chunk: Chunk) -> memoryview:
-    """Return a buffer, at a whole page, for a chunk's data, its checksums, and a page more to read into."""
+    """Return a page-aligned buffer for a chunk's data, its checksums, and an extra page to read into."""
     return memoryview(mmap.mmap(-1, chunk.size + len(chunk.pieces) * CHECKSUM.size + PAGE))
 
 
 def checked_pieces(chunk: Chunk, buffer: memoryview) -> Iterator[tuple[Piece, memoryview, bool]]:
-    """Yield each piece of a chunk, its data, and whether its file is as it was listed.
+    """Yield each piece of a chunk, its data, and whether its file is unchanged since it was inspected.
 
     Raises ValueError if the data does not match its checksum.
     """
@@ -227,5 +227,5 @@ def checked_pieces(chunk: Chunk, buffer: memoryview) -> Iterator[tuple[Piece, me
     for piece, (checksum,) in zip(chunk.pieces, checksums, strict=True):
         data, start = buffer[start:start + piece.length], start + piece.length
         if checksum not in (CHANGED, crc32(data)):
-            raise ValueError("what came is not what was read")
+            raise ValueError("the received data does not match its checksum")
         yield piece, data, checksum != CHANGED

@@ -1,4 +1,4 @@
-"""The environment's roots on a shared file system, which of their files are staged, and in which chunks."""
+"""The environment's roots on a shared file system, the files of them to stage, and the chunks to broadcast."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from operator import itemgetter
 from typing import NamedTuple
 from zlib import crc32
 
-# File systems that hosts share, as /proc/self/mountinfo names them (man 5 proc_pid_mountinfo). FUSE counts as shared,
-# except for images and for what caches on the host by itself.
+# Shared file systems, by their names in /proc/self/mountinfo (man 5 proc_pid_mountinfo). FUSE counts as shared, except
+# for images and for file systems that cache on the host.
 SHARED_FILE_SYSTEMS = frozenset((
     "nfs", "nfs3", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "panfs", "pvfs2", "9p",
     "wekafs", "glusterfs", "ocfs2", "gfs2", "dvs"))
 LOCAL_FUSE = frozenset(f"fuse.{name}" for name in (
     "squashfuse", "squashfuse_ll", "fuse-overlayfs", "cvmfs2", "lxcfs", "gocryptfs", "portal", "erofsfuse"))
-PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # in sys.path, with what pip has installed
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # into which pip installs
 ZIPPED_LIBRARY = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
-SYSTEM_PREFIXES = ("/", "/usr", "/usr/local", "/opt", "/home")  # with more than an environment
+SYSTEM_PREFIXES = ("/", "/usr", "/usr/local", "/opt", "/home")  # which contain more than an environment
 
 
 class Mount(NamedTuple):
@@ -42,7 +42,7 @@ class Mount(NamedTuple):
 
 
 def mounts() -> list[Mount]:
-    r"""Return the mounted file systems, the last mounted at the end. The kernel writes a path's spaces as \040."""
+    r"""Return the mounted file systems in the order of mounting. The kernel writes spaces in paths as \040."""
     mounted = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -54,15 +54,15 @@ def mounts() -> list[Mount]:
 
 
 def mount_of(path: str, mounted: Sequence[Mount]) -> Mount:
-    """Return the file system of a path without links."""
+    """Return the file system that contains a path without links."""
     return max((mount for mount in reversed(mounted) if is_within(path, mount.path)), key=lambda mount: len(mount.path))
 
 
 def environment_roots() -> dict[str, tuple[int, int]]:
     """Return the topmost folders of the environment on a shared file system, each with its inode and time of change.
 
-    The environment is Python's own folder (sys.prefix, sys.base_prefix) and the folders for packages. Other entries of
-    sys.path, such as the script's folder or an editable install, are the user's, who writes there.
+    The environment is Python's own folder (sys.prefix, sys.base_prefix) and the folders of installed packages. Other
+    entries of sys.path, such as the script's folder or an editable install, belong to the user, who edits them.
     """
     mounted, roots = mounts(), {}
     for root in outermost(environment_folders(sys.path)):
@@ -88,25 +88,25 @@ def environment_folders(path: Sequence[str]) -> list[str]:
 
 
 def is_environment_entry(entry: str) -> bool:
-    """Return whether an entry of sys.path is Python's own, or has what pip has installed."""
+    """Return whether an entry of sys.path is Python's own, or a folder of installed packages."""
     users = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
     is_own = os.path.basename(entry) in (*PACKAGE_FOLDERS, ZIPPED_LIBRARY) or entry == users
     return os.path.isabs(entry) and (is_own or is_within(entry, STANDARD_LIBRARY))
 
 
 def is_environment_file(path: str, root: str) -> bool:
-    """Return whether a file in a root is the environment's: a prefix may contain the user's own folders, too."""
+    """Return whether a file in a root belongs to the environment: a prefix may also contain the user's own folders."""
     return root not in (sys.prefix, sys.base_prefix, sys.exec_prefix) or path[len(root) + 1:].startswith("lib")
 
 
 def outermost(folders: Iterable[str]) -> list[str]:
-    """Return the folders that are in none of the others."""
+    """Return the folders that are not inside any other."""
     normal = sorted({os.path.normpath(folder) for folder in folders})
     return [folder for folder in normal if root_of(folder, normal) == folder]
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Return whether a path is a folder, or in it."""
+    """Return whether a path is the folder or inside it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
@@ -117,8 +117,8 @@ def root_of(path: str, folders: Iterable[str]) -> str:
 
 PYCACHE = "__pycache__"
 CHUNK_BYTES = 2**20
-PIECES_PER_CHUNK = 16  # they are read one after the other
-MANY_FILES = 16  # of a folder with more, each node reads a part
+PIECES_PER_CHUNK = 16  # which are read one after the other
+MANY_FILES = 16  # folders with more files are divided among the nodes
 
 Range = tuple[int, int]  # start and length
 
@@ -133,9 +133,9 @@ class File(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder of the mirror: its time of change in ns, and its names, each with the target of a link or "".
+    """A folder of the mirror: its time of change in ns, and the names in it, each with a link's target or "".
 
-    __pycache__ folders are not listed: their content follows from the sources.
+    __pycache__ folders are omitted: their content follows from the sources.
     """
 
     path: str
@@ -144,22 +144,19 @@ class Folder(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a mirror of an environment's roots contains, sorted by path."""
+    """The content of a mirror of an environment's roots, sorted by path."""
 
     roots: tuple[str, ...]
     files: tuple[File, ...]
     folders: tuple[Folder, ...]
 
     def fingerprint(self) -> str:
-        """Return a hash, which differs when a file or a folder has changed."""
+        """Return a hash that changes with any file or folder."""
         return hashlib.blake2b(repr(self).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def make_manifest(roots: Sequence[str], entries: Collection[File | Folder]) -> Manifest:
-    """Return the manifest of folders that are listed up to their root, and of the files in them.
-
-    The content of a folder that could not be listed is unknown.
-    """
+    """Return the manifest of the folders whose parents, up to a root, could all be listed, and of the files in them."""
     folders: dict[str, Folder] = {}
     for folder in sorted(entry for entry in entries if isinstance(entry, Folder)):
         if folder.path in roots or os.path.dirname(folder.path) in folders:
@@ -169,7 +166,7 @@ def make_manifest(roots: Sequence[str], entries: Collection[File | Folder]) -> M
 
 
 def parent_folders(paths: Iterable[str], roots: Collection[str]) -> list[str]:
-    """Return the roots and the folders above paths in them, without __pycache__ folders."""
+    """Return the roots and, for paths in them, all folders above, without __pycache__ folders."""
     folders = set(roots)
     for path in paths:
         folder = listing_folder(path) if root_of(path, roots) else ""
@@ -180,7 +177,7 @@ def parent_folders(paths: Iterable[str], roots: Collection[str]) -> list[str]:
 
 
 def listing_folder(path: str) -> str:
-    """Return the folder that lists a file; for a compiled module, the folder of its source."""
+    """Return the folder that lists a file; for bytecode, the folder of its source."""
     folder = os.path.dirname(path)
     return os.path.dirname(folder) if os.path.basename(folder) == PYCACHE else folder
 
@@ -191,9 +188,9 @@ def reader_of(folder: str, nodes: int) -> int:
 
 
 def assign_readers(paths: Iterable[str], nodes: int) -> dict[str, int]:
-    """Return the number of the node that inspects and reads each file: the one with its folder.
+    """Return for each file the number of the node that inspects and reads it: by default the node of its folder.
 
-    Folders with MANY_FILES are shared out: a kernel looks up the names of a folder one after the other.
+    Folders with more than MANY_FILES are divided among the nodes: a kernel looks up names in the same folder serially.
     """
     folder_of = {path: listing_folder(path) for path in paths}
     counts = Counter(folder_of.values())
@@ -210,21 +207,21 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Pieces of files that are broadcast together, and the number of the node that reads them."""
+    """Pieces of files that one node, `reader`, reads and broadcasts together."""
 
     reader: int
     pieces: tuple[Piece, ...]
 
     @property
     def size(self) -> int:
-        """The bytes of the pieces."""
+        """The size of all pieces in bytes."""
         return sum(piece.length for piece in self.pieces)
 
 
 def plan_chunks(files: Sequence[File], nodes: int, readers: Mapping[str, int], limit: int = CHUNK_BYTES) -> list[Chunk]:
     """Return the chunks in order: small files from their readers, large files from all nodes in turn.
 
-    Large files are put between small ones: these wait for look-ups, those for the network.
+    Large and small files are interleaved: small ones wait for lookups, large ones for the network.
     """
     small: list[list[Chunk]] = [[] for _ in range(nodes)]
     large: list[Piece] = []

@@ -1,4 +1,4 @@
-"""A mirror of the environment on this node: its target folder, its lease, its files, its use, its removal."""
+"""A mirror of the environment on this node: target folder, lease, files, use, removal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..discovery.process import list_cgroups, read_boot_id
 from .broadcast import checked_pieces
 from .manifest import PYCACHE, Chunk, Folder, Manifest, is_environment_entry, mount_of, mounts, root_of
 
-SHM = "/dev/shm"  # noqa: S108 (only a folder of this user's is made in it)
-FREE_FACTOR = 1.1  # of the files' bytes: files take whole blocks, and folders and links some more
+SHM = "/dev/shm"  # noqa: S108 (mpiddp makes only a folder of this user's in it)
+FREE_FACTOR = 1.1  # times the files' bytes: files take whole blocks, and folders and links need space, too
 MEMORY_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup v2, v1
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs"})
 STAMP, KEPT, ROOT = "stamp", "kept", "root"
 
 
 class MirrorLease(NamedTuple):
-    """A mirror's folder, and the descriptor of the lock on it: shared by those who use it, exclusive to write it."""
+    """A mirror's folder, and the descriptor of the lock on it: shared to use the mirror, exclusive to write it."""
 
     path: str
     lock: int
@@ -38,7 +38,7 @@ class MirrorLease(NamedTuple):
 
 
 def target_dirs(folder: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the possible target folders, best first: the user's, or for AUTO the usual ones."""
+    """Return the possible target folders, best first: the user's choice, or for AUTO_FOLDER the usual ones."""
     if folder != AUTO_FOLDER:
         return [folder]
     named = [environ.get(name, "") for name in ("SLURM_TMPDIR", "TMPDIR")]
@@ -51,7 +51,7 @@ def mirrors_folder(folder: str) -> str:
 
 
 def is_private(path: str) -> bool:
-    """Return whether a path is a folder of this user, which no other user can write to or replace."""
+    """Return whether a path is a folder of this user that no other user can write to or replace."""
     try:
         status = os.lstat(path)
         check_protected(path)
@@ -61,7 +61,7 @@ def is_private(path: str) -> bool:
 
 
 def choose_target(folders: Sequence[str], size: int) -> tuple[str, str]:
-    """Return the first folder with room for `size` bytes and ""; if there is none, the first and its problem."""
+    """Return the first usable folder for `size` bytes and ""; if there is none, the first folder and its problem."""
     problems = []
     for folder in folders:
         problems.append(target_problem(folder, size))
@@ -71,30 +71,30 @@ def choose_target(folders: Sequence[str], size: int) -> tuple[str, str]:
 
 
 def target_problem(folder: str, size: int) -> str:
-    """Return why a folder cannot be used for `size` bytes; if it can, make the mirrors' folder in it and return ""."""
+    """Return why a folder cannot hold a mirror of `size` bytes; if it can, make mirrors_folder() and return ""."""
     own = mirrors_folder(folder)
     try:
         mount = mount_of(os.path.realpath(folder), mounts())
         if mount.is_shared:
             return f"{folder} is on a shared file system ({mount.file_system})"
         if "noexec" in mount.options:
-            return f"{folder} is mounted with noexec: no library can be loaded from there"
+            return f"{folder} is mounted with noexec, so libraries cannot be loaded from it"
         status = os.statvfs(folder)
         free, needed = status.f_bavail * status.f_frsize, int(size * FREE_FACTOR)
         if free < needed:
-            return f"{folder} has {free >> 20:,} MiB free, and {needed >> 20:,} are needed"
+            return f"{folder} has {free >> 20:,} MiB free; the mirror needs {needed >> 20:,} MiB"
         if mount.file_system in IN_MEMORY and (available := available_memory()) < needed:
-            return f"{folder} is in memory, of which {available >> 20:,} MiB are left, and {needed >> 20:,} are needed"
+            return f"{folder} is in memory with {available >> 20:,} MiB left; the mirror needs {needed >> 20:,} MiB"
         with contextlib.suppress(FileExistsError):
             os.mkdir(own, 0o700)
         check_protected(own)
     except OSError as error:
         return f"{folder}: {format_os_error(error, folder)}"
-    return "" if is_private(own) else f"{folder}: {os.path.basename(own)} there is not this user's alone"
+    return "" if is_private(own) else f"{own} is not a folder that only you can write to"
 
 
 def available_memory() -> int:
-    """Return the bytes of memory available to this process: on the host, and in its cgroup and those above it."""
+    """Return the bytes of memory available to this process: the least of the host, its cgroup and those above it."""
     import psutil
 
     available = [psutil.virtual_memory().available]
@@ -106,7 +106,7 @@ def available_memory() -> int:
 
 
 def acquire_shared(path: str) -> MirrorLease | None:
-    """Return a lease to use a mirror; None if it does not exist, is not complete, or is being removed."""
+    """Return a lease to use a mirror; None if it does not exist, is incomplete, or is being written or removed."""
     lock = try_lock(path, fcntl.LOCK_SH)
     if lock >= 0 and read_stamp(path) is not None:
         return MirrorLease(path, lock)
@@ -116,7 +116,7 @@ def acquire_shared(path: str) -> MirrorLease | None:
 
 
 def acquire_new(path: str) -> MirrorLease | None:
-    """Return a lease to write a mirror, whose folder is empty; None if another job has a lease. Raises OSError."""
+    """Return a lease to write a mirror into an empty folder; None if another job has a lease. Raises OSError."""
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
@@ -132,40 +132,40 @@ def acquire_new(path: str) -> MirrorLease | None:
 
 
 def try_lock(path: str, kind: int) -> int:
-    """Lock a folder and return its descriptor; -1 if it is locked already, or does not exist."""
+    """Lock a folder without waiting and return its descriptor; -1 if it is locked or does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return -1
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # else another job has just removed it
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # else another job has just replaced it
             return descriptor
     os.close(descriptor)
     return -1
 
 
 def write_stamp(path: str, paths: Collection[str]) -> None:
-    """Mark a mirror as complete, with the paths that it was made for; raise OSError."""
+    """Mark a mirror as complete, with the paths for which it was made; raise OSError."""
     with open(os.path.join(path, STAMP), "wb") as file:
         marshal.dump((read_boot_id(), tuple(paths)), file)
 
 
 def read_stamp(path: str) -> frozenset[str] | None:
-    """Return the paths that a mirror was made for; None if it is not complete.
+    """Return the paths for which a mirror was made; None if it is incomplete.
 
-    The stamp of a former boot does not count: a part may not have been written to disk.
+    A stamp from before the last boot is ignored: parts of the mirror may not have reached the disk.
     """
     try:
         with open(os.path.join(path, STAMP), "rb") as file:
-            boot_id, paths = marshal.load(file)  # noqa: S302 (nobody else can write there)
+            boot_id, paths = marshal.load(file)  # noqa: S302 (only this user can write there)
     except (OSError, ValueError, EOFError, TypeError):
         return None
     return frozenset(paths) if boot_id == read_boot_id() else None
 
 
 def release(lease: MirrorLease, keep: bool) -> None:
-    """Give up a lease; remove the mirror unless it is to be kept or another process has a lease."""
+    """Release a lease; remove the mirror unless `keep`, or another process has a lease."""
     if keep:
         with contextlib.suppress(OSError):
             os.close(os.open(os.path.join(lease.path, KEPT), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -175,17 +175,17 @@ def release(lease: MirrorLease, keep: bool) -> None:
 
 
 def remove_unused(path: str) -> None:
-    """Remove a mirror unless a process has a lease."""
+    """Remove a mirror unless any process has a lease."""
     lock = try_lock(path, fcntl.LOCK_EX)
     if lock >= 0:
         with contextlib.suppress(OSError):
             delete_tree(path)
-            os.rmdir(os.path.dirname(path))  # fails if it has other mirrors
+            os.rmdir(os.path.dirname(path))  # fails if there are other mirrors
         os.close(lock)
 
 
 def delete_tree(path: str) -> None:
-    """Delete a folder, its stamp first, although its folders are read-only; raise OSError. Links are not followed."""
+    """Delete a folder, its stamp first, even if its folders are read-only; do not follow links; raise OSError."""
     os.chmod(path, 0o700)
     with os.scandir(path) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name != STAMP):
@@ -197,7 +197,7 @@ def delete_tree(path: str) -> None:
 
 
 def remove_leftovers(own: str, keep_name: str) -> None:
-    """Remove the unused mirrors of killed jobs, and other mirrors of the same environment as `keep_name`."""
+    """Remove unused mirrors: those of killed jobs, and those of `keep_name`'s environment, except `keep_name`."""
     environment = keep_name.partition("-")[0]
     for name in list_names(own):
         path = os.path.join(own, name)
@@ -208,11 +208,11 @@ def remove_leftovers(own: str, keep_name: str) -> None:
 
 READ_ONLY = 0o555
 SITE_FOLDER = "start"  # with sitecustomize.py
-STAGED_BY = "_MPIDDP_STAGED_BY"  # a variable: the host and the process with a lease
+STAGED_BY = "_MPIDDP_STAGED_BY"  # variable with the host and the process id of the lease's owner
 SITECUSTOMIZE = '''\
-"""Let a Python that a rank has started import from the mirror that mpiddp --stage has made.
+"""Make a Python that a rank has started import from the mirror that mpiddp --stage has made.
 
-Only while the rank lives that the variable names, and not in another job.
+This applies only while that rank runs, and not to another job.
 """
 import os
 import sys
@@ -239,7 +239,7 @@ class MirrorWriter:
 
     def __init__(self, lease: MirrorLease, manifest: Manifest) -> None:
         self._lease, self._manifest = lease, manifest
-        self.left_out: set[str] = set()  # files that changed while they were read, or could not be read
+        self.left_out: set[str] = set()  # files that changed or could not be read
         self._open_copies: dict[int, BinaryIO] = {}  # by the number of the file
         self._files = {file.path for file in manifest.files}
         self._folders = {folder.path for folder in manifest.folders} | {*map(os.path.dirname, self._files)}
@@ -263,15 +263,15 @@ class MirrorWriter:
                 self._open_copies[piece.file] = open(self._lease.root + file.path, "xb")  # noqa: SIM115 (closed below)
             copy = self._open_copies[piece.file]
             copy.write(data)
-            if piece.start + piece.length == file.size:  # pieces come in order
+            if piece.start + piece.length == file.size:  # pieces arrive in order
                 with self._open_copies.pop(piece.file):
                     copy.flush()
                     os.fchmod(copy.fileno(), file.mode & 0o777 | 0o400)
                     os.utime(copy.fileno(), ns=(file.mtime_ns, file.mtime_ns))
 
     def finish(self, paths: Collection[str]) -> None:
-        """Link the files that were left out, and stamp the mirror, with the paths it was made for; raise OSError."""
-        for copy in self._open_copies.values():  # of files that were left out
+        """Link the left-out files, and stamp the mirror with the paths for which it was made; raise OSError."""
+        for copy in self._open_copies.values():  # of left-out files
             copy.close()
         for path in self.left_out:
             if os.path.lexists(self._lease.root + path):
@@ -288,7 +288,7 @@ class MirrorWriter:
         write_stamp(self._lease.path, paths)
 
     def _link_names(self, folder: Folder) -> None:
-        """Link the names in a folder that are not copied, and the compiled modules that Python looks for."""
+        """Link the names in a folder that are not copied, and the bytecode files that Python looks for."""
         pycache = os.path.join(folder.path, PYCACHE)
         for name, target in folder.names:
             path = os.path.join(folder.path, name)
@@ -299,7 +299,7 @@ class MirrorWriter:
                 self._link(os.path.join(pycache, f"{stem}.{sys.implementation.cache_tag}.pyc"))
 
     def _link(self, path: str, target: str = "") -> None:
-        """Link to the original unless it is copied. A link inside the roots becomes one inside the mirror."""
+        """Link to the original unless it is copied. A link within the roots becomes a link within the mirror."""
         full_target = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else ""
         if full_target and root_of(full_target, self._manifest.roots):
             os.symlink(self._lease.root + full_target if os.path.isabs(target) else target, self._lease.root + path)
@@ -308,9 +308,9 @@ class MirrorWriter:
 
 
 def is_complete(lease: MirrorLease, manifest: Manifest) -> bool:
-    """Return whether a mirror still has all of a manifest: a cleaner of old files may have removed some.
+    """Return whether a mirror still has all of a manifest: a cleanup of old files may have removed some.
 
-    A file that was left out is a link.
+    Left-out files are links.
     """
     try:
         for file in manifest.files:
@@ -324,9 +324,9 @@ def is_complete(lease: MirrorLease, manifest: Manifest) -> bool:
 
 
 def redirect_imports(lease: MirrorLease, roots: Sequence[str]) -> None:
-    """Import from a mirror from now on, in this process and, by PYTHONPATH, in Pythons that it starts.
+    """Import from a mirror from now on, in this process and, through PYTHONPATH, in Python processes that it starts.
 
-    Packages that are loaded already import their other modules from there, too.
+    Packages that are already loaded import their remaining modules from the mirror, too.
     """
     mirrored = [root for root in roots if os.path.isdir(lease.root + root)]
     entries = [entry for entry in sys.path if is_environment_entry(entry) and root_of(entry, mirrored)]

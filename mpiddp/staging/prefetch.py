@@ -1,7 +1,7 @@
 """Read the modules of this package in parallel, instead of one after the other as imports do.
 
-On a slow shared file system each import waits for several operations of the server: a hundred modules take a second or
-two. Python's own loader checks what was read, as always. On a local disk, imports are faster than threads.
+On a slow shared file system each import waits for several server operations: a hundred modules take a second or two.
+Python's own loader validates the bytecode as usual. On a local disk, plain imports are faster.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Item = TypeVar("Item")
 PACKAGE = __name__.partition(".")[0]
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COMMANDS = ("check", "supervise")  # packages that a start does not import
-SLOW_OPEN_S = 0.0003  # of opening a file, which takes some µs on a local disk
+SLOW_OPEN_S = 0.0003  # opening a file takes a few µs on a local disk
 THREADS = 16
 
 
 class PrefetchedLoader(SourceFileLoader):
-    """Loads a module from bytecode that was read ahead."""
+    """Loads a module from prefetched bytecode."""
 
     def __init__(self, name: str, file: str) -> None:
         """Read the module's bytecode and its source's status; raise OSError if one is missing."""
@@ -41,16 +41,16 @@ class PrefetchedLoader(SourceFileLoader):
         return self._stats if path == self.path else super().path_stats(path)
 
     def get_data(self, path: str) -> bytes:
-        """Return a file's content: the bytecode that was read ahead only once."""
+        """Return a file's content; the prefetched bytecode is used once, then freed."""
         data, self._data = (self._data, None) if path == self._bytecode else (None, self._data)
         return super().get_data(path) if data is None else data
 
 
 class PrefetchedFinder:
-    """Finds the modules of a package that were read ahead."""
+    """Finds the prefetched modules of a package."""
 
     def __init__(self, package: str, folder: str, excluded: Iterable[str] = ()) -> None:
-        """Read the modules in a package's folder, and in its subpackages that are not `excluded`."""
+        """Read the modules in a package's folder and in its subpackages, except those `excluded`."""
         self._folder = folder
         self._packages = set[str]()
         self._files: list[tuple[str, str]] = []
@@ -58,12 +58,12 @@ class PrefetchedFinder:
         names = self._list(package)
         folders = [name for name in names if name.isidentifier() and name != "__pycache__" and name not in excluded]
         run_in_threads(self._list, [f"{package}.{name}" for name in folders])
-        # Sorted by name, as some kernels open the files of a folder one after the other.
+        # Sorted by name to mix folders: some kernels open the files of a folder serially.
         files = sorted(self._files, key=lambda named_file: os.path.basename(named_file[1]))
         run_in_threads(self._read, [(name, file) for name, file in files if name not in sys.modules])
 
     def _list(self, package: str) -> list[str]:
-        """Add the modules of a package, and return the names in its folder."""
+        """Add the modules of a package; return the names in its folder."""
         path = os.path.join(self._folder, *package.split(".")[1:])
         names: list[str] = []
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class PrefetchedFinder:
             self._loaders[name] = PrefetchedLoader(name, file)
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a module that was read ahead, once: a reload reads the file."""
+        """Return the spec of a prefetched module once; a reload reads the file."""
         del path, target
         loader = self._loaders.pop(fullname, None)
         if loader is None:
@@ -96,7 +96,7 @@ class PrefetchedFinder:
 
 
 def run_in_threads(function: Callable[[Item], object], items: Iterable[Item]) -> None:
-    """Call a function once for each item, on THREADS threads, this one included."""
+    """Call a function once for each item, on THREADS threads including this one."""
     remaining = iter(items)
 
     def run() -> None:
@@ -115,7 +115,7 @@ def run_in_threads(function: Callable[[Item], object], items: Iterable[Item]) ->
 
 
 def prefetch_modules() -> None:
-    """Read the modules of a start ahead, if opening a file is slow. Helper processes, forked later, have them too."""
+    """Prefetch the modules of a start if opening a file is slow. Helper processes, forked later, have them, too."""
     start = time.perf_counter()
     with contextlib.suppress(OSError):
         os.close(os.open(os.path.join(FOLDER, "launch.py"), os.O_RDONLY))

@@ -1,4 +1,4 @@
-"""--stage: one rank of each node reads a share of the environment, all ranks use the mirror on their node."""
+"""--stage: one rank of each node reads a share of the environment; all ranks use the mirror on their node."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from .manifest import (
 from .mirror import MirrorLease, MirrorWriter, is_complete, redirect_imports
 
 STAGING = "staging"
-LOOKING = "looking at its environment"
-READ_IN_PLACE = "it is read where it lies"
-ENVIRONMENT_LOADED = "not-staged: a program with its own main() has imported its environment already"
-MAX_MISSING_SHARE = 0.02  # of the paths: a mirror that lacks less is used again, as making it anew takes longer
+FINDING_ROOTS = "inspecting its environment"
+USING_ORIGINALS = "using the original files"
+ENVIRONMENT_LOADED = "not-staged: a program with its own main() has already imported its environment"
+MAX_MISSING_SHARE = 0.02  # of the paths: a mirror that lacks less is reused, as making a new one takes longer
 OTHER_JOB_TIMEOUT_S = 60.0  # for another job to finish its mirror on this node
 
 Plan = tuple[frozenset[str], dict[str, tuple[Range, ...]]]  # paths to copy, and ranges of files to prefetch
@@ -50,7 +50,7 @@ Value = TypeVar("Value")
 
 
 class Outcome(NamedTuple):
-    """A node's mirror, or why there is none, and the files that were left out."""
+    """A node's mirror, or why there is none, and the left-out files."""
 
     path: str = ""
     problem: str = ""
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 class StagedEnvironment:
-    """A rank's part: the lease of its mirror, if there is one, and on rank 0 the record of what this start opens."""
+    """A rank's state: the lease of its mirror, if there is one, and on rank 0 the record of the files opened."""
 
     def __init__(self, lease: MirrorLease | None, tracer: Tracer | None, record: str, known: AccessTrace,
                  keep: bool) -> None:
@@ -66,7 +66,7 @@ class StagedEnvironment:
         self._pid = os.getpid()
 
     def update_record(self) -> None:
-        """Add what was opened to the record; warn if that fails."""
+        """Add the opened files to the record; warn if that fails."""
         if self._tracer is None:
             return
         trace = self._tracer.trace()
@@ -75,7 +75,7 @@ class StagedEnvironment:
             try:
                 access_trace.write_record(self._record, self._known)
             except OSError as error:
-                warn([f"stage-record: cannot keep what a start opens in {self._record}: {error.strerror}"])
+                warn([f"stage-record: cannot save the list of opened files to {self._record}: {error.strerror}"])
                 self._tracer = None
 
     def end(self) -> None:
@@ -91,22 +91,22 @@ staged: StagedEnvironment | None = None  # in this process
 
 
 def update_record() -> None:
-    """Add what this start has opened to the record, with --stage."""
+    """With --stage, add the files that this start has opened to the record."""
     if staged is not None:
         staged.update_record()
 
 
 def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
-    """Let this rank import its environment from a mirror on its node until the process ends. Collective.
+    """Make this rank import its environment from a mirror on its node until the process ends. Collective.
 
-    Raises LocalLaunchError if a node has not read its share in time.
+    Raises LocalLaunchError if a node does not read its share in time.
     """
     global staged
     if config.script is None:
         warn([ENVIRONMENT_LOADED] if place.rank == 0 else [])
         return
     is_leader = place.local_rank == 0
-    roots: tuple[str, ...] = roll.exchange(LOOKING, environment_roots() if is_leader else None, common_roots)
+    roots: tuple[str, ...] = roll.exchange(FINDING_ROOTS, environment_roots() if is_leader else None, common_roots)
     if not roots:
         return
     begin_stage(STAGING)
@@ -117,7 +117,7 @@ def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
         if not known.paths:
             tracer.watch_opens()
             if not config.quiet:
-                write_line("mpiddp: --stage: this start records what it opens; the next one is staged")
+                write_line("mpiddp: --stage: this run only records which files to stage; the next one is staged")
     lease, outcome = None, None
     with node_leaders(roll, is_leader) as leaders:
         if leaders is not None:
@@ -131,36 +131,36 @@ def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
         if tracer is not None:
             tracer.mirror = os.path.realpath(lease.root)
     staged = StagedEnvironment(lease, tracer, record, known, config.stage_keep)
-    atexit.register(staged.end)  # runs after the rank has left its job: functions registered later run first
+    atexit.register(staged.end)  # runs after the rank has left its job, as later registrations run first
 
 
 def common_roots(facts: Sequence[dict[str, tuple[int, int]] | None]) -> list[tuple[str, ...]]:
-    """Return for each rank the roots that are the same on all nodes; on rank 0."""
+    """Return for each rank the roots that are the same on all nodes; called on rank 0, which warns about others."""
     nodes = [roots for roots in facts if roots is not None]
     same = tuple(root for root, status in nodes[0].items() if all(node.get(root) == status for node in nodes))
     different = sorted({root for node in nodes for root in node} - {*same})
     if different:
-        warn([f"not-staged: not all nodes see the same folder: {join_names(different)}; {READ_IN_PLACE}"])
+        warn([f"not-staged: nodes see different folders at {join_names(different)}; {USING_ORIGINALS}"])
     elif not same:
-        warn(["not-staged: Python's environment is on no shared file system: there is nothing to stage"])
+        warn(["not-staged: Python's environment is not on a shared file system"])
     return [same] * len(facts)
 
 
 def mirror_paths(facts: Sequence[tuple[int, Outcome | None]], hosts: Sequence[str]) -> list[str]:
-    """Return for each rank its node's mirror, "" for none; on rank 0, which warns about problems."""
+    """Return for each rank its node's mirror, "" for none; called on rank 0, which warns about problems."""
     outcomes = {node: (host, outcome) for host, (node, outcome) in zip(hosts, facts, strict=True) if outcome}
     for problem in sorted({outcome.problem for _, outcome in outcomes.values()} - {""}):
         affected = [host for host, outcome in outcomes.values() if outcome.problem == problem]
         nodes = f" (on {fold_hosts(affected)})" if len(affected) < len(outcomes) else ""
-        warn([f"not-staged: {problem}{nodes}; {READ_IN_PLACE}"])
+        warn([f"not-staged: {problem}{nodes}; {USING_ORIGINALS}"])
     if left_out := sorted({path for _, outcome in outcomes.values() for path in outcome.left_out}):
-        warn([f"not-staged: changed while it was read, or unreadable: {join_names(left_out)}; {READ_IN_PLACE}"])
+        warn([f"not-staged: files changed during copying or are unreadable: {join_names(left_out)}; {USING_ORIGINALS}"])
     return [outcomes[node][1].path for node, _ in facts]
 
 
 @contextlib.contextmanager
 def node_leaders(roll: Rendezvous, is_leader: bool) -> Iterator[Rendezvous | None]:
-    """Yield a roll call of each node's local rank 0; None on other ranks. Collective."""
+    """Yield a rendezvous of each node's local rank 0; None on other ranks. Collective."""
     from mpi4py import MPI
 
     comm = roll.comm.Split(0 if is_leader else MPI.UNDEFINED, roll.rank)
@@ -175,7 +175,7 @@ def node_leaders(roll: Rendezvous, is_leader: bool) -> Iterator[Rendezvous | Non
 
 
 class NodeLeader:
-    """Gets a mirror of the environment's roots onto its node, together with the leaders of the other nodes."""
+    """Makes a mirror of the environment's roots on its node, together with the leaders of the other nodes."""
 
     def __init__(self, roll: Rendezvous, roots: tuple[str, ...], config: LaunchConfig) -> None:
         self._roll, self._roots, self._keep = roll, roots, config.stage_keep
@@ -183,12 +183,12 @@ class NodeLeader:
         self._deadline = time.monotonic() + roll.remaining_s + min(roll.rank, MAX_STAGGER_S)
         self._problem = ""  # why this node gets no mirror
         self._writer: MirrorWriter | None = None
-        self._lease: MirrorLease | None = None  # of the mirror that is used or written
+        self._lease: MirrorLease | None = None  # of the mirror in use or being written
 
     def run(self, known: AccessTrace, loaded: frozenset[str]) -> tuple[MirrorLease | None, Outcome]:
         """Return the lease of this node's mirror, and the outcome. Collective.
 
-        On rank 0 `known` is what former starts have opened, and `loaded` what all ranks have loaded already.
+        On rank 0, `known` is the trace of earlier starts, and `loaded` the files that all ranks have already loaded.
         """
         paths, ranges = self._from_rank_0(self._plan(known, loaded) if self._roll.rank == 0 else None)
         if not paths:
@@ -206,7 +206,7 @@ class NodeLeader:
         return self._lease, Outcome(self._lease.path, left_out=tuple(self._writer.left_out) if self._writer else ())
 
     def _plan(self, known: AccessTrace, loaded: frozenset[str]) -> Plan:
-        """Return what to stage; a former mirror on this node with almost all of it will do."""
+        """Return the paths to stage: if an existing mirror on this node has almost all of them, exactly its paths."""
         uncopied = {path for path, touched in known.touched.items()
                     if not touched.is_worth_copying(self._roll.size, self._keep)}
         paths = known.paths - loaded - uncopied
@@ -214,16 +214,16 @@ class NodeLeader:
             return paths, {}
         stamps = (mirror.read_stamp(os.path.join(folder, name)) or frozenset() for folder in self._mirrors_folders()
                   for name in list_names(folder, f"{environment_name(self._roots)}-"))
-        former = min(stamps, key=lambda stamp: len(paths - stamp), default=frozenset())
-        if len(paths - former) <= MAX_MISSING_SHARE * len(paths):
-            paths = former
+        existing = min(stamps, key=lambda stamp: len(paths - stamp), default=frozenset())
+        if len(paths - existing) <= MAX_MISSING_SHARE * len(paths):
+            paths = existing
         return paths, {path: touched.ranges for path, touched in known.touched.items() if path not in paths | loaded}
 
     def _mirrors_folders(self) -> list[str]:
         return [folder for folder in map(mirror.mirrors_folder, self._targets) if mirror.is_private(folder)]
 
     def _from_rank_0(self, value: Value | None) -> Value:
-        """Return rank 0's value, when all nodes call this."""
+        """Return rank 0's value. Collective."""
         self._roll.exchange(STAGING, None, lambda facts: [None] * len(facts))
         shared: Value = self._roll.comm.bcast(value)
         return shared
@@ -232,7 +232,7 @@ class NodeLeader:
         return self._roll.exchange(STAGING, value, lambda facts: [any(facts)] * len(facts))
 
     def _manifest(self, readers: dict[str, int]) -> Manifest:
-        """Return the manifest of the files as they are now: each node inspects its part."""
+        """Return the manifest of the files in their current state; each node inspects its share."""
         own, nodes = self._roll.rank, self._roll.size
         manifest: Manifest | None = None
         files = [path for path, reader in readers.items() if reader == own]
@@ -243,21 +243,21 @@ class NodeLeader:
             manifest = make_manifest(self._roots, [entry for part in parts for entry in part])
             return [None] * nodes
 
-        self._roll.exchange("looking at files", inspect_paths(files, folders, self._roots), merge)
+        self._roll.exchange("inspecting files", inspect_paths(files, folders, self._roots), merge)
         shared: Manifest = self._roll.comm.bcast(manifest)
         return shared
 
     def _acquire(self, manifest: Manifest) -> str:
-        """Acquire a former mirror, or a new one unless another job writes it; return its path, "" if there is none."""
+        """Acquire an existing mirror, or a new one unless another job is writing it; return its path, "" if none."""
         name = f"{environment_name(self._roots)}-{manifest.fingerprint()}"
         for folder in self._mirrors_folders():
             mirror.remove_leftovers(folder, name)
             path = os.path.join(folder, name)
-            if former := mirror.acquire_shared(path):
-                if is_complete(former, manifest):
-                    self._lease = former
+            if existing := mirror.acquire_shared(path):
+                if is_complete(existing, manifest):
+                    self._lease = existing
                     return path
-                mirror.release(former, keep=False)
+                mirror.release(existing, keep=False)
         target, self._problem = mirror.choose_target(self._targets, sum(file.size for file in manifest.files))
         if self._problem:
             return ""
@@ -271,7 +271,7 @@ class NodeLeader:
         return path
 
     def _broadcast(self, manifest: Manifest, readers: dict[str, int]) -> None:
-        """Read this node's share, and write all shares. Collective."""
+        """Read this node's share and write all shares. Collective."""
         def write(chunk: Chunk, buffer: memoryview) -> None:
             self._write(lambda writer: writer.write(chunk, buffer))
 
@@ -279,7 +279,7 @@ class NodeLeader:
                   lambda chunk: read_chunk(manifest.files, chunk), lambda: self._write(MirrorWriter.begin), write)
 
     def _write(self, write: Callable[[MirrorWriter], object]) -> None:
-        """Write; if that fails, this node gets no mirror, and goes on reading for the others."""
+        """Write; if that fails, this node gets no mirror but still reads for the others."""
         if self._writer is None or self._lease is None:
             return
         try:
@@ -291,7 +291,7 @@ class NodeLeader:
             self._writer = self._lease = None
 
     def _finish(self, path: str, manifest: Manifest, paths: frozenset[str]) -> None:
-        """Acquire a lease of the mirror that this job, or another one on this node, has written."""
+        """Acquire a lease of the mirror that this job or another job on this node has written."""
         self._write(lambda writer: writer.finish(paths))
         if self._problem:
             return
@@ -301,8 +301,8 @@ class NodeLeader:
         try:
             self._lease = poll_until(lambda: mirror.acquire_shared(path), until, TimeoutError, lambda _: None, math.inf)
         except TimeoutError:
-            self._lease, self._problem = None, f"{path}: another job that makes it has not finished"
+            self._lease, self._problem = None, f"{path}: another job has not finished writing it"
             return
         if self._writer is None and not is_complete(self._lease, manifest):
             mirror.release(self._lease, keep=False)
-            self._lease, self._problem = None, f"{path}: it is damaged, and another job uses it"
+            self._lease, self._problem = None, f"{path} is damaged, and another job is using it"

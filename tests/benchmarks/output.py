@@ -1,14 +1,14 @@
-"""How soon a line is seen, and how fast output passes on, from the first line that comes to the last.
+"""Delay of a line, and throughput of output, from the first line that arrives to the last.
 
     python -m tests.benchmarks.output [--quick] [--delays]
 
-How soon: two ranks print a line every second, without a flush, under each MPI's launcher and srun; the longest time
-until it is on stdout, and in the logs.
+Delay: two ranks print a line every second, without a flush, under each MPI's launcher and srun; the longest time until
+the line is on stdout and in the logs.
 
-How fast: mpiddp without an option, with --prefix, with --log-dir and with --show fold, beside torchrun --tee 3
---log-dir, mpirun --tag-output, and where a cluster can be had srun --label; in turn, and the CPU time it takes. A
-reader takes all that comes. mpiddp's ranks are line-buffered; two jobs whose scripts ask for blocks show what that
-costs. Lines are alike on all ranks, or with numbers of each rank's own. MB are of what ranks print, whatever is shown.
+Throughput: mpiddp without an option, with --prefix, with --log-dir and with --show fold, compared with torchrun --tee 3
+--log-dir, mpirun --tag-output and, if a cluster is available, srun --label; in turn, with the CPU time they take. A
+reader takes all output. mpiddp's ranks are line-buffered; two jobs whose scripts are block-buffered show what that
+costs. Lines are equal on all ranks, or have each rank's own numbers. MB are what ranks print, whatever is shown.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def delays(mpis: Sequence[Mpi], steps: int, cluster: Cluster | None) -> None:
     if cluster is not None:
         of_cluster = cluster
         starts |= {"srun, pmi2": under_srun(MPIS["mpich"], "pmi2"), "srun, pmix": under_srun(MPIS["openmpi4"], "pmix")}
-    print("a line every second is seen after, at most")
+    print("maximum delay of a line that is printed every second")
     for name, start in starts.items():
         parent = str(RUN) if name.startswith("srun") else None
         rows = [f"{way} {latest_s(start, way, steps, parent):.3f} s" for way in WAYS]
@@ -195,18 +195,18 @@ def table(ranks: int, kind: str, lines: int, runs: int, cluster: Cluster | None)
     print(f"{ranks} ranks, lines {kind}, {megabytes:.0f} MB", flush=True)
     for name, found in passed.items():
         cpu = statistics.median(one.cpu for one in found)
-        print(f"  {name:<27} {rates[name]:6.1f} MB/s  {1000 * cpu:5.0f} ms of CPU for a MB  "
+        print(f"  {name:<27} {rates[name]:6.1f} MB/s  {1000 * cpu:5.0f} ms of CPU per MB  "
               f"{rates[name] / rates['torchrun --tee 3 --log-dir']:5.2f} of torchrun's  "
               f"{rates[name] / rates['mpiddp --prefix']:5.2f} of --prefix's", flush=True)
     for name in ("mpiddp", "mpiddp --prefix"):
-        print(f"  {name}: by lines {rates[name] / rates[f'{name}, blocks']:.2f} of by blocks", flush=True)
+        print(f"  {name}: line-buffered {rates[name] / rates[f'{name}, blocks']:.2f} of block-buffered", flush=True)
 
 
 def main() -> None:
     """Measure all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two ranks, once, without a cluster")
-    parser.add_argument("--delays", action="store_true", help="how soon a line is seen, and no more")
+    parser.add_argument("--delays", action="store_true", help="measure only the delay of lines")
     options = parser.parse_args()
     quick: bool = options.quick
     with contextlib.ExitStack() as stack:

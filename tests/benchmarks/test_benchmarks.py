@@ -114,8 +114,8 @@ def test_restarts(quick: Mpi) -> None:
 def test_output(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.output", "--quick", timeout=200)).stdout
     for name in ("mpiddp --show fold", "torchrun --tee 3 --log-dir", "mpirun --tag-output"):
-        assert len(re.findall(rf"^  {name} +[\d.]+ MB/s +\d+ ms of CPU for a MB ", table, re.MULTILINE)) == 2, table
-    assert len(re.findall(r"^  mpiddp: by lines \d+\.\d\d of by blocks$", table, re.MULTILINE)) == 2, table
+        assert len(re.findall(rf"^  {name} +[\d.]+ MB/s +\d+ ms of CPU per MB ", table, re.MULTILINE)) == 2, table
+    assert len(re.findall(r"^  mpiddp: line-buffered \d+\.\d\d of block-buffered$", table, re.MULTILINE)) == 2, table
     delays = [float(one) for one in re.findall(r"(?:plain|--prefix|--log-dir|--show fold) (\d\.\d+) s", table)]
     assert len(delays) == 4
-    assert max(delays) < 1.5, table  # by blocks, the first of four lines is seen after three seconds
+    assert max(delays) < 1.5, table  # block-buffered, the first of four lines appears after three seconds
