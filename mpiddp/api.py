@@ -49,7 +49,7 @@ def init_process_group(
     if launched is not None and _adopt(launched, comm, backend, timeout):
         return launched.membership.environment
     if _is_initialized():
-        raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
+        raise ValueError("the default process group already exists; call mpiddp.destroy_process_group() first")
     settings = _settings(os.environ, backend)
     job = _start(comm, settings, is_watched=launched is not None)
     job.membership.create_group(settings.group_timeout if timeout is None else timeout, job.refuse_alone)

@@ -19,9 +19,9 @@ OUTSIDE_SIGNALS = (  # from users and schedulers
     "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME_SIGNAL,
 )
 ABORT_SIGNAL = "SIGABRT"  # of C's abort(), also of NCCL's watchdog in a rank whose collective takes too long
-NO_STEP_DAEMON = "lost slurmstepd, by which Slurm starts and ends the ranks of a node: it was killed there"
-OUT_OF_MEMORY = "out of memory, as its cgroup counts"
-EXIT_TIMEOUT_WORDS = "for the end of rank"  # in the error of a rank that has finished, at --exit-timeout
+STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
+OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
+EXIT_TIMEOUT_WORDS = "other ranks did not finish within"  # in the error of a rank that has finished, at --exit-timeout
 LOST_PEER_WORDS = (  # in errors of gloo, NCCL, torch's store and sockets if another rank is gone or late
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "connection was",
     "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
@@ -193,7 +193,7 @@ def select_gone_rank(
     context: FailureContext,
 ) -> RootCause | None:
     """Return which of the ranks that are `gone` is the root cause; None to wait for more reports."""
-    if orphans := [report for report in gone if report.cause == NO_STEP_DAEMON]:  # their node's ranks may end by that
+    if orphans := [report for report in gone if report.cause == STEP_DAEMON_KILLED]:  # which may end its ranks
         return RootCause(orphans[0])
     killed = were_killed_at_once(gone, context)
     alive = set(context.hosts) - set(context.end_order) - {report.rank for report in gone}
@@ -227,25 +227,29 @@ def select_secondary(
     """Return the root cause if ranks report only the loss of another one: the late rank, if it is known."""
     first, *others = sorted(secondary, key=lambda report: not is_timeout(report.cause))  # a timeout closes connections
     activity = context.activity
-    if EXIT_TIMEOUT_WORDS in first.cause and activity.deadlock is not None:
-        return RootCause(activity.deadlock._replace(cause=f"{activity.deadlock.cause}: {first.cause}"))
+    is_exit_timeout = EXIT_TIMEOUT_WORDS in first.cause
+    summary = first.cause.partition(": ")[0] if is_exit_timeout else first.cause  # without the late ranks' names
+    if is_exit_timeout and activity.deadlock is not None:
+        return RootCause(activity.deadlock._replace(cause=f"{activity.deadlock.cause}; {summary}"))
     late = [rank for rank in unreported if rank in activity.free]
     if len(late) == 1 and is_timeout(first.cause) and not activity.has_groups:
-        return RootCause(make_late_rank_report(late[0], [first, *others], context),
+        return RootCause(make_late_rank_report(late[0], [first._replace(cause=summary), *others], context),
                          join_parts(*describe_unreported(set(unreported) - {late[0]}, context)))
     calls = {**activity.calls, **{report.rank: report.where for report in secondary}}
     if is_timeout(first.cause) and calls.keys() >= context.hosts.keys() and len(set(calls.values())) > 1:
         return RootCause(make_different_calls_report(first, calls))
-    return RootCause(first, join_parts(describe_secondary(others), *describe_unreported(unreported, context)))
+    unnamed = set(unreported) & set(context.silent) if is_exit_timeout else unreported
+    return RootCause(first, join_parts(describe_secondary(others), *describe_unreported(unnamed, context)))
 
 
 def make_late_rank_report(late: int, secondary: Sequence[Report], context: FailureContext) -> Report:
-    """Return the report on the only rank that waits for no other, and for which the `secondary` ones waited in vain."""
+    """Return the report on the only rank that waits for no other; the `secondary` ones timed out waiting for it."""
     first = secondary[0]
     call = f" at {first.where}" if first.where else ""
-    waiting = f"rank {first.rank} has" if len(secondary) == 1 else f"{len(secondary):,} ranks have"
+    waiting = f"rank {first.rank}" if len(secondary) == 1 else f"{len(secondary):,} ranks"
+    cause = first.cause.replace(EXIT_TIMEOUT_WORDS, EXIT_TIMEOUT_WORDS.replace("other ranks", "it"))
     return Report(late, context.hosts[late], ReportKind.UNREACHABLE,
-                  f"{waiting} waited for it in vain{call}: {first.cause}", first.status, context.activity.places[late])
+                  f"{waiting} timed out waiting for it{call}: {cause}", first.status, context.activity.places[late])
 
 
 def make_different_calls_report(timeout: Report, calls: Mapping[int, str]) -> Report:
@@ -253,10 +257,11 @@ def make_different_calls_report(timeout: Report, calls: Mapping[int, str]) -> Re
     ranks_of: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
         ranks_of.setdefault(call, []).append(rank)
-    words = join_names([f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)} at {call}" for call,
-                        ranks in ranks_of.items()])
+    waiting = join_names([f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)} at {call}" for call,
+                          ranks in ranks_of.items()])
     return Report(NOBODY, "", ReportKind.UNREACHABLE,
-                  f"ranks have waited for each other in unlike calls, {words}: {timeout.cause}", timeout.status)
+                  f"ranks timed out waiting for each other in different calls ({waiting}): {timeout.cause}",
+                  timeout.status)
 
 
 def is_peer_loss(error: str, file: str = "") -> bool:
@@ -305,26 +310,26 @@ def describe_scope(same: Sequence[Report], context: FailureContext) -> str:
     if len(same) == 1:
         return ""
     if len(same) == context.world_size:
-        return f"the same on all {len(same):,} ranks"
+        return f"same error on all {len(same):,} ranks"
     if len(same) == sum(host in hosts for host in context.hosts.values()):
-        return f"the same on the {len(same):,} ranks of {join_names(sorted(hosts))}"
-    return f"the same on {len(same):,} of {context.world_size:,} ranks"
+        return f"same error on the {len(same):,} ranks of {join_names(sorted(hosts))}"
+    return f"same error on {len(same):,} of {context.world_size:,} ranks"
 
 
 def describe_secondary(secondary: Sequence[Report]) -> str:
-    """Return in words how many ranks lost their connection, or waited in vain."""
+    """Return in words how many ranks lost their connection, or timed out."""
     if not secondary:
         return ""
     others = f"{len(secondary)} other rank{'s' * (len(secondary) > 1)}"
-    return f"{others} waited in vain, too" if is_timeout(secondary[0].cause) else f"{others} lost the connection to it"
+    return f"{others} timed out, too" if is_timeout(secondary[0].cause) else f"{others} lost the connection to it"
 
 
 def describe_later_errors(errors: Sequence[Report]) -> str:
     """Return in words which errors ranks raised after another one had died, empty for none."""
     if not errors:
         return ""
-    more = f", and {len(errors) - 1:,} more" if len(errors) > 1 else ""
-    return f"rank {errors[0].rank} on {errors[0].host} failed, too: {truncate_middle(errors[0].cause, 200)}{more}"
+    more = f" (and {len(errors) - 1:,} more)" if len(errors) > 1 else ""
+    return f"rank {errors[0].rank} on {errors[0].host} also failed: {truncate_middle(errors[0].cause, 200)}{more}"
 
 
 def describe_unreported(unreported: Collection[int], context: FailureContext) -> Iterator[str]:
@@ -332,9 +337,9 @@ def describe_unreported(unreported: Collection[int], context: FailureContext) ->
     for rank in sorted(set(unreported) & set(context.activity.free))[:MAX_LISTED]:
         yield f"rank {rank} on {context.hosts[rank]} was at {context.activity.places[rank]}"
     if silent := set(unreported) & set(context.silent):
-        yield f"nothing is heard of {describe_ranks(silent, context.hosts)}"
+        yield f"no response from {describe_ranks(silent, context.hosts)}"
     if context.finished:
-        yield f"{describe_ranks(context.finished, context.hosts)} had come to the end of the script"
+        yield f"{describe_ranks(context.finished, context.hosts)} had finished the script"
         if busy := set(unreported) - set(context.silent) - set(context.finished):
             yield f"{describe_ranks(busy, context.hosts)} had not"
 

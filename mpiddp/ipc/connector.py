@@ -61,7 +61,7 @@ class Connector:
         except BlockingIOError:
             return
         except EOFError:  # unauthenticated connections may have crowded this one out
-            self._fail("it has hung up")
+            self._fail("it closed the connection")
             return
         except OSError as error:
             self._fail(error.strerror or str(error), isinstance(error, PermissionError))
@@ -84,4 +84,4 @@ class Connector:
             self._loop.set_timer("connect", RETRY_INTERVAL_S, self.connect)
         else:
             endpoint = format_address(self._address, self._port)
-            self._on_result(None, f"no connection to {self._server} at {endpoint}: {error}")
+            self._on_result(None, f"cannot connect to {self._server} at {endpoint}: {error}")

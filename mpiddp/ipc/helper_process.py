@@ -33,7 +33,7 @@ def fork_daemon(main: Callable[[], None], kept: Collection[int], name: str) -> i
     try:
         child = fork()
     except OSError as error:
-        write_line(f"mpiddp: {name} cannot be started: {error}")
+        write_line(f"mpiddp: cannot start {name}: {error}")
         return 0
     if child:
         return child
@@ -49,7 +49,7 @@ def fork_daemon(main: Callable[[], None], kept: Collection[int], name: str) -> i
             main()
         status = 0
     except Exception as error:
-        write_line(f"mpiddp: {name} has failed: {type(error).__name__}: {error}")
+        write_line(f"mpiddp: {name} failed: {type(error).__name__}: {error}")
     finally:
         os._exit(status)
 

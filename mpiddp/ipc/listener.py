@@ -41,7 +41,7 @@ class ClientHandshake:
             return b""
         server_nonce, server_proof = self._received[:NONCE_BYTES], self._received[NONCE_BYTES:]
         if not compare_digest(server_proof, make_proof(self._token, SERVER, self.nonce, server_nonce)):
-            raise PermissionError("another program listens there: it does not know the job's token")
+            raise PermissionError("another program listens there (it does not know the job's token)")
         return make_proof(self._token, CLIENT, self.nonce, server_nonce)
 
 

@@ -73,7 +73,7 @@ def check_started_once() -> None:
     if os.environ.get(LEFT_VARIABLE) == str(os.getpid()):
         raise LaunchError(
             "started-again",
-            actual="os.execv has started mpiddp once more in a process that was a rank of this job",
-            needed="one start of MPI for each process (MPI standard, MPI_Init)",
-            do="let os.execv start the script itself, as in [sys.executable, *sys.argv]: it finds its variables",
+            actual="os.execv started mpiddp again in a process that was a rank of this job",
+            needed="a process that has not started MPI: it can do so only once (MPI standard, MPI_Init)",
+            do="start the script itself with os.execv, as in [sys.executable, *sys.argv]: its variables are still set",
         )

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 MAX_ERRORS = 3  # one after another, before a failure is reported
 TRAINING_S = 1.0  # a script trains if its optimizers make steps for longer than this
-ACCELERATE_ADVICE = "; Accelerate trains with others on the CPU by ACCELERATE_USE_CPU=true or Accelerator(cpu=True)"
-LIGHTNING_ADVICE = (
-    '; Lightning has to be told of them: strategy="ddp", devices= and num_nodes=, as examples/README.md says')
+ACCELERATE_ADVICE = "; to train together on CPUs, set ACCELERATE_USE_CPU=true or use Accelerator(cpu=True)"
+LIGHTNING_ADVICE = '; pass strategy="ddp", devices= and num_nodes= to Lightning\'s Trainer (see examples/README.md)'
 
 
 class RunningJob:
@@ -156,11 +155,11 @@ class RunningJob:
         """Print whom the job waits for, if this rank has waited longest."""
         rank = self.membership.rendezvous.rank
         if rank == self.membership.groups.keys.elect("reminds", rank):
-            write_line(f"mpiddp: waiting {waited_s:.0f} s for the end of {self._name_missing()}")
+            write_line(f"mpiddp: waiting {waited_s:.0f} s for other ranks to finish: {self._name_missing()}")
 
     def _name_missing(self) -> str:
         names = self.termination.describe_unfinished() if self.termination else ""
-        return names or "ranks whose names nobody knows"
+        return names or "unknown ranks"
 
 
 def run_script(job: RunningJob, config: LaunchConfig) -> int:
@@ -243,8 +242,8 @@ def warn_independent_ranks(job: RunningJob, config: LaunchConfig) -> None:
         return
     job.has_warned_independent = True
     runs, uses = ("trains", "uses") if has_trained else ("ran", "used")
-    words = f"the script {runs} {job.membership.environment.world_size} times, each for itself"
-    warn([f"independent-ranks: {words}: it {uses} neither the process group nor its rank{advice}"])
+    words = f"each of the {job.membership.environment.world_size} ranks {runs} on its own"
+    warn([f"independent-ranks: {words}: the script {uses} neither the process group nor its rank{advice}"])
 
 
 def advise_single_process() -> str:
@@ -321,12 +320,12 @@ def leave_before_exec(job: RunningJob, config: LaunchConfig, call: str) -> None:
             MPI.Finalize()
         close_job(job, termination)
     except EndTimeoutError as error:
-        termination.fail_at_end(EndTimeoutError(f"{error}, before {call}()"))
+        termination.fail_at_end(EndTimeoutError(f"before {call}(), {error}"))
     except BaseException as error:
         termination.fail_at_end(error)
     if job.membership.environment.rank == 0:
-        write_line(f"mpiddp: {call}() replaces the script: the new program has to call init_process_group(), and "
-                   "mpiddp neither watches it nor keeps its output")
+        write_line(f"mpiddp: {call}() replaces the script: the new program must call init_process_group(); mpiddp "
+                   "does not watch it, and does not prefix or log its output")
 
 
 def close_job(job: RunningJob, termination: Termination) -> bool:

@@ -93,7 +93,7 @@ class Stop:
     def _announce(self) -> None:
         if self._parent is None or self._parent.rank == 0:
             is_walltime = self.reason == WALLTIME_REASON
-            why = "the walltime is near" if is_walltime else f"{signal.Signals(self.reason).name} was sent"
+            why = "the walltime is near" if is_walltime else f"received {signal.Signals(self.reason).name}"
             write_line(f"mpiddp: time to stop: {why}")
 
     def _find_reason(self) -> int:
@@ -131,8 +131,8 @@ class Stop:
 
     def _remind(self, waited_s: float) -> None:
         rank = self._parent.rank if self._parent else 0
-        write_line(f"mpiddp: rank {rank} has waited {waited_s:.0f} s in should_stop(), which every rank has to call "
-                   "equally often")
+        write_line(f"mpiddp: rank {rank} has waited {waited_s:.0f} s in should_stop(); every rank must call it "
+                   "the same number of times")
 
 
 def make_reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) -> Callable[[], MPI.Request]:

@@ -43,7 +43,7 @@ from ..where import progress
 from . import teardown
 from .signals import mute_handlers, restore_dispositions
 
-UNKNOWN_EXIT_CAUSE = "ended by SystemExit, with a status that only Python knows, while other ranks waited for it"
+UNKNOWN_EXIT_CAUSE = "raised SystemExit (exit status unknown) while other ranks waited for it"
 MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
 ERROR_FILE_TIMEOUT_S = 0.5  # to write --error-file without a sentinel
 LOSS_QUERY_TIMEOUT_S, LOSS_QUERY_FAILED_TIMEOUT_S = 1.0, 0.1  # for the relay's answer; the latter if the rank failed
@@ -359,8 +359,7 @@ class Termination:
             if stack and not self._traceback_printed:
                 write_line(stack)
             self._print_report(decision.verdict, stack)
-            who, grace = f"rank {self._member.rank} on {self._member.host}", f"{self._member.grace_s:g} s"
-            write_line(f"mpiddp: {who} is cut off in what it does at its end, {grace} after it failed; for more time: "
-                       "--abort-grace SECONDS")
+            write_line(f"mpiddp: ending rank {self._member.rank} on {self._member.host}: its cleanup took longer than "
+                       f"{self._member.grace_s:g} s (raise --abort-grace to allow more)")
         flush_and_wait()
         self.end_job(decision.status)

@@ -38,9 +38,9 @@ class BackgroundTasks:
     def write(self, path: str, content: str) -> None:
         """Write a file that was asked for, or print why that fails; the rank itself writes to a standard stream."""
         if (stream := parse_stream_path(path)) >= 0:
-            write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it is gone")
+            write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it has ended")
             return
-        late = f"mpiddp: cannot write {path}: no answer within {TASK_TIMEOUT_S:g} s"
+        late = f"mpiddp: cannot write {path}: no response within {TASK_TIMEOUT_S:g} s"
         self.run(partial(try_write_file, path, content), write_line, late)
 
     def run(self, act: Callable[[], str | None], then: Callable[[str], object] = lambda _: None,
@@ -80,7 +80,7 @@ def start_detached(act: Callable[[], str | None]) -> int:
             if result := act():
                 os.write(writing, result.encode(errors="replace")[:MAX_RESULT_BYTES])
 
-        reap(fork_daemon(run, kept=(writing,), name="a process beside a sentinel"))
+        reap(fork_daemon(run, kept=(writing,), name="a background task of a sentinel"))
     finally:
         os.close(writing)
     return reading
@@ -151,7 +151,7 @@ def start_writer(descriptor: int) -> int:
             write_all(descriptor, data)
 
     try:
-        forking_child = fork_daemon(run, kept=(reading, descriptor), name="a process that prints for a sentinel")
+        forking_child = fork_daemon(run, kept=(reading, descriptor), name="the stderr writer of a sentinel")
     finally:
         os.close(reading)
     if not forking_child:

@@ -333,14 +333,14 @@ class SentinelClient:
             self._window.release_signal()
             self._window = None
         if self._registration.member.rank == 0:
-            self._say("the rank goes on unwatched, and nobody decides which rank fails first: each reports by itself; "
-                      "nobody can be asked where the ranks are, and --stall sees no hang")
+            self._say("the rank continues unwatched; each rank that fails prints its own report, and mpiddp.where and "
+                      "--stall do not work any more")
             return
-        self._say("the rank goes on unwatched: if it is killed, nobody sees how, and nobody can ask where it is")
+        self._say("the rank continues unwatched: if it is killed, the cause is unknown; mpiddp.where cannot see it")
         try:
             self._connect_to_coordinator(connection)
         except (EOFError, OSError) as error:
-            self._say(f"and the coordinator does not answer ({error or 'it has hung up'})")
+            self._say(f"the coordinator cannot be reached ({error or 'it closed the connection'})")
 
     def _connect_to_coordinator(self, connection: int) -> None:
         """Talk to the coordinator from now on, over the sentinel's connection, or a new one if that is -1."""

@@ -12,7 +12,7 @@ from ..failure import root_cause
 from ..failure.rank import RankIdentity
 from ..failure.root_cause import (
     ABORT_SIGNAL,
-    NO_STEP_DAEMON,
+    STEP_DAEMON_KILLED,
     FailureContext,
     JobActivity,
     Report,
@@ -138,7 +138,7 @@ class FinishedRanks:
         elif self._wait is None or self._wait[0] != report.cause:
             self._wait = report.cause, now_s
             limit = f"{self._exit_timeout_s:g} s (--exit-timeout)"
-            return [events.PrintLine(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}")], None
+            return [events.PrintLine(f"mpiddp: {report.cause}; the job will end if this lasts {limit}")], None
         elif now_s - self._wait[1] >= self._exit_timeout_s:
             return [], truncate_report(report)
         return [], None
@@ -338,9 +338,9 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             case protocol.StoppedStatus(stopped):
                 self.evidence.silent.discard(peer.rank)
                 if stopped:
-                    self._add_absent(peer, "is stopped (by SIGSTOP or a debugger)")
+                    self._add_absent(peer, "the process is stopped (SIGSTOP or a debugger)")
             case protocol.StepDaemonLost():
-                self._add_absent(peer, NO_STEP_DAEMON)
+                self._add_absent(peer, STEP_DAEMON_KILLED)
             case protocol.QueryUnfinished():
                 self._do(*self._snapshot.begin(peer))
             case protocol.PeerProcessEnded(rank):
@@ -376,12 +376,12 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._drop(peer)
         if peer.rank == self._printing_rank:  # printing the reason twice beats not printing it
             self._is_printed = False
-        with_it = "its sentinel" if peer.pid != 1 else "all else in its container"
-        cause, status = f"is gone, and {with_it} with it", 137
+        together = "its sentinel" if peer.pid != 1 else "its container"
+        cause, status = f"ended together with {together}, for an unknown reason", 137
         if not peer.watched:
-            cause = "is gone; its sentinel was killed before, so nobody saw how it ended"
+            cause = "ended for an unknown reason: its sentinel had been killed before"
         if error:
-            cause, status = f"is out of reach, its node or its network is down ({error})", 1
+            cause, status = f"cannot be reached: its node or its network is down ({error})", 1
         if self._outcome is None:
             self._add_absent(peer, cause, status)
         elif peer.rank == self._outcome.first.rank:

@@ -143,7 +143,7 @@ class CoordinatorServer:
                     rank = self._coordinator.peers.by_link[link].rank
                     self._deliver(self._snapshots().collector.take(rank, message))
             case ThreadsRequest():
-                raise ValueError("a sentinel asks for threads")
+                raise ValueError("unexpected ThreadsRequest from a sentinel")
             case _:
                 self._is_interrupted |= isinstance(message, protocol.Interrupted)
                 self.handle(events.FromPeer(link, message))
@@ -191,7 +191,7 @@ class CoordinatorServer:
                 case Requester.STALL_CHECK:
                     self._report_stall()
                 case Requester.SIGQUIT:
-                    write_line(f"mpiddp: SIGQUIT asks where the ranks are\n{self._snapshots().format_table()}")
+                    write_line(f"mpiddp: SIGQUIT received; the ranks are here:\n{self._snapshots().format_table()}")
                 case Requester.DECISION:
                     self._report_snapshot()
                 case Requester.FINISHED_CHECK:
@@ -224,8 +224,8 @@ class CoordinatorServer:
         is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
         if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
             self._loop.set_timer("sigquit", SIGQUIT_SPREAD_S, lambda: None)
-            write_line("mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n"
-                       f"{snapshot.table}")
+            write_line("mpiddp: SIGINT received, but all ranks are blocked in native code; press Ctrl-C again to end "
+                       f"the job\n{snapshot.table}")
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
@@ -278,7 +278,7 @@ class CoordinatorServer:
                         self._request_threads(link, message)
                     case _:
                         self._close(link)
-                        raise ValueError(f"{type(message).__name__} in the place of a hello")
+                        raise ValueError(f"expected Hello, got {type(message).__name__}")
 
         self._loop.watch(channel, read)
 
@@ -288,7 +288,7 @@ class CoordinatorServer:
         if peer and peer.watched:
             self._send(peer.link, request._replace(asker=link))
         else:
-            reason = "is not watched any more: its sentinel was killed" if peer else "is not there any more"
+            reason = "is no longer watched: its sentinel was killed" if peer else "has ended"
             self._send(link, ThreadsReply(request.rank, reason))
 
     def _close(self, link: int) -> None:

@@ -71,7 +71,8 @@ def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protoc
         process = WatchedProcess(pid)
     except ProcessLookupError:  # it is gone already
         if not is_handled_by(rank):
-            write_line(f"mpiddp: {watched.name} died as soon as it had started; its launcher may know how")
+            write_line(f"mpiddp: {watched.name} exited immediately after starting; see the launcher's output for the "
+                       "reason")
             time.sleep(REPORTS_SPREAD_S)
             run_detached(partial(cancel_step, watched.step))
         return
@@ -107,7 +108,7 @@ class Sentinel:
     def report_error(self, error: Exception) -> None:
         """Print an error in the sentinel itself, once; if the rank is gone, end soon, whatever the error broke off."""
         text = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: sentinel of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
+        line = f"mpiddp: error in the sentinel of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
         if line not in self._reported_errors:
             self._reported_errors.add(line)
             write_line(line)
@@ -330,7 +331,7 @@ def location_of(error: Exception) -> str:
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     if traceback is None:
-        return "unknown place"
+        return "unknown line"
     code = traceback.tb_frame.f_code
     return f"{code.co_filename}, line {traceback.tb_lineno}, in {code.co_name}"
 

@@ -17,7 +17,7 @@ LATE_S = 10.0  # from a rank's registration until the others are told that its s
 LATE_SPREAD_S = 1.0  # for others to be late, too
 MAX_RANKS_WITH_HOST = 3
 # Slurm 22.05's fences of the kind "tree" may end before all ranks have come; the next message finds one unprepared.
-TRY_RING = "\nmpiddp: if this is srun --mpi=pmix, try it with SLURM_PMIX_FENCE=ring in the environment of srun"
+TRY_RING = "\nmpiddp: if you use srun --mpi=pmix, try again with SLURM_PMIX_FENCE=ring in the environment of srun"
 
 
 class StartupTimeout:
@@ -52,9 +52,7 @@ class StartupTimeout:
 
     def end_rank(self, cause: str) -> list[events.WatcherAction]:
         """End the rank, and print why."""
-        self.failed = True
-        return [events.PrintLine(f"mpiddp: {self._watched.name} {cause}, in {self.stage}"), WatcherCommand.TERMINATE,
-                events.SetTimer("kill", KILL_DELAY_S)]
+        return [*self.report_death(cause), WatcherCommand.TERMINATE, events.SetTimer("kill", KILL_DELAY_S)]
 
     def report_death(self, cause: str) -> list[events.WatcherAction]:
         """Print how the rank died in its start, because no other rank can know of it yet; nothing without a cause."""
@@ -62,7 +60,7 @@ class StartupTimeout:
             return []
         self.failed = True
         hint = TRY_RING if self._watched.by_srun and self.stage == "MPI_Init" and "SIGSEGV" in cause else ""
-        return [events.PrintLine(f"mpiddp: {self._watched.name} {cause}, in {self.stage}{hint}")]
+        return [events.PrintLine(f"mpiddp: {self._watched.name}: {cause}, during startup ({self.stage}){hint}")]
 
     def on_due(self, timer: str, now_s: float) -> list[events.WatcherAction]:
         """Act on one of the timers "warn", "start" and "late"."""
@@ -77,7 +75,7 @@ class StartupTimeout:
         if self.stage != "MPI_Init" or not self._watched.first_on_node:
             return []
         return [events.ProbeHosts(f"mpiddp: {self._watched.name} has waited {waited_s:.0f} s in MPI_Init, "
-                                  "which returns when every rank of the job has reached it",
+                                  "which returns when all ranks of the job have called it",
                                   min(PROBE_HOSTS_TIMEOUT_S, self._watched.timeout_s / 4))]
 
     def _time_out(self, waited_s: float) -> list[events.WatcherAction]:

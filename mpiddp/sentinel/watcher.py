@@ -12,7 +12,7 @@ from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..base.text import truncate_middle
 from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
 from ..failure.rank import RankIdentity
-from ..failure.root_cause import MAX_STACK_CHARS, NO_STEP_DAEMON, Report, ReportKind, RootCause, truncate_report
+from ..failure.root_cause import MAX_STACK_CHARS, STEP_DAEMON_KILLED, Report, ReportKind, RootCause, truncate_report
 from ..ipc.codec import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
@@ -107,7 +107,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             case events.NoCoordinator(error):
                 self._no_coordinator = True
                 if error:
-                    self._print(f"{self.watched.name} is not watched together with the others: {error}")
+                    self._print(f"the sentinel of {self.watched.name} has no coordinator: {error}")
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
             case events.Observed(observation):
@@ -236,9 +236,9 @@ class Watcher(StateMachine[State, events.WatcherAction]):
     def _print_rank_0_lost(self, consequence: str = "") -> None:
         """Print it once on a node; on rank 0's own, whose sentinel is gone, rank 1's sentinel does."""
         assert self.member
-        how = "gone" if self._rank_0_closed else f"out of reach of {self.member.host}"
+        state = "has ended unexpectedly" if self._rank_0_closed else f"cannot be reached from {self.member.host}"
         if self.watched.first_on_node or self.member.rank == 1:
-            self._print(f"rank 0 is {how}{consequence}")
+            self._print(f"rank 0 {state}{consequence}")
 
     def _take_decision(self, decision: protocol.Decision) -> None:
         """Pass a decision on to the rank; if that is gone, do what the rank would have to do."""
@@ -289,7 +289,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         assert self.member
         if self.gone or self.state is not S.RANK_0_LOST:
             return
-        self._print_rank_0_lost(f": ending the ranks on {self.member.host}")
+        self._print_rank_0_lost(f"; ending the ranks on {self.member.host}")
         self._end_rank(protocol.JobEnds(1, abort=True))
         self._decide_alone()
 
@@ -315,7 +315,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         if self.state is not S.STARTING:
             self._do(events.ToCoordinator(protocol.StepDaemonLost()))
             return
-        self._do(*self.startup.end_rank(f"has {NO_STEP_DAEMON}"))
+        self._do(*self.startup.end_rank(STEP_DAEMON_KILLED))
         self._kill_scheduled = self._enter(S.SELF_HANDLED)
 
     def _clean_up(self) -> None:
