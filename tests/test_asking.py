@@ -478,7 +478,7 @@ def test_a_sigquit_asks_and_ends_nothing(
             job.process.send_signal(signal.SIGQUIT)
         else:
             cluster.run("scancel", "--signal=QUIT", "--user=root", timeout=30)
-        table = table_after(job, f"{message('launch/sigquit')}\n")
+        table = table_after(job, message("launch/sigquit") + "\n")
         assert re.match(r"  1 rank +1 .* odd +zoo.py:", table[0])
         time.sleep(2)
         assert job.process.poll() is None
@@ -503,7 +503,7 @@ def test_a_sigint_to_a_job_whose_ranks_are_all_in_a_collective(quick: Mpi, state
         job.await_ready(SIX[2].ranks)
         time.sleep(1)
         job.process.send_signal(signal.SIGINT)
-        table = table_after(job, f"{message('launch/sigint_blocked')}\n")
+        table = table_after(job, message("launch/sigint_blocked") + "\n")
     assert re.match(r"  4 ranks +0-3 .* waiting +zoo.py:", table[0])
 
 
