@@ -42,7 +42,7 @@ def describe_early_death(status: int | None, out_of_memory: bool) -> str:
 
 
 def is_maybe_secondary(report: Report) -> bool:
-    """Tell whether a rank may have ended because another one did: it lost that, or its launcher ended it."""
+    """Return whether a rank may have ended because of another one: it lost that, or its launcher ended it."""
     by_launcher = report.signal in map(name_signal, LAUNCHER_SIGNALS) and OUT_OF_MEMORY not in report.cause
     return report.kind == ReportKind.SECONDARY or by_launcher
 
@@ -57,7 +57,7 @@ def describe_signal(number: int, out_of_memory: bool) -> str:
 def extract_crash_stack(lines: Sequence[str]) -> str:
     """Return faulthandler's output, the thread that crashed first, each with its innermost frames first.
 
-    Frames that lead to the script are left out, and so are threads without others, and the list of extensions.
+    Omitted are the frames that lead to the script, threads that have only such frames, and the list of extensions.
     """
     sections: list[list[str]] = [[]]
     for line in filter(None, lines):

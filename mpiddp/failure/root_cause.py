@@ -13,16 +13,16 @@ SAME_ERROR_WAIT_S = 0.03  # for a second rank to report the same error; then SAM
 SAME_CAUSE_WAIT_S = 0.15  # for all ranks to report that got the same signal, or that lost a peer
 ROOT_CAUSE_WAIT_S = 1.0  # for the cause of what looks like a secondary failure to be reported
 
-NOBODY = -1  # the rank of a report on a job of which no rank is known to be at fault
+NOBODY = -1  # the rank of a report if no rank is known to be at fault
 WALLTIME_SIGNAL = "SIGALRM"  # Flux sends it to all ranks at the time limit; a script that has set an alarm gets it too
 OUTSIDE_SIGNALS = (  # from users and schedulers
     "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME_SIGNAL,
 )
-ABORT_SIGNAL = "SIGABRT"  # of C's abort(), also of NCCL's watchdog in a rank whose collective takes too long
+ABORT_SIGNAL = "SIGABRT"  # from C's abort(), which NCCL's watchdog calls in a rank whose collective takes too long
 STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
 OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
 EXIT_TIMEOUT_WORDS = "other ranks did not finish within"  # in the error of a rank that has finished, at --exit-timeout
-LOST_PEER_WORDS = (  # in errors of gloo, NCCL, torch's store and sockets if another rank is gone or late
+LOST_PEER_WORDS = (  # in errors of gloo, NCCL, torch's store and sockets if another rank has ended or is late
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "connection was",
     "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
     "socket timeout", "wait timeout", "timeout after", "failed to recv", "failed to send", "unbound_buffer",
@@ -128,12 +128,12 @@ class FailureContext(NamedTuple):
 
     @property
     def awaits_ranks(self) -> bool:
-        """Tell whether some ranks' sentinels have not registered yet: a rank may die before its sentinel has."""
+        """Return whether some ranks' sentinels have not registered yet: a rank may die before its sentinel has."""
         return len(self.hosts) < self.world_size
 
     @property
     def has_one_rank(self) -> bool:
-        """Tell whether the job has one rank."""
+        """Return whether the job has one rank."""
         return len(self.hosts) == 1 and not self.awaits_ranks
 
 
@@ -167,10 +167,10 @@ def mark_interrupt(report: Report, interrupted: Collection[int]) -> Report:
 
 
 def is_maybe_caused_by(error: Report, gone: Sequence[Report], reports: Sequence[Report]) -> bool:
-    """Tell whether the first error may come from the death of a rank: scripts hide what they have caught.
+    """Return whether a rank's death may have caused the first error: scripts hide exceptions that they have caught.
 
-    While an error is reported all ranks live on, so a rank that is dead by then did not die of it. An abort() may be
-    that of NCCL's watchdog, which has waited for the rank with the error.
+    All ranks live on while an error is reported, so a rank that is dead by then did not die of it. A SIGABRT may come
+    from NCCL's watchdog, which has waited for the rank with the error.
     """
     return any(report.signal != ABORT_SIGNAL or reports.index(report) < reports.index(error) for report in gone)
 
@@ -265,10 +265,10 @@ def make_different_calls_report(timeout: Report, calls: Mapping[int, str]) -> Re
 
 
 def is_peer_loss(error: str, file: str = "") -> bool:
-    """Tell whether an error is one that ranks raise if another one is gone.
+    """Return whether an error is one that ranks raise if another rank has ended.
 
-    `error` is its full type and its text; `file` is the innermost one of its traceback that is not Python's own. Words
-    such as "connection refused" mean another rank only if a library raised them by which ranks communicate.
+    `error` is its full type and its text; `file` is the innermost file of its traceback outside Python's own library.
+    Words such as "connection refused" mean another rank only if a communication library raised the error.
     """
     error = error.lower()
     from_library = any(words in error for words in COMMUNICATION_WORDS) or (
@@ -277,12 +277,12 @@ def is_peer_loss(error: str, file: str = "") -> bool:
 
 
 def is_timeout(error: str) -> bool:
-    """Tell whether an error's text says that a rank was late, and not that it is gone."""
+    """Return whether an error's text says that another rank was late, not that it has ended."""
     return any(words in error.lower() for words in LATE_PEER_WORDS)
 
 
 def was_sent_to_all(gone: Sequence[Report], context: FailureContext) -> bool:
-    """Tell whether other ranks got the same signal as the first that is gone."""
+    """Return whether other ranks got the same signal as the first rank that ended."""
     first, others = gone[0], [report.signal for report in gone[1:]]
     others += ["SIGINT" for rank in context.interrupted if rank != first.rank]
     was_killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
@@ -291,10 +291,10 @@ def was_sent_to_all(gone: Sequence[Report], context: FailureContext) -> bool:
 
 
 def were_killed_at_once(gone: Sequence[Report], context: FailureContext) -> bool:
-    """Tell whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
+    """Return whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
 
-    If only one rank was killed, by hand or for lack of memory, the others live on until this job ends them. In a job of
-    one rank it was srun, unless the kernel counts a lack of memory.
+    If one rank alone was killed, by a user or for lack of memory, the others live on until mpiddp ends them. In a job
+    of one rank it was srun, unless the kernel counted an OOM kill.
     """
     is_plain = context.by_srun and all(
         report.signal == "SIGKILL" and OUT_OF_MEMORY not in report.cause for report in gone)
@@ -305,7 +305,7 @@ def were_killed_at_once(gone: Sequence[Report], context: FailureContext) -> bool
 
 
 def describe_scope(same: Sequence[Report], context: FailureContext) -> str:
-    """Return in words which ranks failed with the same error, empty for one rank."""
+    """Return text on which ranks failed with the same error, empty for one rank."""
     hosts = {report.host for report in same}
     if len(same) == 1:
         return ""
@@ -317,7 +317,7 @@ def describe_scope(same: Sequence[Report], context: FailureContext) -> str:
 
 
 def describe_secondary(secondary: Sequence[Report]) -> str:
-    """Return in words how many ranks lost their connection, or timed out."""
+    """Return text on how many ranks lost their connection, or timed out."""
     if not secondary:
         return ""
     others = f"{len(secondary)} other rank{'s' * (len(secondary) > 1)}"
@@ -325,7 +325,7 @@ def describe_secondary(secondary: Sequence[Report]) -> str:
 
 
 def describe_later_errors(errors: Sequence[Report]) -> str:
-    """Return in words which errors ranks raised after another one had died, empty for none."""
+    """Return text on the errors that ranks raised after another rank had died, empty for none."""
     if not errors:
         return ""
     more = f" (and {len(errors) - 1:,} more)" if len(errors) > 1 else ""
@@ -333,7 +333,7 @@ def describe_later_errors(errors: Sequence[Report]) -> str:
 
 
 def describe_unreported(unreported: Collection[int], context: FailureContext) -> Iterator[str]:
-    """Yield in words what the ranks without a report do."""
+    """Yield texts on what the ranks without a report do."""
     for rank in sorted(set(unreported) & set(context.activity.free))[:MAX_LISTED]:
         yield f"rank {rank} on {context.hosts[rank]} was at {context.activity.places[rank]}"
     if silent := set(unreported) & set(context.silent):
@@ -345,7 +345,7 @@ def describe_unreported(unreported: Collection[int], context: FailureContext) ->
 
 
 def describe_ranks(ranks: Collection[int], hosts: Mapping[int, str], places: Mapping[int, str] = {}) -> str:
-    """Return ranks and their hosts in words, and where they are, as far as it is known."""
+    """Return ranks with their hosts, and their places if known: "rank 3 on n07 (train.py:5 main)"."""
     order = sorted(ranks)
     words = [f"rank {rank} on {hosts[rank]}{f' ({places[rank]})' if rank in places else ''}"
              for rank in order[:MAX_LISTED]]

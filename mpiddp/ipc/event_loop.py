@@ -98,7 +98,7 @@ class EventLoop:
         heappush(self._heap, (time.monotonic() + after_s, self._last_number, name))
 
     def has_timer(self, name: str) -> bool:
-        """Tell whether there is a timer of this name."""
+        """Return whether there is a timer of this name."""
         return name in self._timers
 
     def cancel_timers(self, *names: str) -> None:
@@ -107,7 +107,7 @@ class EventLoop:
             self._timers.pop(name, None)
 
     def _is_current(self, number: int, name: str) -> bool:
-        """Tell whether a timer was neither cancelled nor replaced."""
+        """Return whether a timer was neither cancelled nor replaced."""
         return name in self._timers and self._timers[name][0] == number
 
     def _forget_cancelled(self) -> None:

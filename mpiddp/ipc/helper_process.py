@@ -93,7 +93,7 @@ class OwnedDescriptors:
         return descriptor
 
     def owns(self, descriptor: int) -> bool:
-        """Tell whether a descriptor was added and still leads to the same file."""
+        """Return whether a descriptor was added and still leads to the same file."""
         with contextlib.suppress(OSError, KeyError):
             return self._files[descriptor] == file_identity(descriptor)
         return False
@@ -235,7 +235,7 @@ def disarm_end_signal(descriptor: int) -> None:
 
 
 def has_no_writer(pipe: int) -> bool:
-    """Tell whether nobody holds the writing end of a pipe that stays empty and does not block."""
+    """Return whether nobody holds the writing end of a pipe that stays empty and does not block."""
     try:
         return not os.read(pipe, 1)
     except OSError:  # nothing can be read; or the script has closed it

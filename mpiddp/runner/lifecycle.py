@@ -329,7 +329,7 @@ def leave_before_exec(job: RunningJob, config: LaunchConfig, call: str) -> None:
 
 
 def close_job(job: RunningJob, termination: Termination) -> bool:
-    """End this rank's helper processes once it has left the job; tell whether output was lost."""
+    """End this rank's helper processes once it has left the job; return whether output was lost."""
     job.has_left = True
     is_lost = termination.close()
     job.report_incomplete_logs()

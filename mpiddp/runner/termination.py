@@ -192,7 +192,7 @@ class Termination:
         return self._output.query_log_loss(LOSS_QUERY_TIMEOUT_S) >= 0
 
     def close(self) -> bool:
-        """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
+        """End the relay and the sentinel of this process, which has left the job; return whether output was lost."""
         is_lost = self._output.finish(in_order=True)
         self._record_status(self._output.exit_status(self.status))
         self._sentinel.dismiss()

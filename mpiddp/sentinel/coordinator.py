@@ -463,7 +463,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             self._send(peer, protocol.Decision(None, outcome.first.status, ends and self._must_abort(outcome, rank)))
 
     def _must_abort(self, outcome: Outcome, rank: int) -> bool:
-        """Tell whether a rank has to end the job: each has, or one by MPI_Abort, the first to fail if it lives."""
+        """Return whether a rank has to end the job: each has, or one by MPI_Abort, the first to fail if it lives."""
         assert self._own
         if self._own.exits:
             return True

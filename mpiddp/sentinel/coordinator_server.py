@@ -298,5 +298,5 @@ class CoordinatorServer:
 
 
 def is_for_own_watcher(action: events.CoordinatorAction) -> bool:
-    """Tell whether an action is a message to this process's own watcher."""
+    """Return whether an action is a message to this process's own watcher."""
     return isinstance(action, events.ToPeer) and action.link == OWN_LINK

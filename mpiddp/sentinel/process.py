@@ -337,7 +337,7 @@ def location_of(error: Exception) -> str:
 
 
 def is_handled_by(rank: RankChannel) -> bool:
-    """Tell whether a rank that is gone has reported that it prints itself why it ends, or left."""
+    """Return whether a rank that is gone has reported that it prints itself why it ends, or left."""
     try:
         return any(isinstance(message, (protocol.LocallyHandled, protocol.Leave)) for message in rank.receive())
     except (EOFError, OSError):

@@ -170,7 +170,7 @@ def end_processes(processes: Iterable[psutil.Process], grace_s: float) -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     import psutil
 
     try:
