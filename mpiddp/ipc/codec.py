@@ -1,4 +1,4 @@
-"""The codec of one link: a message is a line of JSON, its name and its fields, {"Stage": {"name": "MPI_Init"}}."""
+"""The codec of a channel: a message is a line of JSON, its name and its fields, {"Stage": {"name": "MPI_Init"}}."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Message = TypeVar("Message")
 
 
 class Text(NamedTuple):
-    """A line that is no message of the link."""
+    """A line that is no message of the channel."""
 
     line: str
 

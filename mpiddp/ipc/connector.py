@@ -28,7 +28,7 @@ class Connector:
         self._left_s = MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + RETRY_INTERVAL_S)
 
     def connect(self) -> None:
-        """Try once, and later again if that fails."""
+        """Start an attempt, and another one later if it fails."""
         self._handshake = ClientHandshake(self._token)
         self._socket = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET)
         self._socket.setblocking(False)
@@ -53,7 +53,7 @@ class Connector:
             self._socket.send(self._handshake.nonce)
 
     def _read(self) -> None:
-        """Take the server's proof, and send ours."""
+        """Check the server's proof, and send ours."""
         try:
             proof = self._handshake.feed(self._socket.recv(self._handshake.missing_bytes))
             if proof:

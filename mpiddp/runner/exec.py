@@ -1,6 +1,6 @@
-"""os.execv() and the like, by which a script replaces this process by another program, or by itself once more.
+"""os.execv() and similar calls, by which a script replaces this process by another program, or starts itself again.
 
-That program is no rank of MPI's: a process can start MPI only once. So the rank leaves its job before.
+A process can start MPI only once, so that program is no MPI rank: the rank leaves its job first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEFT_VARIABLE = "_MPIDDP_LEFT"  # holds the process id of a rank that has left i
 
 
 def hook_exec(leave: Callable[[str], object]) -> None:
-    """Call `leave` with a function's name before it replaces this process; a call that must fail just fails.
+    """Call `leave` with a function's name before it replaces this process, unless the program does not exist.
 
     os.execl(), os.execvp() and the others call these two. The hook stays: the script runs until the process ends.
     """

@@ -27,8 +27,8 @@ PRRTE_TIMEOUT_S = 10.0  # Open MPI 5's mpirun (PRRTE 3.0) forwards standard inpu
 def share_script(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
     """Read the script on rank 0, to which launchers forward their standard input, and send it to all ranks. Collective.
 
-    srun forwards it to every rank: the others leave it unread. On all ranks standard input then is at its end, as under
-    Python. Raises LaunchError `script-missing`, on every rank, if no script comes in time.
+    srun forwards it to every rank: the others leave it unread. Afterwards standard input is at its end on all ranks, as
+    under Python. Raises LaunchError `script-missing` on every rank if no script arrives in time.
     """
     rendezvous = Rendezvous(comm, timeout_s, began_s)
     if rendezvous.rank > 0:

@@ -1,4 +1,4 @@
-"""Prepare to stop before the scheduler ends the job, if the script or an option asks for that."""
+"""Prepares a stop before the scheduler ends the job, if the script or an option asks for it."""
 
 from __future__ import annotations
 

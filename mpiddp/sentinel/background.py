@@ -1,4 +1,4 @@
-"""What may take long, done by other processes: a sentinel waits for no file, no terminal and no command."""
+"""Runs slow tasks in other processes: a sentinel waits for no file, no terminal and no command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_RESULT_BYTES = 2**16
 
 
 class BackgroundTasks:
-    """Runs what may stand still in processes of their own, and calls a function with each result."""
+    """Runs tasks that may hang in processes of their own, and calls a function with each result."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop, self._number = loop, 0
@@ -27,7 +27,7 @@ class BackgroundTasks:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a task runs that this process waits for before it ends, and is not late."""
+        """Whether a required task still runs, and is not late."""
         return bool(self._required)
 
     @property
@@ -36,7 +36,7 @@ class BackgroundTasks:
         return any(self._required.values())
 
     def write(self, path: str, content: str) -> None:
-        """Write a file that was asked for, or print why that fails; the rank itself writes to a standard stream."""
+        """Write a file, or print why that fails; to a standard stream only the rank itself can write."""
         if (stream := parse_stream_path(path)) >= 0:
             write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it has ended")
             return
@@ -93,16 +93,16 @@ def run_detached(act: Callable[[], str | None]) -> None:
 
 
 class NonblockingStderr:
-    """Writes to stderr what it takes at once; another process writes the rest, as long as anybody reads it.
+    """Writes to stderr what it accepts at once; another process writes the rest, as long as it is read.
 
-    That matters for a terminal that Ctrl-S has stopped, for a launcher that does not read, and for a file.
+    This matters for a terminal that Ctrl-S has stopped, for a launcher that does not read, and for a file.
     """
 
     def __init__(self) -> None:
         self._writer_fd = -1  # a pipe to that process
 
     def install(self) -> None:
-        """Let all that this process prints be written so."""
+        """Print all lines of this process this way."""
         set_writer(self.write)
 
     def write(self, descriptor: int, data: bytes) -> None:
@@ -123,7 +123,7 @@ class NonblockingStderr:
 
 
 def write_now(descriptor: int, data: bytes) -> int:
-    """Write what a pipe or a terminal takes at once, and return the number of bytes; 0 for anything else.
+    """Write what a pipe or a terminal accepts at once, and return the number of bytes; 0 for anything else.
 
     It is opened anew: O_NONBLOCK would hold for every process that has the same open file (man 2 fcntl).
     """
