@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import os
 import re
@@ -91,7 +92,7 @@ def select_script_frames(calls: Iterable[tuple[str, str, str]], is_whole: bool =
               for file, line, function in calls]
     if frames and frames[-1].function == "_bootstrap":
         return []
-    frames = drop_launch_frames(frames[::-1])
+    frames = list(itertools.dropwhile(is_launcher_frame, reversed(frames)))
     if frames and frames[0].kind is FrameKind.LIBRARY and is_whole:
         package = find_package(frames[0].file)
         frames = [frame._replace(kind=FrameKind.SCRIPT) if frame.file.startswith(package) else frame
@@ -104,14 +105,6 @@ def find_package(file: str) -> str:
     before, part, after = next((file.partition(folder) for folder in LIBRARY_FOLDERS if folder in file), ("", "", file))
     top, slash, _ = after.partition("/")
     return f"{before}{part}{top}{slash}"
-
-
-def drop_launch_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Return frames without the outermost ones, through which Python and mpiddp call a script."""
-    begin = 0
-    while begin < len(frames) and is_launcher_frame(frames[begin]):
-        begin += 1
-    return list(frames[begin:])
 
 
 def is_launcher_frame(frame: Frame) -> bool:
