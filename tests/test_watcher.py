@@ -251,14 +251,24 @@ def test_an_unwatched_rank_that_is_gone_is_named() -> None:
     assert (report.rank, report.cause) == (1, message("launch/ended_without_sentinel"))
 
 
-@pytest.mark.parametrize(("pid", "companion"), [(77, "sentinel"), (1, "container")])
-def test_a_rank_that_is_gone_with_its_sentinel_is_named(pid: int, companion: str) -> None:
+@pytest.mark.parametrize(("pid", "error", "cause", "status"), [
+    (77, "", message("launch/ended_with_sentinel", companion="sentinel"), 137),
+    (1, "", message("launch/ended_with_sentinel", companion="container"), 137),
+    (77, "No route to host", message("launch/node_unreachable", error="No route to host"), 1)])
+def test_a_rank_that_is_gone_with_its_sentinel_is_named(pid: int, error: str, cause: str, status: int) -> None:
     coordinator = Coordinator(WATCHED, 0.0)
     coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", pid, "1")), 1.0)
-    coordinator.handle(events.PeerLost(1), 3.0)
-    (report,) = coordinator.evidence.reports
-    assert (report.rank, report.cause) == (1, message("launch/ended_with_sentinel", companion=companion))
+    coordinator.handle(events.PeerLost(1, error), 3.0)
+    assert coordinator.evidence.reports == [Report(1, "n1", ReportKind.UNREACHABLE, cause, status)]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_ranks_that_a_launcher_does_not_end_after_rank_0_are_ended(watcher: Watcher, closed: bool) -> None:
+    watcher.handle(events.Rank0Lost(closed), 2.0)
+    name = "launch/rank_0_ended" if closed else "launch/rank_0_unreachable"
+    printed, *_ = watcher.handle(events.Due("rank 0 lost"), 4.0)
+    assert printed == events.PrintLine(message(name, host="n0"))
 
 
 def test_a_step_daemon_that_is_killed_while_the_job_starts_ends_the_rank() -> None:
