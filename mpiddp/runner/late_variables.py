@@ -48,10 +48,10 @@ def find_late_variables(script: Script, environ: Mapping[str, str], device: str,
         return []
     lines = ", ".join(f"{setting.name} (line {setting.line})" for setting in late)
     by_group = backend and all(setting.name.startswith(find_group_prefixes(backend)) for setting in late)
-    reader = "the process group was created" if by_group else "torch was imported and set up"
-    option = ", or let the script create the group (--no-init)" if by_group else ""
-    words = f"the script sets {lines} too late: {reader} before the script started"
-    return [f"late-variable: {words}; set it in the job script{option}"]
+    done = "the process group was created" if by_group else "torch was imported and initialised"
+    cure = ", or create the group in the script (--no-init)" if by_group else ""
+    reason = f"setting {lines} in the script has no effect, because {done} before the script started"
+    return [f"late-variable: {reason}; set it in the job script{cure}"]
 
 
 def is_late(setting: Setting, environ: Mapping[str, str], device: str, backend: str) -> bool:
