@@ -176,7 +176,7 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
 
 
 def should_stop() -> bool:
-    """Return in a training loop whether to write a checkpoint and stop; the same on all ranks at each step.
+    """Return whether a training loop should write a checkpoint and stop; the same on all ranks at each step.
 
     It is True once a rank has received SIGUSR1 or SIGTERM, or less than --stop-before is left of the walltime. Every
     rank of the job must call this the same number of times: a call starts a reduction over MPI and reads the result of
