@@ -38,15 +38,15 @@ def over(number: int, entered: int = 4, **fields: object) -> RankSample:
 def test_ranks_that_wait_for_one_at_its_end() -> None:
     report = find_deadlock([over(0), at(1), at(2)])
     assert report is not None
-    cause = "ranks 1-2 wait in all_reduce for rank 0 on n0, which has come to the end of the script"
-    assert report[:5] == (NOBODY, "", ReportKind.UNREACHABLE, cause, 1)
+    assert report._replace(cause="", where="") == Report(NOBODY, "", ReportKind.UNREACHABLE, "", 1)
+    assert re.match("ranks 1-2 .* in all_reduce for rank 0 on n0,", report.cause)
     assert report.where
 
 
 def test_a_rank_that_waits_for_several_at_their_end() -> None:
     report = find_deadlock([over(0), at(1), over(2)])
     assert report is not None
-    assert report.cause == "rank 1 on n0 waits in all_reduce for ranks 0,2, which have come to the end of the script"
+    assert re.match("rank 1 on n0 .* in all_reduce for ranks 0,2,", report.cause)
 
 
 @pytest.mark.parametrize("ranks", [
