@@ -98,10 +98,9 @@ def find_endpoint(job: str) -> JobEndpoint:
 
 
 def select_running(endpoints: Mapping[str, JobEndpoint]) -> list[JobEndpoint]:
-    """Return the endpoints of running jobs; if none is known to run, of those that may run. The keys are their files.
+    """Return the endpoints, given by their files, of running jobs; if none is known to run, of those that may run.
 
-    Probes all at once, and removes the files of jobs that are over. Whether an unreachable job runs, Slurm knows.
-    Without Slurm, it may run until its file is outdated.
+    Removes the files of jobs that are over. An unreachable job may run if Slurm lists it, or its file is not outdated.
     """
     with ThreadPoolExecutor(MAX_PROBES) as executor:
         states = dict(zip(endpoints, executor.map(probe_job, endpoints.values()), strict=True))

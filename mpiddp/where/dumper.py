@@ -62,8 +62,7 @@ class StackDumper:
         self._files = {descriptor: file_identity(descriptor)
                        for descriptor in (self.read_end, self.write_end, self._socket, self.sentinel_socket)}
         self._main_thread = _thread.get_ident()
-        self._signals = 0  # received and not yet answered
-        self._writing_pid = 0  # the process whose handler is writing
+        self._signals, self._writing_pid = 0, 0  # signals not yet answered; the process whose handler is writing
         self._handler = self._on_signal  # one object, so that it can be compared with getsignal()
         self._permit: Callable[[], object] = bool  # lets the sentinel trace this process
         with contextlib.suppress(ValueError):  # not in the main thread

@@ -22,10 +22,7 @@ SIGNAL_TURNS = 4  # of a main thread between two samples, spent on ASK_SIGNAL
 
 
 class ProcSample(NamedTuple):
-    """A process as /proc shows it.
-
-    `busy_s`, `moved_bytes` and `faults` include all its threads and its ended children.
-    """
+    """A process as /proc shows it; `busy_s`, `moved_bytes`, `faults` include all threads and ended children."""
 
     state: str  # a letter (man 5 proc)
     wchan: str  # the kernel function in which its main thread sleeps; empty if not shown
@@ -185,9 +182,8 @@ class TcpSocket(NamedTuple):
 class TcpCounter:
     """Counts the bytes that a rank and its descendants have received and sent by TCP since the first count.
 
-    Traffic of the job's store, on `store_port`, does not count: NCCL's threads poll it every second, even in ranks that
-    wait. Rank 0 serves the store by read() and write(), which the kernel counts like those of files, so this traffic is
-    subtracted.
+    Omits traffic of the job's store, on `store_port`: NCCL's threads poll it every second, even in ranks that wait.
+    Rank 0 serves it by read() and write(), which the kernel counts like those of files: this traffic is subtracted.
     """
 
     def __init__(self, store_port: int) -> None:

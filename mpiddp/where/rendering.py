@@ -22,8 +22,7 @@ def as_json(snapshot: Snapshot, threads: Mapping[int, str] = NO_THREADS) -> str:
     """Return a snapshot as JSON, with the threads of ranks, by rank, as py-spy prints them.
 
     It has `step` in words, `findings`, `threads` by rank, and `groups`. A group has `at`, `place`, `collective`,
-    `sequence` (null if unknown), `hosts`, `odd` (true for outliers) and `ranks`: pairs of the first and the last rank
-    of a range.
+    `sequence` (null if unknown), `hosts`, `odd` (true for outliers) and `ranks`: first and last rank of each range.
     """
     groups = [{"at": activity.name.lower(), "place": line, "collective": collective, "ranks": find_runs(group.ranks),
                "hosts": group.hosts, "odd": group.is_outlier, "sequence": group.sequence or None}
