@@ -127,7 +127,7 @@ def test_a_network_that_cannot_be_reached_from_here(state: dict[str, str]) -> No
             server.accept()
     assert str(caught.value) == message(
         "where/unreachable_job", job=48211, address="127.0.0.1", host="n005", reason="loopback interface",
-        name=CARD.run_id)
+        run_id=CARD.run_id)
 
 
 @contextmanager
