@@ -49,7 +49,7 @@ def init_process_group(
     if launched is not None and _adopt(launched, comm, backend, timeout):
         return launched.membership.environment
     if _is_initialized():
-        raise ValueError("the default process group is initialized already; call mpiddp.destroy_process_group() first")
+        raise ValueError("the default process group already exists; call mpiddp.destroy_process_group() first")
     settings = _settings(os.environ, backend)
     job = _start(comm, settings, is_watched=launched is not None)
     job.membership.create_group(settings.group_timeout if timeout is None else timeout, job.refuse_alone)
@@ -86,8 +86,7 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
 def destroy_process_group() -> None:
     """Destroy the default process group and undo what init_process_group() did to this process.
 
-    Collective over its communicator: returns when every rank has called this, because the others may still need the
-    store.
+    Collective over its communicator: returns when all ranks have called it, because others may still need the store.
     """
     global _own_job, _stop
     if _own_job is not None:
@@ -125,9 +124,8 @@ def process_group(
 ) -> Iterator[JobEnv]:
     """Hold a default process group in a `with` block, as init_process_group() creates it.
 
-    If the block raises, the job ends on all ranks, even if the exception is caught outside of the block: the other
-    ranks would wait for this one. The program has MPIDDP_ABORT_GRACE seconds to end. A single rank just gives its group
-    up.
+    If the block raises, the job ends on all ranks, even if the exception is caught outside the block: the other ranks
+    would wait for this one. The program has MPIDDP_ABORT_GRACE seconds to end. With a single rank only the group ends.
     """
     env = init_process_group(comm, backend, timeout)
     try:
@@ -150,7 +148,7 @@ def _is_agreed_stop(error: SystemExit) -> bool:
 
 
 def _fail(error: BaseException) -> None:
-    """End the job because a block has raised; a single rank just gives its group up."""
+    """End the job because a block has raised; with a single rank only the group ends."""
     global _own_job
     if _own_job is None:
         return
@@ -178,12 +176,12 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
 
 
 def should_stop() -> bool:
-    """Tell in a training loop whether it is time to write a checkpoint and stop; the same on all ranks at each step.
+    """Return in a training loop whether to write a checkpoint and stop; the same on all ranks at each step.
 
-    It is time once a rank was sent SIGUSR1 or SIGTERM, or the walltime is nearer than --stop-before. Every rank of the
-    job must call this the same number of times: a call starts a reduction over MPI and reads the result of the one that
-    the call before started, so no step waits for it. Signals are noted from the first call on; under `python -m mpiddp`
-    from the start of the job on, if the script's own code has this call in it, or with --stop-before. Without a job of
+    It is True once a rank has received SIGUSR1 or SIGTERM, or less than --stop-before is left of the walltime. Every
+    rank of the job must call this the same number of times: a call starts a reduction over MPI and reads the result of
+    the previous one, so no step waits for it. Signals are noted from the first call on; under `python -m mpiddp` from
+    the start of the job on, if the script's own code has this call in it, or with --stop-before. Without a job of
     mpiddp's this process decides alone.
     """
     global _stop

@@ -486,7 +486,7 @@ def test_a_sigquit_asks_and_ends_nothing(
             job.process.send_signal(signal.SIGQUIT)
         else:
             cluster.run("scancel", "--signal=QUIT", "--user=root", timeout=30)
-        table = table_after(job, "mpiddp: SIGQUIT asks where the ranks are\n")
+        table = table_after(job, message("launch/sigquit") + "\n")
         assert re.match(r"  1 rank +1 .* outlier +zoo.py:", table[0])
         time.sleep(2)
         assert job.process.poll() is None
@@ -498,7 +498,7 @@ def test_a_sigint_to_a_job_that_hangs(quick: Mpi, state: dict[str, str]) -> None
         time.sleep(1)
         job.process.send_signal(signal.SIGINT)
         lines = job.output().splitlines()
-    begin = next(at for at, line in enumerate(lines) if line.startswith("mpiddp: ended by SIGINT after "))
+    begin = next(at for at, line in enumerate(lines) if find("launch/outside_signal", line, signal="SIGINT"))
     assert re.match(r"  1 rank +1 .* outlier +zoo.py:\d+ sleep_in_python$", lines[begin + 1])
     assert re.match(r"  3 ranks +0,2-3 .* waiting +zoo.py:", lines[begin + 2])
     assert lines[begin + 3] == ABSENT
@@ -511,7 +511,7 @@ def test_a_sigint_to_a_job_whose_ranks_are_all_in_a_collective(quick: Mpi, state
         job.await_ready(SIX[2].ranks)
         time.sleep(1)
         job.process.send_signal(signal.SIGINT)
-        table = table_after(job, "mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n")
+        table = table_after(job, message("launch/sigint_blocked") + "\n")
     assert re.match(r"  4 ranks +0-3 .* waiting +zoo.py:", table[0])
 
 
@@ -531,8 +531,10 @@ def table_after(job: Job, head: str) -> list[str]:
 def test_a_timeout_names_the_rank_that_was_waited_for(quick: Mpi, state: dict[str, str]) -> None:
     done = mpiexec(quick, 3, "--group-timeout=4", ZOO, "python", env=state)
     report = done.stderr[done.stderr.index("mpiddp: failed: "):].splitlines()
-    assert re.match(r"mpiddp: failed: rank 1 on \S+: (rank [02] has|2 ranks have) waited for it in vain at \S+zoo.py, "
-                    r"line \d+, in train: ", report[0]), done.stderr
+    (failed,) = find("launch/failed_rank", report[0], rank=1)
+    (late,) = find("launch/late_rank", failed["cause"])
+    assert late["ranks"] in ("rank 0", "rank 2", "2 ranks")
+    assert re.fullmatch(r"\S+zoo.py, line \d+, in train", late["call"])
     assert re.match(r"  where    zoo.py:\d+ <module> → zoo.py:\d+ train → zoo.py:\d+ sleep_in_python", report[1])
 
 

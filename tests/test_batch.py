@@ -17,6 +17,7 @@ import torch
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
+from tests.messages import message
 from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, first_of, single_node_environ, srun
 
 BATCH = ROOT / "batch"
@@ -290,7 +291,8 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, why: str, epochs: int
 ) -> None:
     """The walltime is two minutes, 80 seconds before whose end the ranks stop by themselves."""
-    minutes, signal, told = (2, "USR1@10", "the walltime is near") if why == "walltime" else (10, "USR1@120", "SIGUSR1")
+    minutes, signal = (2, "USR1@10") if why == "walltime" else (10, "USR1@120")
+    near, signalled = message("launch/walltime_near"), message("launch/time_to_stop", signal="SIGUSR1")
     script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=minutes, signal=signal,
                     COMMAND=f"python -m mpiddp {train(epochs, 'checkpoint.pt')}",
                     SUPERVISE="python -m mpiddp.supervise --stop-before 80")
@@ -301,7 +303,7 @@ def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
             if why == "drain":
                 cluster.run("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test", timeout=30)
             cluster.run("scancel", "--signal=USR1", job.number, timeout=30)
-        job.wait_for(f"mpiddp: time to stop: {told}")
+        job.wait_for(near if why == "walltime" else signalled)
         done = job.wait(timeout_s=300)
     finally:
         cluster.run("scontrol", "update", "NodeName=node2", "State=RESUME", timeout=30)
@@ -319,7 +321,7 @@ def test_a_job_is_queued_again_when_its_walltime_is_near_and_not_when_it_is_canc
                     COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}",
                     SUPERVISE="python -m mpiddp.supervise --stop-before 48")
     job = Submitted(cluster, script)
-    job.wait_for("mpiddp: time to stop: the walltime is near")
+    job.wait_for(message("launch/walltime_near"))
     job.wait_for("(READY.*){8}")
     cluster.run("scancel", job.number, timeout=30)
     done = job.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.messages import find, message
 from tests.support import MPIS, Mpi, check, mpiexec
 
 HEAD = "import os, signal, sys, time\nimport torch, torch.distributed as dist\nrank = int(os.environ['RANK'])\n"
@@ -66,21 +67,24 @@ def test_a_rank_that_was_killed_is_blamed_also_where_another_catches_its_loss(
     script.write_text(HEAD + CATCHES.format(fault=KILL, end=end))
     done = mpiexec(MPIS[name], 2, script)
     assert done.returncode != 0
-    assert re.findall(r"mpiddp: failed: rank (\d) on \S+: ended by SIGKILL", done.stderr) == ["1"], done.stderr
+    assert len(find("launch/failed_rank", done.stderr, rank=1, cause=message("launch/killed_by_sigkill"))) == 1, done
     assert done.stderr.count("mpiddp: failed: ") == 1
 
 
 def test_an_exit_is_reported_with_what_was_caught(quick: Mpi, script: Path) -> None:
     script.write_text(HEAD + CATCHES.format(fault=RAISE, end="sys.exit(5)"))
     done = check(mpiexec(quick, 2, script), 5)
-    assert re.search(r"mpiddp: failed: rank 1 on \S+: ValueError: seven \(then sys\.exit\(5\), script\.py:8 in main\)\n"
-                     rf"  where    {re.escape(str(script))}, line 8, in main\n", done.stderr), done.stderr
+    (report,) = find("launch/failure_report", done.stderr, rank=1)
+    then = message("launch/then_error", error="sys.exit(5)")
+    assert report["cause"] == f"ValueError: seven ({then}, script.py:8 in main)"
+    assert report["where"] == f"{script}, line 8, in main"
 
 
 def test_a_server_of_the_scripts_own_is_no_peer(quick: Mpi, script: Path, tmp_path: Path) -> None:
     script.write_text(HEAD + METRICS)
     done = check(mpiexec(quick, 2, "--error-file", tmp_path / "error.json", script), 1)
-    assert re.search(r"mpiddp: failed: rank 1 on \S+: ConnectionRefusedError: ", done.stderr), done.stderr
+    (report,) = find("launch/failed_rank", done.stderr, rank=1)
+    assert report["cause"].startswith("ConnectionRefusedError: ")
     assert json.loads((tmp_path / "error.json").read_text())["message"]["extraInfo"]["kind"] == "own"
 
 
@@ -90,9 +94,10 @@ def test_a_server_of_the_scripts_own_is_no_peer(quick: Mpi, script: Path, tmp_pa
 def test_an_interrupt_that_nobody_sent(how: str, quick: Mpi, script: Path) -> None:
     script.write_text(HEAD + INTERRUPTED.format(how=how))
     done = mpiexec(quick, 1, script)
-    assert re.search(r"KeyboardInterrupt\nmpiddp: failed: rank 0 on \S+: KeyboardInterrupt\n", done.stderr), done.stderr
+    assert len(find("launch/failed_rank", done.stderr, rank=0, cause="KeyboardInterrupt")) == 1, done.stderr
+    assert "KeyboardInterrupt\nmpiddp: failed: " in done.stderr
     assert "Traceback (most recent call last)" in done.stderr
-    assert "sent to the job from outside" not in done.stderr
+    assert find("launch/outside_signal", done.stderr) == []
 
 
 @pytest.mark.thorough("raise KeyboardInterrupt")
@@ -101,7 +106,7 @@ def test_an_interrupt_that_was_sent(end: str, quick: Mpi, script: Path) -> None:
     how = "os.kill(os.getpid(), signal.SIGINT); time.sleep(600)"
     script.write_text(HEAD + INTERRUPTED.format(how=f"try:\n        {how}{end}" if end else how))
     done = mpiexec(quick, 1, script)
-    assert re.search(r"mpiddp: ended by SIGINT after \S+ s, sent to the job from outside\n", done.stderr), done.stderr
+    assert len(find("launch/outside_signal", done.stderr, signal="SIGINT")) == 1, done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -113,5 +118,6 @@ def test_an_interrupt_that_was_sent(end: str, quick: Mpi, script: Path) -> None:
 def test_an_error_of_mpis_in_a_script_that_a_runner_runs(name: str, cause: str, script: Path) -> None:
     script.write_text(HEAD + WRONG_RANK)
     done = mpiexec(MPIS[name], 2, "-m", "mpi4py", script)
-    assert re.search(rf"mpiddp: failed: rank 1 on \S+: {cause}.*\n  where    {re.escape(str(script))}, line \d+, in ",
-                     done.stderr), done.stderr
+    (report,) = find("launch/failure_report", done.stderr, rank=1)
+    assert re.match(cause, report["cause"])
+    assert report["where"].startswith(f"{script}, line ")

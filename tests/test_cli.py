@@ -14,6 +14,7 @@ from mpiddp import __version__
 from mpiddp.base.config import DryRunShape, LaunchConfig, OutputFilter, Script
 from mpiddp.cli import read_config
 from mpiddp.options.table import options_to_variables
+from tests.messages import message
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, mpiexec, noise
 
 
@@ -232,7 +233,7 @@ def test_what_nobody_has_is_told_once(quick: Mpi, tmp_path: Path) -> None:
     assert done.stderr.count("mpiddp: warning: no-rank: --show names rank 7, but the job has ranks 0 to 1\n") == 1
     assert done.stderr.count("mpiddp: warning: unknown-variable: no option has the variable "
                              "MPIDDP_STARTUP_TIMOUT (did you mean MPIDDP_STARTUP_TIMEOUT?)\n") == 1
-    assert done.stderr.count("mpiddp: warning: independent-ranks: the script ran 2 times, each for itself: ") == 1
+    assert done.stderr.splitlines().count(message("launch/independent_ranks_ran", ranks=2, advice="")) == 1
     (folder,) = (tmp_path / "logs").iterdir()
     assert f"\n  logs in {folder}\n" in done.stderr
     assert done.stdout == "done\n"

@@ -19,6 +19,7 @@ from mpiddp.failure.root_cause import (
 from mpiddp.failure.stack import Frame, FrameKind
 from mpiddp.where.snapshot import CollectiveSeq, RankSample
 from mpiddp.where.stall import DeadlockDetector, find_deadlock, parse_ranks
+from tests.messages import find, message
 from tests.support import Mpi, check, mpiexec
 from tests.test_where import LOAD, MAIN, rank
 
@@ -92,13 +93,14 @@ def test_ranks_in_words_are_read_as_far_as_they_are_there() -> None:
 
 
 def test_the_timeout_of_a_rank_at_its_end_names_both() -> None:
-    late = Report(0, "n0", ReportKind.SECONDARY, "waited 9 s for the end of rank 1 on n0", 1)
+    timeout = message("launch/exit_timeout", limit="9 s")
+    late = Report(0, "n0", ReportKind.SECONDARY, f"{timeout}: rank 1 on n0 (train.py:9 <module>)", 1)
     report = find_deadlock([over(0), at(1), at(2)])
+    assert report is not None
     verdict = select_root_cause([late], 2.0, FailureContext({0: "n0", 1: "n0", 2: "n0"}, world_size=3,
                                                             activity=JobActivity(deadlock=report)))
     assert verdict is not None
-    assert verdict.first.cause.endswith("to the end of the script: waited 9 s for the end of rank 1 on n0")
-    assert verdict.first.rank == NOBODY
+    assert verdict.first == report._replace(cause=f"{report.cause}; {timeout}")
 
 
 def script(folder: Path, *lines: str) -> Path:
@@ -113,11 +115,10 @@ def test_a_rank_that_waits_for_one_that_has_left_is_named(quick: Mpi, tmp_path: 
                   "sys.exit(0)")
     done = mpiexec(quick, 2, "--exit-timeout=30", path)
     assert done.returncode == 1
-    both = r"rank 1 on \S+ waits in all_reduce for rank 0 on \S+, which has come to the end of the script"
-    assert len(re.findall(rf"^mpiddp: {both}; the job ends if that lasts for 30 s \(--exit-timeout\)$", done.stderr,
-                          re.MULTILINE)) == 1
-    assert re.search(rf"^mpiddp: failed: {both}: waited 30 s for the end of rank 1 ", done.stderr, re.MULTILINE)
-    assert re.search(r"^  where +\S+script\.py, line 5, in <module>$", done.stderr, re.MULTILINE)
+    (awaited,) = find("launch/finished_rank_awaited", done.stderr, limit="30 s")
+    assert re.match(r"rank 1 on \S+ .* in all_reduce for rank 0 on \S+,", awaited["cause"])
+    timeout = message("launch/exit_timeout", limit="30 s")
+    assert f"mpiddp: failed: {awaited['cause']}; {timeout}\n  where    {path}, line 5, in <module>\n" in done.stderr
 
 
 @pytest.mark.thorough("the same, simulated")
@@ -126,4 +127,4 @@ def test_a_rank_that_works_while_others_wait_or_have_ended_is_not_said_to_hang(q
     path = script(tmp_path, "pair = dist.new_group([1, 2])", "if rank == 1:", "    time.sleep(16)", "if rank:",
                   "    dist.all_reduce(torch.ones(1), group=pair)")
     done = check(mpiexec(quick, 3, path))
-    assert "waits in" not in done.stderr
+    assert find("launch/finished_rank_awaited", done.stderr) == []

@@ -19,6 +19,7 @@ from mpiddp.base.stderr import write_line
 from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.sentinel.background import BackgroundTasks, NonblockingStderr
 from tests import processes
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     PROGRAMS,
@@ -52,7 +53,7 @@ def test_a_job_ends_though_its_error_file_hangs(quick: Mpi, how: str, status: in
     assert done.returncode in (status, status - 128)
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
     if how == "kill":  # else MPICH's mpiexec is gone by then
-        assert f"mpiddp: cannot write {folder}/e.json: no answer within 1 s" in done.stderr
+        assert message("launch/error_file_timeout", file=f"{folder}/e.json") in done.stderr
     assert processes.leftovers(env) == []
 
 
@@ -151,7 +152,7 @@ def test_where_no_process_can_be_started_it_is_said_nevertheless(
 
     in_child(say_all)
     first, *others = path.read_text().splitlines()
-    assert first.startswith("mpiddp: a process that prints for a sentinel cannot be started: ")
+    assert len(find("launch/cannot_start_helper", first)) == 1
     assert others == ["seven", "eight"]
 
 

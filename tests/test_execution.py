@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from mpiddp.runner.exec import is_program
+from tests.messages import find, message
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
 SCRIPT = """
@@ -45,14 +45,14 @@ def script(tmp_path: Path) -> Path:
 def test_the_new_program_makes_its_group_and_gives_the_status(mpi: Mpi, script: Path) -> None:
     done = check(mpiexec(mpi, 2, script), 5)
     assert sorted(done.stdout.splitlines()) == ["0 2", "1 2"]
-    assert done.stderr.count("mpiddp: os.execv() replaces the script: ") == 1
+    assert done.stderr.splitlines().count(message("launch/exec_replaces_script", call="os.execv")) == 1
     assert "mpiddp: failed" not in done.stderr
 
 
 def test_a_rank_that_does_so_alone_does_not_wait_for_ever(quick: Mpi, script: Path) -> None:
     done = check(mpiexec(quick, 2, "--exit-timeout", "3", script, "alone"), 1)
-    assert re.search(r"mpiddp: failed: rank 0 on \S+: rank 1 has waited for it in vain: waited 3 s .*"
-                     r", before os\.execv\(\)\n", done.stderr)
+    cause = message("launch/late_at_exec", ranks="rank 1", call="os.execv", limit="3 s")
+    assert len(find("launch/failed_rank", done.stderr, rank=0, cause=cause)) == 1, done.stderr
 
 
 def test_a_rank_does_so_while_another_one_ends_in_order(quick: Mpi, tmp_path: Path) -> None:

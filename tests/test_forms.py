@@ -17,6 +17,7 @@ from mpiddp.supervise.command import CommandError, take_our_options
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     MPICH_FIRST,
@@ -173,7 +174,7 @@ def test_an_mpirun_that_does_not_pass_on_the_end_of_its_input(tmp_path: Path) ->
     done = processes.run("sh", "-c", f'exec "$@" < {tmp_path}/script.py', "sh", *command, timeout=DEADLINE_S,
                          env=single_node_environ(mpi))
     assert done.returncode == 3, done.stderr
-    assert "standard input had not ended after 10 s (Open MPI 5's mpirun does not pass its end on)" in done.stderr
+    assert message("launch/stdin_not_forwarded", seconds=10) in done.stderr
 
 
 def test_an_absolute_path_needs_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +202,8 @@ def test_a_script_on_standard_input_that_does_not_end(quick: Mpi, tmp_path: Path
         os.close(ours)
         os.close(its)
     assert done.returncode == 3, done.stderr
-    assert "mpiddp: rank 0 has waited 10 s for the end of the script on standard input" in done.stderr
+    assert message("launch/stdin_wait", seconds=10) in done.stderr
+    assert len(find("launch/stdin_open", done.stderr)) == 1
     assert done.stderr.count("cannot start: ") == 1
 
 
@@ -209,4 +211,4 @@ def test_a_terminal_has_no_script(quick: Mpi, tmp_path: Path) -> None:
     on_terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
     done = alone(quick, "-c", on_terminal, quick.python, "-m", "mpiddp", "-", cwd=tmp_path)
     assert done.returncode == 3
-    assert "standard input is a terminal" in done.stdout
+    assert message("launch/stdin_terminal") in done.stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.sentinel.wakeup_fd import WakeupFd
+from tests.messages import find, message
 from tests.support import MPICH_FIRST, Mpi, first_of, mpiexec, need
 
 # A tool that is there before us; its handler, in C, leaves with the signal's number.
@@ -42,7 +43,8 @@ def test_under_stop_before_too(quick: Mpi, tmp_path: Path) -> None:
     script.write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGUSR1)})\nprint('back')\n")
     done = mpiexec(quick, 1, "--stop-before=1", script, env={"PYTHONPATH": str(tmp_path)})
     assert done.stdout == ""
-    assert f"left with status {int(signal.SIGUSR1)}" in done.stderr
+    cause = message("launch/native_exit", status=int(signal.SIGUSR1))
+    assert len(find("launch/failed_rank", done.stderr, rank=0, cause=cause)) == 1
 
 
 @pytest.fixture

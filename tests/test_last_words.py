@@ -10,6 +10,7 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     MPICH_FIRST,
@@ -93,7 +94,8 @@ def test_an_exception_that_cannot_say_what_it_is(mpi: Mpi, script: Path) -> None
     start = time.monotonic()
     done = check(mpiexec(mpi, 2, script), 1)
     assert time.monotonic() - start < 25
-    assert re.search(r"mpiddp: failed: rank 1 on \S+: Odd: <Odd str\(\) failed>\n", done.stderr)
+    (report,) = find("launch/failed_rank", done.stderr, rank=1)
+    assert report["cause"] == "Odd: <Odd str() failed>"
     assert done.stderr.count("Traceback (most recent call last)") == 1
 
 
@@ -117,7 +119,7 @@ def test_a_slow_hook_under_srun(pmi: str, cluster: Cluster, tmp_path: Path) -> N
     assert done.returncode in ((1,) if pmi == "pmix" else (1, 137)), done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("hook")] == ["hook begins", "hook ends"]
     assert done.stdout.count("the other works on") == 2
-    assert done.stderr.count("mpiddp: failed: rank 2 on node3: ValueError: seven\n") == 1
+    assert len(find("launch/failed_rank", done.stderr, rank=2, host="node3", cause="ValueError: seven")) == 1
 
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
@@ -141,6 +143,7 @@ def test_what_takes_longer_is_cut_off(mpi: Mpi, script: Path) -> None:
     done = check(mpiexec(mpi, 2, "--abort-grace", "2", script), 7)
     assert time.monotonic() - start < 40
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
+    assert len(find("launch/cleanup_timeout", done.stderr, rank=1, limit="2 s")) == 1
 
 
 def test_a_hook_that_raises_is_shown_with_what_it_was_to_show(quick: Mpi, script: Path) -> None:
@@ -207,8 +210,8 @@ def test_several_that_fail_have_one_report_and_their_time(cluster: Cluster) -> N
                        timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     assert done.returncode in (1, 137), done.stderr
     assert done.stderr.count("mpiddp: failed: rank ") == 1, done.stderr
-    assert "the same on all 3 ranks" in done.stderr
-    assert "is cut off" not in done.stderr
+    assert message("launch/same_error_everywhere", number=3) in done.stderr
+    assert find("launch/cleanup_timeout", done.stderr) == []
 
 
 @pytest.mark.mpi
@@ -229,8 +232,9 @@ def test_a_loaders_worker_that_is_killed(mpi: Mpi, turn: int, script: Path) -> N
     """
     script.write_text(HEAD + DEAD_WORKER)
     done = check(mpiexec(mpi, 2, script), 1)
+    (report,) = find("launch/failed_rank", done.stderr, rank=1)
     worker = "RuntimeError: DataLoader worker .* (is killed by signal: Killed|exited unexpectedly)"
-    assert re.search(rf"mpiddp: failed: rank 1 on \S+: ({worker}|Connection)", done.stderr), done.stderr
+    assert re.match(f"{worker}|Connection", report["cause"]), done.stderr
     assert "/mpiddp/" not in done.stderr
 
 
@@ -238,7 +242,7 @@ def test_an_error_before_the_failure_is_reported(quick: Mpi, script: Path) -> No
     """A signal's handler may raise at any line, also where we are about to report the script's own error."""
     script.write_text(HEAD + RAISES_IN_BETWEEN)
     done = check(mpiexec(quick, 2, script), 1)
-    assert len(re.findall(r"^mpiddp: failed: rank 1 on \S+: RuntimeError: worker died$", done.stderr, re.M)) == 1
+    assert len(find("launch/failed_rank", done.stderr, rank=1, cause="RuntimeError: worker died")) == 1
     assert done.stderr.count("mpiddp: failed: ") == 1
 
 

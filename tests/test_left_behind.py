@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from mpiddp.ipc import helper_process
 from mpiddp.sentinel.process_cleanup import mapped_segments, remove_unmapped
 from tests import processes
+from tests.messages import find
 from tests.support import DEADLINE_S, MPICH_FIRST, ROOT, Mpi, check, mpiexec, mpiexec_command, single_node_environ
 
 SOON_S = 5
@@ -69,10 +69,9 @@ def test_a_sentinel_that_cannot_begin_says_why_and_its_rank_goes_on(quick: Mpi, 
     (tmp_path / "sitecustomize.py").write_text(BREAKS)
     done = check(mpiexec(quick, 2, "-c", "print('ran')", env={"PYTHONPATH": str(tmp_path)}))
     assert done.stdout == "ran\n" * 2
-    said = re.findall(r"^mpiddp: the sentinel of rank (\d) on \S+ (.*)$", done.stderr, re.M)
-    goes_on = ("exited unexpectedly: the rank goes on unwatched: if it is killed, nobody sees how, and nobody can ask "
-               "where it is")
-    assert said == [("1", "has failed: ImportError: broken on purpose"), ("1", goes_on)]
+    (failed,) = find("launch/helper_failed", done.stderr, error="ImportError: broken on purpose")
+    assert failed["helper"].startswith("the sentinel of rank 1 on ")
+    assert len(find("launch/sentinel_exited", done.stderr, rank=1)) == 1
 
 
 def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_path: Path) -> None:
@@ -97,10 +96,10 @@ def test_a_process_that_cannot_be_forked_is_named(
 
     monkeypatch.setattr(helper_process, "fork", limited)
     helper_process.reap(helper_process.fork_daemon(lambda: None, kept=(), name="the sentinel of rank 1 on n07"))
-    said = capfd.readouterr().err
-    assert said.startswith("mpiddp: the sentinel of rank 1 on n07 ")
-    assert "Resource temporarily unavailable" in said
-    assert said.count("\n") == 1
+    name = "launch/cannot_start_helper" if which == "first" else "launch/helper_failed"
+    (line,) = capfd.readouterr().err.splitlines()
+    (failed,) = find(name, line, helper="the sentinel of rank 1 on n07")
+    assert failed["error"].endswith("Resource temporarily unavailable")
 
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)

@@ -25,6 +25,7 @@ from mpiddp.failure.exception import find_traceback_line, list_related, make_exi
 from mpiddp.failure.report import format_failure
 from mpiddp.failure.root_cause import ReportKind, RootCause
 from mpiddp.failure.traceback import find_origin, parse_traceback
+from tests.messages import message
 from tests.support import free_port
 
 HERE = str(Path(__file__).resolve())
@@ -147,10 +148,11 @@ GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has 
     (of_executor, "ValueError: seven", "in another process", "seven"),
     (of_spawn, "ValueError: seven", "in Process 0", "seven"),
     (of_joblib, "ValueError: seven", "in another process", "seven"),
-    (of_cause, "ValueError: seven", "re-raised as RuntimeError: step failed", "seven"),
-    (of_two_causes, "ValueError: seven", "re-raised as OSError: epoch failed", "seven"),
-    pytest.param(of_group, "ValueError: seven", "and 1 more in a group", "seven", marks=GROUPS),
-    pytest.param(of_nested_group, "ValueError: seven", "and 1 more in a group", "seven", marks=GROUPS),
+    (of_cause, "ValueError: seven", message("launch/reraised_as", error="RuntimeError: step failed"), "seven"),
+    (of_two_causes, "ValueError: seven", message("launch/reraised_as", error="OSError: epoch failed"), "seven"),
+    pytest.param(of_group, "ValueError: seven", message("launch/more_in_group", number=1), "seven", marks=GROUPS),
+    pytest.param(of_nested_group, "ValueError: seven", message("launch/more_in_group", number=1), "seven",
+                 marks=GROUPS),
     (of_loader_in_cause, "KeyError: 'label_0'", "in DataLoader worker process 0", "__getitem__"),
     (of_text, "ValueError: seven", "", "seven"),
 ])
@@ -236,7 +238,8 @@ def own_exit() -> None:
 
 def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
     found = make_report(raised(own_exit), 1, "n1")
-    assert re.fullmatch(r"ValueError: seven \(then sys\.exit\(3\), test_origin\.py:\d+ in seven\)", found.cause)
+    then = re.escape(message("launch/then_error", error="sys.exit(3)"))
+    assert re.fullmatch(rf"ValueError: seven \({then}, test_origin\.py:\d+ in seven\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.ERROR, 3)
     assert found.where.endswith(" in seven")
     assert make_report(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
@@ -247,7 +250,8 @@ def test_an_os_exit_while_an_error_is_handled() -> None:
         lose()
     except RuntimeError:
         found = make_exit_report(7, sys._getframe(), 1, "n1")
-    assert re.fullmatch(r"RuntimeError: .* \(then os\._exit\(7\), test_origin\.py:\d+ in lose\)", found.cause)
+    then = re.escape(message("launch/then_error", error="os._exit(7)"))
+    assert re.fullmatch(rf"RuntimeError: .* \({then}, test_origin\.py:\d+ in lose\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.SECONDARY, 7)
     plain = make_exit_report(7, sys._getframe(), 1, "n1")
     assert (plain.kind, plain.cause) == (ReportKind.ERROR, "os._exit(7)")
@@ -273,7 +277,7 @@ def test_a_group_is_a_loss_if_all_its_errors_are() -> None:
     assert make_report(group, 1, "n1").kind == ReportKind.SECONDARY
     found = make_report(ExceptionGroup("three", one_own), 1, "n1")  # noqa: F821
     assert found.kind == ReportKind.ERROR
-    assert found.cause.startswith("ValueError: seven (and 2 more in a group, ")
+    assert found.cause.startswith(f"ValueError: seven ({message('launch/more_in_group', number=2)}, ")
 
 
 def refused() -> None:

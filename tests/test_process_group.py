@@ -9,6 +9,7 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
+from tests.messages import find
 from tests.support import (
     EXAMPLES,
     MPIS,
@@ -70,7 +71,9 @@ def test_a_rank_that_is_late_for_the_scripts_group(quick: Mpi, tmp_path: Path) -
         "dist.init_process_group('gloo', timeout=timedelta(seconds=3))\n")
     done = mpiexec(quick, 2, "--no-init", script, timeout=60)
     assert done.returncode == 1
-    assert re.search(r"mpiddp: failed: rank 1 on \S+: rank 0 has waited for it in vain at .*timeout", done.stderr)
+    (report,) = find("launch/failed_rank", done.stderr, rank=1)
+    (late,) = find("launch/late_rank", report["cause"], ranks="rank 0")
+    assert "timeout" in late["cause"]
     assert "  where    late.py:4 <module>" in done.stderr
 
 

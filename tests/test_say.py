@@ -14,6 +14,7 @@ import pytest
 from mpiddp.base.stderr import write_line
 from tests import processes, starts
 from tests.cluster import Cluster
+from tests.messages import message
 from tests.support import (
     DEADLINE_S,
     EXAMPLES,
@@ -114,7 +115,7 @@ def test_what_is_said_goes_to_the_terminal_where_a_script_keeps_its_stderr(quick
     script.write_text("import io, os, signal, sys, mpiddp\nsys.stderr = io.StringIO()\n"
                       "os.kill(os.getpid(), signal.SIGUSR1)\nassert mpiddp.should_stop()\n")
     done = check(alone(quick, "-m", "mpiddp", "--quiet", "--stop-before", 1, script))
-    assert done.stderr.splitlines()[-1] == "mpiddp: time to stop: SIGUSR1 was sent"
+    assert done.stderr.splitlines()[-1] == message("launch/time_to_stop", signal="SIGUSR1")
 
 
 def test_all_is_said_where_a_pipe_that_does_not_block_is_full() -> None:

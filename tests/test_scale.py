@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import processes
+from tests.messages import find
 from tests.support import (
     DEADLINE_S,
     EACH_MPI,
@@ -57,9 +58,8 @@ def test_ranks_that_wait_inside_torch_are_named(quick: Mpi, tmp_path: Path) -> N
     (tmp_path / "sitecustomize.py").write_text(WAITS)
     env = {**LIGHT, "PYTHONPATH": f"{tmp_path}:{LIGHT['PYTHONPATH']}"}
     done = check(mpiexec(quick, 2, "-c", "pass", env=env))
-    found = re.findall(r"mpiddp: \d+ s after the start the script waits for rank 0 on \S+, rank 1 on \S+ \((.+)\)\n",
-                       done.stderr)
-    assert found == ["process group"], done.stderr
+    (late,) = find("launch/script_awaits_ranks", done.stderr)
+    assert re.fullmatch(r"rank 0 on \S+, rank 1 on \S+ \(process group\)", late["ranks"])
 
 
 @pytest.mark.alone

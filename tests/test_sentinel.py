@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import re
@@ -49,8 +50,9 @@ from mpiddp.sentinel.protocol import (
 )
 from tests import processes
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
-from tests.test_messages import BRACKETS, NONSENSE, TOKEN, member, report
+from tests.test_protocol import BRACKETS, NONSENSE, TOKEN, member, report
 
 STRANGERS = {
     "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",
@@ -201,7 +203,7 @@ def test_a_server_that_does_not_know_the_token_is_told_nothing_of_it() -> None:
             assert len(connection.recv(100)) == NONCE_BYTES
             connection.sendall(bytes(NONCE_BYTES + PROOF_BYTES))
             assert connection.recv(100) == b""
-        with pytest.raises(PermissionError, match="another program listens there"):
+        with pytest.raises(PermissionError, match=re.escape(message("launch/foreign_listener"))):
             dialling.result(WAIT_S)
 
 
@@ -265,11 +267,12 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     loop.run()
     (none, error), = answers
     assert none is None
-    assert error.startswith(f"no connection to rank 0's sentinel at 127.0.0.1:{port}: ")
+    assert error == message("launch/cannot_connect", server="rank 0's sentinel", address=f"127.0.0.1:{port}",
+                            error=os.strerror(errno.ECONNREFUSED))
     rank = watcher.Watcher(WATCHED, 0.0)
     rank.take_actions()
     assert rank.handle(NoCoordinator(error), 1.0) == [
-        PrintLine(f"mpiddp: rank 0 on n0 is not watched together with the others: {error}")]
+        PrintLine(message("launch/no_coordinator", rank=0, host="n0", error=error))]
 
 
 @pytest.mark.parametrize("other", [member(1)._replace(pid=1), member(2), member(-1), member(0)],
@@ -443,9 +446,9 @@ def test_an_error_of_two_megabytes_on_one_line(name: str, line: str, tmp_path: P
     assert said is not None
     assert ended - float(said[1]) < SOON_S
     assert "x" * 2_000_000 in done.stderr
-    report = re.findall("mpiddp: failed: rank 1 on .*: .*xxx ... .* characters left out. ... xxx.*", done.stderr)
-    assert len(report) == done.stderr.count("mpiddp: failed") == 1
-    assert len(report[0]) < 3000
+    (report,) = find("launch/failed_rank", done.stderr)
+    assert re.search(r"xxx \.\.\. .* characters left out. \.\.\. xxx", report["cause"])
+    assert len(report["cause"]) < 3000
 
 
 def test_a_line_of_a_sentinel_that_is_no_text(capfd: pytest.CaptureFixture[str]) -> None:
@@ -464,14 +467,15 @@ def test_a_script_whose_name_is_no_text(quick: Mpi, tmp_path: Path) -> None:
 def test_a_package_that_is_missing_everywhere(quick: Mpi) -> None:
     done = check(mpiexec(quick, 4, PROGRAMS / "lacks_package.py"), 1)
     assert done.stderr.count("Traceback (most recent call last)") == done.stderr.count("mpiddp: failed: ") == 1
-    assert re.search(r"others +the same on all 4 ranks\n", done.stderr), done.stderr
+    assert f"  others   {message('launch/same_error_everywhere', number=4)}\n" in done.stderr
 
 
 @pytest.mark.thorough("a package that is missing everywhere")
 def test_a_package_that_is_missing_on_a_node(cluster: Cluster) -> None:
     done = check(srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", PROGRAMS / "lacks_package.py", "node2"), 1)
-    assert re.search(r"mpiddp: failed: rank \d on node2: ModuleNotFoundError: ", done.stderr), done.stderr
-    assert re.search(r"others +the same on the 2 ranks of node2\n", done.stderr), done.stderr
+    (report,) = find("launch/failed_rank", done.stderr, host="node2")
+    assert report["cause"].startswith("ModuleNotFoundError: ")
+    assert f"  others   {message('launch/same_error_on_nodes', number=2, hosts='node2')}\n" in done.stderr
 
 
 SHOWS_MODULES = """

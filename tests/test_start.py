@@ -19,6 +19,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, RUN
+from tests.messages import message
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, Mpi, first_of, need
 
 HELLO = EXAMPLES / "hello_world.py"
@@ -193,10 +194,10 @@ def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: s
         cluster.run("srun", "-N3", "rm", "-rf", "/tmp/crash", timeout=30)
     assert time.monotonic() - start < 30
     assert done.returncode != 0
-    ended = f"ended by SIGSEGV (Segmentation fault), in {stage}\n"
-    gone = "died as soon as it had started; its launcher may know how\n"  # before its sentinel had a look at it
-    assert f"mpiddp: rank 1 on node2 {ended}" in done.stderr or (
-        module == "mpi4py" and f"mpiddp: rank 1 on node2 {gone}" in done.stderr), done.stderr
+    crash = message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault")
+    death = message("launch/startup_death", rank=1, host="node2", cause=crash, stage=stage)
+    gone = message("launch/startup_exit", rank=1, host="node2")  # before its sentinel had a look at it
+    assert death in done.stderr or (module == "mpi4py" and gone in done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(("name", "per_node"), RANKS_PER_NODE.items())

@@ -18,6 +18,7 @@ from mpiddp.runner.signals import STOP_SIGNALS
 from tests import processes
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import Job, and_whole, started
+from tests.messages import find, message
 from tests.support import (
     MPIS,
     PROGRAMS,
@@ -56,7 +57,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: 
         text = job.output()
     assert len(steps(text)) == launcher.ranks, text
     assert len(set(steps(text))) == 1, text
-    assert text.count(f"mpiddp: time to stop: {number.name} was sent") == 1
+    assert text.splitlines().count(message("launch/time_to_stop", signal=number.name)) == 1
     assert "failed" not in text
     assert job.process.returncode == 75, text
 
@@ -147,7 +148,7 @@ def test_a_script_that_does_not_ask_ends_by_the_signal(quick: Mpi, tmp_path: Pat
         "    if not early.should_stop:\n        os.killpg(0, signal.SIGUSR1)\n")
     done = alone(quick, "-m", "mpiddp", script)
     assert done.returncode == -signal.SIGUSR1, done.stderr
-    assert "ended by SIGUSR1" in done.stderr
+    assert len(find("launch/outside_signal", done.stderr, signal="SIGUSR1")) == 1
 
 
 TABLE = (ROOT / "batch/README.md").read_text()
@@ -194,7 +195,7 @@ def test_the_walltime_stops_all_in_time(quick: Mpi) -> None:
     done = mpiexec(quick, 2, "--stop-before", 8, STOPS, env={"SLURM_JOB_END_TIME": end})
     assert done.returncode == 75, done.stderr
     assert len(set(steps(done.stdout))) == 1
-    assert done.stderr.count("mpiddp: time to stop: the walltime is near") == 1
+    assert done.stderr.splitlines().count(message("launch/walltime_near")) == 1
 
 
 def test_a_walltime_that_nobody_tells(quick: Mpi) -> None:

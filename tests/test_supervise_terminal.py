@@ -17,6 +17,7 @@ import pytest
 
 from mpiddp.supervise.history import AttemptCounter
 from tests import processes
+from tests.messages import message
 from tests.support import DEADLINE_S, MPICH_FIRST, ROOT, Mpi, mpiexec_command, need, single_node_environ
 
 WAITS = """\
@@ -97,7 +98,7 @@ def test_ctrl_backslash_asks_and_ends_nothing(mpi: Mpi, tmp_path: Path) -> None:
         terminal.await_text("READY", 2)
         time.sleep(1.5)  # from a second after the ranks have joined on, they can be asked
         terminal.press(b"\x1c")
-        terminal.await_text("mpiddp: SIGQUIT asks where the ranks are")
+        terminal.await_text(message("launch/sigquit"))
         terminal.await_text("waits.py:")
         (tmp_path / "go").touch()
         assert terminal.await_change(0) == 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from mpiddp.failure.postmortem import describe_signal
 from mpiddp.failure.rank import LogPlan, RankIdentity
 from mpiddp.failure.report import format_failure, make_error_record
 from mpiddp.failure.root_cause import (
@@ -26,6 +27,7 @@ from mpiddp.failure.root_cause import (
 from mpiddp.ipc.channel import MAX_LINE_BYTES
 from mpiddp.ipc.codec import encode
 from mpiddp.sentinel.protocol import Failed
+from tests.messages import message
 
 HOSTS = {rank: f"n{rank // 2}" for rank in range(6)}
 
@@ -38,24 +40,27 @@ def report(rank: int, kind: str, signal: str = "") -> Report:
 RAISED, LOST, OTHER_LOST = report(5, ReportKind.ERROR), report(0, ReportKind.SECONDARY), report(1, ReportKind.SECONDARY)
 KILLED, STOPPED = report(4, ReportKind.PROCESS_EXIT, "SIGKILL"), report(3, ReportKind.UNREACHABLE)
 ABORTED = report(4, ReportKind.PROCESS_EXIT, "SIGABRT")
+ONE_LOST = message("launch/lost_connection", ranks="1 other rank")
+TWO_LOST = message("launch/lost_connection", ranks="2 other ranks")
+RAISED_TOO = message("launch/also_failed", rank=5, host="n2", cause="cause 5")
 
 
 @pytest.mark.parametrize(("reports", "waited_s", "verdict"), [
     ([], 9, None),
     ([RAISED], 0, RootCause(RAISED)),
-    ([LOST, OTHER_LOST, RAISED], 0, RootCause(RAISED, "2 other ranks lost the connection to it")),
+    ([LOST, OTHER_LOST, RAISED], 0, RootCause(RAISED, TWO_LOST)),
     ([KILLED], 0, None),
     ([KILLED], SAME_CAUSE_WAIT_S, RootCause(KILLED)),
-    ([LOST, KILLED], SAME_CAUSE_WAIT_S, RootCause(KILLED, "1 other rank lost the connection to it")),
-    ([KILLED, RAISED], SAME_CAUSE_WAIT_S, RootCause(KILLED, "rank 5 on n2 failed, too: cause 5")),
-    ([RAISED, KILLED], SAME_CAUSE_WAIT_S, RootCause(KILLED, "rank 5 on n2 failed, too: cause 5")),
-    ([ABORTED, RAISED], ROOT_CAUSE_WAIT_S, RootCause(ABORTED, "rank 5 on n2 failed, too: cause 5")),
+    ([LOST, KILLED], SAME_CAUSE_WAIT_S, RootCause(KILLED, ONE_LOST)),
+    ([KILLED, RAISED], SAME_CAUSE_WAIT_S, RootCause(KILLED, RAISED_TOO)),
+    ([RAISED, KILLED], SAME_CAUSE_WAIT_S, RootCause(KILLED, RAISED_TOO)),
+    ([ABORTED, RAISED], ROOT_CAUSE_WAIT_S, RootCause(ABORTED, RAISED_TOO)),
     ([RAISED, ABORTED], SAME_CAUSE_WAIT_S, RootCause(RAISED)),
-    ([LOST, STOPPED], SAME_CAUSE_WAIT_S, RootCause(STOPPED, "1 other rank lost the connection to it")),
+    ([LOST, STOPPED], SAME_CAUSE_WAIT_S, RootCause(STOPPED, ONE_LOST)),
     ([LOST], SAME_CAUSE_WAIT_S, None),
-    ([LOST, OTHER_LOST], ROOT_CAUSE_WAIT_S, RootCause(LOST, "1 other rank lost the connection to it")),
+    ([LOST, OTHER_LOST], ROOT_CAUSE_WAIT_S, RootCause(LOST, ONE_LOST)),
     ([report(rank, ReportKind.SECONDARY) for rank in range(6)], 0,
-     RootCause(LOST, "5 other ranks lost the connection to it")),
+     RootCause(LOST, message("launch/lost_connection", ranks="5 other ranks"))),
 ])
 def test_the_reason(reports: list[Report], waited_s: float, verdict: RootCause | None) -> None:
     assert select_root_cause(reports, waited_s, FailureContext(HOSTS)) == verdict
@@ -117,8 +122,10 @@ def test_a_signal_that_others_may_get_yet() -> None:
 
 
 @pytest.mark.parametrize(("same", "others"), [
-    (range(6), "the same on all 6 ranks"), ([2, 3], "the same on the 2 ranks of n1"),
-    ([0, 1, 4, 5], "the same on the 4 ranks of n0, n2"), ([0, 2, 3], "the same on 3 of 6 ranks"), ([3], ""),
+    (range(6), message("launch/same_error_everywhere", number=6)),
+    ([2, 3], message("launch/same_error_on_nodes", number=2, hosts="n1")),
+    ([0, 1, 4, 5], message("launch/same_error_on_nodes", number=4, hosts="n0, n2")),
+    ([0, 2, 3], message("launch/same_error_on_some", number=3, ranks=6)), ([3], ""),
 ])
 def test_ranks_that_come_to_the_same_error(same: Sequence[int], others: str) -> None:
     """The others come to another one, or raise it at another line."""
@@ -170,7 +177,7 @@ def test_ranks_that_srun_kills() -> None:
     """It does on SIGTERM and SIGHUP: the second dies right after the first; after one alone the others live on."""
     verdict = killed(AT_ONCE, 0.05, SRUN)
     assert verdict is not None
-    assert format_failure(verdict, None, 4.3) == "mpiddp: ended by SIGKILL after 4.3 s, sent to the job from outside\n"
+    assert format_failure(verdict, None, 4.3) == message("launch/outside_signal", signal="SIGKILL", seconds=4.3) + "\n"
     first = report(4, ReportKind.PROCESS_EXIT, "SIGKILL")._replace(cause="killed")
     assert killed(FOLLOWED, 0.24, SRUN) == RootCause(first)
     # mpiexec follows at once
@@ -192,7 +199,7 @@ def test_ranks_that_srun_is_about_to_kill() -> None:
 
 
 def test_ranks_that_run_out_of_memory_at_once() -> None:
-    verdict = killed(AT_ONCE, SAME_CAUSE_WAIT_S, SRUN, f"ended by SIGKILL (Killed): {OUT_OF_MEMORY}")
+    verdict = killed(AT_ONCE, SAME_CAUSE_WAIT_S, SRUN, describe_signal(9, out_of_memory=True))
     assert verdict is not None
     assert not verdict.outside
 
@@ -217,7 +224,7 @@ def test_an_interrupt_that_other_ranks_have_not_come_to_notice() -> None:
 def test_a_lone_rank_that_is_interrupted() -> None:
     verdict = select_root_cause([report(0, ReportKind.PROCESS_EXIT, "SIGINT")], 0, FailureContext({0: "n0"}))
     assert verdict is not None
-    assert format_failure(verdict, None, 3.21) == "mpiddp: ended by SIGINT after 3.2 s, sent to the job from outside\n"
+    assert format_failure(verdict, None, 3.21) == message("launch/outside_signal", signal="SIGINT", seconds=3.2) + "\n"
 
 
 LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete", where="train.py, 9")
@@ -228,10 +235,8 @@ def test_a_rank_that_was_waited_for_in_vain() -> None:
     verdict = select_root_cause([LATE, *others], ROOT_CAUSE_WAIT_S,
                                 FailureContext(HOSTS, activity=JobActivity({1: "train.py:40 load"}, {1})))
     assert verdict is not None
-    assert verdict.first == Report(1, HOSTS[1], ReportKind.UNREACHABLE,
-                                   "5 ranks have waited for it in vain at train.py, 9: "
-                                   "RuntimeError: Timed out waiting 5000ms for recv operation to complete", 1,
-                                   "train.py:40 load")
+    cause = message("launch/late_rank", ranks="5 ranks", call="train.py, 9", cause=LATE.cause)
+    assert verdict.first == Report(1, HOSTS[1], ReportKind.UNREACHABLE, cause, 1, "train.py:40 load")
 
 
 def test_who_waits_for_whom_is_not_known_of_several_groups() -> None:
@@ -239,7 +244,7 @@ def test_who_waits_for_whom_is_not_known_of_several_groups() -> None:
     verdict = select_root_cause([LATE], ROOT_CAUSE_WAIT_S, FailureContext(HOSTS, activity=seen))
     assert verdict is not None
     assert verdict.first == LATE
-    assert verdict.others == f"rank 1 on {HOSTS[1]} was at train.py:40 load"
+    assert verdict.others == message("launch/waiting_rank", rank=1, host=HOSTS[1], place="train.py:40 load")
 
 
 def test_ranks_that_have_waited_in_unlike_calls() -> None:
@@ -248,9 +253,9 @@ def test_ranks_that_have_waited_in_unlike_calls() -> None:
     verdict = select_root_cause([late], ROOT_CAUSE_WAIT_S, FailureContext(HOSTS, activity=JobActivity(calls=calls)))
     assert verdict is not None
     assert (verdict.first.rank, verdict.first.status) == (NOBODY, late.status)
-    assert format_failure(verdict, None, 9.0).startswith(
-        "mpiddp: failed: ranks have waited for each other in unlike calls, rank 0 at train.py, line 41, in main, "
-        "ranks 1-5 at train.py, line 40, in main: Timed out")
+    assert format_failure(verdict, None, 9.0).splitlines()[0] == message(
+        "launch/different_calls", calls="rank 0 at train.py, line 41, in main, ranks 1-5 at train.py, line 40, in main",
+        cause=late.cause)
     extra = make_error_record(verdict, None, "", 0, 0)["message"]
     assert isinstance(extra, dict)
     assert extra["extraInfo"]["rank"] is None
@@ -273,14 +278,31 @@ def test_a_lost_connection_is_no_sign_that_a_rank_is_late() -> None:
                                 FailureContext(HOSTS, activity=JobActivity({1: "train.py:40 load"}, {1})))
     assert verdict is not None
     assert verdict.first == LOST
-    assert verdict.others == f"rank 1 on {HOSTS[1]} was at train.py:40 load"
+    assert verdict.others == message("launch/waiting_rank", rank=1, host=HOSTS[1], place="train.py:40 load")
 
 
 def test_what_is_known_of_the_others() -> None:
     verdict = select_root_cause([LOST], ROOT_CAUSE_WAIT_S, FailureContext(HOSTS, silent=[3], finished=[1, 2]))
     assert verdict is not None
-    assert verdict.others == ("nothing is heard of rank 3 on n1; rank 1 on n0, rank 2 on n1 had come to the end of "
-                              "the script; rank 4 on n2, rank 5 on n2 had not")
+    finished = message("launch/finished_ranks", finished="rank 1 on n0, rank 2 on n1",
+                       others="rank 4 on n2, rank 5 on n2")
+    assert verdict.others == f"{message('launch/no_response', ranks='rank 3 on n1')}; {finished}"
+
+
+AT_EXIT = LOST._replace(cause=f"{message('launch/exit_timeout', limit='3 s')}: rank 1 on n0 (train.py:40 load)")
+
+
+def test_a_rank_that_does_not_finish_is_named_once() -> None:
+    late, both = (select_root_cause([AT_EXIT], ROOT_CAUSE_WAIT_S, FailureContext(
+        HOSTS, finished=[2], activity=JobActivity({1: "train.py:40 load", 3: "train.py:41 load"}, ranks)))
+        for ranks in ({1}, {1, 3}))
+    assert late is not None
+    assert late.first.cause == message("launch/late_at_exit", ranks="rank 0", limit="3 s")
+    assert (late.first.rank, late.first.where) == (1, "train.py:40 load")
+    assert "rank 1" not in late.others
+    assert both is not None
+    assert both.first == AT_EXIT
+    assert "rank 1" not in both.others
 
 
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -322,33 +344,37 @@ def test_a_program_that_has_exited_while_others_waited_for_it() -> None:
     context = FailureContext(HOSTS, finished=[2], exits=[exited])
     assert select_root_cause([LOST, OTHER_LOST], SAME_CAUSE_WAIT_S, context) is None
     assert select_root_cause([LOST, OTHER_LOST], ROOT_CAUSE_WAIT_S,
-                             context) == RootCause(exited, "2 other ranks lost the connection to it")
+                             context) == RootCause(exited, TWO_LOST)
     assert select_root_cause([LOST, KILLED], ROOT_CAUSE_WAIT_S,
-                             context) == RootCause(KILLED, "1 other rank lost the connection to it")
+                             context) == RootCause(KILLED, ONE_LOST)
 
 
 def test_the_block_names_all_there_is() -> None:
     who = RankIdentity(5, 6, 1, "n2", "cuda:1", 77, "run", 5.0, log=LogPlan("/logs/rank-00005.n2.log"))
-    crash = Report(5, "n2", ReportKind.PROCESS_EXIT, "ended by SIGSEGV (Segmentation fault)", 139,
-                   text="Fatal Python error\n  File x")
-    assert format_failure(RootCause(crash, "2 other ranks lost the connection to it"), who, 12.34).splitlines() == [
+    cause = message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault")
+    assert describe_signal(11, out_of_memory=False) == cause
+    crash = Report(5, "n2", ReportKind.PROCESS_EXIT, cause, 139, "train.py, line 3", "Fatal Python error\n  File x")
+    assert format_failure(RootCause(crash, TWO_LOST), who, 12.34).splitlines() == [
         "[rank 5 on n2] Fatal Python error", "[rank 5 on n2]   File x",
-        "mpiddp: failed: rank 5 on n2: ended by SIGSEGV (Segmentation fault)",
-        "  rank     5 of 6, local rank 1 on n2, cuda:1, pid 77", "  when     12.3 s after the start", "  status   139",
-        "  others   2 other ranks lost the connection to it", "  log      /logs/rank-00005.n2.log"]
+        *message("launch/failure_report", rank=5, host="n2", cause=cause, where=crash.where, ranks=6, local_rank=1,
+                 device="cuda:1", pid=77, seconds=12.3, status=139).splitlines(),
+        f"  others   {TWO_LOST}", "  log      /logs/rank-00005.n2.log"]
     report = format_failure(RootCause(crash), who, 1.0, 512)
-    assert report.endswith("/rank-00005.n2.log (incomplete from byte 512 on)\n")
+    assert report.splitlines()[-1] == message("launch/log_incomplete", log="/logs/rank-00005.n2.log", byte=512)
 
 
 def test_the_block_on_a_killed_rank_says_where_to_look() -> None:
-    killed = Report(5, "n2", ReportKind.PROCESS_EXIT, "ended by SIGKILL (Killed)", 137, signal="SIGKILL")
-    assert "\n  do       look at the memory (dmesg on the node): fewer" in format_failure(RootCause(killed), None, 1.0)
+    killed = Report(5, "n2", ReportKind.PROCESS_EXIT, describe_signal(9, out_of_memory=False), 137, signal="SIGKILL")
+    advice = message("launch/memory_advice", commands="dmesg on the node")
+    assert advice in format_failure(RootCause(killed), None, 1.0).splitlines()
     assert "\n  do  " not in format_failure(RootCause(killed._replace(signal="SIGSEGV")), None, 1.0)
+    assert killed.cause == message("launch/killed_by_sigkill")
+    assert describe_signal(9, out_of_memory=True) == message("launch/out_of_memory")
 
 
 def test_the_error_record_has_torchelastics_form() -> None:
-    message = make_error_record(RootCause(RAISED), None, "Traceback", 1700000000, 0)["message"]
-    assert isinstance(message, dict)
-    assert message["message"] == "cause 5"
-    assert message["extraInfo"]["py_callstack"] == "Traceback"
-    assert message["extraInfo"]["timestamp"] == "1700000000"
+    record = make_error_record(RootCause(RAISED), None, "Traceback", 1700000000, 0)["message"]
+    assert isinstance(record, dict)
+    assert record["message"] == "cause 5"
+    assert record["extraInfo"]["py_callstack"] == "Traceback"
+    assert record["extraInfo"]["timestamp"] == "1700000000"

@@ -33,7 +33,8 @@ from mpiddp.sentinel.protocol import (
 from mpiddp.sentinel.startup_timeout import LATE_S, LATE_SPREAD_S, StartupTimeout
 from mpiddp.sentinel.state_machine import StateMachine
 from mpiddp.sentinel.watcher import LEAVE_TIMEOUT_S, State, Watcher
-from tests.test_messages import member, report
+from tests.messages import message
+from tests.test_protocol import member, report
 
 WATCHED = WatchedRank("rank 1 on n0", False, None, list, False, 60.0)
 LOST = Report(1, "n0", ReportKind.SECONDARY, "connection closed by peer", 3)
@@ -135,10 +136,12 @@ def test_a_rank_whose_report_crosses_the_jobs_end_is_told_to_end(watcher: Watche
 def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, helps: bool) -> None:
     start = StartupTimeout(WATCHED._replace(by_srun=by_srun), 0.0)
     start.begin_stage(stage)
-    (said,) = start.report_death("ended by SIGSEGV (Segmentation fault)")
-    assert isinstance(said, events.PrintLine)
-    assert f"mpiddp: rank 1 on n0 ended by SIGSEGV (Segmentation fault), in {stage}" in said.text.splitlines()
-    assert ("SLURM_PMIX_FENCE=ring" in said.text) == helps
+    crash = message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault")
+    (printed,) = start.report_death(crash)
+    assert isinstance(printed, events.PrintLine)
+    death, *advice = printed.text.splitlines()
+    assert death == message("launch/startup_death", rank=1, host="n0", cause=crash, stage=stage)
+    assert advice == [message("launch/pmix_fence_advice")] * helps
 
 
 def test_a_rank_tells_its_stage_only_when_it_is_late() -> None:
@@ -165,13 +168,15 @@ def test_late_ranks_are_named_until_the_script_begins() -> None:
         stage = "sentinels meet" if rank == 7 else "process group"
         assert coordinator.handle(events.FromPeer(rank, Stage(stage)), 11.0) == []
     assert coordinator.handle(events.Due("late"), 12.0) == [
-        events.PrintLine("mpiddp: 12 s after the start the script waits for ranks 0-3 (process group); "
-                         "rank 7 on n7 (sentinels meet); rank 8 (not joined)"), events.SetTimer("late", 2 * LATE_S)]
+        events.PrintLine(message(
+            "launch/script_awaits_ranks", seconds=12,
+            ranks="ranks 0-3 (process group); rank 7 on n7 (sentinels meet); rank 8 (not joined)")),
+        events.SetTimer("late", 2 * LATE_S)]
     for rank in (1, 2, 3, 7):
         coordinator.handle(events.FromPeer(rank, Stage("")), 20.0)
     coordinator.handle(events.PeerGreeted(8, Hello(8, "n8", 77, "1")), 20.0)
     assert coordinator.handle(events.Due("late"), 32.0) == [
-        events.PrintLine("mpiddp: 32 s after the start the script waits for rank 0 on n0 (process group)"),
+        events.PrintLine(message("launch/script_awaits_ranks", seconds=32, ranks="rank 0 on n0 (process group)")),
         events.SetTimer("late", 4 * LATE_S)]
     coordinator.handle(events.FromPeer(0, Stage("")), 33.0)
     assert coordinator.handle(events.Due("late"), 72.0) == []
@@ -242,5 +247,34 @@ def test_an_unwatched_rank_that_is_gone_is_named() -> None:
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, SentinelLost()), 2.0)
     coordinator.handle(events.PeerLost(1), 3.0)
-    assert "its sentinel was killed before" in coordinator.evidence.reports[0].cause
-    assert coordinator.evidence.reports[0].rank == 1
+    (report,) = coordinator.evidence.reports
+    assert (report.rank, report.cause) == (1, message("launch/ended_without_sentinel"))
+
+
+@pytest.mark.parametrize(("pid", "error", "cause", "status"), [
+    (77, "", message("launch/ended_with_sentinel", companion="sentinel"), 137),
+    (1, "", message("launch/ended_with_sentinel", companion="container"), 137),
+    (77, "No route to host", message("launch/node_unreachable", error="No route to host"), 1)])
+def test_a_rank_that_is_gone_with_its_sentinel_is_named(pid: int, error: str, cause: str, status: int) -> None:
+    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
+    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", pid, "1")), 1.0)
+    coordinator.handle(events.PeerLost(1, error), 3.0)
+    assert coordinator.evidence.reports == [Report(1, "n1", ReportKind.UNREACHABLE, cause, status)]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_ranks_that_a_launcher_does_not_end_after_rank_0_are_ended(watcher: Watcher, closed: bool) -> None:
+    watcher.handle(events.Rank0Lost(closed), 2.0)
+    name = "launch/rank_0_ended" if closed else "launch/rank_0_unreachable"
+    printed, *_ = watcher.handle(events.Due("rank 0 lost"), 4.0)
+    assert printed == events.PrintLine(message(name, host="n0"))
+
+
+def test_a_step_daemon_that_is_killed_while_the_job_starts_ends_the_rank() -> None:
+    watcher = Watcher(WATCHED, 0.0)
+    watcher.handle(events.FromRank(Stage("MPI_Init")), 1.0)
+    printed, *others = watcher.handle(events.StepDaemonGone(), 2.0)
+    assert printed == events.PrintLine(message("launch/startup_death", rank=1, host="n0", stage="MPI_Init",
+                                               cause=message("launch/step_daemon_killed")))
+    assert events.WatcherCommand.TERMINATE in others

@@ -37,7 +37,7 @@ def memory_advice(use: str = "", option: str = "") -> str:
     `use` is the scheduler's command that shows a job's use of memory, `option` the one that asks for more; both may be
     empty.
     """
-    return (f"look at the memory ({use}{'; ' * bool(use)}dmesg on the node): fewer DataLoader workers, or ask for more"
+    return (f"check memory use ({use}{'; ' * bool(use)}dmesg on the node); use fewer DataLoader workers or more memory"
             + f" ({option})" * bool(option))
 
 

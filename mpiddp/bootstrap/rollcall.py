@@ -21,6 +21,7 @@ from ..base.stderr import write_line
 from ..base.text import join_names
 from ..base.timeline import WAIT_PREFIX, begin_stage
 from ..discovery.runtime import hostname, read_pid_namespace
+from ..failure.root_cause import EXIT_TIMEOUT_WORDS
 
 if TYPE_CHECKING:
     import array
@@ -139,7 +140,7 @@ class Rendezvous:
         poll_until(
             lambda: reduction.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,
-            lambda: EndTimeoutError(f"waited {timeout_s:g} s for the end of {name_missing()}"),
+            lambda: EndTimeoutError(f"{EXIT_TIMEOUT_WORDS} {timeout_s:g} s: {name_missing()}"),
             remind, REMIND_END_AFTER_S,
         )
         return largest

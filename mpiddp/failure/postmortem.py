@@ -14,7 +14,7 @@ FRAMES_HEADER = "(most recent call first):"  # the end of the line before a thre
 CRASHED_THREAD = "Current thread"
 LAUNCH_FRAMES = (f'File "{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}', "<frozen runpy>")
 LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)  # the last one: Flux
-SIGKILL_SENDERS = "by its launcher, by hand or by the kernel"
+SIGKILL_SENDERS = "sent by the launcher, a user or the kernel"
 
 
 def make_death_report(rank: RankIdentity, status: int | None, out_of_memory: bool, stack: str) -> Report:
@@ -22,11 +22,11 @@ def make_death_report(rank: RankIdentity, status: int | None, out_of_memory: boo
 
     `out_of_memory`: the kernel killed a process of its cgroup for lack of memory. `stack` is extract_crash_stack()'s.
     """
-    cause, exit_status, signal_name = "ended; its launcher may know how", 1, ""
+    cause, exit_status, signal_name = "ended for an unknown reason; see the launcher's output", 1, ""
     if status is not None and (number := status & 0x7F):
         cause, exit_status, signal_name = describe_signal(number, out_of_memory), 128 + number, name_signal(number)
     elif status is not None:
-        cause = f"the process left with status {status >> 8}, past Python and past its script's end"
+        cause = f"the process exited with status {status >> 8} from native code before the script finished"
         exit_status = status >> 8 or 1
     return Report(rank.rank, rank.host, ReportKind.PROCESS_EXIT, cause, exit_status, find_crash_line(stack), stack,
                   signal_name)
@@ -38,27 +38,26 @@ def describe_early_death(status: int | None, out_of_memory: bool) -> str:
         return ""
     if number := status & 0x7F:
         return "" if number in LAUNCHER_SIGNALS and not out_of_memory else describe_signal(number, out_of_memory)
-    return f"left with status {status >> 8}"
+    return f"exited with status {status >> 8}"
 
 
 def is_maybe_secondary(report: Report) -> bool:
-    """Tell whether a rank may have ended because another one did: it lost that, or its launcher ended it."""
+    """Return whether a rank may have ended because of another one: it lost that, or its launcher ended it."""
     by_launcher = report.signal in map(name_signal, LAUNCHER_SIGNALS) and OUT_OF_MEMORY not in report.cause
     return report.kind == ReportKind.SECONDARY or by_launcher
 
 
 def describe_signal(number: int, out_of_memory: bool) -> str:
     """Return the cause of death by a signal, with its possible senders."""
-    cause = f"ended by {name_signal(number)} ({signal.strsignal(number)})"
     if number == signal.SIGKILL:
-        cause += f": {OUT_OF_MEMORY if out_of_memory else SIGKILL_SENDERS}"
-    return cause
+        return f"killed by SIGKILL: {OUT_OF_MEMORY if out_of_memory else SIGKILL_SENDERS}"
+    return f"killed by {name_signal(number)} ({signal.strsignal(number)})"
 
 
 def extract_crash_stack(lines: Sequence[str]) -> str:
     """Return faulthandler's output, the thread that crashed first, each with its innermost frames first.
 
-    Frames that lead to the script are left out, and so are threads without others, and the list of extensions.
+    Omitted are the frames that lead to the script, threads that have only such frames, and the list of extensions.
     """
     sections: list[list[str]] = [[]]
     for line in filter(None, lines):

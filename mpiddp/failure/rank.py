@@ -24,9 +24,9 @@ class LogPlan(NamedTuple):
 
 
 class RankIdentity(NamedTuple):
-    """What the sentinels print of a rank when it fails, and need to know to end it.
+    """What the sentinels need to know of a rank to report its failure and to end it.
 
-    The reason of a failure is written to `error_file` as JSON, empty for none. The ranks of a failed job have `grace_s`
+    The root cause is written to `error_file` as JSON, unless that is empty. The ranks of a failed job have `grace_s`
     to end by themselves. If `exits`, each rank exits by itself with the job's status, because the launcher would lose
     the status of MPI_Abort. `namespace` names the node and the process namespace of `pid`: nodes may have one name, and
     a node's ranks may be in containers of their own. The job's store listens on `store_port`. `memory_advice` is for a

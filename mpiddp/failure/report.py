@@ -28,7 +28,7 @@ def format_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: fl
     """
     first = root_cause.first
     if root_cause.outside:
-        line = f"mpiddp: ended by {first.signal} after {after_s:.1f} s, sent to the job from outside"
+        line = f"mpiddp: ended by {first.signal}, sent to the job from outside, {after_s:.1f} s after the start"
         return "\n".join(filter(None, (line, root_cause.others))) + "\n"
     rows = [("where", first.where)]
     if rank is not None:
@@ -36,7 +36,7 @@ def format_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: fl
         rows.append(("rank", f"{place}, {rank.device}, pid {rank.pid}"))
     if first.signal == "SIGKILL" or "is killed by signal: Killed" in first.cause:  # a DataLoader's worker
         rows.append(("do", (rank.memory_advice if rank else "") or memory_advice()))
-    log = rank.log.path + (f" (incomplete from byte {log_lost} on)" if log_lost >= 0 else "") if rank else ""
+    log = rank.log.path + (f" (incomplete from byte {log_lost})" if log_lost >= 0 else "") if rank else ""
     rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)),
              ("others", root_cause.others), ("log", log)]
     name = "" if first.rank == NOBODY else f"rank {first.rank} on {first.host}: "

@@ -13,16 +13,16 @@ SAME_ERROR_WAIT_S = 0.03  # for a second rank to report the same error; then SAM
 SAME_CAUSE_WAIT_S = 0.15  # for all ranks to report that got the same signal, or that lost a peer
 ROOT_CAUSE_WAIT_S = 1.0  # for the cause of what looks like a secondary failure to be reported
 
-NOBODY = -1  # the rank of a report on a job of which no rank is known to be at fault
+NOBODY = -1  # the rank of a report if no rank is known to be at fault
 WALLTIME_SIGNAL = "SIGALRM"  # Flux sends it to all ranks at the time limit; a script that has set an alarm gets it too
 OUTSIDE_SIGNALS = (  # from users and schedulers
     "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME_SIGNAL,
 )
-ABORT_SIGNAL = "SIGABRT"  # of C's abort(), also of NCCL's watchdog in a rank whose collective takes too long
-NO_STEP_DAEMON = "lost slurmstepd, by which Slurm starts and ends the ranks of a node: it was killed there"
-OUT_OF_MEMORY = "out of memory, as its cgroup counts"
-EXIT_TIMEOUT_WORDS = "for the end of rank"  # in the error of a rank that has finished, at --exit-timeout
-LOST_PEER_WORDS = (  # in errors of gloo, NCCL, torch's store and sockets if another rank is gone or late
+ABORT_SIGNAL = "SIGABRT"  # from C's abort(), which NCCL's watchdog calls in a rank whose collective takes too long
+STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
+OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
+EXIT_TIMEOUT_WORDS = "other ranks did not finish within"  # in the error of a rank that has finished, at --exit-timeout
+LOST_PEER_WORDS = (  # in errors of gloo, NCCL, torch's store and sockets if another rank has ended or is late
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "connection was",
     "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
     "socket timeout", "wait timeout", "timeout after", "failed to recv", "failed to send", "unbound_buffer",
@@ -128,12 +128,12 @@ class FailureContext(NamedTuple):
 
     @property
     def awaits_ranks(self) -> bool:
-        """Tell whether some ranks' sentinels have not registered yet: a rank may die before its sentinel has."""
+        """Return whether some ranks' sentinels have not registered yet: a rank may die before its sentinel has."""
         return len(self.hosts) < self.world_size
 
     @property
     def has_one_rank(self) -> bool:
-        """Tell whether the job has one rank."""
+        """Return whether the job has one rank."""
         return len(self.hosts) == 1 and not self.awaits_ranks
 
 
@@ -167,10 +167,10 @@ def mark_interrupt(report: Report, interrupted: Collection[int]) -> Report:
 
 
 def is_maybe_caused_by(error: Report, gone: Sequence[Report], reports: Sequence[Report]) -> bool:
-    """Tell whether the first error may come from the death of a rank: scripts hide what they have caught.
+    """Return whether a rank's death may have caused the first error: scripts hide exceptions that they have caught.
 
-    While an error is reported all ranks live on, so a rank that is dead by then did not die of it. An abort() may be
-    that of NCCL's watchdog, which has waited for the rank with the error.
+    All ranks live on while an error is reported, so a rank that is dead by then did not die of it. A SIGABRT may come
+    from NCCL's watchdog, which has waited for the rank with the error.
     """
     return any(report.signal != ABORT_SIGNAL or reports.index(report) < reports.index(error) for report in gone)
 
@@ -193,7 +193,7 @@ def select_gone_rank(
     context: FailureContext,
 ) -> RootCause | None:
     """Return which of the ranks that are `gone` is the root cause; None to wait for more reports."""
-    if orphans := [report for report in gone if report.cause == NO_STEP_DAEMON]:  # their node's ranks may end by that
+    if orphans := [report for report in gone if report.cause == STEP_DAEMON_KILLED]:  # which may end its ranks
         return RootCause(orphans[0])
     killed = were_killed_at_once(gone, context)
     alive = set(context.hosts) - set(context.end_order) - {report.rank for report in gone}
@@ -227,25 +227,29 @@ def select_secondary(
     """Return the root cause if ranks report only the loss of another one: the late rank, if it is known."""
     first, *others = sorted(secondary, key=lambda report: not is_timeout(report.cause))  # a timeout closes connections
     activity = context.activity
-    if EXIT_TIMEOUT_WORDS in first.cause and activity.deadlock is not None:
-        return RootCause(activity.deadlock._replace(cause=f"{activity.deadlock.cause}: {first.cause}"))
+    is_exit_timeout = EXIT_TIMEOUT_WORDS in first.cause
+    summary = first.cause.partition(": ")[0] if is_exit_timeout else first.cause  # without the late ranks' names
+    if is_exit_timeout and activity.deadlock is not None:
+        return RootCause(activity.deadlock._replace(cause=f"{activity.deadlock.cause}; {summary}"))
     late = [rank for rank in unreported if rank in activity.free]
     if len(late) == 1 and is_timeout(first.cause) and not activity.has_groups:
-        return RootCause(make_late_rank_report(late[0], [first, *others], context),
+        return RootCause(make_late_rank_report(late[0], [first._replace(cause=summary), *others], context),
                          join_parts(*describe_unreported(set(unreported) - {late[0]}, context)))
     calls = {**activity.calls, **{report.rank: report.where for report in secondary}}
     if is_timeout(first.cause) and calls.keys() >= context.hosts.keys() and len(set(calls.values())) > 1:
         return RootCause(make_different_calls_report(first, calls))
-    return RootCause(first, join_parts(describe_secondary(others), *describe_unreported(unreported, context)))
+    unnamed = set(unreported) & set(context.silent) if is_exit_timeout else unreported
+    return RootCause(first, join_parts(describe_secondary(others), *describe_unreported(unnamed, context)))
 
 
 def make_late_rank_report(late: int, secondary: Sequence[Report], context: FailureContext) -> Report:
-    """Return the report on the only rank that waits for no other, and for which the `secondary` ones waited in vain."""
+    """Return the report on the only rank that waits for no other; the `secondary` ones timed out waiting for it."""
     first = secondary[0]
     call = f" at {first.where}" if first.where else ""
-    waiting = f"rank {first.rank} has" if len(secondary) == 1 else f"{len(secondary):,} ranks have"
+    waiting = f"rank {first.rank}" if len(secondary) == 1 else f"{len(secondary):,} ranks"
+    cause = first.cause.replace(EXIT_TIMEOUT_WORDS, EXIT_TIMEOUT_WORDS.replace("other ranks", "it"))
     return Report(late, context.hosts[late], ReportKind.UNREACHABLE,
-                  f"{waiting} waited for it in vain{call}: {first.cause}", first.status, context.activity.places[late])
+                  f"{waiting} timed out waiting for it{call}: {cause}", first.status, context.activity.places[late])
 
 
 def make_different_calls_report(timeout: Report, calls: Mapping[int, str]) -> Report:
@@ -253,17 +257,18 @@ def make_different_calls_report(timeout: Report, calls: Mapping[int, str]) -> Re
     ranks_of: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
         ranks_of.setdefault(call, []).append(rank)
-    words = join_names([f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)} at {call}" for call,
-                        ranks in ranks_of.items()])
+    waiting = join_names([f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)} at {call}" for call,
+                          ranks in ranks_of.items()])
     return Report(NOBODY, "", ReportKind.UNREACHABLE,
-                  f"ranks have waited for each other in unlike calls, {words}: {timeout.cause}", timeout.status)
+                  f"ranks timed out waiting for each other in different calls ({waiting}): {timeout.cause}",
+                  timeout.status)
 
 
 def is_peer_loss(error: str, file: str = "") -> bool:
-    """Tell whether an error is one that ranks raise if another one is gone.
+    """Return whether an error is one that ranks raise if another rank has ended.
 
-    `error` is its full type and its text; `file` is the innermost one of its traceback that is not Python's own. Words
-    such as "connection refused" mean another rank only if a library raised them by which ranks communicate.
+    `error` is its full type and its text; `file` is the innermost file of its traceback outside Python's own library.
+    Words such as "connection refused" mean another rank only if a communication library raised the error.
     """
     error = error.lower()
     from_library = any(words in error for words in COMMUNICATION_WORDS) or (
@@ -272,12 +277,12 @@ def is_peer_loss(error: str, file: str = "") -> bool:
 
 
 def is_timeout(error: str) -> bool:
-    """Tell whether an error's text says that a rank was late, and not that it is gone."""
+    """Return whether an error's text says that another rank was late, not that it has ended."""
     return any(words in error.lower() for words in LATE_PEER_WORDS)
 
 
 def was_sent_to_all(gone: Sequence[Report], context: FailureContext) -> bool:
-    """Tell whether other ranks got the same signal as the first that is gone."""
+    """Return whether other ranks got the same signal as the first rank that ended."""
     first, others = gone[0], [report.signal for report in gone[1:]]
     others += ["SIGINT" for rank in context.interrupted if rank != first.rank]
     was_killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
@@ -286,10 +291,10 @@ def was_sent_to_all(gone: Sequence[Report], context: FailureContext) -> bool:
 
 
 def were_killed_at_once(gone: Sequence[Report], context: FailureContext) -> bool:
-    """Tell whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
+    """Return whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
 
-    If only one rank was killed, by hand or for lack of memory, the others live on until this job ends them. In a job of
-    one rank it was srun, unless the kernel counts a lack of memory.
+    If one rank alone was killed, by a user or for lack of memory, the others live on until mpiddp ends them. In a job
+    of one rank it was srun, unless the kernel counted an OOM kill.
     """
     is_plain = context.by_srun and all(
         report.signal == "SIGKILL" and OUT_OF_MEMORY not in report.cause for report in gone)
@@ -300,47 +305,47 @@ def were_killed_at_once(gone: Sequence[Report], context: FailureContext) -> bool
 
 
 def describe_scope(same: Sequence[Report], context: FailureContext) -> str:
-    """Return in words which ranks failed with the same error, empty for one rank."""
+    """Return text on which ranks failed with the same error, empty for one rank."""
     hosts = {report.host for report in same}
     if len(same) == 1:
         return ""
     if len(same) == context.world_size:
-        return f"the same on all {len(same):,} ranks"
+        return f"same error on all {len(same):,} ranks"
     if len(same) == sum(host in hosts for host in context.hosts.values()):
-        return f"the same on the {len(same):,} ranks of {join_names(sorted(hosts))}"
-    return f"the same on {len(same):,} of {context.world_size:,} ranks"
+        return f"same error on the {len(same):,} ranks of {join_names(sorted(hosts))}"
+    return f"same error on {len(same):,} of {context.world_size:,} ranks"
 
 
 def describe_secondary(secondary: Sequence[Report]) -> str:
-    """Return in words how many ranks lost their connection, or waited in vain."""
+    """Return text on how many ranks lost their connection, or timed out."""
     if not secondary:
         return ""
     others = f"{len(secondary)} other rank{'s' * (len(secondary) > 1)}"
-    return f"{others} waited in vain, too" if is_timeout(secondary[0].cause) else f"{others} lost the connection to it"
+    return f"{others} timed out, too" if is_timeout(secondary[0].cause) else f"{others} lost the connection to it"
 
 
 def describe_later_errors(errors: Sequence[Report]) -> str:
-    """Return in words which errors ranks raised after another one had died, empty for none."""
+    """Return text on the errors that ranks raised after another rank had died, empty for none."""
     if not errors:
         return ""
-    more = f", and {len(errors) - 1:,} more" if len(errors) > 1 else ""
-    return f"rank {errors[0].rank} on {errors[0].host} failed, too: {truncate_middle(errors[0].cause, 200)}{more}"
+    more = f" (and {len(errors) - 1:,} more)" if len(errors) > 1 else ""
+    return f"rank {errors[0].rank} on {errors[0].host} also failed: {truncate_middle(errors[0].cause, 200)}{more}"
 
 
 def describe_unreported(unreported: Collection[int], context: FailureContext) -> Iterator[str]:
-    """Yield in words what the ranks without a report do."""
+    """Yield texts on what the ranks without a report do."""
     for rank in sorted(set(unreported) & set(context.activity.free))[:MAX_LISTED]:
         yield f"rank {rank} on {context.hosts[rank]} was at {context.activity.places[rank]}"
     if silent := set(unreported) & set(context.silent):
-        yield f"nothing is heard of {describe_ranks(silent, context.hosts)}"
+        yield f"no response from {describe_ranks(silent, context.hosts)}"
     if context.finished:
-        yield f"{describe_ranks(context.finished, context.hosts)} had come to the end of the script"
+        yield f"{describe_ranks(context.finished, context.hosts)} had finished the script"
         if busy := set(unreported) - set(context.silent) - set(context.finished):
             yield f"{describe_ranks(busy, context.hosts)} had not"
 
 
 def describe_ranks(ranks: Collection[int], hosts: Mapping[int, str], places: Mapping[int, str] = {}) -> str:
-    """Return ranks and their hosts in words, and where they are, as far as it is known."""
+    """Return ranks with their hosts, and their places if known: "rank 3 on n07 (train.py:5 main)"."""
     order = sorted(ranks)
     words = [f"rank {rank} on {hosts[rank]}{f' ({places[rank]})' if rank in places else ''}"
              for rank in order[:MAX_LISTED]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import os
 import re
@@ -50,7 +51,7 @@ class Frame(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The place in words, for a table."""
+        """The place as a table shows it."""
         return f"{os.path.basename(self.file)}:{self.line} {self.function}"
 
 
@@ -91,7 +92,7 @@ def select_script_frames(calls: Iterable[tuple[str, str, str]], is_whole: bool =
               for file, line, function in calls]
     if frames and frames[-1].function == "_bootstrap":
         return []
-    frames = drop_launch_frames(frames[::-1])
+    frames = list(itertools.dropwhile(is_launcher_frame, reversed(frames)))
     if frames and frames[0].kind is FrameKind.LIBRARY and is_whole:
         package = find_package(frames[0].file)
         frames = [frame._replace(kind=FrameKind.SCRIPT) if frame.file.startswith(package) else frame
@@ -106,16 +107,8 @@ def find_package(file: str) -> str:
     return f"{before}{part}{top}{slash}"
 
 
-def drop_launch_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Return frames without the outermost ones, by which Python and mpiddp call a script."""
-    begin = 0
-    while begin < len(frames) and is_launcher_frame(frames[begin]):
-        begin += 1
-    return list(frames[begin:])
-
-
 def is_launcher_frame(frame: Frame) -> bool:
-    """Tell whether a frame is one of those by which Python and mpiddp call a script."""
+    """Return whether a frame is one through which Python and mpiddp call a script."""
     if frame.kind is FrameKind.OURS:
         return frame.file[len(OUR_FOLDER):] in LAUNCH_FILES
     return frame.file == "<frozen runpy>" or (frame.kind is FrameKind.PYTHON
@@ -147,7 +140,7 @@ def frames_from_json(text: str) -> tuple[Frame, ...]:
 
 
 def make_stall_fingerprint(frames: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
-    """Return what stays the same in a rank that stands still: the script's lines, and the library functions called.
+    """Return what stays the same while a rank hangs: the script's lines, and the library functions called.
 
     The lines in libraries vary, since libraries poll.
     """
@@ -179,19 +172,19 @@ def find_collective(frames: Sequence[Frame]) -> str:
 
 
 def is_in_torch(frames: Sequence[Frame]) -> bool:
-    """Tell whether a stack ends in torch's own code: there a rank may be waiting for its GPU."""
+    """Return whether a stack ends in torch's own code: there a rank may be waiting for its GPU."""
     libraries = [frame for frame in list_called_frames(frames) if frame.kind is not FrameKind.PYTHON]
     return bool(libraries) and "/torch/" in libraries[-1].file
 
 
 def is_waiting_for_loader(frames: Sequence[Frame]) -> bool:
-    """Tell whether a stack waits for a DataLoader's workers."""
+    """Return whether a stack waits for a DataLoader's workers."""
     return any(LOADER_FILE in frame.file and frame.function in ("_try_get_data", "_get_data")
                for frame in list_called_frames(frames))
 
 
 def is_idle_worker(frames: Sequence[Frame]) -> bool:
-    """Tell whether a stack is that of a DataLoader's worker without work."""
+    """Return whether a stack is that of a DataLoader's worker without work."""
     libraries = [frame for frame in frames if frame.kind is not FrameKind.PYTHON]
     return bool(libraries) and LOADER_WORKER_FILE in libraries[-1].file and libraries[-1].function == "_worker_loop"
 

@@ -1,4 +1,4 @@
-"""The origin of an error behind its causes, groups and quoted tracebacks, and its traceback folded for reading."""
+"""Finds the original error behind causes, groups and quoted tracebacks; folds tracebacks for reading."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CodeLine(NamedTuple):
 class Origin(NamedTuple):
     """An error in one line, its line of code as reports have it, and how it was passed on (`by`), empty if unknown.
 
-    `is_loss`: it is one that ranks raise if another one is gone.
+    `is_loss`: ranks raise such an error if another rank has ended.
     """
 
     cause: str
@@ -53,9 +53,9 @@ class Origin(NamedTuple):
 
 
 def find_origin(error: BaseException) -> Origin | None:
-    """Return the error that is the origin of this one, None if it is that itself.
+    """Return the original error behind this one, None if this is the original.
 
-    That is its cause; of an exit, of an error from the loss of another rank and of one after a KeyboardInterrupt it may
+    That is its cause. For an exit, an error from the loss of another rank, or one after a KeyboardInterrupt it may
     also be the error that was being handled.
     """
     is_loss, first, by = is_from_peer_loss(error), error, ""
@@ -87,14 +87,14 @@ def find_origin(error: BaseException) -> Origin | None:
 
 
 def describe_later_error(error: BaseException) -> str:
-    """Return in words an error that followed its origin."""
+    """Return text on an error that followed the original one."""
     return f"then {truncate_middle(format_error_line(error), MAX_ERROR_CHARS)}"
 
 
 def is_from_peer_loss(error: BaseException, deepest: int = MAX_DEPTH) -> bool:
-    """Tell whether an error, or its cause, or the error that was being handled, was raised because a rank is gone.
+    """Return whether an error, its cause, or the error that was being handled was raised because a rank has ended.
 
-    Of a group, all errors have to be.
+    A group counts if all its errors do.
     """
     if isinstance(error, GROUP_TYPE):
         return deepest > 0 and all(is_from_peer_loss(member, deepest - 1) for member in error.exceptions)
@@ -106,14 +106,14 @@ def is_from_peer_loss(error: BaseException, deepest: int = MAX_DEPTH) -> bool:
 
 
 def is_raised_by_peer_loss(error: BaseException) -> bool:
-    """Tell whether an error itself says that another rank is gone, and comes from a library of communication."""
+    """Return whether an error itself says that another rank has ended, and comes from a communication library."""
     files = [place.file for place in list_code_lines(error.__traceback__) if not place.file.startswith(PYTHON_FOLDER)]
     kind = type(error)
     return is_peer_loss(f"{kind.__module__}.{kind.__qualname__}: {format_safely(error)}", files[-1] if files else "")
 
 
 def is_interrupt(error: BaseException, deepest: int = MAX_DEPTH) -> bool:
-    """Tell whether an error is a KeyboardInterrupt, or was raised while one was handled."""
+    """Return whether an error is a KeyboardInterrupt, or was raised while one was handled."""
     inner = error.__cause__ or error.__context__
     return isinstance(error, KeyboardInterrupt) or (
         inner is not None and deepest > 0 and is_interrupt(inner, deepest - 1))
@@ -148,7 +148,7 @@ def parse_traceback(text: str) -> Origin | None:
 
 
 def is_library(file: str) -> bool:
-    """Tell whether a file is Python's, an installed package's or our own."""
+    """Return whether a file is Python's, an installed package's or our own."""
     return classify_file(file) is not FrameKind.SCRIPT or file.endswith(CYTHON_SUFFIXES)
 
 
@@ -160,7 +160,7 @@ def format_error_line(error: BaseException) -> str:
 
 
 def pick_telling_line(text: str) -> str:
-    """Return the first line of an error's text, and the line that says most if the first only announces it."""
+    """Return the first line of an error's text, and the most specific line if the first only introduces it."""
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if rest and first.endswith(MPICH_ERROR_STACK):
         return f"{first.removesuffix(MPICH_ERROR_STACK)}: {rest[-1]}"
@@ -193,7 +193,7 @@ class PrintedFrame(NamedTuple):
 
 
 def is_default_hook(hook: Any) -> bool:
-    """Tell whether a sys.excepthook prints as Python's: torch's puts [rank0] before the output of another one."""
+    """Return whether a sys.excepthook prints as Python's: torch's puts [rank0] before the output of another one."""
     while str(getattr(hook, "__module__", "")).startswith("torch.distributed."):
         free = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=False))
         hook = free["old_hook"].cell_contents if "old_hook" in free else sys.__excepthook__
@@ -264,7 +264,7 @@ def name_package(file: str) -> str:
 
 
 def is_colour_wanted(stream: object, environ: Mapping[str, str]) -> bool:
-    """Tell whether to print in colour: on a terminal, unless NO_COLOR (no-color.org) or TERM forbids it."""
+    """Return whether to print in colour: on a terminal, unless NO_COLOR (no-color.org) or TERM forbids it."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return False
     try:

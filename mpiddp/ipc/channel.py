@@ -26,16 +26,16 @@ class Channel(Generic[Sent, Received]):
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._partial_line = b""
         self._unsent = b""
-        self._descriptors: list[int] = []  # that came with messages
+        self._descriptors: list[int] = []  # received with messages
 
     def fileno(self) -> int:
         """Return the descriptor, -1 once closed."""
         return self._socket.fileno()
 
     def send(self, message: Sent, descriptor: int = -1) -> bool:
-        """Send a message, between processes with a descriptor; return whether the other end took it in time.
+        """Send a message, between processes with a descriptor; return whether the other end received it in time.
 
-        The other end always gets whole lines: the rest of a line that it did not take is sent before the next one.
+        The other end always gets whole lines: the rest of a line is sent before the next one.
         """
         line = encode(message) + b"\n"
         try:
@@ -49,14 +49,14 @@ class Channel(Generic[Sent, Received]):
             return False
 
     def _send_rest(self) -> bool:
-        """Send what is left, and return whether the other end took it in time; raise OSError if it is gone."""
+        """Send the rest, and return whether the other end received it in time; raise OSError if it has closed."""
         deadline = time.monotonic() + SEND_TIMEOUT_S
         while self._unsent and time.monotonic() < deadline:
             self._unsent = self._unsent[self._send(self._unsent):]
         return not self._unsent
 
     def _send(self, data: bytes) -> int:
-        """Send some of the data, without SIGPIPE: a script may let that end it."""
+        """Send some of the data, without SIGPIPE: it would end a script that does not ignore it."""
         return self._socket.send(data, socket.MSG_NOSIGNAL)
 
     def enqueue(self, message: Sent) -> bool:
@@ -65,7 +65,7 @@ class Channel(Generic[Sent, Received]):
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what can be sent at once; return whether nothing is left, or the other end is gone."""
+        """Send what can be sent at once; return whether nothing is left, or the other end has closed."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self.fileno(), self._unsent):]
@@ -78,8 +78,8 @@ class Channel(Generic[Sent, Received]):
     def receive(self, timeout_s: float = SEND_TIMEOUT_S) -> list[Received | Text | Unreadable]:
         """Return the messages of one read, which may be none.
 
-        With `timeout_s` 0 it does not wait. Raises TimeoutError when nothing has come in time, EOFError when the other
-        end is gone, and another OSError when it cannot be reached any more.
+        With `timeout_s` 0 it does not wait. Raises TimeoutError if nothing came in time, EOFError if the other end has
+        closed, and another OSError if it cannot be reached any more.
         """
         self._socket.settimeout(timeout_s)
         try:
@@ -100,17 +100,17 @@ class Channel(Generic[Sent, Received]):
         return [self._codec.decode(line) for line in lines]
 
     def take_descriptor(self) -> int:
-        """Return the descriptor that came last, which is the caller's then, and close others; -1 if none came."""
+        """Return the last received descriptor, for the caller to close, and close others; -1 if there is none."""
         descriptor = self._descriptors.pop() if self._descriptors else -1
         self._close_descriptors()
         return descriptor
 
     def shut_down(self) -> None:
-        """Send no more; raise OSError if the other end is gone."""
+        """Send no more; raise OSError if the other end has closed."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the connection, and the descriptors that nobody took."""
+        """Close the connection, and received descriptors that were not taken."""
         self._socket.close()
         self._close_descriptors()
 

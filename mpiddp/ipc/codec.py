@@ -1,4 +1,4 @@
-"""The codec of one link: a message is a line of JSON, its name and its fields, {"Stage": {"name": "MPI_Init"}}."""
+"""The codec of a channel: a message is a line of JSON, its name and its fields, {"Stage": {"name": "MPI_Init"}}."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Message = TypeVar("Message")
 
 
 class Text(NamedTuple):
-    """A line that is no message of the link."""
+    """A line that is no message of the channel."""
 
     line: str
 
@@ -63,7 +63,7 @@ class Codec(Generic[Message]):
                 return kind(**{name: self._rebuild(item, fields[name]) for name, item in value.items()})
             if isinstance(value, (int, float) if kind is float else kind):
                 return value
-        raise TypeError(f"{type(value).__name__} in the place of {' or '.join(kind.__name__ for kind in types)}")
+        raise TypeError(f"expected {' or '.join(kind.__name__ for kind in types)}, got {type(value).__name__}")
 
 
 def encode(message: Any) -> bytes:

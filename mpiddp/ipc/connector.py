@@ -28,7 +28,7 @@ class Connector:
         self._left_s = MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + RETRY_INTERVAL_S)
 
     def connect(self) -> None:
-        """Try once, and later again if that fails."""
+        """Start an attempt, and another one later if it fails."""
         self._handshake = ClientHandshake(self._token)
         self._socket = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET)
         self._socket.setblocking(False)
@@ -53,7 +53,7 @@ class Connector:
             self._socket.send(self._handshake.nonce)
 
     def _read(self) -> None:
-        """Take the server's proof, and send ours."""
+        """Check the server's proof, and send ours."""
         try:
             proof = self._handshake.feed(self._socket.recv(self._handshake.missing_bytes))
             if proof:
@@ -61,7 +61,7 @@ class Connector:
         except BlockingIOError:
             return
         except EOFError:  # unauthenticated connections may have crowded this one out
-            self._fail("it has hung up")
+            self._fail("it closed the connection")
             return
         except OSError as error:
             self._fail(error.strerror or str(error), isinstance(error, PermissionError))
@@ -84,4 +84,4 @@ class Connector:
             self._loop.set_timer("connect", RETRY_INTERVAL_S, self.connect)
         else:
             endpoint = format_address(self._address, self._port)
-            self._on_result(None, f"no connection to {self._server} at {endpoint}: {error}")
+            self._on_result(None, f"cannot connect to {self._server} at {endpoint}: {error}")

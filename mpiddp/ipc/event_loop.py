@@ -37,7 +37,7 @@ class EventLoop:
             self._forget_cancelled()
             wait_s = min(max(0.0, self._heap[0][0] - time.monotonic()), MAX_WAIT_S) if self._heap else None
             for key, _ in self._selector.select(wait_s):
-                now = self._selector.get_map().get(key.fd)  # an earlier event may have closed it, and another opened
+                now = self._selector.get_map().get(key.fd)  # an earlier event may have replaced it
                 if now is not None and now.data is key.data and not self.call_safely(key.data):
                     self._drop(key)
             now_s = time.monotonic()
@@ -47,11 +47,11 @@ class EventLoop:
                     self.call_safely(self._timers.pop(name)[1])
 
     def stop(self) -> None:
-        """Let run() return."""
+        """Make run() return."""
         self.stopped = True
 
     def call_safely(self, act: Callable[[], object]) -> bool:
-        """Call `act`, and return whether it came to its end."""
+        """Call `act`, and return whether it did not raise."""
         try:
             act()
         except Exception as error:
@@ -98,7 +98,7 @@ class EventLoop:
         heappush(self._heap, (time.monotonic() + after_s, self._last_number, name))
 
     def has_timer(self, name: str) -> bool:
-        """Tell whether there is a timer of this name."""
+        """Return whether there is a timer of this name."""
         return name in self._timers
 
     def cancel_timers(self, *names: str) -> None:
@@ -107,7 +107,7 @@ class EventLoop:
             self._timers.pop(name, None)
 
     def _is_current(self, number: int, name: str) -> bool:
-        """Tell whether a timer was neither cancelled nor replaced."""
+        """Return whether a timer was neither cancelled nor replaced."""
         return name in self._timers and self._timers[name][0] == number
 
     def _forget_cancelled(self) -> None:

@@ -1,4 +1,4 @@
-"""A helper process of a rank: how it is forked, how its death is noticed, and how it is dismissed."""
+"""Helper processes of a rank: fork them, notice their death, dismiss them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection
-from posix import fork  # os.fork may be a debugger's own, which holds up the process that it makes
+from posix import fork  # os.fork may be a debugger's own, which holds the new process
 from typing import Any, Generic
 
 from ..base.stderr import write_line
 from .channel import Channel, Received, Sent
 from .codec import Codec
 
-END_SIGNAL = signal.SIGRTMAX  # a helper process has sent something urgent, or has died
-# What a thread of ours leaves to the others: all signals but those that a fault of its own brings.
+END_SIGNAL = signal.SIGRTMAX  # a helper process has sent an urgent message, or has died
+# Blocked in our threads: all signals except those of a fault in the thread itself.
 THREAD_BLOCKED_SIGNALS = signal.valid_signals() - {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -26,14 +26,15 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 def fork_daemon(main: Callable[[], None], kept: Collection[int], name: str) -> int:
     """Run `main` in a new process that keeps stdin, stdout, stderr and the `kept` descriptors of this one.
 
-    The process has a session of its own, so that signals to the rank's do not reach it. It is no child of the rank: a
-    script that waits for its children does not find it. If `main` raises, or the process cannot be made, a line with
-    its `name` is printed. Returns the child that forks it and ends, 0 if there is none; the caller has to reap() it.
+    The process has a session of its own, so signals to the rank's session do not reach it. It is no child of the rank:
+    a script that waits for its children does not find it. If `main` raises, or the process cannot be created, a line
+    with its `name` is printed. Returns the child that forks it and ends, 0 if there is none; the caller has to reap()
+    that child.
     """
     try:
         child = fork()
     except OSError as error:
-        write_line(f"mpiddp: {name} cannot be started: {error}")
+        write_line(f"mpiddp: cannot start {name}: {error}")
         return 0
     if child:
         return child
@@ -49,7 +50,7 @@ def fork_daemon(main: Callable[[], None], kept: Collection[int], name: str) -> i
             main()
         status = 0
     except Exception as error:
-        write_line(f"mpiddp: {name} has failed: {type(error).__name__}: {error}")
+        write_line(f"mpiddp: {name} failed: {type(error).__name__}: {error}")
     finally:
         os._exit(status)
 
@@ -62,7 +63,7 @@ def reap(child: int) -> None:
 
 
 def close_other_descriptors(kept: Collection[int]) -> None:
-    """Close what was inherited: a launcher's connection, for one, must end with the rank."""
+    """Close inherited descriptors: the launcher's connection, for example, must close with the rank."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor not in kept:
             with contextlib.suppress(OSError):  # the descriptor of the folder itself is closed already
@@ -82,24 +83,24 @@ DISMISSAL_TIMEOUT_S = 2.0
 
 
 class OwnedDescriptors:
-    """Descriptors of this process. A script may close all that it has, and open other files under the same numbers."""
+    """Descriptors of mpiddp. A script may close all descriptors, and open other files under the same numbers."""
 
     def __init__(self) -> None:
         self._files: dict[int, tuple[int, int]] = {}
 
     def add(self, descriptor: int) -> int:
-        """Note which file a descriptor leads to now, and return the descriptor."""
+        """Record which file a descriptor refers to now, and return the descriptor."""
         self._files[descriptor] = file_identity(descriptor)
         return descriptor
 
     def owns(self, descriptor: int) -> bool:
-        """Tell whether a descriptor was added and still leads to the same file."""
+        """Return whether a descriptor was added and still refers to the same file."""
         with contextlib.suppress(OSError, KeyError):
             return self._files[descriptor] == file_identity(descriptor)
         return False
 
     def close(self) -> None:
-        """Close all that still lead to the same file."""
+        """Close all that still refer to the same file."""
         for descriptor in filter(self.owns, list(self._files)):
             os.close(descriptor)
         self._files = {}
@@ -116,8 +117,8 @@ class HelperProcess(Generic[Sent, Received]):
                  kept: Collection[int] = ()) -> None:
         """Fork it: it calls `run` with its end of the connection, and keeps the descriptors `kept`.
 
-        Messages call it `name`; `codec` decodes what it sends. If it cannot be forked, or `run` raises, a line is
-        printed, and the helper is dead from the beginning.
+        Messages call it `name`; `codec` decodes its messages. If it cannot be forked, or `run` raises, a line is
+        printed, and the helper counts as dead from the beginning.
         """
         self.name = name
         ours, theirs = socket.socketpair()
@@ -157,12 +158,12 @@ class HelperProcess(Generic[Sent, Received]):
     def handle_death(self) -> bool:
         """Call `on_death` if the helper has died, and return whether it has.
 
-        Other handlers wait meanwhile. If one that is due raises before, END_SIGNAL comes once more.
+        Other signal handlers wait meanwhile. If a pending one raises first, END_SIGNAL is sent again.
         """
         if (self._on_death is None or not self._descriptors.owns(self._liveness_fd)
                 or not has_no_writer(self._liveness_fd)):
             return False
-        act, self._on_death = self._on_death, None  # a handler, or another thread, does not begin the same
+        act, self._on_death = self._on_death, None  # so that no handler or other thread does the same
         mask: set[signal.Signals | int] | None = None
         try:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -182,20 +183,20 @@ class HelperProcess(Generic[Sent, Received]):
         return True
 
     def await_end(self) -> None:
-        """Return when the helper, which was told to end, has ended, or DISMISSAL_TIMEOUT_S is over."""
+        """Return when the dismissed helper has ended, or after DISMISSAL_TIMEOUT_S."""
         deadline = time.monotonic() + DISMISSAL_TIMEOUT_S
         with contextlib.suppress(EOFError, OSError):
             while (left_s := deadline - time.monotonic()) > 0:
                 self.channel.receive(left_s)
 
     def close(self) -> None:
-        """Stop monitoring, and close what this process has of it."""
+        """Stop monitoring, and close this process's descriptors of it."""
         self.stop_monitoring()
         self.reap_forking_child()
         self.abandon()
 
     def abandon(self) -> None:
-        """Close what this process has of it, in a forked child, too: the pipe's flags are the parent's."""
+        """Close this process's descriptors of it, also in a forked child; the pipe's flags, which are shared, stay."""
         self._on_death = None
         if self in monitored:
             monitored.remove(self)
@@ -235,7 +236,7 @@ def disarm_end_signal(descriptor: int) -> None:
 
 
 def has_no_writer(pipe: int) -> bool:
-    """Tell whether nobody holds the writing end of a pipe that stays empty and does not block."""
+    """Return whether no process holds the writing end of a pipe, which stays empty and does not block."""
     try:
         return not os.read(pipe, 1)
     except OSError:  # nothing can be read; or the script has closed it

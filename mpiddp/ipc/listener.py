@@ -1,4 +1,4 @@
-"""A listener that lets in a connection once both ends have proved that they know the job's token."""
+"""A listener that accepts a connection once both ends have proved that they know the job's token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .event_loop import EventLoop
 
 NONCE_BYTES = 16
 PROOF_BYTES = 32  # of SHA-256
-CLIENT, SERVER = b"client", b"server"  # whose proof it is, so that nobody can send back the one that it got
+CLIENT, SERVER = b"client", b"server"  # part of each side's proof, so that neither can be sent back
 
 
 class ClientHandshake:
@@ -30,9 +30,10 @@ class ClientHandshake:
         return NONCE_BYTES + PROOF_BYTES - len(self._received)
 
     def feed(self, data: bytes) -> bytes:
-        """Take a part of the answer, and return the client's proof when the answer is complete, nothing before.
+        """Add a part of the answer, and return the client's proof when the answer is complete, nothing before.
 
-        Raises EOFError if `data` is empty, because the server hung up; PermissionError if it does not know the token.
+        Raises EOFError if `data` is empty (the server has closed the connection), PermissionError if the server does
+        not know the token.
         """
         if not data:
             raise EOFError
@@ -41,12 +42,12 @@ class ClientHandshake:
             return b""
         server_nonce, server_proof = self._received[:NONCE_BYTES], self._received[NONCE_BYTES:]
         if not compare_digest(server_proof, make_proof(self._token, SERVER, self.nonce, server_nonce)):
-            raise PermissionError("another program listens there: it does not know the job's token")
+            raise PermissionError("another program listens there (it does not know the job's token)")
         return make_proof(self._token, CLIENT, self.nonce, server_nonce)
 
 
 class ServerHandshake:
-    """The server's side. It keeps no more bytes of the client's than a nonce and a proof."""
+    """The server's side. It stores at most a nonce and a proof of the client's bytes."""
 
     def __init__(self, token: str) -> None:
         self._token, self._nonce, self._received = token, b"", b""
@@ -54,11 +55,11 @@ class ServerHandshake:
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes are to be read next."""
+        """How many bytes to read next."""
         return (PROOF_BYTES if self._nonce else NONCE_BYTES) - len(self._received)
 
     def feed(self, data: bytes) -> bytes:
-        """Take a part of what the client sends, and return the answer; raise PermissionError to reject it."""
+        """Add a part of the client's message, and return the answer; raise PermissionError to reject it."""
         self._received += data
         if not data:
             raise PermissionError
@@ -76,8 +77,8 @@ class ServerHandshake:
 def connect(address: tuple[str, int], token: str, connect_timeout_s: float, proof_timeout_s: float) -> socket.socket:
     """Return an authenticated connection to a server.
 
-    Raises PermissionError if another program listens there, EOFError if it hangs up, and another OSError if it cannot
-    be reached or does not answer.
+    Raises PermissionError if another program listens there, EOFError if it closes the connection, and another OSError
+    if it cannot be reached or does not answer.
     """
     connection = socket.create_connection(address, timeout=connect_timeout_s)
     try:
@@ -89,7 +90,7 @@ def connect(address: tuple[str, int], token: str, connect_timeout_s: float, proo
 
 
 def authenticate(connection: socket.socket, token: str, timeout_s: float) -> None:
-    """Be the client on a new connection; raise what connect() does."""
+    """Authenticate as the client on a new connection; raise what connect() does."""
     deadline = time.monotonic() + timeout_s
     handshake = ClientHandshake(token)
     connection.settimeout(timeout_s)
@@ -116,7 +117,7 @@ KEEPALIVE_PROBES, KEEPALIVE_INTERVAL_S = 3, 15  # a silent peer is lost after IN
 
 
 class AuthListener:
-    """Accepts connections, and hands over each one whose other end knows the token."""
+    """Accepts connections, and hands over each one after authentication."""
 
     def __init__(self, loop: EventLoop, listener: socket.socket, token: str, ranks: int,
                  on_connection: Callable[[socket.socket], None]) -> None:
@@ -134,7 +135,7 @@ class AuthListener:
         return self._listener.fileno()
 
     def close(self) -> None:
-        """Accept nothing any more."""
+        """Stop accepting, and close pending connections."""
         self._loop.cancel_timers("accept")
         with contextlib.suppress(KeyError):  # while it pauses
             self._loop.unwatch(self._listener)
@@ -177,7 +178,7 @@ class AuthListener:
         self._loop.set_timer(timer_name(connection), HANDSHAKE_TIMEOUT_S, partial(self._reject, connection))
 
     def _make_room(self) -> None:
-        """Reject the longest silent connection, unless reading shows one that is authenticated or rejected now."""
+        """Reject the longest silent connection, unless reading completes the handshake of another one."""
         for connection in list(self._pending):
             if not self._read(connection):
                 self._reject(connection)
@@ -186,12 +187,12 @@ class AuthListener:
         self._reject(next(iter(self._pending)))
 
     def _read(self, connection: socket.socket) -> bool:
-        """Continue a handshake; return whether something came, or the other end hung up."""
+        """Continue a handshake; return whether data came, or the other end has closed."""
         handshake = self._pending[connection]
         try:
             if answer := handshake.feed(connection.recv(handshake.missing_bytes)):
                 connection.send(answer)
-                self._set_timeout(connection)  # anew: this process may have been too busy to answer, or stopped
+                self._set_timeout(connection)  # restarted: this process may have been too busy to answer, or stopped
         except BlockingIOError:
             return False
         except OSError:
@@ -201,7 +202,7 @@ class AuthListener:
             self._forget(connection)
             self._on_connection(connection)
         else:
-            self._pending[connection] = self._pending.pop(connection)  # the last one that has sent something
+            self._pending[connection] = self._pending.pop(connection)  # now the least silent
         return True
 
     def _reject(self, connection: socket.socket) -> None:
@@ -215,7 +216,7 @@ class AuthListener:
 
 
 def enable_keepalive(connection: socket.socket) -> None:
-    """Let the kernels probe each other from time to time; no process wakes for it."""
+    """Make the kernels probe the connection from time to time, without waking a process."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     timeout_ms = 1000 * KEEPALIVE_INTERVAL_S * (KEEPALIVE_PROBES + 1)

@@ -1,4 +1,4 @@
-"""Find out who runs this package: Python itself, or a program that has work to do after us, such as a profiler."""
+"""Finds out whether Python itself runs this package, or a program that continues afterwards, such as a profiler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ExitStatusKeeper:
     """Keeps our exit status: a program that runs ours may lose it, as Python's profilers do."""
 
     def __init__(self, frame: FrameType) -> None:
-        """If our `__main__` is run, end the process with the status, after all atexit functions registered later."""
+        """If our `__main__` is run, exit with the status, after all atexit functions registered later."""
         self.status = 0
         spec = find_callers(frame)[0].f_globals.get("__spec__")
         if getattr(spec, "name", "") == f"{PACKAGE}.__main__":

@@ -1,6 +1,6 @@
-"""os.execv() and the like, by which a script replaces this process by another program, or by itself once more.
+"""os.execv() and similar calls, by which a script replaces this process by another program, or starts itself again.
 
-That program is no rank of MPI's: a process can start MPI only once. So the rank leaves its job before.
+A process can start MPI only once, so that program is no MPI rank: the rank leaves its job first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEFT_VARIABLE = "_MPIDDP_LEFT"  # holds the process id of a rank that has left i
 
 
 def hook_exec(leave: Callable[[str], object]) -> None:
-    """Call `leave` with a function's name before it replaces this process; a call that must fail just fails.
+    """Call `leave` with a function's name before it replaces this process, unless the program does not exist.
 
     os.execl(), os.execvp() and the others call these two. The hook stays: the script runs until the process ends.
     """
@@ -73,7 +73,7 @@ def check_started_once() -> None:
     if os.environ.get(LEFT_VARIABLE) == str(os.getpid()):
         raise LaunchError(
             "started-again",
-            actual="os.execv has started mpiddp once more in a process that was a rank of this job",
-            needed="one start of MPI for each process (MPI standard, MPI_Init)",
-            do="let os.execv start the script itself, as in [sys.executable, *sys.argv]: it finds its variables",
+            actual="os.execv started mpiddp again in a process that was a rank of this job",
+            needed="a process that has not started MPI: it can do so only once (MPI standard, MPI_Init)",
+            do="start the script itself with os.execv, as in [sys.executable, *sys.argv]: its variables are still set",
         )

@@ -1,4 +1,4 @@
-"""Notice how a program with its own main() ends: by an exception, by sys.exit(), or in order."""
+"""Watches how a program with its own main() ends: by an exception, by sys.exit(), or in order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ExitGuard:
                 setattr(module, name, original)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """Be `sys.excepthook`. Another hook that calls us may hold back output: then the end is left to _on_exit()."""
+        """Act as `sys.excepthook`. If another hook calls this, it may print later: then _on_exit() ends the job."""
         if not self.termination.is_own_process() or not self._ends_program(traceback):
             self._excepthook(kind, error, traceback)
         elif sys.excepthook == self._on_exception:
@@ -97,19 +97,19 @@ class ExitGuard:
     def _find_failed_exit(self) -> SystemExit | None:
         """Return the SystemExit by which the program has failed; None if it ended in order, or with unknown status.
 
-        The status is unknown if the program raised SystemExit itself. This rank then drops its connections: the other
-        ranks notice that, as with a process that is gone.
+        The status is unknown if the program raised SystemExit itself. This rank then closes its connections, which
+        other ranks notice as if its process had ended.
         """
         if self._exited is not None:
             return self._exited if exception.find_script_status(self._exited) else None
         dist = sys.modules["torch.distributed"]
         if dist.is_initialized():
-            self.termination.announce_script_end(exception.find_line_above(self._program))  # before anybody notices
+            self.termination.announce_script_end(exception.find_line_above(self._program))  # before others notice
             dist.destroy_process_group()
         return None
 
     def _ends_program(self, traceback: TracebackType | None) -> bool:
-        """Return whether an exception left the program, and was not just shown by it."""
+        """Return whether an exception ended the program, rather than being just printed by it."""
         return traceback is not None and traceback.tb_frame is self._program
 
 

@@ -1,4 +1,4 @@
-"""Variables that a script sets for torch, CUDA or the process group, which have read them before it begins."""
+"""Finds variables that a script sets too late: torch, CUDA or the process group have read them already."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ..base.config import Script
 from ..discovery.script import find_script_file, read_source
 
-# Prefixes of names, by what reads them, and when. With torch's import: libgomp as it is loaded, torch._logging,
-# torch.distributed. With the first use of CUDA, when mpiddp chooses the rank's GPU: the driver, torch's allocator.
-# With the group that mpiddp makes: NCCL and gloo, and torch's class for them.
+# Prefixes of names, by when they are read. At torch's import: by libgomp, torch._logging, torch.distributed. At the
+# first use of CUDA, when mpiddp chooses the rank's GPU: by the driver, torch's allocator. When mpiddp creates the
+# group: by NCCL and gloo, and torch's class for them.
 IMPORT_PREFIXES = ("OMP_", "GOMP_", "TORCH_DISTRIBUTED_DEBUG", "TORCH_LOGS", "TORCH_TRACE")
 CUDA_PREFIXES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING",
                  "CUDA_MODULE_LOADING", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -48,14 +48,14 @@ def find_late_variables(script: Script, environ: Mapping[str, str], device: str,
         return []
     lines = ", ".join(f"{setting.name} (line {setting.line})" for setting in late)
     by_group = backend and all(setting.name.startswith(find_group_prefixes(backend)) for setting in late)
-    before = "the process group is made" if by_group else "torch is imported and set up"
-    cure = ", or let the script make the group (--no-init)" if by_group else ""
-    words = f"the script sets {lines}, but {before} before it begins: this has no effect on that"
-    return [f"late-variable: {words}; set it in the job script{cure}"]
+    reader = "the process group was created" if by_group else "torch was imported and set up"
+    option = ", or let the script create the group (--no-init)" if by_group else ""
+    words = f"the script sets {lines} too late: {reader} before the script started"
+    return [f"late-variable: {words}; set it in the job script{option}"]
 
 
 def is_late(setting: Setting, environ: Mapping[str, str], device: str, backend: str) -> bool:
-    """Return whether a variable has been read before the script sets it, and with another value."""
+    """Return whether a variable has been read, with another value, before the script sets it."""
     if setting.name in environ and (setting.is_default or environ[setting.name] == setting.value):
         return False
     if setting.name.startswith(IMPORT_PREFIXES):

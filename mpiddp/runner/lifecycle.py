@@ -1,4 +1,4 @@
-"""A job that runs in this process: its script, how its ranks agree to stop, how this rank leaves."""
+"""A job in this process: runs the script, lets the ranks agree to stop, and leaves."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 MAX_ERRORS = 3  # one after another, before a failure is reported
 TRAINING_S = 1.0  # a script trains if its optimizers make steps for longer than this
-ACCELERATE_ADVICE = "; Accelerate trains with others on the CPU by ACCELERATE_USE_CPU=true or Accelerator(cpu=True)"
-LIGHTNING_ADVICE = (
-    '; Lightning has to be told of them: strategy="ddp", devices= and num_nodes=, as examples/README.md says')
+ACCELERATE_ADVICE = "; to train together on CPUs, set ACCELERATE_USE_CPU=true or use Accelerator(cpu=True)"
+LIGHTNING_ADVICE = '; pass strategy="ddp", devices= and num_nodes= to Lightning\'s Trainer (see examples/README.md)'
 
 
 class RunningJob:
@@ -44,7 +43,7 @@ class RunningJob:
 
     `termination` ends the job if this rank fails; it is None if nobody watches the rank. `stop` has noted signals
     already. `write_trace` writes the ranks' timeline when they leave: it is loaded before the script, which may unload
-    modules. `guard` notices how a program with its own main() ends.
+    modules. `guard` watches how a program with its own main() ends.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class RunningJob:
             self.join_stop(stop)
 
     def refuse_alone(self, error: LocalLaunchError) -> NoReturn:
-        """Print on the terminal a reason that only this rank knows, and end the job on all ranks."""
+        """Print on the terminal an error that only this rank knows, and end the job on all ranks."""
         refuse_alone(error, self.termination.terminal if self.termination else STDERR)
 
     def join_stop(self, begun: Stop | None = None) -> Stop:
@@ -82,8 +81,8 @@ class RunningJob:
     def write_steps(self, report: str) -> None:
         """Write on rank 0 how many steps were made, for a supervisor, if all ranks have agreed to stop.
 
-        `report` is the path of the failure report that the supervisor would read. An epoch that was trained before the
-        first should_stop() is one step, also if the reason came meanwhile.
+        `report` is the path of the failure report that the supervisor would read. An epoch trained before the first
+        should_stop() counts as one step, even if the reason to stop came meanwhile.
         """
         if self.must_write_steps(report) and self._stop is not None and self._stop.reason:
             write_file(report + STOPPED_SUFFIX, str(self._stop.steps or int(self.trained_s > TRAINING_S)))
@@ -98,9 +97,9 @@ class RunningJob:
     ) -> None:
         """Leave the job when every rank does; raise EndTimeoutError with the missing ranks after `exit_timeout_s`.
 
-        Until then rank 0's store and the process group stay: a rank that ends early takes nothing from the others.
-        `at_end` is called when every rank has come to its end, and the group still exists. If any rank `frees_port`,
-        all wait until rank 0's store is gone: another one may listen on its port.
+        Until then rank 0's store and the process group stay: a rank that ends early must not disturb the others.
+        `at_end` is called when every rank has finished, and the group still exists. If any rank `frees_port`, all wait
+        until rank 0's store is closed: a new one may listen on its port.
         """
         member = self.membership
         is_lost = self.termination is not None and self.termination.has_lost_log()
@@ -127,7 +126,7 @@ class RunningJob:
             write_line(f"mpiddp: logs are incomplete: {words}{where}")
 
     def give_up(self) -> None:
-        """Leave the job without telling the other ranks."""
+        """Leave the job without notice to the other ranks."""
         self.membership.destroy_group()
         self.membership.drop_store()
         self.restore()
@@ -139,7 +138,7 @@ class RunningJob:
             self._stop.release()
 
     def _await_all(self, own: Sequence[int], timeout_s: float | None) -> Sequence[int]:
-        """Wait for all ranks, also in a handler's exit(0).
+        """Wait for all ranks, even if a signal's handler calls exit(0).
 
         Returns the most calls of should_stop() that a rank made, and the largest of each of the ranks' `own`.
         """
@@ -153,14 +152,14 @@ class RunningJob:
                     raise
 
     def _remind(self, waited_s: float) -> None:
-        """Print whom the job waits for, if this rank has waited longest."""
+        """Print which ranks are awaited, if this rank has waited longest."""
         rank = self.membership.rendezvous.rank
         if rank == self.membership.groups.keys.elect("reminds", rank):
-            write_line(f"mpiddp: waiting {waited_s:.0f} s for the end of {self._name_missing()}")
+            write_line(f"mpiddp: waiting {waited_s:.0f} s for other ranks to finish: {self._name_missing()}")
 
     def _name_missing(self) -> str:
         names = self.termination.describe_unfinished() if self.termination else ""
-        return names or "ranks whose names nobody knows"
+        return names or "unknown ranks"
 
 
 def run_script(job: RunningJob, config: LaunchConfig) -> int:
@@ -243,14 +242,14 @@ def warn_independent_ranks(job: RunningJob, config: LaunchConfig) -> None:
         return
     job.has_warned_independent = True
     runs, uses = ("trains", "uses") if has_trained else ("ran", "used")
-    words = f"the script {runs} {job.membership.environment.world_size} times, each for itself"
-    warn([f"independent-ranks: {words}: it {uses} neither the process group nor its rank{advice}"])
+    words = f"each of the {job.membership.environment.world_size} ranks {runs} on its own"
+    warn([f"independent-ranks: {words}: the script {uses} neither the process group nor its rank{advice}"])
 
 
 def advise_single_process() -> str:
-    """Return what to do if a library that the script uses takes its process for the only one; else nothing.
+    """Return advice if a library that the script uses assumes that its process is alone; else an empty text.
 
-    Accelerate's state shows that (accelerate/state.py). Lightning trains on one CPU unless options say otherwise.
+    Accelerate's state shows that (accelerate/state.py). Lightning trains on one CPU unless its options differ.
     """
     state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     if getattr(state, "_shared_state", {}).get("num_processes") == 1:
@@ -305,7 +304,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
 def leave_before_exec(job: RunningJob, config: LaunchConfig, call: str) -> None:
     """Leave the job before a `call` replaces this rank's program, when all ranks do so or have come to their end.
 
-    The program finds the rank's variables, and the port of MASTER_PORT free, as under torchrun. Nobody watches it.
+    The program finds the rank's variables, and MASTER_PORT free, as under torchrun. It is not watched.
     """
     termination = job.termination
     assert termination
@@ -321,16 +320,16 @@ def leave_before_exec(job: RunningJob, config: LaunchConfig, call: str) -> None:
             MPI.Finalize()
         close_job(job, termination)
     except EndTimeoutError as error:
-        termination.fail_at_end(EndTimeoutError(f"{error}, before {call}()"))
+        termination.fail_at_end(EndTimeoutError(f"before {call}(), {error}"))
     except BaseException as error:
         termination.fail_at_end(error)
     if job.membership.environment.rank == 0:
-        write_line(f"mpiddp: {call}() replaces the script: the new program has to call init_process_group(), and "
-                   "mpiddp neither watches it nor keeps its output")
+        write_line(f"mpiddp: {call}() replaces the script: the new program must call init_process_group(); mpiddp "
+                   "does not watch it, and does not prefix or log its output")
 
 
 def close_job(job: RunningJob, termination: Termination) -> bool:
-    """End this rank's helper processes once it has left the job; tell whether output was lost."""
+    """End this rank's helper processes once it has left the job; return whether output was lost."""
     job.has_left = True
     is_lost = termination.close()
     job.report_incomplete_logs()

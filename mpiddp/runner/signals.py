@@ -1,4 +1,4 @@
-"""Signals in a rank: what a script finds, the stop signals of schedulers, and workers that leave these to the rank."""
+"""Signals of a rank: the script's handlers, the schedulers' stop signals, workers that leave these to the rank."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from typing import Any
 from ..ipc.helper_process import END_SIGNAL
 from ..where.dumper import handled_signals
 
-# Libraries take these signals for themselves: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH swallows
-# SIGUSR1, Intel MPI turns a crash into exit(1). A script gets them as Python has them.
+# Libraries handle these signals: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH swallows SIGUSR1,
+# Intel MPI turns a crash into exit(1). A script gets them as under Python.
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 SCRIPT_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *CRASH_SIGNALS)
 SIGACTION_BYTES = 256  # more than a struct sigaction of any C library on Linux
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)  # by which schedulers end a job
 PARENT_POLL_S, FOREVER_S = 1.0, 1e6
-THREAD_ACT_S = 0.005  # for our thread to act on a signal that it has received
+THREAD_ACT_S = 0.005  # for our thread to act on a received signal
 
 preloaded_handlers: dict[int, Any] = {}  # the C handlers that were there before us, as C's struct sigaction
-received = 0  # the most urgent stop signal that came; 0 for none
+received = 0  # the most urgent stop signal received; 0 for none
 _forking = threading.local()
 _left: set[int] = set()  # in a worker, the signals that it leaves to its rank
 _protecting = False
 
 
-# What a script finds
+# Dispositions for the script
 
 def save_preloaded_handlers() -> None:
     """Save the handlers that a preloaded tool has set, such as a profiler: they stay."""
@@ -48,7 +48,7 @@ def save_preloaded_handlers() -> None:
 
 
 def restore_dispositions() -> None:
-    """Undo what MPI_Init has done to signals: each does again what Python, or a preloaded tool, has it do."""
+    """Undo what MPI_Init has done to signals: restore the handlers of Python, or of a preloaded tool."""
     for number in SCRIPT_SIGNALS:
         if number in preloaded_handlers:
             import ctypes
@@ -73,7 +73,7 @@ def mute_handlers() -> None:
 
 
 def ignore(*_: object) -> None:
-    """Handle a signal by doing nothing. Unlike SIG_IGN, programs that are started don't inherit it."""
+    """Handle a signal by doing nothing. Unlike SIG_IGN, started programs do not inherit that."""
 
 
 def is_ours(handler: object) -> bool:
@@ -95,7 +95,7 @@ def is_unhandled(number: int) -> bool:
 
 
 def catch_signals() -> None:
-    """Note the stop signals from now on that the script does not handle itself, until release_signals()."""
+    """Note stop signals that the script does not handle itself, until release_signals()."""
     for number in filter(is_unhandled, STOP_SIGNALS):
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(number, note_signal)
@@ -174,9 +174,9 @@ def defer_to_parent(parent: int) -> None:
 
 
 def obey_parent(parent: int) -> None:
-    """End this process by the first signal that it has to obey.
+    """End this process at the first signal that it has to obey.
 
-    A DataLoader's worker ends with status 0, as in torch; its loader would call anything else a failure.
+    A DataLoader's worker ends with status 0, as in torch; its loader treats any other status as a failure.
     """
     number = await_signal(parent)
     data = sys.modules.get("torch.utils.data")
@@ -187,7 +187,7 @@ def obey_parent(parent: int) -> None:
 
 
 def await_signal(parent: int) -> int:
-    """Return the first signal that the parent sent, or that came from elsewhere and has ended the parent, too."""
+    """Return the first signal that the parent sent, or that another process sent if it has ended the parent, too."""
     pending = 0
     while not pending or os.getppid() == parent:
         info = signal.sigtimedwait(_left, PARENT_POLL_S if pending else FOREVER_S)

@@ -27,8 +27,8 @@ PRRTE_TIMEOUT_S = 10.0  # Open MPI 5's mpirun (PRRTE 3.0) forwards standard inpu
 def share_script(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
     """Read the script on rank 0, to which launchers forward their standard input, and send it to all ranks. Collective.
 
-    srun forwards it to every rank: the others leave it unread. On all ranks standard input then is at its end, as under
-    Python. Raises LaunchError `script-missing`, on every rank, if no script comes in time.
+    srun forwards it to every rank: the others leave it unread. Afterwards standard input is at its end on all ranks, as
+    under Python. Raises LaunchError `script-missing` on every rank if no script arrives in time.
     """
     rendezvous = Rendezvous(comm, timeout_s, began_s)
     if rendezvous.rank > 0:
@@ -54,7 +54,7 @@ def read_stdin(timeout_s: float, by_prrte: bool = False) -> bytes:
     `by_prrte` is true if Open MPI 5's mpirun forwards it.
     """
     if os.isatty(0):
-        raise script_missing("standard input is a terminal")
+        raise script_missing("it is a terminal")
     chunks: list[bytes] = []
 
     def read_to_end() -> bytes | None:
@@ -65,25 +65,25 @@ def read_stdin(timeout_s: float, by_prrte: bool = False) -> bytes:
         return None
 
     def remind(waited_s: float) -> None:
-        write_line(f"mpiddp: rank 0 has waited {waited_s:.0f} s for the end of the script on standard input")
+        write_line(f"mpiddp: rank 0 has waited {waited_s:.0f} s for the script on standard input to end")
 
-    why = " (Open MPI 5's mpirun does not pass its end on)" if by_prrte else ""
-    timeout_error = script_missing(f"standard input had not ended after {timeout_s:.0f} s{why}")
+    reason = " (Open MPI 5's mpirun does not forward its end)" if by_prrte else ""
+    timeout_error = script_missing(f"it did not end within {timeout_s:.0f} s{reason}")
     try:
         source = poll_until(read_to_end, time.monotonic() + timeout_s, lambda: timeout_error, remind, REMIND_AFTER_S)
     except OSError as error:
-        raise script_missing(f"standard input cannot be read: {error.strerror}") from None
+        raise script_missing(f"it cannot be read: {error.strerror}") from None
     if not source:
-        raise script_missing("standard input is empty on rank 0")
+        raise script_missing("it is empty on rank 0")
     return source
 
 
-def script_missing(actual: str) -> LaunchError:
+def script_missing(reason: str) -> LaunchError:
     """Return the error that there is no script."""
     return LaunchError(
         "script-missing",
-        actual=f"{actual}, from which - reads the script",
-        needed="the script on rank 0's standard input, up to its end",
-        do="redirect the launcher's standard input, as in `mpirun … python -m mpiddp - < train.py`, without options\n"
-        "that keep it from rank 0, or name the file",
+        actual=f"no script on standard input (-): {reason}",
+        needed="the complete script on rank 0's standard input",
+        do="redirect the launcher's standard input, as in `mpirun … python -m mpiddp - < train.py`, without launcher\n"
+        "options that keep it from rank 0; or name the script file",
     )

@@ -24,17 +24,17 @@ REMIND_AFTER_S = 60.0
 class Stop:
     """Decides when to stop, because of a signal or of the time.
 
-    With a communicator the ranks agree: each call of is_due() starts a reduction over all of them, and reads the result
-    of the one that the call before started, which had a whole step's time.
+    With a communicator the ranks agree: each call of is_due() starts a reduction over all ranks, and reads the result
+    of the reduction that the previous call started.
 
-    `steps` counts the calls that returned False. It is 0 if some rank had a reason to stop before its first call,
-    whatever was done until the ranks agreed.
+    `steps` counts the calls that returned False. It is 0 if some rank had a reason to stop before its first call, even
+    if ranks made steps until they agreed.
     """
 
     def __init__(self) -> None:
-        self.reason = 0  # on which all agree: a signal's number or WALLTIME_REASON, 0 for none yet
+        self.reason = 0  # agreed by all ranks: a signal's number or WALLTIME_REASON, 0 for none yet
         self.steps = 0
-        self.calls = 0  # in which the ranks took part
+        self.calls = 0  # that started a reduction
         self._end = float("inf")
         self._offset = 0  # or EARLY_OFFSET
         self._is_ready = False  # signals are noted, as far as possible
@@ -53,7 +53,7 @@ class Stop:
         self._end = end
 
     def left_s(self) -> float | None:
-        """Return the seconds until it is time to stop, None if this rank does not know that time."""
+        """Return the seconds until the time to stop, None if this rank does not know it."""
         return None if self._end == float("inf") else self._end - time.time()
 
     def join(self, comm: MPI.Comm) -> None:
@@ -93,7 +93,7 @@ class Stop:
     def _announce(self) -> None:
         if self._parent is None or self._parent.rank == 0:
             is_walltime = self.reason == WALLTIME_REASON
-            why = "the walltime is near" if is_walltime else f"{signal.Signals(self.reason).name} was sent"
+            why = "the walltime is near" if is_walltime else f"received {signal.Signals(self.reason).name}"
             write_line(f"mpiddp: time to stop: {why}")
 
     def _find_reason(self) -> int:
@@ -131,14 +131,14 @@ class Stop:
 
     def _remind(self, waited_s: float) -> None:
         rank = self._parent.rank if self._parent else 0
-        write_line(f"mpiddp: rank {rank} has waited {waited_s:.0f} s in should_stop(), which every rank has to call "
-                   "equally often")
+        write_line(f"mpiddp: rank {rank} has waited {waited_s:.0f} s in should_stop(); every rank must call it "
+                   "the same number of times")
 
 
 def make_reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) -> Callable[[], MPI.Request]:
     """Return a function that starts a reduction: `result` becomes the largest of the ranks' `sent`. Collective.
 
-    The reduction is persistent, which is cheaper to start, if the library has that (MPI 4.0).
+    The reduction is persistent, thus cheaper to start, if the library supports that (MPI 4.0).
     """
     from mpi4py import MPI
 

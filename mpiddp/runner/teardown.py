@@ -1,6 +1,6 @@
-"""Drop what a script has made as Python's end does: its modules, and with them its objects and open files.
+"""Drops a script's modules, and with them its objects and open files, as Python's exit does.
 
-The modules of libraries stay: to take torch apart is what makes Python's own end slow.
+The modules of libraries stay: tearing down torch is what makes Python's own exit slow.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ OUTSIDE_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1,
 def freeze_loaded() -> frozenset[str]:
     """Return the modules that exist before the script; exclude their objects from garbage collections from now on.
 
-    So a collection at the end takes a millisecond, and not 100.
+    So a collection at the end takes 1 ms instead of 100.
     """
     gc.freeze()
     return frozenset(sys.modules)
 
 
 def is_handling_signals() -> bool:
-    """Return whether a signal from outside may still run Python code of the script's: that needs its modules."""
+    """Return whether a signal from outside may still run one of the script's handlers, which need its modules."""
     handlers = map(signal.getsignal, OUTSIDE_SIGNALS)
     return any(callable(handler) and handler is not signal.default_int_handler and not signals.is_ours(handler)
                for handler in handlers)
@@ -88,7 +88,7 @@ def collect_garbage() -> None:
 
 
 def stop_threads(spared: threading.Thread | None) -> None:
-    """Stop the script's daemon threads, as Python's end does, without printing anything.
+    """Stop the script's daemon threads, as Python's exit does, without printing anything.
 
     SystemExit is raised in each when it comes back to Python code.
     """

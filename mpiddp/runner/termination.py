@@ -43,7 +43,7 @@ from ..where import progress
 from . import teardown
 from .signals import mute_handlers, restore_dispositions
 
-UNKNOWN_EXIT_CAUSE = "ended by SystemExit, with a status that only Python knows, while other ranks waited for it"
+UNKNOWN_EXIT_CAUSE = "raised SystemExit (exit status unknown) while other ranks waited for it"
 MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
 ERROR_FILE_TIMEOUT_S = 0.5  # to write --error-file without a sentinel
 LOSS_QUERY_TIMEOUT_S, LOSS_QUERY_FAILED_TIMEOUT_S = 1.0, 0.1  # for the relay's answer; the latter if the rank failed
@@ -75,11 +75,11 @@ class Termination:
         self._grace_timer: threading.Thread | None = None
 
     def is_own_process(self) -> bool:
-        """Return whether this is the rank's process, and not a child of it."""
+        """Return whether this is the rank's own process, not one that it has forked."""
         return os.getpid() == self._pid
 
     def join_sentinels(self, endpoint: Endpoint) -> None:
-        """Make the sentinel join the others; from now on it may ask this process to end itself."""
+        """Register this rank's sentinel with the coordinator; from now on it may ask this process to end itself."""
         self._sentinel.register(self._member, endpoint, self._end_on_request)
 
     def redirect_output(self, outlet: OutputTarget) -> None:
@@ -88,11 +88,11 @@ class Termination:
 
     @property
     def terminal(self) -> int:
-        """The descriptor of the terminal's stderr, wherever this process's own leads."""
+        """The descriptor of the terminal's stderr, even if this process's own stderr is redirected."""
         return self._output.terminal_fd
 
     def watch_script(self, leave: Callable[[], object]) -> None:
-        """Notice whatever ends this process from now on, when the script starts; see watch_process()."""
+        """Watch how this process ends, from the start of the script on; see watch_process()."""
         faulthandler.disable()
         restore_dispositions()
         if not self._python_exit:
@@ -100,10 +100,10 @@ class Termination:
         self.watch_process(leave)
 
     def watch_process(self, leave: Callable[[], object]) -> None:
-        """Notice whatever ends this process, until release().
+        """Watch how this process ends, until release().
 
-        If the program calls os._exit(0), `leave` is called first, because the launcher would take that for a crash.
-        With another status it fails as by sys.exit(). Its objects stay as they are, as under Python.
+        If the program calls os._exit(0), `leave` is called first, because launchers treat such an exit as a crash. With
+        another status it fails as by sys.exit(). Its objects are not destroyed, as under Python.
         """
         self._sentinel.watch_script(self._relay_socket)
         if self._relay_socket >= 0:
@@ -125,7 +125,7 @@ class Termination:
         os._exit = self._exit_hook = _exit
 
     def release(self) -> None:
-        """Undo watch_process(); this process goes on without a job."""
+        """Undo watch_process(); this process continues without a job."""
         if os._exit is self._exit_hook:
             os._exit = hard_exit
         self._output.finish(in_order=True)
@@ -174,7 +174,7 @@ class Termination:
         flush()
 
     def announce_script_end(self, exit_line: str | None = None) -> None:
-        """Tell the sentinels that the script has ended; its output is flushed before.
+        """Report to the sentinels that the script has ended; its output is flushed before.
 
         `exit_line` is the line at which it raised a SystemExit of unknown status, None if it did not.
         """
@@ -183,7 +183,7 @@ class Termination:
             self._member.rank, self._member.host, ReportKind.ERROR, UNKNOWN_EXIT_CAUSE, 1, exit_line))
 
     def describe_unfinished(self) -> str:
-        """Return the names of the ranks whose script has not ended, empty if they are unknown."""
+        """Return the ranks whose script has not ended, with their places, as text; empty if they are unknown."""
         return self._sentinel.unfinished_ranks()
 
     def has_lost_log(self) -> bool:
@@ -192,7 +192,7 @@ class Termination:
         return self._output.query_log_loss(LOSS_QUERY_TIMEOUT_S) >= 0
 
     def close(self) -> bool:
-        """End the relay and the sentinel of this process, which has left the job; tell whether output was lost."""
+        """End the relay and the sentinel of this process after it left the job; return whether output was lost."""
         is_lost = self._output.finish(in_order=True)
         self._record_status(self._output.exit_status(self.status))
         self._sentinel.dismiss()
@@ -206,11 +206,11 @@ class Termination:
         return self._decision is not None
 
     def fail_by_exception(self, error: BaseException) -> int:
-        """End the job because the script raised, with Python's status for that; a child of this rank ends only itself.
+        """End the job because the script raised, with Python's status for that; a forked child ends only itself.
 
         Before that, the script's sys.excepthook, threads and atexit functions have --abort-grace to end. With
-        `python_exit` the interpreter runs them: then this returns the status, and end_after_failure() is to be called
-        as the last of them.
+        `python_exit` the interpreter runs them: then this returns the status, and end_after_failure() has to be the
+        last atexit function.
         """
         if not self.is_own_process():
             exception.print_exception(error, self._full)
@@ -280,7 +280,7 @@ class Termination:
         self._record_status(self.status or self._decision.status)
         if self._report_printed:
             flush_and_wait()
-        else:  # no time to lose: if ranks exit by themselves, Slurm kills the one that is late
+        else:  # do not wait: if ranks exit by themselves, Slurm kills late ones
             flush()
         if not self._decision.abort:
             time.sleep(self._member.grace_s + 1)  # the rank that aborts ends this one
@@ -359,8 +359,7 @@ class Termination:
             if stack and not self._traceback_printed:
                 write_line(stack)
             self._print_report(decision.verdict, stack)
-            who, grace = f"rank {self._member.rank} on {self._member.host}", f"{self._member.grace_s:g} s"
-            write_line(f"mpiddp: {who} is cut off in what it does at its end, {grace} after it failed; for more time: "
-                       "--abort-grace SECONDS")
+            write_line(f"mpiddp: ending rank {self._member.rank} on {self._member.host}: its cleanup took longer than "
+                       f"{self._member.grace_s:g} s (raise --abort-grace to allow more)")
         flush_and_wait()
         self.end_job(decision.status)

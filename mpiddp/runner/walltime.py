@@ -1,4 +1,4 @@
-"""Prepare to stop before the scheduler ends the job, if the script or an option asks for that."""
+"""Prepares a stop before the scheduler ends the job, if the script or an option asks for it."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop |
             stop.stop_at(end - config.stop_before_s)
         elif is_first:
             reason = schedulers.describe_unknown_end(os.environ)
-            warn([f"walltime-unknown: {reason}, so only a signal can stop it in time"])
+            warn([f"walltime-unknown: {reason}, so only a signal can stop the job in time"])
     return stop

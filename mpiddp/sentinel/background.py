@@ -1,4 +1,4 @@
-"""What may take long, done by other processes: a sentinel waits for no file, no terminal and no command."""
+"""Runs slow tasks in other processes: a sentinel waits for no file, no terminal and no command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_RESULT_BYTES = 2**16
 
 
 class BackgroundTasks:
-    """Runs what may stand still in processes of their own, and calls a function with each result."""
+    """Runs tasks that may hang in processes of their own, and calls a function with each result."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop, self._number = loop, 0
@@ -27,7 +27,7 @@ class BackgroundTasks:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a task runs that this process waits for before it ends, and is not late."""
+        """Whether a required task still runs, and is not late."""
         return bool(self._required)
 
     @property
@@ -36,11 +36,11 @@ class BackgroundTasks:
         return any(self._required.values())
 
     def write(self, path: str, content: str) -> None:
-        """Write a file that was asked for, or print why that fails; the rank itself writes to a standard stream."""
+        """Write a file, or print why that fails; to a standard stream only the rank itself can write."""
         if (stream := parse_stream_path(path)) >= 0:
-            write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it is gone")
+            write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it has ended")
             return
-        late = f"mpiddp: cannot write {path}: no answer within {TASK_TIMEOUT_S:g} s"
+        late = f"mpiddp: cannot write {path}: no response within {TASK_TIMEOUT_S:g} s"
         self.run(partial(try_write_file, path, content), write_line, late)
 
     def run(self, act: Callable[[], str | None], then: Callable[[str], object] = lambda _: None,
@@ -80,7 +80,7 @@ def start_detached(act: Callable[[], str | None]) -> int:
             if result := act():
                 os.write(writing, result.encode(errors="replace")[:MAX_RESULT_BYTES])
 
-        reap(fork_daemon(run, kept=(writing,), name="a process beside a sentinel"))
+        reap(fork_daemon(run, kept=(writing,), name="a background task of a sentinel"))
     finally:
         os.close(writing)
     return reading
@@ -93,16 +93,16 @@ def run_detached(act: Callable[[], str | None]) -> None:
 
 
 class NonblockingStderr:
-    """Writes to stderr what it takes at once; another process writes the rest, as long as anybody reads it.
+    """Writes to stderr what it accepts at once; another process writes the rest, as long as it is read.
 
-    That matters for a terminal that Ctrl-S has stopped, for a launcher that does not read, and for a file.
+    This matters for a terminal that Ctrl-S has stopped, for a launcher that does not read, and for a file.
     """
 
     def __init__(self) -> None:
         self._writer_fd = -1  # a pipe to that process
 
     def install(self) -> None:
-        """Let all that this process prints be written so."""
+        """Print all lines of this process this way."""
         set_writer(self.write)
 
     def write(self, descriptor: int, data: bytes) -> None:
@@ -123,7 +123,7 @@ class NonblockingStderr:
 
 
 def write_now(descriptor: int, data: bytes) -> int:
-    """Write what a pipe or a terminal takes at once, and return the number of bytes; 0 for anything else.
+    """Write what a pipe or a terminal accepts at once, and return the number of bytes; 0 for anything else.
 
     It is opened anew: O_NONBLOCK would hold for every process that has the same open file (man 2 fcntl).
     """
@@ -151,7 +151,7 @@ def start_writer(descriptor: int) -> int:
             write_all(descriptor, data)
 
     try:
-        forking_child = fork_daemon(run, kept=(reading, descriptor), name="a process that prints for a sentinel")
+        forking_child = fork_daemon(run, kept=(reading, descriptor), name="the stderr writer of a sentinel")
     finally:
         os.close(reading)
     if not forking_child:

@@ -75,9 +75,9 @@ def fork_sentinel(config: LaunchConfig, started_by: launchers.LaunchFacts | None
 
 
 def make_killable() -> None:
-    """Let KILL_SIGNAL end this process, which is the first of its container, also in native code.
+    """Make KILL_SIGNAL end this process, the first one of its container, even in native code.
 
-    The kernel does not deliver to such a process what it does not handle, nor SIGKILL (man 7 pid_namespaces).
+    The kernel delivers to such a process neither signals without a handler nor SIGKILL (man 7 pid_namespaces).
     """
     import ctypes
 
@@ -91,7 +91,7 @@ class SentinelClient:
     def __init__(self, watched: protocol.WatchedRank) -> None:
         """Fork the sentinel that watches this process."""
         self.start = time.monotonic()
-        self._signals, self._its_signals = socket.socketpair()  # open without a sentinel, too: a signal is no error
+        self._signals, self._its_signals = socket.socketpair()  # open even without a sentinel: a signal is no error
         pid = os.getpid()
 
         def run(sock: socket.socket) -> None:
@@ -124,17 +124,17 @@ class SentinelClient:
         self._channel.send(protocol.Stage(name))
 
     def serve_probes(self, token: str, port: int = 0) -> int:
-        """Let this sentinel send `token` to whoever connects to this node, and return the port; 0 if it cannot.
+        """Make the sentinel send `token` to all who connect to this node, and return the port; 0 if it cannot.
 
         It listens on `port`, or on a free one if that is 0.
         """
         return self._request_port(protocol.ServeProbes(token, port))
 
     def start_coordinator(self, address: str, token: str, ranks: int, port: int = 0) -> int:
-        """Let this sentinel coordinate those of so many ranks, and return the port of `address` on which it listens.
+        """Make this sentinel the coordinator of so many ranks, and return the port on which it listens at `address`.
 
         That is `port`, or a free one if that is 0. Returns 0 if it cannot. It serves no probes any more. This process
-        has the port, too: so the other sentinels see that it is alive when its own sentinel is not.
+        holds the port, too: so the other sentinels can see that it lives when its own sentinel does not.
         """
         return self._request_port(protocol.StartCoordinator(address, token, ranks, port))
 
@@ -150,10 +150,10 @@ class SentinelClient:
         return port.number
 
     def register(self, member: RankIdentity, endpoint: Endpoint, end: Callable[[int], object]) -> None:
-        """Register the rank at its sentinel, with the coordinator's address.
+        """Register the rank with its sentinel, with the coordinator's address.
 
         When the job ends, `end` is called with its exit status. From now on a script finds no trace of the fork, and
-        the death of the sentinel is noticed.
+        the sentinel's death is noticed.
         """
         self._end = end
         signal.signal(END_SIGNAL, self._on_end_signal)
@@ -162,9 +162,9 @@ class SentinelClient:
         self._helper.monitor(self._on_sentinel_death)
 
     def watch_script(self, relay_socket: int = -1) -> None:
-        """Let the sentinel see the script's crashes, forks and signals, except those that others handle already.
+        """Report the script's crashes, forks and signals to the sentinel, except those that others handle already.
 
-        By `relay_socket`, unless it is -1, it reaches the relay of the rank's output.
+        Unless `relay_socket` is -1, the sentinel reaches the relay of the rank's output through it.
         """
         self._channel.send(protocol.Stage(""))
         os.register_at_fork(after_in_child=self._in_child)
@@ -189,7 +189,7 @@ class SentinelClient:
         self._stop_reporting_programs = report_programs(lambda pid: self._channel.send(protocol.ChildStarted(pid)))
 
     def detach(self) -> None:
-        """Report nothing to the sentinel any more; the process goes on."""
+        """Stop reporting to the sentinel; the process continues."""
         self._helper.stop_monitoring()
         if not self._is_watched:
             with contextlib.suppress(OSError):  # the script has closed it
@@ -207,16 +207,16 @@ class SentinelClient:
                 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
     def report_failure(self, report: Report) -> Decision:
-        """Report why this rank fails, and return what follows from it.
+        """Report why this rank fails, and return the decision.
 
-        If nobody answers, this rank failed first, unless it has lost another one: then the launcher, which that rank
-        has asked to end the job, gets LAUNCHER_KILL_TIMEOUT_S for it.
+        Without an answer, this rank counts as the first to fail. If it has lost another one, it first waits
+        LAUNCHER_KILL_TIMEOUT_S for the launcher, which that rank has asked to end the job.
         """
         if self._wakeup_fd is not None and self._wakeup_fd.simulated:
             report = report._replace(signal="")
         elif report.signal and (self._wakeup_fd is None or self._wakeup_fd.lent):
             with contextlib.suppress(OSError):
-                self._signals.send(bytes([signal.SIGINT]))  # nobody else reports it
+                self._signals.send(bytes([signal.SIGINT]))  # the wake-up descriptor has not reported it
         self._has_failed = True
         report = truncate_report(report)
         channel = self._channel
@@ -235,9 +235,9 @@ class SentinelClient:
         return decision
 
     def report_printed(self, record: str = "") -> bool:
-        """Report that the reason is printed: the other ranks may be ended. Return whether there is a sentinel.
+        """Report that the reason is printed, so the other ranks may be ended. Return whether there is a sentinel.
 
-        That writes `record` to --error-file: a file system that stands still could keep this process from ending.
+        The sentinel writes `record` to --error-file: a hanging file system could keep this process from ending.
         """
         message = protocol.ReasonPrinted(record=record if self._is_watched else "")
         return self._channel.send(message) and self._is_watched
@@ -252,18 +252,18 @@ class SentinelClient:
         self._channel.send(self._script_ended)
 
     def unfinished_ranks(self) -> str:
-        """Return in words which ranks' scripts have not finished, empty if nobody answers."""
+        """Return text on the ranks whose scripts have not finished, empty without an answer."""
         self._channel.send(protocol.QueryUnfinished())
         answer = self._await(UnfinishedRanks)
         return answer.names if answer is not None else ""
 
     def report_locally_handled(self) -> None:
-        """Report that this rank knows why it ends, and prints that itself."""
+        """Report that this rank knows why it ends, and prints the reason itself."""
         self._helper.stop_monitoring()
         self._channel.send(protocol.LocallyHandled())
 
     def dismiss(self) -> None:
-        """End the sentinel, and return when it is gone."""
+        """End the sentinel, and return when it has ended."""
         self._helper.stop_monitoring()
         self._channel.send(protocol.Leave())
         if self._is_watched:
@@ -279,7 +279,7 @@ class SentinelClient:
             self._window.release_signal()
 
     def _leave_coordinator(self) -> None:
-        """Send the coordinator `Leave`, too: a sentinel that was killed may not have passed it on."""
+        """Send the coordinator `Leave`, too: a killed sentinel may not have passed it on."""
         if (connection := self._channel.take_descriptor()) >= 0:
             coordinator = RankChannel(socket.socket(fileno=connection), CODEC)
             coordinator.send(protocol.Leave())
@@ -288,7 +288,7 @@ class SentinelClient:
     def _await(self, kind: type[Awaited], timeout_s: float = ANSWER_TIMEOUT_S) -> Awaited | None:
         """Return the next message of a kind, None if none comes; messages of other kinds are kept.
 
-        A signal's handler may wait for one while the script's thread waits for another.
+        A signal's handler may wait for a message while the script's thread waits for another one.
         """
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(EOFError, OSError):
@@ -298,19 +298,19 @@ class SentinelClient:
         return message if isinstance(message, kind) else None
 
     def _read(self, timeout_s: float) -> None:
-        """Put the messages of one read into the inbox; raise EOFError or OSError if the other end is gone."""
+        """Put the messages of one read into the inbox; raise EOFError or OSError if the other end has closed."""
         with contextlib.suppress(TimeoutError):
             for message in self._channel.receive(timeout_s):
                 self._inbox[type(message)] = message
 
     def _drain(self) -> None:
-        """Put into the inbox what has come so far."""
+        """Put the messages received so far into the inbox."""
         with contextlib.suppress(EOFError, OSError):
             while messages := self._channel.receive(0):
                 self._inbox.update((type(message), message) for message in messages)
 
     def _on_end_signal(self, *_: object) -> None:
-        """End as the sentinel or the coordinator demands; if a helper is dead, go on without it."""
+        """End at the request of the sentinel or the coordinator; if a helper has died, continue without it."""
         is_late = handle_helper_deaths()
         if self._is_watched:
             if (end := self._await(EndRank, LATE_END_TIMEOUT_S if is_late else END_TIMEOUT_S)) is not None:
@@ -319,10 +319,10 @@ class SentinelClient:
             self._obey_coordinator()
 
     def _on_sentinel_death(self) -> None:
-        """Go on without the sentinel, which was killed, and talk to the coordinator."""
+        """Continue without the sentinel, which was killed, and connect to the coordinator."""
         assert self._registration
         self._is_watched = False
-        self._drain()  # what it has sent last
+        self._drain()  # its last messages
         connection = self._channel.take_descriptor()
         self._stop_reporting_programs()
         if self._reports_crashes:
@@ -333,17 +333,17 @@ class SentinelClient:
             self._window.release_signal()
             self._window = None
         if self._registration.member.rank == 0:
-            self._say("the rank goes on unwatched, and nobody decides which rank fails first: each reports by itself; "
-                      "nobody can be asked where the ranks are, and --stall sees no hang")
+            self._print("the rank continues unwatched; each rank that fails prints its own report, and mpiddp.where "
+                        "and --stall do not work any more")
             return
-        self._say("the rank goes on unwatched: if it is killed, nobody sees how, and nobody can ask where it is")
+        self._print("the rank continues unwatched: if it is killed, the cause is unknown; mpiddp.where cannot see it")
         try:
             self._connect_to_coordinator(connection)
         except (EOFError, OSError) as error:
-            self._say(f"and the coordinator does not answer ({error or 'it has hung up'})")
+            self._print(f"the coordinator cannot be reached ({error or 'it closed the connection'})")
 
     def _connect_to_coordinator(self, connection: int) -> None:
-        """Talk to the coordinator from now on, over the sentinel's connection, or a new one if that is -1."""
+        """Use the sentinel's connection to the coordinator from now on, or a new one if that is -1."""
         assert self._registration
         member, address, port, token = self._registration
         if connection >= 0:
@@ -360,10 +360,10 @@ class SentinelClient:
         if self._script_ended is not None:
             self._channel.send(self._script_ended)
         arm_end_signal(self._channel.fileno())
-        os.kill(os.getpid(), END_SIGNAL)  # something may have come before
+        os.kill(os.getpid(), END_SIGNAL)  # a message may have come before
 
     def _obey_coordinator(self) -> None:
-        """Do what the coordinator has sent this rank, which has no sentinel that would do it."""
+        """Carry out the coordinator's messages, which the sentinel did before it was killed."""
         self._drain()
         end, job_ends = self._inbox.pop(EndRank, None), self._inbox.pop(JobEnds, None)
         if isinstance(end, EndRank):  # of the sentinel's, before it was killed
@@ -377,8 +377,8 @@ class SentinelClient:
             if job_ends.abort and (job_ends.waits or self._waits_for_job_end or not self._has_failed):
                 self._end(job_ends.status)
 
-    def _say(self, text: str) -> None:
-        """Print to the launcher's stderr, whatever the script has made of its own."""
+    def _print(self, text: str) -> None:
+        """Print on the launcher's stderr, even if the script has replaced its own."""
         with contextlib.suppress(OSError):
             stderr = self._stderr if self._descriptors.owns(self._stderr) else 2
             write_all(stderr, f"mpiddp: {self._helper.name} exited unexpectedly: {text}\n".encode(errors="replace"))
@@ -398,25 +398,25 @@ class SentinelClient:
         self._helper.abandon()
         self._channel.close()
         self._stop_reporting_signals()
-        if self._reports_crashes:  # the stack would go into whatever file gets the number of our end of the channel
+        if self._reports_crashes:  # else the stack goes into the file that gets the number of our descriptor
             show_crashes()
 
 
 def kill_after(seconds: float) -> None:
-    """Kill this process after a while, in a thread: nobody else does."""
+    """Kill this process after a while, in a thread: without a sentinel no other process does."""
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def show_crashes() -> None:
-    """Let faulthandler print to stderr."""
+    """Make faulthandler print to stderr."""
     faulthandler.disable()
     with contextlib.suppress(OSError, ValueError):
         faulthandler.enable(file=2)
 
 
 def leave_to_sentinel(*_: object) -> None:
-    """Be the handler of SIGQUIT: the sentinel gets its number, too, and requests a snapshot."""
+    """Handle SIGQUIT by doing nothing: the sentinel gets its number, and requests a snapshot."""
 
 
 def report_programs(report: Callable[[int], object]) -> Callable[[], None]:

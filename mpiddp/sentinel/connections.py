@@ -30,18 +30,18 @@ RANK_CODEC: Codec[RankToSentinel] = Codec(RankToSentinel)
 COORDINATOR_CODEC: Codec[CoordinatorToSentinel] = Codec(CoordinatorToSentinel)
 
 MAX_RECONNECTS = 3  # after connections that the coordinator closed before it admitted this rank: crowded out
-FULL_BACKLOG_RETRY_S = 30.0  # for rank 0's port, which nobody accepts at
+FULL_BACKLOG_RETRY_S = 30.0  # for a connection to rank 0's port, which nobody accepts
 
 
 class Connections:
-    """Sends and receives a sentinel's messages; it decides nothing."""
+    """Sends and receives a sentinel's messages, without any decisions."""
 
     def __init__(
         self, loop: EventLoop, rank: RankChannel, signals: socket.socket, watched: protocol.WatchedRank,
         post: Callable[[events.WatcherEvent], None], on_rank_closed: Callable[[], None], began_s: float,
         tasks: BackgroundTasks,
     ) -> None:
-        """Connect to the rank alone; `post` gets the events, `on_rank_closed` is called when the rank hangs up.
+        """Connect to the rank alone; `post` gets the events; `on_rank_closed` is called when its connection closes.
 
         `began_s` is when the rank's watch began, on time.monotonic()'s clock.
         """
@@ -58,7 +58,7 @@ class Connections:
         loop.watch(signals, self._read_signals)
 
     def serve_probes(self, request: protocol.ServeProbes) -> None:
-        """Answer other nodes that try the addresses of this one, and send the rank the port, 0 for a failure."""
+        """Answer other nodes that probe the addresses of this one, and send the rank the port, 0 for a failure."""
         from .probe_responder import ProbeResponder
 
         port = 0
@@ -68,11 +68,11 @@ class Connections:
         self._rank.send(protocol.ListenPort(port, "ServeProbes"))
 
     def start_coordinator(self, request: protocol.StartCoordinator) -> None:
-        """Let this process be the coordinator, and send the rank its port, 0 for a failure."""
+        """Make this process the coordinator, and send the rank its port, 0 for a failure."""
         from .coordinator_server import CoordinatorServer  # which rank 0's sentinel alone needs
 
         if self._probe_responder is not None:
-            self._probe_responder.close()  # by now every node has tried
+            self._probe_responder.close()  # all nodes have probed by now
         try:
             self.server = CoordinatorServer(
                 self._loop, request, self._watched, self._post, self._began_s, self._tasks)
@@ -114,9 +114,9 @@ class Connections:
             self.send_to_coordinator(protocol.Leave())
 
     def _on_connected(self, connection: socket.socket | None, error: str) -> None:
-        """Take the connection to the coordinator; None if it could not be made.
+        """Use the connection to the coordinator; None if it could not be made.
 
-        The rank gets it before the coordinator knows of the rank: so it does not end with this process.
+        The rank gets a copy before the coordinator admits it: so the connection survives this process.
         """
         assert self._registration
         if connection is None:
@@ -179,7 +179,7 @@ class Connections:
 
 
 def send_hello(connection: socket.socket, registration: protocol.RegisterRank) -> CoordinatorChannel:
-    """Send over a new connection whose sentinel this is."""
+    """Introduce this sentinel on a new connection."""
     with contextlib.suppress(OSError):  # the next read fails, too
         enable_keepalive(connection)
     channel: CoordinatorChannel = Channel(connection, COORDINATOR_CODEC)
@@ -189,10 +189,10 @@ def send_hello(connection: socket.socket, registration: protocol.RegisterRank) -
 
 
 def watch_rank_0(loop: EventLoop, registration: protocol.RegisterRank, on_end: Callable[[bool], None]) -> None:
-    """Call `on_end` when rank 0 has ended, whose sentinel was killed; with False if its node cannot be reached.
+    """Call `on_end` when rank 0 has ended, after its sentinel was killed; with False if its node is unreachable.
 
-    Rank 0 has the coordinator's port, too. Its kernel makes a connection to that, which nobody accepts, and ends it
-    with rank 0.
+    Rank 0 holds the coordinator's port open. Its kernel completes a connection to that port, which nobody accepts, and
+    closes it when rank 0 ends.
     """
     def on_closed() -> None:
         loop.unwatch(connection)

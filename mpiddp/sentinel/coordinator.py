@@ -12,7 +12,7 @@ from ..failure import root_cause
 from ..failure.rank import RankIdentity
 from ..failure.root_cause import (
     ABORT_SIGNAL,
-    NO_STEP_DAEMON,
+    STEP_DAEMON_KILLED,
     FailureContext,
     JobActivity,
     Report,
@@ -42,15 +42,15 @@ class Peer:
     def __init__(self, link: int, hello: Hello) -> None:
         self.link, self.rank, self.host = link, hello.rank, hello.host
         self.namespace, self.pid = hello.namespace, hello.pid
-        self.gone = False  # the rank
+        self.gone = False  # the rank's process has ended
         self.watched = True  # its sentinel lives; else the rank uses this link itself
-        self.decided = False  # it failed too, and has its decision: it waits for the job's end
+        self.decided = False  # it failed too, has its decision, and waits for the job's end
 
 
 class Peers:
-    """The sentinels, by link and by rank; and one of each namespace, its observer, which watches all processes there.
+    """The sentinels, by link and by rank; in each namespace one of them, the observer, watches all processes there.
 
-    `hosts` has the host of each rank that was ever there.
+    `hosts` has the host of each rank that was ever admitted.
     """
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Peers:
         return peer
 
     def introduce(self, peer: Peer) -> tuple[Peer, WatchPeerProcess]:
-        """Return the observer of a new one's namespace, and what to send it."""
+        """Return the observer of a new sentinel's namespace, and what to send it."""
         return self._observers.setdefault(peer.namespace, peer), WatchPeerProcess(peer.rank, peer.pid)
 
     def unwatch(self, peer: Peer) -> Iterator[tuple[Peer, WatchPeerProcess]]:
-        """Note that a sentinel was killed, and its rank lives; yield what to send the next observer, if it was one."""
+        """Mark a rank as unwatched; if its sentinel was an observer, yield the messages for the next one."""
         peer.watched = False
         if self._observers[peer.namespace] is not peer:
             return
@@ -81,7 +81,7 @@ class Peers:
                 yield observer, WatchPeerProcess(neighbour.rank, neighbour.pid)
 
     def drop(self, peer: Peer) -> None:
-        """Forget a sentinel that has left, or is gone."""
+        """Forget a sentinel that has left, or has ended."""
         del self.by_link[peer.link], self.by_rank[peer.rank]
 
 
@@ -93,7 +93,7 @@ class PendingSnapshot:
         self._askers: list[Peer] = []
 
     def begin(self, asker: Peer | None = None) -> list[events.CoordinatorAction]:
-        """Begin, unless it has begun; `asker` waits for the answer."""
+        """Request a snapshot, unless one is pending; `asker` waits for the answer."""
         is_pending = self.snapshot.is_pending
         self.snapshot = self.snapshot._replace(is_pending=True)
         if asker is not None:
@@ -101,7 +101,7 @@ class PendingSnapshot:
         return [] if is_pending else [CoordinatorCommand.TAKE_SNAPSHOT]
 
     def end(self, snapshot: JobActivity, unfinished: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
-        """Take the snapshot, and send those who have asked which ranks are unfinished, and where these are."""
+        """Store the snapshot, and send the askers which ranks are unfinished, and where these are."""
         self.snapshot = snapshot
         names = describe_ranks(unfinished, peers.hosts, snapshot.places)
         askers, self._askers = self._askers, []
@@ -109,16 +109,16 @@ class PendingSnapshot:
 
 
 class FinishedRanks:
-    """The ranks whose script has finished, and whether others wait for them in vain."""
+    """The ranks whose script has finished, and how long others have waited for them."""
 
     def __init__(self, exit_timeout_s: float) -> None:
         self.ranks: set[int] = set()
         self._exit_timeout_s = exit_timeout_s
         self._first_s: float | None = None  # when the first one finished
-        self._wait: tuple[str, float] | None = None  # who waits, in words, and since when
+        self._wait: tuple[str, float] | None = None  # the text on who waits, and since when
 
     def add(self, rank: int, now_s: float) -> list[events.CoordinatorAction]:
-        """Add a rank; begin to check with the first one."""
+        """Add a rank; the first one starts the checks."""
         self.ranks.add(rank)
         if self._first_s is not None:
             return []
@@ -132,13 +132,13 @@ class FinishedRanks:
         return [events.SetTimer("finished check", min(MAX_FINISHED_CHECK_S, max(MIN_FINISHED_CHECK_S, pause_s)))]
 
     def on_wait(self, report: Report | None, now_s: float) -> tuple[list[events.CoordinatorAction], Report | None]:
-        """Print that ranks wait, as in `report`, if that is new; return the report when it has lasted too long."""
+        """Print that ranks wait, as in `report`, if that is new; return the report after --exit-timeout."""
         if report is None:
             self._wait = None
         elif self._wait is None or self._wait[0] != report.cause:
             self._wait = report.cause, now_s
             limit = f"{self._exit_timeout_s:g} s (--exit-timeout)"
-            return [events.PrintLine(f"mpiddp: {report.cause}; the job ends if that lasts for {limit}")], None
+            return [events.PrintLine(f"mpiddp: {report.cause}; the job will end if this lasts {limit}")], None
         elif now_s - self._wait[1] >= self._exit_timeout_s:
             return [], truncate_report(report)
         return [], None
@@ -150,7 +150,7 @@ class Evidence:
     def __init__(self) -> None:
         self.reports: list[Report] = []
         self.exits: list[Report] = []  # of ranks that raised SystemExit with an unknown status
-        self.silent: set[int] = set()  # ranks that were asked how they are, and have not answered
+        self.silent: set[int] = set()  # ranks that have not answered a QueryStopped
         self.end_order: list[int] = []  # in which ranks ended, as the observer of their namespace saw it
         self.interrupted: list[int] = []
         self.came_s: dict[int, float] = {}  # from the first report to that of each rank
@@ -158,7 +158,7 @@ class Evidence:
         self._known: set[tuple[int, str]] = set()  # rank and cause of each report
 
     def add(self, report: Report, now_s: float) -> bool:
-        """Add a report, unless it is sent again, and return whether it is the first one."""
+        """Add a report, unless it is a repetition, and return whether it is the first one."""
         if not self.reports:
             self.first_s = now_s
         if (report.rank, report.cause) in self._known:
@@ -175,17 +175,17 @@ class Outcome:
     def __init__(self, verdict: RootCause) -> None:
         self.verdict, self.first = verdict, verdict.first
         self.secondary_failures: list[int] = []  # ranks that failed too, but not first
-        self.aborting_rank: int | None = None  # which has to end the others, if not each ends by itself
+        self.aborting_rank: int | None = None  # which has to end the others, unless ranks exit by themselves
 
 
 class State(enum.Enum):
     """The state of the coordinator."""
 
     RUNNING = "no rank has failed"
-    DECIDING = "a rank has failed; reports may come on what happened before"
-    DECIDED = "it is decided which rank failed first; that rank is asked to print the reason"
+    DECIDING = "a rank has failed; reports on an earlier failure may follow"
+    DECIDED = "the root cause is selected; its rank is asked to print the reason"
     REASON_PRINTED = "the reason is printed; all wait for that rank, whose threads and atexit functions may still run"
-    ENDING = "every rank has been told to end"
+    ENDING = "every sentinel has been asked to end its rank"
 
 
 S = State
@@ -212,12 +212,12 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._living: set[int] = set()  # ranks that have reported themselves
         self._selected_s = -1e9  # when the root cause was selected last
         self._outcome: Outcome | None = None  # from State.DECIDED on
-        self._is_printed = False  # the reason, or it is just being printed
+        self._is_printed = False  # the reason is printed, or is being printed
         self._printing_rank: int | None = None  # whose sentinel is about to print it
-        self._is_leaving = self._waits_for_print = False  # rank 0 goes; others may have to report that it is printed
+        self._is_leaving = self._waits_for_print = False  # rank 0 leaves; the reason may still have to be printed
 
     def handle(self, event: events.CoordinatorEvent, now_s: float) -> list[events.CoordinatorAction]:
-        """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
+        """Return the actions for an event at `now_s`, on any monotonic clock."""
         self._now_s = now_s
         match event:
             case events.PeerGreeted(link, hello):
@@ -256,7 +256,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
 
     @property
     def has_unprinted_verdict(self) -> bool:
-        """Whether a verdict may have to be printed here, because nobody has reported so far that it is."""
+        """Whether the verdict may have to be printed here, because no sentinel has reported that it is printed."""
         return self._outcome is not None and not self._is_printed
 
     def _on_own_rank_ended(self, in_order: bool) -> None:
@@ -311,7 +311,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             self._send(peer, protocol.JobEnds(self._outcome.first.status, abort=self.state is S.ENDING))
 
     def _on_sentinel_lost(self, peer: Peer) -> None:
-        """Note that a rank has no sentinel, and send it again what that may have received."""
+        """Mark a rank as unwatched, and resend it what its sentinel may have received."""
         for observer, message in self.peers.unwatch(peer):
             self._send(observer, message)
         self.evidence.silent.discard(peer.rank)
@@ -338,9 +338,9 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             case protocol.StoppedStatus(stopped):
                 self.evidence.silent.discard(peer.rank)
                 if stopped:
-                    self._add_absent(peer, "is stopped (by SIGSTOP or a debugger)")
+                    self._add_absent(peer, "the process is stopped (SIGSTOP or a debugger)")
             case protocol.StepDaemonLost():
-                self._add_absent(peer, NO_STEP_DAEMON)
+                self._add_absent(peer, STEP_DAEMON_KILLED)
             case protocol.QueryUnfinished():
                 self._do(*self._snapshot.begin(peer))
             case protocol.PeerProcessEnded(rank):
@@ -372,16 +372,16 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._do(events.CloseConnection(peer.link))
 
     def _on_lost(self, peer: Peer, error: str) -> None:
-        """Report the rank of a sentinel that is gone without a `Leave`."""
+        """Report a rank if its sentinel has ended without a `Leave`."""
         self._drop(peer)
         if peer.rank == self._printing_rank:  # printing the reason twice beats not printing it
             self._is_printed = False
-        with_it = "its sentinel" if peer.pid != 1 else "all else in its container"
-        cause, status = f"is gone, and {with_it} with it", 137
+        together = "its sentinel" if peer.pid != 1 else "its container"
+        cause, status = f"ended together with {together}, for an unknown reason", 137
         if not peer.watched:
-            cause = "is gone; its sentinel was killed before, so nobody saw how it ended"
+            cause = "ended for an unknown reason: its sentinel had been killed before"
         if error:
-            cause, status = f"is out of reach, its node or its network is down ({error})", 1
+            cause, status = f"cannot be reached: its node or its network is down ({error})", 1
         if self._outcome is None:
             self._add_absent(peer, cause, status)
         elif peer.rank == self._outcome.first.rank:
@@ -392,7 +392,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._add_report(Report(peer.rank, peer.host, ReportKind.UNREACHABLE, cause, status))
 
     def _add_report(self, report: Report, living: bool = False) -> None:
-        """Take a report; `living` tells that the rank itself waits for a decision."""
+        """Process a report; `living`: the rank itself waits for a decision."""
         if living:
             self._living.add(report.rank)
         if self._outcome is not None:
@@ -408,7 +408,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             self._do(*self._snapshot.begin())
 
     def _decide_if_clear(self, last_chance: bool = False) -> None:
-        """Decide as soon as it is clear which rank failed first; from what is known, at the last chance."""
+        """Select the root cause as soon as it is clear; at the `last_chance` from what is known."""
         if self.state is not S.DECIDING or self._own is None:
             return
         next_s = self._selected_s + SELECTION_INTERVAL_S * self._own.world_size
@@ -430,7 +430,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             self._do(events.SetTimer("select", due_s - waited_s))
 
     def _decide(self, verdict: RootCause) -> None:
-        """Let the rank that failed first print the reason, or print it if that rank cannot; then all end."""
+        """Ask the rank that failed first to print the reason, or print it here if that rank cannot; then all end."""
         self._enter(S.DECIDED)
         outcome = self._outcome = Outcome(verdict)
         first = self.peers.by_rank.get(outcome.first.rank)
@@ -444,7 +444,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             self._do(events.SetTimer("printed", PRINT_TIMEOUT_S))
 
     def _print_if_unprinted(self) -> None:
-        """Print the reason, if the rank that failed first cannot any more, and has not."""
+        """Print the reason, if the rank that failed first has not printed it and cannot any more."""
         outcome = self._outcome
         if outcome is None or self._own is None or self._is_printed:
             return
@@ -456,14 +456,14 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             self._send(first, protocol.Decision(None, outcome.first.status, abort=True))
 
     def _decide_secondary(self, outcome: Outcome, rank: int) -> None:
-        """Send a rank that another one failed first."""
+        """Inform a failed rank that another one failed first."""
         if (peer := self.peers.by_rank.get(rank)) is not None and not peer.decided:
             ends = self.state is S.ENDING
             peer.decided = not ends
             self._send(peer, protocol.Decision(None, outcome.first.status, ends and self._must_abort(outcome, rank)))
 
     def _must_abort(self, outcome: Outcome, rank: int) -> bool:
-        """Tell whether a rank has to end the job: each has, or one by MPI_Abort, the first to fail if it lives."""
+        """Return whether a rank has to end the job: each rank, or one by MPI_Abort, the first to fail if it lives."""
         assert self._own
         if self._own.exits:
             return True
@@ -476,7 +476,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             rank in self._living and outcome.aborting_rank not in self.peers.by_rank)
 
     def _on_reason_printed(self) -> None:
-        """Send all that the job ends; if ranks exit by themselves, all wait for the first, as its exit ends all."""
+        """Announce that the job ends; if ranks exit by themselves, all wait for the first one, whose exit ends all."""
         outcome = self._outcome
         if outcome is None or not self._enter(S.REASON_PRINTED):
             return
@@ -490,7 +490,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         self._do(events.SetTimer("cleanup", self._own.grace_s))
 
     def _begin_end(self) -> None:
-        """Let every sentinel end its rank."""
+        """Make every sentinel end its rank."""
         outcome = self._outcome
         if outcome is None or not self._enter(S.ENDING):
             return

@@ -1,4 +1,4 @@
-"""The coordinator's connections, in rank 0's sentinel: they join its logic to the sentinels of all ranks."""
+"""The coordinator's I/O, in rank 0's sentinel: connects its logic with the sentinels of all ranks."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ CODEC: Codec[protocol.CoordinatorReceives] = Codec(protocol.CoordinatorReceives)
 
 OWN_LINK = 0  # to this process's own watcher; connections have higher numbers
 SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer
-SIGQUIT_SPREAD_S = 1.0  # in which a SIGQUIT, or a SIGINT, comes to all ranks
-FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to take what they are sent last
+SIGQUIT_SPREAD_S = 1.0  # in which a SIGQUIT, or a SIGINT, reaches all ranks
+FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to receive the last messages
 
 
 class Requester(enum.IntEnum):
-    """Who in this process wants a snapshot; numbers from 1 on are connections."""
+    """What in this process requests a snapshot; numbers from 1 on are connections."""
 
     STALL_CHECK = -1
     DECISION = -2
@@ -56,13 +56,13 @@ class Requester(enum.IntEnum):
 
 
 class CoordinatorServer:
-    """Listens for the job's sentinels, and carries out what the coordinator wants."""
+    """Listens for the job's sentinels, and carries out the coordinator's actions."""
 
     def __init__(
         self, loop: EventLoop, request: protocol.StartCoordinator, watched: protocol.WatchedRank,
         post: Callable[[events.WatcherEvent], None], began_s: float, tasks: BackgroundTasks,
     ) -> None:
-        """Listen where it is requested; raise OSError if that is impossible.
+        """Listen on the requested address and port; raise OSError if that is impossible.
 
         `post` gets the own watcher's events. `began_s` is when the watch of rank 0 began, on time.monotonic()'s clock.
         """
@@ -85,7 +85,7 @@ class CoordinatorServer:
         return self._listener.fileno()
 
     def register_own_rank(self, member: RankIdentity) -> None:
-        """Admit this process's own rank, and let `mpiddp.where` find the job."""
+        """Admit this process's own rank, and make the job visible to `mpiddp.where`."""
         self.handle(events.OwnRankJoined(OWN_LINK, member))
         endpoint = JobEndpoint(member.run_id, *find_job_number(), member.host, self._request.address, self.port,
                            self._request.token, member.world_size, __version__)
@@ -98,8 +98,8 @@ class CoordinatorServer:
             self._check_for_stall()
 
     def _warm_up(self, endpoint: JobEndpoint) -> None:
-        """Import now what `where` needs: a later import could stand still on a dead file system."""
-        with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
+        """Import now what `where` needs: a later import could hang on a dead file system."""
+        with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
             self._snapshots()
             import_module("hmac")  # of ipc/listener.py, if no other rank has connected
         run_detached(partial(write_endpoint, endpoint))
@@ -116,7 +116,7 @@ class CoordinatorServer:
         self.handle(events.OwnRankEnded(in_order=True))
 
     def close(self) -> None:
-        """Give the others time to take what was sent to them, and let the job be found no more."""
+        """Give the others time to receive the last messages, and remove the endpoint file."""
         deadline = time.monotonic() + FINAL_FLUSH_TIMEOUT_S
         unflushed = list(self._channels.values())
         while (unflushed := [channel for channel in unflushed if not channel.flush()]) and time.monotonic() < deadline:
@@ -126,11 +126,11 @@ class CoordinatorServer:
             run_detached(partial(remove_endpoint, self._endpoint))
 
     def handle_own_message(self, message: protocol.SentinelToCoordinator) -> None:
-        """Take a message of this process's own watcher."""
+        """Handle a message of this process's own watcher."""
         self._on_message(OWN_LINK, message)
 
     def _on_message(self, link: int, message: protocol.CoordinatorReceives | Text | Unreadable) -> None:
-        """Take a message of a rank's sentinel."""
+        """Handle a message of a rank's sentinel."""
         match message:
             case SnapshotRequest():
                 if not self._loop.has_timer("sigquit"):
@@ -143,15 +143,15 @@ class CoordinatorServer:
                     rank = self._coordinator.peers.by_link[link].rank
                     self._deliver(self._snapshots().collector.take(rank, message))
             case ThreadsRequest():
-                raise ValueError("a sentinel asks for threads")
+                raise ValueError("unexpected ThreadsRequest from a sentinel")
             case _:
                 self._is_interrupted |= isinstance(message, protocol.Interrupted)
                 self.handle(events.FromPeer(link, message))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
-        """Pass an event to the coordinator, and do what it wants."""
+        """Pass an event to the coordinator, and carry out its actions."""
         actions = self._coordinator.handle(event, time.monotonic())
-        for action in sorted(actions, key=is_for_own_watcher):  # which may end this process
+        for action in sorted(actions, key=is_for_own_watcher):  # last: the own watcher may end this process
             self._loop.call_safely(partial(self._do, action))
 
     def _do(self, action: events.CoordinatorAction) -> None:
@@ -185,13 +185,13 @@ class CoordinatorServer:
             self._loop.watch_writable(self._channels[link])
 
     def _deliver(self, messages: Iterable[tuple[int, protocol.CoordinatorSends]]) -> None:
-        """Send requests to sentinels, or a snapshot to each connection and requester that wants it."""
+        """Send requests to sentinels, or a snapshot to each connection and requester that waits for it."""
         for link, message in messages:
             match link:
                 case Requester.STALL_CHECK:
                     self._report_stall()
                 case Requester.SIGQUIT:
-                    write_line(f"mpiddp: SIGQUIT asks where the ranks are\n{self._snapshots().format_table()}")
+                    write_line(f"mpiddp: SIGQUIT received; the ranks are here:\n{self._snapshots().format_table()}")
                 case Requester.DECISION:
                     self._report_snapshot()
                 case Requester.FINISHED_CHECK:
@@ -217,22 +217,22 @@ class CoordinatorServer:
         return self._lazy_snapshots
 
     def _report_snapshot(self) -> None:
-        """Pass a snapshot to the coordinator, and print it if a SIGINT came and no rank obeys it."""
+        """Pass a snapshot to the coordinator, and print it if no rank reacts to a SIGINT."""
         failed = {report.rank: report.where for report in self._coordinator.evidence.reports}
         snapshot = self._snapshots().observe(failed)
         self.handle(events.SnapshotTaken(snapshot))
         is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
         if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
             self._loop.set_timer("sigquit", SIGQUIT_SPREAD_S, lambda: None)
-            write_line("mpiddp: SIGINT came, and no rank can act on it here; a second one ends the job\n"
-                       f"{snapshot.table}")
+            write_line("mpiddp: SIGINT received, but all ranks are blocked in native code; press Ctrl-C again to end "
+                       f"the job\n{snapshot.table}")
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
         self._loop.set_timer("stall", self._snapshots().stall_interval_s, self._check_for_stall)
 
     def _report_stall(self) -> None:
-        """Print that the job stands still, or goes on; end it if that was asked for."""
+        """Print that the job hangs, or continues; with --stall-abort end it."""
         stall = self._snapshots().find_stall(time.monotonic())
         if stall is None:
             return
@@ -278,7 +278,7 @@ class CoordinatorServer:
                         self._request_threads(link, message)
                     case _:
                         self._close(link)
-                        raise ValueError(f"{type(message).__name__} in the place of a hello")
+                        raise ValueError(f"expected Hello, got {type(message).__name__}")
 
         self._loop.watch(channel, read)
 
@@ -288,7 +288,7 @@ class CoordinatorServer:
         if peer and peer.watched:
             self._send(peer.link, request._replace(asker=link))
         else:
-            reason = "is not watched any more: its sentinel was killed" if peer else "is not there any more"
+            reason = "is no longer watched: its sentinel was killed" if peer else "has ended"
             self._send(link, ThreadsReply(request.rank, reason))
 
     def _close(self, link: int) -> None:
@@ -298,5 +298,5 @@ class CoordinatorServer:
 
 
 def is_for_own_watcher(action: events.CoordinatorAction) -> bool:
-    """Tell whether an action is a message to this process's own watcher."""
+    """Return whether an action is a message to this process's own watcher."""
     return isinstance(action, events.ToPeer) and action.link == OWN_LINK

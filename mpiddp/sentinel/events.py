@@ -64,7 +64,7 @@ class FromCoordinator(Record):
 class RankGone(Record):
     """The rank's process has ended with this wait status (man 2 wait), None for an unknown one.
 
-    `out_of_memory` tells that the kernel ended a process of its cgroup for lack of memory.
+    `out_of_memory`: the kernel killed a process of its cgroup for lack of memory.
     """
 
     status: int | None
@@ -72,19 +72,19 @@ class RankGone(Record):
 
 
 class Rank0Lost(Record):
-    """Rank 0 and the coordinator are gone; or their node cannot be reached any more, if they are not `closed`."""
+    """Rank 0 and the coordinator have ended (`closed`), or their node is unreachable."""
 
     closed: bool
 
 
 class NoCoordinator(Record):
-    """There is no coordinator for this sentinel; `error` says why it could not be reached, empty if there is none."""
+    """The sentinel has no coordinator; `error` is why it could not be reached, empty if the job has none."""
 
     error: str = ""
 
 
 class CoordinatorLost(Record):
-    """The connection to the coordinator is closed, so nobody decides any more; rank 0 may live without its sentinel."""
+    """The connection to the coordinator is closed; rank 0 may still live, without its sentinel."""
 
 
 class StepDaemonGone(Record):
@@ -92,7 +92,7 @@ class StepDaemonGone(Record):
 
 
 class Observed(Record):
-    """Something has happened at this node that the coordinator wants to know."""
+    """Forwards a local observation to the coordinator."""
 
     message: protocol.Observation
 
@@ -132,25 +132,25 @@ class OwnRankJoined(Record):
 
 
 class SnapshotTaken(Record):
-    """It is known where the ranks are."""
+    """A snapshot of where the ranks are."""
 
     snapshot: JobActivity
 
 
 class StallDetected(Record):
-    """No rank has moved for long, and that ends the job, for the reason in `report`."""
+    """No rank has moved for --stall seconds, which ends the job, for the reason in `report`."""
 
     report: Report
 
 
 class WaitForFinishedRank(Record):
-    """Ranks wait for one that has finished its script, as in `report`; None: no rank does, as far as can be seen."""
+    """Ranks wait for one that has finished its script, as in `report`; None if no rank is seen to do so."""
 
     report: Report | None
 
 
 class OwnRankEnded(Record):
-    """Rank 0 has left the job `in_order`; or it is gone, and its sentinel ends."""
+    """Rank 0 has left the job `in_order`; or its process has ended, and its sentinel ends."""
 
     in_order: bool
 
@@ -168,7 +168,7 @@ CoordinatorEvent = (
 
 
 class SetTimer(Record):
-    """Let `Due` come once, `after_s` from now; a timer of the same name is replaced."""
+    """Post `Due` once, `after_s` from now; a timer of the same name is replaced."""
 
     name: str
     after_s: float
@@ -226,7 +226,7 @@ class CarryOut(Record):
 class ObserveRank(Record):
     """Send the coordinator the rank's `StoppedStatus`, `Sample` or `ThreadsReply`.
 
-    `ended` tells that its script has finished.
+    `ended`: its script has finished.
     """
 
     request: protocol.QueryStopped | SampleRequest | ThreadsRequest
@@ -234,7 +234,7 @@ class ObserveRank(Record):
 
 
 class ProbeHosts(Record):
-    """Probe the job's hosts, for `timeout_s` at most, and print a line with those that are silent."""
+    """Probe the job's hosts, for `timeout_s` at most, and append those that do not answer to a printed line."""
 
     line: str
     timeout_s: float
@@ -248,7 +248,7 @@ class WatchProcess(Record):
 
 
 class RecordChild(Record):
-    """Remember a process that the rank has started."""
+    """Record a process that the rank has started."""
 
     pid: int
 
@@ -262,16 +262,16 @@ class SendCrashStack(Record):
 class WatcherCommand(enum.Enum):
     """An action of a watcher that has no fields."""
 
-    RECORD_DESCENDANTS = "remember the processes that the rank has started, while it is there to be their parent"
-    SIGNAL_END = "let the rank read the `EndRank` that it was sent, also if it is stopped"
-    REQUEST_FLUSH = "let a thread of the rank flush the script's open files: the launcher may kill it at any moment"
-    REQUEST_TERMINATION = "send the rank SIGTERM if it handles that; otherwise that would kill it"
+    RECORD_DESCENDANTS = "record the rank's descendants, while it still lives as their parent"
+    SIGNAL_END = "make the rank read the `EndRank` that it was sent, even if it is stopped"
+    REQUEST_FLUSH = "make a thread of the rank flush the script's open files: the launcher may kill it at any moment"
+    REQUEST_TERMINATION = "send the rank SIGTERM if it handles that; otherwise SIGTERM would kill it"
     TERMINATE = "send the rank SIGTERM"
     KILL = "send the rank SIGKILL"
     LEAVE_JOB = "report to the others that the rank leaves in order, and end this process"
-    END_OTHERS = "let all others end their ranks, if this process is the coordinator"
+    END_OTHERS = "make all other sentinels end their ranks, if this process is the coordinator"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
-    CLEAN_UP = "end what the rank has left behind, and this process"
+    CLEAN_UP = "end the rank's descendants, then this process"
 
 
 # Actions of the coordinator
@@ -280,8 +280,8 @@ class WatcherCommand(enum.Enum):
 class CoordinatorCommand(enum.Enum):
     """An action of the coordinator that has no fields."""
 
-    TAKE_SNAPSHOT = "find out where the ranks are, and post `SnapshotTaken`"
-    CHECK_WAIT_FOR_FINISHED = "find out whether ranks wait for one that has finished, and post `WaitForFinishedRank`"
+    TAKE_SNAPSHOT = "take a snapshot of where the ranks are, and post `SnapshotTaken`"
+    CHECK_WAIT_FOR_FINISHED = "check whether ranks wait for one that has finished, and post `WaitForFinishedRank`"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
 
 

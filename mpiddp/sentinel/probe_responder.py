@@ -1,4 +1,4 @@
-"""Answers other nodes that try the addresses of rank 0's node."""
+"""Answers other nodes that probe the addresses of rank 0's node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProbeResponder:
                 connection, _ = self._listener.accept()
             except ConnectionAbortedError:
                 continue
-            except OSError:  # no connection waits; or no descriptor is left, or there is no network at the moment
+            except OSError:  # no connection is pending, no descriptor is left, or the network is down
                 return
             with connection, contextlib.suppress(OSError):
                 connection.setblocking(False)

@@ -1,7 +1,7 @@
-"""The sentinel process: it carries out what its logic wants, and passes it what happens.
+"""The sentinel process: passes events to its logic, and carries out the actions.
 
-It knows neither MPI nor torch. While the rank works it sleeps. An error in one action, or with one event, is printed,
-and the sentinel goes on.
+It loads neither MPI nor torch, and sleeps while the rank works. An error in one action or event is printed, and the
+sentinel continues.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ RelayChannel = Channel[SentinelToRelay, RelayToSentinel]
 RELAY_CODEC: Codec[RelayToSentinel] = Codec(RelayToSentinel)
 
 ERROR_EXIT_DELAY_S = 5.0  # for the sentinel to come to its end after an error
-IDLE_CHECK_INTERVAL_S = 0.05  # between checks whether this process is needed
+IDLE_CHECK_INTERVAL_S = 0.05  # between checks whether this process is still needed
 RELAY_FLUSH_TIMEOUT_S = 0.35  # the coordinator waits half a second for the report
 PROCESS_CHECK_INTERVAL_S = 1.0  # for a process that the kernel does not watch for us
 
 
 def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protocol.WatchedRank, began_s: float) -> None:
-    """Be the sentinel of process `pid` until that is gone; `signals` brings the number of each signal that it gets.
+    """Run as the sentinel of process `pid` until that has ended; `signals` has the number of each signal that it gets.
 
     `sock` is the connection to the rank. `began_s` is when the rank's watch began, on time.monotonic()'s clock.
     """
@@ -69,9 +69,10 @@ def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protoc
     rank = RankChannel(sock, RANK_CODEC)
     try:
         process = WatchedProcess(pid)
-    except ProcessLookupError:  # it is gone already
+    except ProcessLookupError:  # it has ended already
         if not is_handled_by(rank):
-            write_line(f"mpiddp: {watched.name} died as soon as it had started; its launcher may know how")
+            write_line(f"mpiddp: {watched.name} exited immediately after starting; see the launcher's output for the "
+                       "reason")
             time.sleep(REPORTS_SPREAD_S)
             run_detached(partial(cancel_step, watched.step))
         return
@@ -79,7 +80,7 @@ def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protoc
 
 
 class Sentinel:
-    """Joins the logic of a watcher to a rank's process, to connections and to the clock."""
+    """Connects the logic of a watcher with the rank's process, the connections and the clock."""
 
     def __init__(
         self, rank: RankChannel, signals: socket.socket, process: WatchedProcess, watched: protocol.WatchedRank,
@@ -105,9 +106,9 @@ class Sentinel:
         self._carry_out(self._watcher.take_actions())
 
     def report_error(self, error: Exception) -> None:
-        """Print an error in the sentinel itself, once; if the rank is gone, end soon, whatever the error broke off."""
+        """Print an error of the sentinel itself, once; if the rank has ended, end soon, even after this error."""
         text = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: sentinel of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
+        line = f"mpiddp: error in the sentinel of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
         if line not in self._reported_errors:
             self._reported_errors.add(line)
             write_line(line)
@@ -116,7 +117,7 @@ class Sentinel:
             self.loop.set_timer("exit", ERROR_EXIT_DELAY_S, self.loop.stop)
 
     def post(self, event: events.WatcherEvent) -> None:
-        """Pass an event to the logic and do what it wants; an event that comes meanwhile follows afterwards."""
+        """Pass an event to the logic and carry out the actions; events that come meanwhile are queued."""
         self._events.append(event)
         if len(self._events) == 1:
             while self._events:
@@ -170,7 +171,7 @@ class Sentinel:
                 self._do_to_rank(action)
 
     def _do_to_rank(self, action: events.RankAction) -> None:
-        """Carry out what concerns the rank's process, and those that it started."""
+        """Carry out an action on the rank's process, or on those that it started."""
         match action:
             case events.RecordChild(pid):
                 self._cleanup.record_child(pid)
@@ -230,7 +231,7 @@ class Sentinel:
                 assert_never(request)
 
     def _flush_relay(self) -> None:
-        """Wait a moment until what ranks have printed is shown, if it is folded: the report comes after that."""
+        """Wait briefly until folded output has been shown: the report comes after it."""
         deadline = time.monotonic() + RELAY_FLUSH_TIMEOUT_S
         with contextlib.suppress(EOFError, OSError):
             if self._relay is not None and self._relay.send(Flush()):
@@ -238,10 +239,10 @@ class Sentinel:
                     pass
 
     def _warm_up(self) -> None:
-        """Set the title, and import now what a sample needs: a later import could stand still on a dead file system."""
+        """Set the title, and import now what a sample needs: a later import could hang on a dead file system."""
         self._cleanup.record_segments()
         set_process_title(f"mpiddp: sentinel of {self._watched.name}")
-        with contextlib.suppress(OSError, ImportError):  # no descriptor is left: it is tried again when it is needed
+        with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
             import_module("mpiddp.where.sampler")
 
     def _observe_rank(self, request: protocol.QueryStopped | SampleRequest | ThreadsRequest, ended: bool) -> None:
@@ -267,7 +268,7 @@ class Sentinel:
                 assert_never(request)
 
     def _check_process(self) -> None:
-        """Post that the rank is gone, if it is; its connection alone may be, if it became another program."""
+        """Post RankGone if the process has ended; after an exec only its connection is closed."""
         if self._watcher.gone:
             return
         try:
@@ -301,7 +302,7 @@ class Sentinel:
             os.kill(self._process.pid, number)
 
     def _clean_up(self) -> None:
-        """Write how the rank has ended to the logs' index, end what it has left behind, and this process."""
+        """Write how the rank has ended to the logs' index, end its descendants, and then this process."""
         member = self._watcher.member
         if member is not None:
             status = index.shell_status(self._wait_status)
@@ -310,7 +311,7 @@ class Sentinel:
         self._end_when_idle()
 
     def _end_when_idle(self) -> None:
-        """End this process when nobody needs it any more."""
+        """End this process when no task or other sentinel needs it."""
         server = self._connections.server
         serves_others = server is not None and server.is_busy
         if not serves_others and not self._tasks.may_print:
@@ -325,18 +326,18 @@ class Sentinel:
 
 
 def location_of(error: Exception) -> str:
-    """Return the innermost line that an exception came through; import nothing, since files may be what is lacking."""
+    """Return the innermost line of an exception's traceback, without imports: no file descriptor may be left."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     if traceback is None:
-        return "unknown place"
+        return "unknown line"
     code = traceback.tb_frame.f_code
     return f"{code.co_filename}, line {traceback.tb_lineno}, in {code.co_name}"
 
 
 def is_handled_by(rank: RankChannel) -> bool:
-    """Tell whether a rank that is gone has reported that it prints itself why it ends, or left."""
+    """Return whether a rank that has ended had reported that it prints the reason itself, or had left."""
     try:
         return any(isinstance(message, (protocol.LocallyHandled, protocol.Leave)) for message in rank.receive())
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""What a rank leaves behind when it fails: processes, MPI's shared memory, the other ranks of its Slurm step."""
+"""Cleans up after a failed rank: its processes, MPI's shared memory, the other ranks of its Slurm step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mapped_segments(pid: int | str) -> set[Segment]:
 
 
 def unmap_inherited() -> None:
-    """Unmap the segments of MPI that this process has from the one that has forked it."""
+    """Unmap the segments of MPI that this process has inherited from its parent."""
     with open("/proc/self/maps", errors="surrogateescape") as file:
         ranges = [line.split(None, 1)[0].split("-") for line in file if any(name in line for name in PREFIXES)]
     if ranges:
@@ -50,7 +50,7 @@ def unmap_inherited() -> None:
 
 
 def remove_unmapped(segments: Collection[Segment]) -> None:
-    """Remove those of the segments that no process maps: the sentinel of the last process that did removes them."""
+    """Remove the segments that no process maps; so the sentinel of the last process that did removes them."""
     unmapped = set(segments)
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         if not unmapped:
@@ -67,12 +67,12 @@ def remove_unmapped(segments: Collection[Segment]) -> None:
 class ProcessCleanup:
     """The processes that descend from a rank: children that it has reported, and what stays in their process groups.
 
-    The variables of a rank alone are no proof of descent: what a batch system or another daemon starts for it has them,
+    A rank's variables alone do not prove descent: processes that a batch system or a daemon starts for it have them,
     too. So a process that has left these groups, and whose parent has ended, is left alone.
     """
 
     def __init__(self, rank_pid: int) -> None:
-        """Know of no descendant yet; the process `rank_pid` is there."""
+        """Begin without descendants, while the process `rank_pid` lives."""
         self._rank_pid = self._rank_group = rank_pid
         with contextlib.suppress(ProcessLookupError):
             self._rank_group = os.getpgid(rank_pid)
@@ -92,20 +92,20 @@ class ProcessCleanup:
             self._descendants.add(psutil.Process(child))
 
     def record_descendants(self) -> None:
-        """Record the rank's descendants while it is there to be their parent."""
+        """Record the rank's descendants, while it still lives as their parent."""
         descendants = descendants_of(self._rank_pid)
         self._descendants |= descendants
         self._groups |= {process.pid for process in descendants}
         self.record_segments()
 
     def record_segments(self) -> None:
-        """Record the shared memory that the rank has from MPI."""
+        """Record the rank's shared memory of MPI."""
         self._segments |= mapped_segments(self._rank_pid)
 
     def run(self, member: RankIdentity | None) -> None:
         """End the recorded processes, and those of their groups that have the variables of `member`.
 
-        Other ranks may be in the rank's own group. Then remove the shared memory that nobody maps any more.
+        Other ranks may be in the rank's own group. Then remove the shared memory that no process maps any more.
         """
         if member is not None:
             self._descendants |= processes_in_groups(
@@ -170,7 +170,7 @@ def end_processes(processes: Iterable[psutil.Process], grace_s: float) -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     import psutil
 
     try:

@@ -32,11 +32,10 @@ class WatchedRank(NamedTuple):
 
     Printed lines call it `name`. The sentinel of the rank that is `first_on_node` prints what concerns the whole node.
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
-    `hosts` returns the hosts that are probed when the rank waits in MPI_Init, none on most ranks. `by_srun` tells that
-    srun itself started the rank, `timeout_s` how long its start may take. `step_daemon` is the process of Slurm that
-    the rank descends from, 0 for none. If no rank has moved for `stall_s`, the coordinator prints that, and ends the
-    job if `stall_abort`; 0 for never. It ends a job whose ranks have waited for `exit_timeout_s` for a rank that has
-    finished its script.
+    `hosts` returns the hosts to probe while the rank waits in MPI_Init, none on most ranks. `by_srun`: srun itself
+    started the rank. Its start may take `timeout_s`. `step_daemon` is the process id of the rank's slurmstepd, 0 for
+    none. If no rank has moved for `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for
+    never. It ends a job in which ranks have waited `exit_timeout_s` for a rank that has finished its script.
     """
 
     name: str
@@ -98,21 +97,21 @@ class ChildStarted(NamedTuple):
 
 
 class LocallyHandled(NamedTuple):
-    """The rank knows why it ends, and prints that itself."""
+    """The rank knows why it ends, and prints the reason itself."""
 
 
 # A rank to its sentinel, which passes it on to the coordinator
 
 
 class Failed(NamedTuple):
-    """A rank ends for a reason; `gone` tells that its process has ended already."""
+    """A rank ends for a reason; `gone`: its process has ended already."""
 
     report: Report
     gone: bool = False
 
 
 class ReasonPrinted(NamedTuple):
-    """The reason for the job's end is printed, and the other ranks may be ended; not `done`: it is being printed.
+    """The reason for the job's end is printed, so the other ranks may be ended; if not `done`, it is being printed.
 
     `record` is what the rank's sentinel writes to --error-file, empty for nothing.
     """
@@ -128,7 +127,7 @@ class CleanupDone(NamedTuple):
 class ScriptEnded(NamedTuple):
     """The rank's script has finished.
 
-    `exit_report` is for the case that other ranks still need this one, if it raised SystemExit with an unknown status.
+    `exit_report` is used if other ranks still needed this one and it raised SystemExit with an unknown status.
     """
 
     exit_report: Report | None = None
@@ -160,7 +159,7 @@ class ListenPort(NamedTuple):
 
 
 class EndRank(NamedTuple):
-    """End yourself, and the job with you, with this exit status. END_SIGNAL follows."""
+    """End the rank, and the job with it, with this exit status. END_SIGNAL follows."""
 
     status: int
 
@@ -171,8 +170,8 @@ class EndRank(NamedTuple):
 class Decision(NamedTuple):
     """What a rank that failed has to do: print `verdict`, None if another rank failed first.
 
-    `status` is the job's exit status. `abort` tells that the rank has to end the others. A sentinel without a
-    coordinator decides itself.
+    `status` is the job's exit status. If `abort`, the rank has to end the others. A sentinel without a coordinator
+    decides itself.
     """
 
     verdict: RootCause | None
@@ -181,7 +180,7 @@ class Decision(NamedTuple):
 
 
 class UnfinishedRanks(NamedTuple):
-    """The answer to `QueryUnfinished`: the ranks, in words."""
+    """The answer to `QueryUnfinished`: the ranks, as text."""
 
     names: str
 
@@ -205,7 +204,7 @@ class StoppedStatus(NamedTuple):
 
 
 class StepDaemonLost(NamedTuple):
-    """The rank's step daemon is gone, by which Slurm starts and ends the ranks of a node."""
+    """The rank's slurmstepd, which starts and ends Slurm's ranks of a node, has ended."""
 
 
 class PeerProcessEnded(NamedTuple):
@@ -226,7 +225,7 @@ class SentinelLost(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """The coordinator knows the rank from now on: if the connection ends, the coordinator is gone."""
+    """The coordinator has admitted the rank: if the connection closes from now on, the coordinator has ended."""
 
 
 class WatchPeerProcess(NamedTuple):
@@ -243,8 +242,8 @@ class QueryStopped(NamedTuple):
 class JobEnds(NamedTuple):
     """The job ends with this exit status.
 
-    `abort` tells that the rank has to end the others. `waits` tells that the rank failed too, has its `Decision`
-    already, and waits for this message to end itself.
+    If `abort`, the rank has to end the others. `waits`: the rank failed too, has its `Decision` already, and waits for
+    this message to end itself.
     """
 
     status: int

@@ -1,4 +1,4 @@
-"""The start of a rank, and of all ranks: warnings when it takes long, and the end when it takes too long."""
+"""The startup timeout: warns of a slow start, of a rank or of all ranks, and ends one that takes too long."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PROBE_HOSTS_TIMEOUT_S = 2.0
 HARD_GRACE_S = 15.0  # after the startup timeout, for ranks to end the job in order
 REPORTS_SPREAD_S = 1.0  # for other nodes' sentinels to print their reports, before the job's step is cancelled
 KILL_DELAY_S = 1.0  # between SIGTERM and SIGKILL
-LATE_S = 10.0  # from a rank's registration until the others are told that its script has not begun
-LATE_SPREAD_S = 1.0  # for others to be late, too
+LATE_S = 10.0  # from a rank's registration until it is reported that its script has not begun
+LATE_SPREAD_S = 1.0  # for other late ranks to be reported
 MAX_RANKS_WITH_HOST = 3
-# Slurm 22.05's fences of the kind "tree" may end before all ranks have come; the next message finds one unprepared.
-TRY_RING = "\nmpiddp: if this is srun --mpi=pmix, try it with SLURM_PMIX_FENCE=ring in the environment of srun"
+# Slurm 22.05's "tree" fences may end before all ranks have entered; the next message then reaches an unready rank.
+TRY_RING = "\nmpiddp: if you use srun --mpi=pmix, try again with SLURM_PMIX_FENCE=ring in the environment of srun"
 
 
 class StartupTimeout:
     """The start of a rank, until its script begins.
 
-    `began_s` is when the sentinel began to watch. `stage` is what the rank does, empty for its script. `failed`
-    tells that its start has failed, and that others may wait for it.
+    `began_s` is when the sentinel began to watch. `stage` is what the rank does, empty for its script. `failed`: its
+    start has failed, and others may wait for it.
     """
 
     def __init__(self, watched: WatchedRank, began_s: float) -> None:
@@ -52,17 +52,15 @@ class StartupTimeout:
 
     def end_rank(self, cause: str) -> list[events.WatcherAction]:
         """End the rank, and print why."""
-        self.failed = True
-        return [events.PrintLine(f"mpiddp: {self._watched.name} {cause}, in {self.stage}"), WatcherCommand.TERMINATE,
-                events.SetTimer("kill", KILL_DELAY_S)]
+        return [*self.report_death(cause), WatcherCommand.TERMINATE, events.SetTimer("kill", KILL_DELAY_S)]
 
     def report_death(self, cause: str) -> list[events.WatcherAction]:
-        """Print how the rank died in its start, because no other rank can know of it yet; nothing without a cause."""
+        """Print how the rank died in its start, which no other rank can know yet; nothing without a cause."""
         if not cause:
             return []
         self.failed = True
         hint = TRY_RING if self._watched.by_srun and self.stage == "MPI_Init" and "SIGSEGV" in cause else ""
-        return [events.PrintLine(f"mpiddp: {self._watched.name} {cause}, in {self.stage}{hint}")]
+        return [events.PrintLine(f"mpiddp: {self._watched.name}: {cause}, during startup ({self.stage}){hint}")]
 
     def on_due(self, timer: str, now_s: float) -> list[events.WatcherAction]:
         """Act on one of the timers "warn", "start" and "late"."""
@@ -77,7 +75,7 @@ class StartupTimeout:
         if self.stage != "MPI_Init" or not self._watched.first_on_node:
             return []
         return [events.ProbeHosts(f"mpiddp: {self._watched.name} has waited {waited_s:.0f} s in MPI_Init, "
-                                  "which returns when every rank of the job has reached it",
+                                  "which returns when all ranks of the job have called it",
                                   min(PROBE_HOSTS_TIMEOUT_S, self._watched.timeout_s / 4))]
 
     def _time_out(self, waited_s: float) -> list[events.WatcherAction]:

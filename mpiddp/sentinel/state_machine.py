@@ -13,10 +13,10 @@ Action = TypeVar("Action")
 
 
 class StateMachine(Generic[State, Action]):
-    """Logic without I/O and without a clock: it takes events and returns actions, which others carry out.
+    """Logic without I/O and without a clock: takes events and returns actions for others to carry out.
 
-    `transitions` has the states that may follow each state, `ignored` those that are asked for there without effect.
-    Any other transition is a bug of ours: tests set `raises`; a job prints a line about it, and goes on.
+    `transitions` has the states that may follow each state, `ignored` those to which a transition has no effect. Any
+    other transition is a bug: it raises in tests, which set `raises`; a job prints a line about it and continues.
     """
 
     transitions: ClassVar[Mapping[Any, Collection[Any]]]

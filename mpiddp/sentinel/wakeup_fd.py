@@ -1,6 +1,6 @@
 """Sends the sentinel the number of each signal, by the process's wake-up descriptor (signal.set_wakeup_fd).
 
-Python writes to it from its handler in C, and also without a signal: _thread.interrupt_main() acts as if one had come.
+Python writes to it from its handler in C, and also if _thread.interrupt_main() simulates a signal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 class WakeupFd:
     """Sends each signal's number to a descriptor, also after an event loop of the script has replaced it.
 
-    asyncio and uvloop take the process's one wake-up descriptor while they run, and leave none behind.
+    asyncio and uvloop use the process's only wake-up descriptor while they run, and leave none set.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -21,8 +21,8 @@ class WakeupFd:
         self._descriptor = descriptor
         self._set_wakeup_fd = signal.set_wakeup_fd
         self._interrupt_main = _thread.interrupt_main
-        self._is_on = True  # a library may keep our function
-        self.lent = False  # others have had the process's descriptor, and may have got a signal's number
+        self._is_on = True  # checked later: a library may keep our function
+        self.lent = False  # others have used the process's descriptor, and may have got a signal's number
         self.simulated = False  # the script has called _thread.interrupt_main()
         if (former := self._set_wakeup_fd(descriptor, warn_on_full_buffer=False)) >= 0:
             self._set_wakeup_fd(former)
@@ -31,7 +31,7 @@ class WakeupFd:
         _thread.interrupt_main = self._simulate
 
     def end(self) -> None:
-        """Leave the descriptor alone, and others' as it is."""
+        """Stop using the descriptor; one of others stays set."""
         self._is_on = False
         if signal.set_wakeup_fd == self._set:
             signal.set_wakeup_fd = self._set_wakeup_fd
@@ -42,7 +42,7 @@ class WakeupFd:
                 self._set_wakeup_fd(descriptor)
 
     def _set(self, fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
-        """Be `signal.set_wakeup_fd`; if the script wants none, ours is back, and -1 is returned for it."""
+        """Act as `signal.set_wakeup_fd`: if the script unsets its own, ours is set again; ours is returned as -1."""
         if fd == -1 and self._is_on:
             fd, warn_on_full_buffer = self._descriptor, False
         self.lent |= fd != self._descriptor
@@ -50,6 +50,6 @@ class WakeupFd:
         return -1 if former == self._descriptor and self._is_on else former
 
     def _simulate(self, signum: signal.Signals = signal.SIGINT, /) -> None:
-        """Be `_thread.interrupt_main`."""
+        """Act as `_thread.interrupt_main`."""
         self.simulated |= signum == signal.SIGINT
         self._interrupt_main(signum)

@@ -1,4 +1,4 @@
-"""The logic of a sentinel: what it does about its rank, from the rank's first moment to its last.
+"""The logic of a sentinel, from the start of its rank to the rank's end.
 
 No I/O, no clock: `Watcher.handle()` takes an event and returns actions, which `process.py` carries out.
 """
@@ -12,7 +12,7 @@ from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..base.text import truncate_middle
 from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
 from ..failure.rank import RankIdentity
-from ..failure.root_cause import MAX_STACK_CHARS, NO_STEP_DAEMON, Report, ReportKind, RootCause, truncate_report
+from ..failure.root_cause import MAX_STACK_CHARS, STEP_DAEMON_KILLED, Report, ReportKind, RootCause, truncate_report
 from ..ipc.codec import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
@@ -32,11 +32,11 @@ class State(enum.Enum):
 
     STARTING = "the rank has not joined its job yet"
     WORKING = "the rank is a member of its job"
-    REPORTED = "it is reported why the rank ends, and the coordinator decides what follows"
-    RANK_0_LOST = "rank 0 and the coordinator are gone: the launcher may end the job"
-    ENDING = "the rank ends, or has to; it is known why"
-    SELF_HANDLED = "the rank prints itself why it ends, or the job is over"
-    CLEANING = "the rank is gone; what it left behind is ended"
+    REPORTED = "the rank's failure is reported; the coordinator's decision is awaited"
+    RANK_0_LOST = "rank 0 and the coordinator have ended: the launcher may end the job"
+    ENDING = "the rank ends, or has to, for a known reason"
+    SELF_HANDLED = "the rank prints itself why it ends, or the job has finished"
+    CLEANING = "the rank has ended; its descendants are ended"
     OVER = "nothing is left to do"
 
 
@@ -51,7 +51,7 @@ TRANSITIONS: dict[State, tuple[State, ...]] = {
     S.CLEANING: (S.OVER,),
     S.OVER: (),
 }
-IGNORED: dict[State, tuple[State, ...]] = {  # what comes late, or has been decided otherwise
+IGNORED: dict[State, tuple[State, ...]] = {  # events that come late, or are overruled
     S.REPORTED: (S.SELF_HANDLED, S.OVER),
     S.RANK_0_LOST: (S.REPORTED, S.SELF_HANDLED),
     S.SELF_HANDLED: (S.WORKING, S.RANK_0_LOST),
@@ -64,15 +64,15 @@ IGNORED: dict[State, tuple[State, ...]] = {  # what comes late, or has been deci
 class Watcher(StateMachine[State, events.WatcherAction]):
     """Reports to the coordinator why its rank ends, and ends it when the coordinator decides so.
 
-    Without a coordinator it decides itself that its rank failed first, unless it has lost another rank, or its launcher
-    may have ended it.
+    Without a coordinator it assumes that its rank failed first, unless that has lost another rank, or its launcher may
+    have ended it.
     """
 
     transitions = TRANSITIONS
     ignored = IGNORED
 
     def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
-        """Begin to watch at `began_s`, in seconds of the clock that handle() is given."""
+        """Begin to watch at `began_s`, on the clock of handle()."""
         super().__init__(State.STARTING, began_s)
         self.watched = watched
         self.member: RankIdentity | None = None  # once the rank has joined its job
@@ -80,18 +80,18 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         self.startup = StartupTimeout(watched, began_s)
         self._do(*self.startup.begin_watch())
         self._stack_lines: list[str] = []  # that faulthandler printed
-        self._rank_reported = False  # by itself
-        self._decision: protocol.Decision | None = None  # what follows if the rank fails, once that is known
+        self._rank_reported = False  # the rank reported its failure itself
+        self._decision: protocol.Decision | None = None  # what the rank has to do if it fails, once known
         self._undecided: Report | None = None  # a report without a decision
-        self._no_coordinator = False  # or none any more
+        self._no_coordinator = False  # there is none, or none any more
         self._rank_0_closed = False  # rank 0's node has closed the connection, so it can be reached
         self._job_finished = False  # in order
-        self._waiting_for_job_end = False  # the rank, by its decision
+        self._waiting_for_job_end = False  # the rank waits, by its decision
         self._kill_scheduled = False  # the rank's grace has begun
         self._script_ended = False
 
     def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
-        """Return what to do about an event that has come at `now_s`, on any monotonic clock."""
+        """Return the actions for an event at `now_s`, on any monotonic clock."""
         self._now_s = now_s
         match event:
             case events.FromRank(message):
@@ -107,7 +107,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             case events.NoCoordinator(error):
                 self._no_coordinator = True
                 if error:
-                    self._print(f"{self.watched.name} is not watched together with the others: {error}")
+                    self._print(f"the sentinel of {self.watched.name} has no coordinator: {error}")
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
             case events.Observed(observation):
@@ -156,7 +156,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
                 assert_never(message)
 
     def _on_reason_printed(self, message: protocol.ReasonPrinted) -> None:
-        """Write the record that comes with this, and pass it on without."""
+        """Write the record of this message, and pass the message on without it."""
         if message.record and self.member is not None:
             self._do(events.WriteRecord(self.member.error_file, message.record))
         if self._decision is not None:
@@ -227,21 +227,21 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             self._do(events.SetTimer("decision", LAUNCHER_KILL_TIMEOUT_S))
 
     def _decide_alone(self) -> None:
-        """Decide on a report in the place of the coordinator."""
+        """Decide on a report without the coordinator."""
         if self._undecided is not None:
             is_secondary = self.gone and self._no_coordinator and is_maybe_secondary(self._undecided)
             verdict = None if is_secondary else RootCause(self._undecided)
             self._take_decision(self._decision or protocol.Decision(verdict, self._undecided.status, True))
 
     def _print_rank_0_lost(self, consequence: str = "") -> None:
-        """Print it once on a node; on rank 0's own, whose sentinel is gone, rank 1's sentinel does."""
+        """Print once per node that rank 0 is lost; on rank 0's own node rank 1's sentinel prints it."""
         assert self.member
-        how = "gone" if self._rank_0_closed else f"out of reach of {self.member.host}"
+        state = "has ended unexpectedly" if self._rank_0_closed else f"cannot be reached from {self.member.host}"
         if self.watched.first_on_node or self.member.rank == 1:
-            self._print(f"rank 0 is {how}{consequence}")
+            self._print(f"rank 0 {state}{consequence}")
 
     def _take_decision(self, decision: protocol.Decision) -> None:
-        """Pass a decision on to the rank; if that is gone, do what the rank would have to do."""
+        """Pass a decision on to the rank; if that has ended, do what the rank would have to do."""
         self._do(events.CancelTimer("decision"))
         self._decision, self._undecided, self._waiting_for_job_end = decision, None, not decision.abort
         self._enter(S.ENDING)
@@ -252,7 +252,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             self._kill_in_time()
 
     def _end_rank(self, end: protocol.JobEnds) -> None:
-        """End the rank because the job ends: ask it if it can end by itself, and kill it when its grace is over."""
+        """End the rank because the job ends: ask it to end by itself, if it can, and kill it when its grace is over."""
         if self.state in (S.CLEANING, S.OVER):
             return
         self._enter(S.ENDING)
@@ -277,7 +277,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             self._decide_alone()
 
     def _on_rank_0_lost(self, closed: bool) -> None:
-        """Give the launcher time to end the rank, if rank 0 is gone in the middle of the job."""
+        """Give the launcher time to end the rank, if rank 0 has ended in the middle of the job."""
         self._on_coordinator_lost()
         if self._job_finished or not self._enter(S.RANK_0_LOST):
             return
@@ -285,16 +285,16 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         self._do(events.SetTimer("rank 0 lost", LEAVE_TIMEOUT_S if self._script_ended else LAUNCHER_KILL_TIMEOUT_S))
 
     def _end_without_coordinator(self) -> None:
-        """End the rank, which its launcher has not ended although rank 0 and its sentinel are gone."""
+        """End the rank: rank 0 and its sentinel have ended, and the launcher has not ended this rank."""
         assert self.member
         if self.gone or self.state is not S.RANK_0_LOST:
             return
-        self._print_rank_0_lost(f": ending the ranks on {self.member.host}")
+        self._print_rank_0_lost(f"; ending the ranks on {self.member.host}")
         self._end_rank(protocol.JobEnds(1, abort=True))
         self._decide_alone()
 
     def _on_rank_gone(self, event: events.RankGone) -> None:
-        """Report on a rank that is gone, unless it has done so, and end what it left behind."""
+        """Report on a rank that has ended, unless it has done so, and end its descendants."""
         self.gone = True
         self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "terminate", "kill")))
         stack = extract_crash_stack(self._stack_lines)
@@ -311,15 +311,15 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             self._decide_alone()
 
     def _on_step_daemon_gone(self) -> None:
-        """Report it to the coordinator; if there is none yet, print it, and end the rank: nobody else does."""
+        """Report it to the coordinator; if there is none yet, print it and end the rank: no other process does."""
         if self.state is not S.STARTING:
             self._do(events.ToCoordinator(protocol.StepDaemonLost()))
             return
-        self._do(*self.startup.end_rank(f"has {NO_STEP_DAEMON}"))
+        self._do(*self.startup.end_rank(STEP_DAEMON_KILLED))
         self._kill_scheduled = self._enter(S.SELF_HANDLED)
 
     def _clean_up(self) -> None:
-        """Print the reason if it is not printed yet; then end what the rank left behind, and this process."""
+        """Print the reason if it is not printed yet; then end the rank's descendants, and this process."""
         if not self._enter(S.CLEANING):
             return
         if self._decision is not None and self._decision.verdict is not None:
@@ -347,7 +347,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         return self.member.grace_s if self.member else HARD_GRACE_S
 
     def _kill_in_time(self) -> None:
-        """Kill the rank when its grace is over, which begins now unless it has begun before."""
+        """Schedule the kill of the rank for the end of its grace, which begins now, unless it is scheduled."""
         if not self._kill_scheduled:
             self._kill_scheduled = True
             self._do(events.SetTimer("kill", self._grace_s() + FINAL_EXIT_TIMEOUT_S))

@@ -120,8 +120,8 @@ class Month:
         """Return an attempt as mpiddp.supervise would note it."""
         rank, steps = self.used.index(node) * RANKS + self.random.randrange(RANKS), int(hours * STEPS_PER_HOUR)
         as_reported = {
-            "lost": (ReportKind.UNREACHABLE, "is gone, and its sentinel with it"),
-            "crash": (ReportKind.PROCESS_EXIT, "ended by SIGSEGV"),
+            "lost": (ReportKind.UNREACHABLE, "ended together with its sentinel, for an unknown reason"),
+            "crash": (ReportKind.PROCESS_EXIT, "killed by SIGSEGV (Segmentation fault)"),
             "device": (ReportKind.SECONDARY, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
             "bug": (ReportKind.ERROR, "KeyError: 'label'"),
             "exception": (ReportKind.ERROR, f"OSError: {self.random.random()}"),

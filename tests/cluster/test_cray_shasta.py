@@ -12,6 +12,7 @@ import pytest
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
+from tests.messages import find
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, check_hello, need, single_node_environ
 from tests.test_steps import in_step, mpirun
 
@@ -80,5 +81,5 @@ def test_a_signal_to_srun_is_told_in_one_line(cluster: Cluster) -> None:
             text = process.communicate(timeout=DEADLINE_S)[0]
         finally:
             processes.end_tree(process.pid)
-    assert re.findall("mpiddp: .*", text) == re.findall("mpiddp: ended by SIGKILL .*", text) != [], text
+    assert len(find("launch/outside_signal", text, signal="SIGKILL")) == text.count("mpiddp: ") == 1, text
     assert processes.leftovers(env) == []

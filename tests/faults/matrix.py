@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests import processes
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import MPIS, ROOT, Mpi, mpiexec_command, single_node_environ
 
 CHILD = "sleep 1000"  # which fault.py starts
@@ -24,9 +25,10 @@ STATUSES = {
     "SIGBUS": 135, "SIGFPE": 136, "SIGKILL": 137, "SIGSTOP": 1,
 }
 CAUSES = {  # what the report says of the rank
-    "raise": "ValueError: seven", "exit": r"sys\.exit\(7\)", "message": "seven in words", "thread": r"sys\.exit\(7\)",
-    "_exit": r"os\._exit\(7\)", "native-exit": "left with status 7", "interrupt": "KeyboardInterrupt",
-    "loader": r"ValueError: seven in a worker \(in DataLoader worker process", "SIGSTOP": "is stopped",
+    "raise": "ValueError: seven", "exit": "sys.exit(7)", "message": "seven in words", "thread": "sys.exit(7)",
+    "_exit": "os._exit(7)", "native-exit": message("launch/native_exit", status=7), "interrupt": "KeyboardInterrupt",
+    "loader": "ValueError: seven in a worker (in DataLoader worker process",
+    "SIGSTOP": message("launch/stopped_process"), "SIGKILL": message("launch/killed_by_sigkill"),
 }
 
 
@@ -91,10 +93,10 @@ class Outcome:
         """Tell whether the report names the rank, its host and the cause, and is the only one."""
         if self.kind == "atexit":  # as in plain Python, the error is printed and the status stays 0
             return "ValueError: seven" in self.stderr
-        cause = CAUSES.get(self.kind, self.kind)
-        rank = r"\d+" if self.rank is None else self.rank
-        return len(REPORT.findall(self.stderr)) == 1 and bool(
-            re.search(rf"mpiddp: failed: rank {rank} on {HOST}: .*{cause}", self.stderr))
+        known = {} if self.rank is None else {"rank": self.rank}
+        reports = find("launch/failed_rank", self.stderr, **known)
+        return len(REPORT.findall(self.stderr)) == 1 and any(
+            CAUSES.get(self.kind, self.kind) in report["cause"] for report in reports)
 
     @property
     def lost(self) -> list[str]:
@@ -117,7 +119,6 @@ class Outcome:
 
 
 REPORT = re.compile(r"mpiddp: (?:failed|ended): ")
-HOST = r"(?:node[123]|[\w.-]+)"
 
 
 def run(launcher: Launcher, kind: str, moment: str, rank: int | None, cluster: Cluster | None) -> Outcome:

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests import processes
+from tests.messages import message
 from tests.simulation.job import simulate
 from tests.simulation.planted import BUGS, planted
 from tests.simulation.world import Shape, World
@@ -77,7 +78,7 @@ def test_ranks_that_wait_for_one_that_has_ended(exits: bool) -> None:
         rank.waits = True
     world.schedule(5.0, world.ranks[0].end_script)
     world.run(until_s=20.0)
-    assert world.said == ["mpiddp: others wait in vain; the job ends if that lasts for 300 s (--exit-timeout)"]
+    assert world.said == [message("launch/finished_rank_awaited", cause="others wait in vain", limit="300 s")]
     assert all(rank.alive for rank in world.ranks)
     world.run(until_s=400.0)
     assert [report.verdict.first.cause for report in world.printed] == ["others wait in vain"]
