@@ -20,8 +20,8 @@ MAX_CHILDREN_SHOWN = 3
 NATIVE = "native code that holds the GIL"
 BUSY_WAITING = "busy-waiting for a GPU or in MPI"
 FREE = (Activity.BUSY, Activity.LOADER, Activity.ELSEWHERE, Activity.STOPPED, Activity.KERNEL)
-FAILURE_FORMAT = "{}, line {}, in {}"
-FAILURE_PATTERN = re.compile(r"(.*), line (\d+), in (.*)")
+FAILURE_FORMAT = "{}:{} {}"
+FAILURE_PATTERN = re.compile(r"(.*):(\d+) (.*)")
 
 Members = Mapping[Location, Sequence[RankSample]]
 Outliers = tuple[set[int], list[str]]  # the ranks, and findings
