@@ -227,7 +227,7 @@ def test_a_lone_rank_that_is_interrupted() -> None:
     assert format_failure(verdict, None, 3.21) == message("launch/outside_signal", signal="SIGINT", seconds=3.2) + "\n"
 
 
-LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete", where="train.py, 9")
+LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete", where="train.py:9 step")
 
 
 def test_a_rank_that_was_waited_for_in_vain() -> None:
@@ -235,7 +235,7 @@ def test_a_rank_that_was_waited_for_in_vain() -> None:
     verdict = select_root_cause([LATE, *others], ROOT_CAUSE_WAIT_S,
                                 FailureContext(HOSTS, activity=JobActivity({1: "train.py:40 load"}, {1})))
     assert verdict is not None
-    cause = message("launch/late_rank", ranks="5 ranks", call="train.py, 9", cause=LATE.cause)
+    cause = message("launch/late_rank", ranks="5 ranks", call="train.py:9 step", cause=LATE.cause)
     assert verdict.first == Report(1, HOSTS[1], ReportKind.UNREACHABLE, cause, 1, "train.py:40 load")
 
 
