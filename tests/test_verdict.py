@@ -227,7 +227,8 @@ def test_a_lone_rank_that_is_interrupted() -> None:
     assert format_failure(verdict, None, 3.21) == message("launch/outside_signal", signal="SIGINT", seconds=3.2) + "\n"
 
 
-LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete", where="train.py:9 step")
+LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete",
+                     where="train.py:9 step")
 
 
 def test_a_rank_that_was_waited_for_in_vain() -> None:
