@@ -40,7 +40,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = PlainParser("python -m mpiddp.where", description=(
         "Show where the ranks of a running job are, and which of them are outliers. The job continues."))
     parser.add_argument("job", nargs="?", default="", metavar="JOB",
-                        help="job number of the batch system (under Slurm with or without the step, as 48211.0), or "
+                        help="job number of the batch system (under Slurm, optionally with the step: 48211.0), or "
                         "the beginning of mpiddp's own name for the job; default: the only running job")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="repeat every SECONDS")
