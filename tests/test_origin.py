@@ -162,7 +162,7 @@ def test_the_first_line_of_a_report_has_the_error_that_was_first(
     found = make_report(raised(by), 1, "n1")
     assert found.kind == ReportKind.ERROR
     words = re.escape(f"{cause} ({how}{', ' * bool(how)}test_origin.py:")
-    told = re.fullmatch(rf"{words}(\d+) in {function}\)", found.cause)
+    told = re.fullmatch(rf"{words}(\d+) {function}\)", found.cause)
     assert told, found.cause
     assert found.where == f"{HERE}:{told[1]} {function}"
     assert format_failure(RootCause(found), None, 7.0).splitlines()[0] == f"mpiddp: failed: rank 1 on n1: {found.cause}"
@@ -241,7 +241,7 @@ def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
     then = re.escape(message("launch/then_error", error="sys.exit(3)"))
     assert re.fullmatch(rf"ValueError: seven \({then}, test_origin\.py:\d+ seven\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.ERROR, 3)
-    assert found.where.endswith(" in seven")
+    assert found.where.endswith(" seven")
     assert make_report(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
 
 
