@@ -156,7 +156,7 @@ QUICK = [("mpich", "with"), ("mpich", "with-through"), ("mpich", "exit"), ("mpic
 def test_a_program_that_fails_ends_the_job(mpi: Mpi, how: str) -> None:
     done = check(own_end(mpi, 2, how), 7 if "exit" in how else 1)
     (report,) = find("launch/failure_report", done.stderr, rank=1, cause=CAUSES[how])
-    assert re.match(r"\S+own_end.py, line \d+", report["where"])
+    assert re.match(r"\S+own_end.py:\d+ ", report["where"])
     assert done.stderr.count("mpiddp: failed: ") == 1
     assert done.stderr.count("Traceback (most recent call last)") == ("exit" not in how)
 
@@ -201,7 +201,7 @@ def test_an_exit_whose_status_nobody_tells_does_not_hang_the_others(name: str) -
     done = own_end(MPIS[name], 2, "unsaid")
     assert done.returncode != 0
     assert len(find("launch/failed_rank", done.stderr, rank=1, cause=message("launch/unknown_exit"))) == 1, done.stderr
-    assert re.search(r"^  where    \S+own_end.py, line \d+, in <module>$", done.stderr, re.MULTILINE)
+    assert re.search(r"^  where    \S+own_end.py:\d+ <module>$", done.stderr, re.MULTILINE)
     assert done.stderr.count("mpiddp: failed: ") == 1
 
 

@@ -76,8 +76,8 @@ def test_an_exit_is_reported_with_what_was_caught(quick: Mpi, script: Path) -> N
     done = check(mpiexec(quick, 2, script), 5)
     (report,) = find("launch/failure_report", done.stderr, rank=1)
     then = message("launch/then_error", error="sys.exit(5)")
-    assert report["cause"] == f"ValueError: seven ({then}, script.py:8 in main)"
-    assert report["where"] == f"{script}, line 8, in main"
+    assert report["cause"] == f"ValueError: seven ({then}, script.py:8 main)"
+    assert report["where"] == f"{script}:8 main"
 
 
 def test_a_server_of_the_scripts_own_is_no_peer(quick: Mpi, script: Path, tmp_path: Path) -> None:
@@ -120,4 +120,4 @@ def test_an_error_of_mpis_in_a_script_that_a_runner_runs(name: str, cause: str, 
     done = mpiexec(MPIS[name], 2, "-m", "mpi4py", script)
     (report,) = find("launch/failure_report", done.stderr, rank=1)
     assert re.match(cause, report["cause"])
-    assert report["where"].startswith(f"{script}, line ")
+    assert report["where"].startswith(f"{script}:")

@@ -56,7 +56,7 @@ RUN_BY = {
     "scancel --signal=QUIT 48211.0": (
         "tests/test_asking.py::test_a_sigquit_asks_and_ends_nothing", '"scancel", "--signal=QUIT"'),
     "mpiexec -n 2 python -m mpiddp --stall 90 tests/hangs/training.py 3600 60 digits.pt": (
-        "tests/hangs/test_hangs.py::test_a_training_is_not_said_to_stand_still", "training.py"),
+        "tests/hangs/test_hangs.py::test_a_training_is_not_reported_as_hanging", "training.py"),
     "python -m mpiddp.supervise --nodes 2 --max-restarts 10 srun --mpi=pmix python -m mpiddp train.py --checkpoint c": (
         "tests/test_supervise.py::test_faults_on_three_nodes", "mpiddp.supervise --nodes 2"),
     "python -m tests.benchmarks.staging_model": (

@@ -69,7 +69,7 @@ def test_an_exception_is_shown_once_and_without_our_frames(quick: Mpi, script: S
     assert "mpiddp/" not in done.stderr
     (report,) = find("launch/failure_report", done.stderr, rank=1, ranks=2, local_rank=1, device="cpu")
     assert report["cause"] == "ValueError: seven"
-    assert report["where"] == f"{path}, line 4, in <module>"
+    assert report["where"] == f"{path}:4 <module>"
     assert re.fullmatch(r"\d+\.\d", report["seconds"])
     assert report["pid"].isdecimal()
     assert report["status"] == "1"

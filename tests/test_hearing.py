@@ -27,6 +27,7 @@ from mpiddp.where.process_sample import ProcSample
 from mpiddp.where.protocol import ASK_SIGNAL, TRACER, TRACER_END, InspectFds, SampleRequest
 from mpiddp.where.py_spy import INSTALL_HINT
 from mpiddp.where.sampler import MIN_AGE_S, StackCollector, extract_error
+from tests.messages import message
 from tests.support import PROGRAMS, ROOT, VENVS
 
 DEADLINE_S = 20
@@ -181,11 +182,11 @@ def test_native_code_hides_a_stack_without_py_spy(what: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("printed", "told"), [
-    (INSTALL_HINT, INSTALL_HINT), ("", "py-spy has printed nothing"),
-    ('[\n  {\n    "pid"\npy-spy has taken more', "py-spy has taken more"),
+    (INSTALL_HINT, INSTALL_HINT), ("", message("where/py_spy_printed_nothing")),
+    ('[\n  {\n    "pid"\npy-spy did not finish', "py-spy did not finish"),
     ("Error: Permission denied\n\nStack backtrace:\n   0: anyhow", "Error: Permission denied"),
 ])
-def test_what_py_spy_says_in_the_place_of_a_stack(printed: str, told: str) -> None:
+def test_what_py_spy_prints_instead_of_a_stack(printed: str, told: str) -> None:
     assert extract_error(printed) == told
 
 

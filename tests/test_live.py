@@ -162,7 +162,7 @@ def test_the_stack_of_a_crash_is_in_its_ranks_log(mpi: Mpi, tmp_path: Path) -> N
     (script := tmp_path / "crashes.py").write_text(CRASHES)
     done = mpiexec(mpi, 2, "--log-dir", tmp_path / "logs", "--log-compress=gzip", script)
     report = done.stderr.split("mpiddp: failed: rank 1 on ")[1]
-    assert re.search(rf"^  where    {script}, line 6, in deep$", report, re.MULTILINE), report
+    assert re.search(rf"^  where    {script}:6 deep$", report, re.MULTILINE), report
     (named,) = re.findall(r"^  log      (.*)$", report, re.MULTILINE)
     log = Path(named).read_text()
     stack = log.partition("Fatal Python error: Segmentation fault\n")[2].splitlines()
@@ -180,7 +180,7 @@ def test_a_stack_begins_with_the_thread_that_crashed() -> None:
     assert [line.split()[-1] for line in stack.splitlines()] == [
         "fault", "first):", "dot", "deep", "<module>", "first):", "run"]
     assert stack.splitlines()[1].startswith("Current thread")
-    assert find_crash_line(stack) == "/home/me/train.py, line 4, in deep"
+    assert find_crash_line(stack) == "/home/me/train.py:4 deep"
     of_no_python = [*PRINTED.splitlines()[:9], "Current thread 0x03 (most recent call first):", "  <no Python frame>"]
     assert extract_crash_stack(of_no_python).splitlines()[2] == "  <no Python frame>"
     assert find_crash_line(extract_crash_stack(of_no_python)) == ""

@@ -1,4 +1,4 @@
-"""What shows that a rank moves: --stall must not take one that does for one that stands still."""
+"""What shows that a rank makes progress: --stall must not report a rank that does."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mpiddp.where.process_sample import PACKET, READ_AHEAD, ProcSample, TcpCount
 from mpiddp.where.stall import StallDetector, has_moved
 from tests import processes
 from tests.cluster import shared
+from tests.messages import find, message
 from tests.support import DEADLINE_S, PROGRAMS, Done, Mpi, check, first_of, mpiexec_command, need, single_node_environ
 from tests.test_where import rank
 
@@ -32,7 +33,7 @@ def moving(mpi: Mpi, kind: str, folder: Path, *before: str) -> Done:
 def test_a_rank_whose_data_no_file_counts_is_not_ended(kind: str, quick: Mpi, tmp_path: Path) -> None:
     """It receives by TCP, its child does, by a Unix socket; or it touches new memory, a page at a time."""
     done = check(moving(quick, kind, tmp_path))
-    assert "no rank has moved" not in done.stderr
+    assert find("where/no_progress", done.stderr) == []
 
 
 @pytest.mark.parametrize("kind", first_of(["mapped", "read"]))
@@ -45,7 +46,7 @@ def test_a_rank_that_reads_a_slow_file_at_once_is_not_ended(kind: str, quick: Mp
     state = shared.State(tmp_path)
     state.set(SLOW)
     done = check(moving(quick, kind, folder, *shared.here(state, folder)))
-    assert "no rank has moved" not in done.stderr
+    assert find("where/no_progress", done.stderr) == []
 
 
 def test_a_rank_that_logs_and_answers_while_it_hangs_is_found(quick: Mpi, tmp_path: Path) -> None:
@@ -57,9 +58,9 @@ def test_a_rank_that_logs_and_answers_while_it_hangs_is_found(quick: Mpi, tmp_pa
 def test_what_cannot_be_seen_is_said_once_and_ends_nothing(quick: Mpi, tmp_path: Path) -> None:
     need(["root, to make a network namespace"] if os.geteuid() else [])
     done = check(moving(quick, "hidden", tmp_path))
-    assert done.stderr.count("mpiddp: --stall cannot tell whether the ranks move: of rank 1, its sockets ") == 1
-    assert "is in another network namespace" in done.stderr
-    assert "no rank has moved" not in done.stderr
+    (reported,) = find("where/stall_undetectable", done.stderr, rank=1)
+    assert find("where/sockets_in_other_namespace", reported["reason"])
+    assert find("where/no_progress", done.stderr) == []
 
 
 def test_what_a_connection_has_moved() -> None:
@@ -114,19 +115,19 @@ def test_how_much_is_movement(faults: int, moved_bytes: int, moves: bool) -> Non
     assert has_moved(rank(0), rank(0, faults=faults, moved_bytes=moved_bytes), 10.0) is moves
 
 
-def test_a_rank_that_cannot_be_seen_is_told_of_once() -> None:
-    hidden = rank(3, unseen="its sockets cannot be seen (Permission denied)")
+def test_a_rank_that_cannot_be_seen_is_reported_once() -> None:
+    hidden = rank(3, unseen="its sockets are not visible (Permission denied)")
     stall, said = StallDetector(10.0), []
     for second in range(0, 60, 2):
         ranks = [rank(0), hidden if second < 40 else rank(3)]
         said.append(stall.update(ranks, float(second)))
     first, second = [line for line in said if line]
-    assert first == ("--stall cannot tell whether the ranks move: of rank 3, its sockets cannot be seen "
-                     "(Permission denied)")
-    assert second.startswith("no rank has moved for 40 s (")
+    assert first == message("where/stall_undetectable", rank=3, reason=hidden.unseen)
+    assert second == message("where/no_progress", time="40 s")
+    assert stall.update([rank(0), rank(3, busy_s=9.0)], 60.0) == message("where/progress_resumed", time="40 s")
 
 
-@pytest.mark.parametrize("hidden", [rank(3, has_answered=False), rank(3, unseen="its sockets cannot be seen")])
+@pytest.mark.parametrize("hidden", [rank(3, has_answered=False), rank(3, unseen="its sockets are not visible")])
 def test_nothing_is_concluded_of_a_rank_that_is_not_seen(hidden: object) -> None:
     stall = StallDetector(10.0)
     lines = [stall.update([rank(0), hidden], float(second)) for second in range(0, 60, 2)]  # type: ignore[list-item]

@@ -162,9 +162,9 @@ def test_the_first_line_of_a_report_has_the_error_that_was_first(
     found = make_report(raised(by), 1, "n1")
     assert found.kind == ReportKind.ERROR
     words = re.escape(f"{cause} ({how}{', ' * bool(how)}test_origin.py:")
-    told = re.fullmatch(rf"{words}(\d+) in {function}\)", found.cause)
+    told = re.fullmatch(rf"{words}(\d+) {function}\)", found.cause)
     assert told, found.cause
-    assert found.where == f"{HERE}, line {told[1]}, in {function}"
+    assert found.where == f"{HERE}:{told[1]} {function}"
     assert format_failure(RootCause(found), None, 7.0).splitlines()[0] == f"mpiddp: failed: rank 1 on n1: {found.cause}"
 
 
@@ -177,7 +177,7 @@ def test_the_texts_of_others() -> None:
     lines = ['  File "/home/me/deep.py", line 6, in load', "    open(x)", "FileNotFoundError: [Errno 2] x: 'y'"]
     text = "\n".join(["words", '"""', "Traceback (most recent call last):", *lines, '"""', ""])
     found = parse_traceback(text)
-    assert found == ("FileNotFoundError: [Errno 2] x: 'y'", "/home/me/deep.py, line 6, in load", "", False)
+    assert found == ("FileNotFoundError: [Errno 2] x: 'y'", "/home/me/deep.py:6 load", "", False)
     assert find_origin(RuntimeError(text)) == found
     assert found is not None
     assert not found.is_loss
@@ -239,9 +239,9 @@ def own_exit() -> None:
 def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
     found = make_report(raised(own_exit), 1, "n1")
     then = re.escape(message("launch/then_error", error="sys.exit(3)"))
-    assert re.fullmatch(rf"ValueError: seven \({then}, test_origin\.py:\d+ in seven\)", found.cause)
+    assert re.fullmatch(rf"ValueError: seven \({then}, test_origin\.py:\d+ seven\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.ERROR, 3)
-    assert found.where.endswith(" in seven")
+    assert found.where.endswith(" seven")
     assert make_report(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
 
 
@@ -251,11 +251,11 @@ def test_an_os_exit_while_an_error_is_handled() -> None:
     except RuntimeError:
         found = make_exit_report(7, sys._getframe(), 1, "n1")
     then = re.escape(message("launch/then_error", error="os._exit(7)"))
-    assert re.fullmatch(rf"RuntimeError: .* \({then}, test_origin\.py:\d+ in lose\)", found.cause)
+    assert re.fullmatch(rf"RuntimeError: .* \({then}, test_origin\.py:\d+ lose\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.SECONDARY, 7)
     plain = make_exit_report(7, sys._getframe(), 1, "n1")
     assert (plain.kind, plain.cause) == (ReportKind.ERROR, "os._exit(7)")
-    assert plain.where.startswith(f"{HERE}, line ")
+    assert plain.where.startswith(f"{HERE}:")
 
 
 def test_an_exit_after_an_interrupt_is_one() -> None:
@@ -336,7 +336,7 @@ def test_where_a_runner_runs_the_script(tmp_path: Path, monkeypatch: pytest.Monk
     script.write_text("import json\ndef load():\n    json.loads('{')\nload()\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", joblib.__file__, raising=False)
     error = raised(lambda: runpy.run_path(str(script)))
-    assert find_traceback_line(error.__traceback__) == f"{script}, line 3, in load"
+    assert find_traceback_line(error.__traceback__) == f"{script}:3 load"
 
 
 def test_odd_errors() -> None:

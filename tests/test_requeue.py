@@ -89,7 +89,7 @@ def test_two_starts_in_a_row_without_a_step_are_the_last_ones(tmp_path: Path, na
 
 
 STOPPED = Attempt(("n1",), 60.0, 75, steps=0)
-FAILED = Attempt(("n1",), 60.0, 1, "own", "ValueError: seven", "train.py, line 9, in step", 0, "n1", steps=50)
+FAILED = Attempt(("n1",), 60.0, 1, "own", "ValueError: seven", "train.py:9 step", 0, "n1", steps=50)
 
 
 @pytest.mark.parametrize(("attempts", "fruitless", "action"), [

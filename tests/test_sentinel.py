@@ -460,7 +460,7 @@ def test_a_script_whose_name_is_no_text(quick: Mpi, tmp_path: Path) -> None:
     path = failing(tmp_path, "raise ValueError('\\udc80')", os.fsdecode(b"odd-\xff.py"))
     done = check(mpiexec(quick, 2, path), 1)
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
-    assert re.search(r"where +\S+odd-\?\.py, line 4, in <module>\n", done.stderr), done.stderr
+    assert re.search(r"where +\S+odd-\?\.py:4 <module>\n", done.stderr), done.stderr
 
 
 @pytest.mark.alone
@@ -571,4 +571,4 @@ def test_where_something_went_wrong_is_told_without_an_import(monkeypatch: pytes
     try:
         int("x")
     except ValueError as error:
-        assert re.fullmatch(rf"{re.escape(__file__)}, line \d+, in test_where_something_.*", process.location_of(error))
+        assert re.fullmatch(rf"{re.escape(__file__)}:\d+ test_where_something_.*", process.location_of(error))

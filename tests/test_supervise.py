@@ -65,7 +65,7 @@ from tests.support import (
 
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
-RAISED = Attempt(POOL[:2], 60.0, 1, ReportKind.ERROR, "ValueError: seven at 0x7f01", "train.py, line 9, in step", 2,
+RAISED = Attempt(POOL[:2], 60.0, 1, ReportKind.ERROR, "ValueError: seven at 0x7f01", "train.py:9 step", 2,
                  "n2", steps=50)
 CRASHED = RAISED._replace(kind=ReportKind.PROCESS_EXIT, cause="ended by SIGSEGV", where="", signal="SIGSEGV")
 LOST = CRASHED._replace(kind=ReportKind.UNREACHABLE, cause="is gone, and its sentinel with it", silent=("n2",),

@@ -205,13 +205,13 @@ def test_ranks_that_run_out_of_memory_at_once() -> None:
 
 
 def test_a_cause_of_two_megabytes() -> None:
-    long = truncate_report(Report(1, "n0", ReportKind.ERROR, "ValueError: " + "x" * 2_000_000, 1, "train.py, line 3",
+    long = truncate_report(Report(1, "n0", ReportKind.ERROR, "ValueError: " + "x" * 2_000_000, 1, "train.py:3 step",
                                   "\udc80" * 10**6))
     assert len(long.cause) < 2100
     assert long.cause.startswith("ValueError: xxx")
     assert " [1,998,012 characters left out] " in long.cause
     assert len(encode(Failed(long))) < MAX_LINE_BYTES
-    assert long.where == "train.py, line 3"
+    assert long.where == "train.py:3 step"
 
 
 def test_an_interrupt_that_other_ranks_have_not_come_to_notice() -> None:
@@ -227,7 +227,8 @@ def test_a_lone_rank_that_is_interrupted() -> None:
     assert format_failure(verdict, None, 3.21) == message("launch/outside_signal", signal="SIGINT", seconds=3.2) + "\n"
 
 
-LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete", where="train.py, 9")
+LATE = LOST._replace(cause="RuntimeError: Timed out waiting 5000ms for recv operation to complete",
+                     where="train.py:9 step")
 
 
 def test_a_rank_that_was_waited_for_in_vain() -> None:
@@ -235,7 +236,7 @@ def test_a_rank_that_was_waited_for_in_vain() -> None:
     verdict = select_root_cause([LATE, *others], ROOT_CAUSE_WAIT_S,
                                 FailureContext(HOSTS, activity=JobActivity({1: "train.py:40 load"}, {1})))
     assert verdict is not None
-    cause = message("launch/late_rank", ranks="5 ranks", call="train.py, 9", cause=LATE.cause)
+    cause = message("launch/late_rank", ranks="5 ranks", call="train.py:9 step", cause=LATE.cause)
     assert verdict.first == Report(1, HOSTS[1], ReportKind.UNREACHABLE, cause, 1, "train.py:40 load")
 
 
@@ -248,13 +249,13 @@ def test_who_waits_for_whom_is_not_known_of_several_groups() -> None:
 
 
 def test_ranks_that_have_waited_in_unlike_calls() -> None:
-    calls = {rank: f"train.py, line {40 + (rank == 0)}, in main" for rank in HOSTS}
+    calls = {rank: f"train.py:{40 + (rank == 0)} main" for rank in HOSTS}
     late = LOST._replace(cause="Timed out waiting 6000ms for recv operation", where=calls[LOST.rank])
     verdict = select_root_cause([late], ROOT_CAUSE_WAIT_S, FailureContext(HOSTS, activity=JobActivity(calls=calls)))
     assert verdict is not None
     assert (verdict.first.rank, verdict.first.status) == (NOBODY, late.status)
     assert format_failure(verdict, None, 9.0).splitlines()[0] == message(
-        "launch/different_calls", calls="rank 0 at train.py, line 41, in main, ranks 1-5 at train.py, line 40, in main",
+        "launch/different_calls", calls="rank 0 at train.py:41 main, ranks 1-5 at train.py:40 main",
         cause=late.cause)
     extra = make_error_record(verdict, None, "", 0, 0)["message"]
     assert isinstance(extra, dict)
@@ -353,7 +354,7 @@ def test_the_block_names_all_there_is() -> None:
     who = RankIdentity(5, 6, 1, "n2", "cuda:1", 77, "run", 5.0, log=LogPlan("/logs/rank-00005.n2.log"))
     cause = message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault")
     assert describe_signal(11, out_of_memory=False) == cause
-    crash = Report(5, "n2", ReportKind.PROCESS_EXIT, cause, 139, "train.py, line 3", "Fatal Python error\n  File x")
+    crash = Report(5, "n2", ReportKind.PROCESS_EXIT, cause, 139, "train.py:3 step", "Fatal Python error\n  File x")
     assert format_failure(RootCause(crash, TWO_LOST), who, 12.34).splitlines() == [
         "[rank 5 on n2] Fatal Python error", "[rank 5 on n2]   File x",
         *message("launch/failure_report", rank=5, host="n2", cause=cause, where=crash.where, ranks=6, local_rank=1,

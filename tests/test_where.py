@@ -19,7 +19,8 @@ from mpiddp.where.protocol import Progress, Sample, SnapshotReply
 from mpiddp.where.rendering import as_json, format_table, from_json
 from mpiddp.where.service import SnapshotCollector, parse_children
 from mpiddp.where.snapshot import ChildProcess, CollectiveSeq, RankSample
-from mpiddp.where.stall import OBSERVED_SIGNS, StallDetector
+from mpiddp.where.stall import StallDetector
+from tests.messages import message
 
 SITE = "/env/lib/python3.11/site-packages/"
 STEP = Frame(FrameKind.SCRIPT, "/home/me/train.py", 92, "step")
@@ -113,83 +114,113 @@ def test_a_program_that_is_installed_is_the_script() -> None:
 
 
 WORKERS = (ChildProcess(77, IDLE, "S"), ChildProcess(78, (LOAD, ITEM), "S", "pipe_read"))
-SPINS = "busy, and not in all_reduce, where others wait: slow, or spinning as GPUs and MPI let them"
+REDUCE, BROADCAST = ({"collective": "all_reduce", "place": "train.py:92 step"},
+                     {"collective": "broadcast", "place": "train.py:120 <module>"})
+ALL_WAIT = message("where/all_in_collective", **REDUCE)
+ALL_BUSY, DIFFERENT = message("where/all_busy"), message("where/different_collectives")
 
 
-@pytest.mark.parametrize(("ranks", "odd", "findings"), [
-    ([rank(0), rank(1), rank(2, (MAIN, LOAD, ITEM))], [2], ["rank 2 is not in all_reduce, where others wait"]),
-    ([rank(0), rank(1, (MAIN, LOAD))], [1], ["rank 1 is not in all_reduce, where others wait"]),
-    ([rank(0), rank(1), rank(2, (MAIN, STEP), cores=0.97)], [2], [f"rank 2 is {SPINS}"]),
-    ([rank(0), *(rank(one, (MAIN, STEP), cores=0.97) for one in (1, 2, 3))], [], [f"ranks 1-3 are {SPINS}"]),
-    ([rank(0), rank(1, (), state="T"), rank(2)], [1],
-     ["rank 1 is stopped, by SIGSTOP or a debugger"]),
+def absent(ranks: str) -> str:
+    return message("where/not_in_collective", ranks=ranks, collective="all_reduce")
+
+
+def busy(ranks: str, name: str = "all_reduce") -> str:
+    return message("where/busy_outside_collective", ranks=ranks, collective=name)
+
+
+def within(ranks: str, call: dict[str, str]) -> str:
+    return message("where/in_collective", ranks=ranks, **call)
+
+
+def at_end(ranks: str) -> str:
+    return message("where/at_script_end", ranks=ranks)
+
+
+def silent(ranks: str) -> str:
+    return message("where/no_stack_received", ranks=ranks)
+
+
+def hidden(ranks: str) -> str:
+    return message("where/native_stack_hidden", ranks=ranks, reason="no py-spy")
+
+
+@pytest.mark.parametrize(("ranks", "outliers", "findings"), [
+    ([rank(0), rank(1), rank(2, (MAIN, LOAD, ITEM))], [2], [absent("rank 2 is")]),
+    ([rank(0), rank(1, (MAIN, LOAD))], [1], [absent("rank 1 is")]),
+    ([rank(0), rank(1), rank(2, (MAIN, STEP), cores=0.97)], [2], [busy("rank 2 is")]),
+    ([rank(0), *(rank(one, (MAIN, STEP), cores=0.97) for one in (1, 2, 3))], [], [busy("ranks 1-3 are")]),
+    ([rank(0), rank(1, (), state="T"), rank(2)], [1], [message("where/stopped", ranks="rank 1 is")]),
     ([rank(0), rank(1, (), state="D", wchan="fuse_get_req"), rank(2, (MAIN, LOAD))], [1, 2],
-     ["rank 1 is held by the kernel", "rank 2 is not in all_reduce, where others wait"]),
-    ([rank(0), rank(1), rank(2, has_answered=False)], [2], None),
-    ([rank(0), rank(1, ()), rank(2, (MAIN, LOAD))], [2],
-     ["rank 1 is silent: no stack came, ask again", "rank 2 is not in all_reduce, where others wait"]),
-    ([rank(0), rank(1), rank(2, has_ended=True)], [2],
-     ["rank 2 is at the end of the script", "the others are in all_reduce (train.py:92 step)"]),
+     [message("where/uninterruptible", ranks="rank 1 is"), absent("rank 2 is")]),
+    ([rank(0), rank(1), rank(2, has_answered=False)], [2], [f"rank 2 is {message('where/rank_unreachable')}"]),
+    ([rank(0), rank(1, ()), rank(2, (MAIN, LOAD))], [2], [silent("rank 1 is"), absent("rank 2 is")]),
+    ([rank(0), rank(1), rank(2, has_ended=True)], [2], [at_end("rank 2 is"), within("the others are", REDUCE)]),
     ([rank(0), rank(1, has_ended=True), rank(2, has_ended=True)], [0],
-     ["rank 0 is in all_reduce (train.py:92 step)", "the others are at the end of the script"]),
+     [within("rank 0 is", REDUCE), at_end("the others are")]),
     ([rank(0), rank(1), rank(2, (MAIN, *collective("broadcast")))], [2],
-     ["rank 2 is in broadcast (train.py:120 <module>)", "the others are in all_reduce (train.py:92 step)"]),
+     [within("rank 2 is", BROADCAST), within("the others are", REDUCE)]),
     ([rank(0), rank(1, (MAIN, *collective("broadcast")))], [],
-     ["rank 0 is in all_reduce (train.py:92 step)", "rank 1 is in broadcast (train.py:120 <module>)",
-      "they wait in unlike calls: one of them has left a call out, or makes one that the others do not make"]),
+     [within("rank 0 is", REDUCE), within("rank 1 is", BROADCAST), DIFFERENT]),
     ([rank(0), rank(1), rank(2, (MAIN, *collective("recv")))], [], None),  # two of a pipeline's three
-    ([rank(one, children=WORKERS) for one in range(3)], [],
-     ["all ranks are in all_reduce (train.py:92 step): where that lasts, the network or a device stands still"]),
-    ([rank(0, BACKWARD), rank(1, BACKWARD, cores=0.2)], [1],
-     ["rank 1 is busy, and not in backward, where others wait: slow, or spinning as GPUs and MPI let them"]),
-    ([rank(one, (MAIN, STEP), cores=1.0) for one in range(3)], [],
-     ["all ranks are busy: they work, or spin as GPUs and MPI let them"]),
-    ([rank(0, (MAIN, STEP)), rank(1, (MAIN, STEP)), rank(2, (MAIN, LOAD))], [2], ["rank 2 is not where most are"]),
+    ([rank(one, children=WORKERS) for one in range(3)], [], [ALL_WAIT]),
+    ([rank(0, BACKWARD), rank(1, BACKWARD, cores=0.2)], [1], [busy("rank 1 is", "backward")]),
+    ([rank(one, (MAIN, STEP), cores=1.0) for one in range(3)], [], [ALL_BUSY]),
+    ([rank(0, (MAIN, STEP)), rank(1, (MAIN, STEP)), rank(2, (MAIN, LOAD))], [2],
+     [message("where/not_where_most_are", ranks="rank 2 is")]),
     ([rank(0, (MAIN, STEP)), rank(1, (MAIN, LOAD))], [], []),
-    ([rank(0), rank(1, ())], [], ["rank 1 is silent: no stack came, ask again"]),
-    ([rank(0), rank(1, LOADS, children=WORKERS)], [1], ["rank 1 is waiting for a worker of its DataLoader"]),
+    ([rank(0), rank(1, ())], [], [silent("rank 1 is")]),
+    ([rank(0), rank(1, LOADS, children=WORKERS)], [1], [message("where/waiting_for_loader", ranks="rank 1 is")]),
     ([rank(0), rank(1, (), wchan="hrtimer_nanosleep", native="no py-spy"), rank(2)], [1],
-     ["rank 1 is not in all_reduce, where others wait", "what native code hides of rank 1: no py-spy"]),
-    ([rank(0), rank(1, (), cores=1.0, native="no py-spy"), rank(2)], [1],
-     [f"rank 1 is {SPINS}", "what native code hides of rank 1: no py-spy"]),
+     [absent("rank 1 is"), hidden("rank 1")]),
+    ([rank(0), rank(1, (), cores=1.0, native="no py-spy"), rank(2)], [1], [busy("rank 1 is"), hidden("rank 1")]),
 ])
-def test_what_follows(ranks: list[RankSample], odd: list[int], findings: list[str] | None) -> None:
+def test_what_follows(ranks: list[RankSample], outliers: list[int], findings: list[str] | None) -> None:
     found = build_snapshot(ranks)
-    assert sorted(number for group in found.groups if group.is_odd for number in group.ranks) == odd
+    assert sorted(number for group in found.groups if group.is_outlier for number in group.ranks) == outliers
     assert findings is None or list(found.findings) == findings
 
 
-ALL_WAIT = "all ranks are in all_reduce (train.py:92 step): where that lasts, the network or a device stands still"
 WORLD, PAIR = ("0-2", "0"), ("0-1", "1")
 
 
-@pytest.mark.parametrize(("entered", "odd", "findings"), [
+def behind(ranks: str, number: int, others: str, last: int) -> str:
+    return message("where/sequence_behind", ranks=ranks, number=number, others=others, last=last)
+
+
+def behind_in_group(ranks: str, number: int, members: str, others: str, last: int) -> str:
+    return message("where/sequence_behind_in_group", ranks=ranks, number=number, members=members, others=others,
+                   last=last)
+
+
+@pytest.mark.parametrize(("entered", "outliers", "findings"), [
     ([[7], [7], [7]], [], [ALL_WAIT]),
-    ([[7], [6], [7]], [1], ["rank 1 is at sequence 6, others at 7"]),
-    ([[7], [6], [5]], [], ["rank 2 is at sequence 5, rank 0 at 7", "rank 1 is at sequence 6, rank 0 at 7"]),
-    ([[7, 4], [6, 5], [7]], [], ["rank 0 is at sequence 4 of ranks 0-1, rank 1 at 5",
-                                 "rank 1 is at sequence 6 of ranks 0-2, others at 7"]),
+    ([[7], [6], [7]], [1], [behind("rank 1 is", 6, "other ranks", 7)]),
+    ([[7], [6], [5]], [], [behind("rank 2 is", 5, "rank 0", 7), behind("rank 1 is", 6, "rank 0", 7)]),
+    ([[7, 4], [6, 5], [7]], [], [behind_in_group("rank 0 is", 4, "0-1", "rank 1", 5),
+                                 behind_in_group("rank 1 is", 6, "0-2", "other ranks", 7)]),
 ])
-def test_ranks_at_one_line_that_have_entered_unlike_collectives(
-    entered: list[list[int]], odd: list[int], findings: list[str]
+def test_ranks_at_one_line_that_have_entered_different_collectives(
+    entered: list[list[int]], outliers: list[int], findings: list[str]
 ) -> None:
-    """NCCL counts collectives; gloo what two ranks send each other, too, and one that sends less is not odd."""
+    """NCCL counts only collectives; gloo also counts sends, and a rank that sends less is no outlier."""
     for spins in (True, False):
         ranks = [rank(number, sequences=tuple(CollectiveSeq(count, *group) for count, group in zip(
             counts, (WORLD, PAIR), strict=False)), spins=spins) for number, counts in enumerate(entered)]
         found = build_snapshot(ranks)
         assert list(found.findings) == findings
-        assert [one for group in found.groups if group.is_odd for one in group.ranks] == (odd if spins else [])
+        late = [one for group in found.groups if group.is_outlier for one in group.ranks]
+        assert late == (outliers if spins else [])
 
 
 def test_the_sequence_and_the_step_are_shown() -> None:
     ranks = [rank(number, sequences=(CollectiveSeq(18204, "0-1", "0"),), steps=7, step_age_s=250 - number)
              for number in (0, 1)]
     found = build_snapshot(ranks)
-    assert found.step == "step 7 for 4 min 9 s"
+    assert found.step == message("where/step", step=7, age="4 min 9 s")
     assert format_table(found)[0].endswith("→ all_reduce (sequence 18,204)")
     assert from_json(as_json(found), 10**6) == found
-    assert build_snapshot([ranks[0], ranks[1]._replace(steps=9)]).step == "steps 7 to 9, the last one for 4 min 9 s"
+    moved = build_snapshot([ranks[0], ranks[1]._replace(steps=9)])
+    assert moved.step == message("where/steps", first=7, last=9, age="4 min 9 s")
 
 
 def test_a_worker_that_its_rank_waits_for() -> None:
@@ -204,17 +235,20 @@ def test_what_native_code_hides() -> None:
     worker = ChildProcess(78, (), "S", "futex_do_wait", native="no py-spy")
     found = build_snapshot([rank(0), rank(1, (), wchan="hrtimer_nanosleep", native="no py-spy"),
                             rank(2, LOADS, children=(worker,))])
-    assert [group.location.line for group in found.groups if group.is_odd] == [
-        "native code, which holds the interpreter → hrtimer_nanosleep()",
-        "train.py:120 <module> → __next__; its child: native code, which holds the interpreter → futex_do_wait()"]
-    assert found.findings[-1] == "what native code hides of ranks 1-2: no py-spy"
+    native = message("where/native_code")
+    assert [group.location.line for group in found.groups if group.is_outlier] == [
+        f"{native} → hrtimer_nanosleep()",
+        f"train.py:120 <module> → __next__; its child: {native} → futex_do_wait()"]
+    assert found.findings[-1] == hidden("ranks 1-2")
     assert find_free_ranks([rank(1, (), native="no py-spy")]) == {1}
 
 
 def test_two_process_groups_of_the_same_ranks() -> None:
     ranks = [rank(number, sequences=(CollectiveSeq(7, "0-1", "0"), CollectiveSeq(3 + number, "0-1", "4")))
              for number in (0, 1)]
-    assert build_snapshot(ranks).findings == ("rank 0 is at sequence 3 of ranks 0-1 (group 4), rank 1 at 4",)
+    assert build_snapshot(ranks).findings == (message(
+        "where/sequence_behind_in_named_group", ranks="rank 0 is", number=3, group=4, members="0-1", others="rank 1",
+        last=4),)
 
 
 def test_a_child_that_runs_another_program() -> None:
@@ -275,7 +309,7 @@ def test_a_look_that_shows_nothing_of_a_rank_is_no_movement() -> None:
                 now._replace(has_answered=False, frames=())]
         said.append(stall.update([seen[second // 2 % 4]], float(second)))
     assert [line for line in said if line] == [
-        f"no rank has moved for {at_s} s ({OBSERVED_SIGNS})" for at_s in (10, 20)]
+        message("where/no_progress", time=f"{at_s} s") for at_s in (10, 20)]
 
 
 def test_a_rank_that_is_never_seen_moves_if_it_works() -> None:
@@ -285,7 +319,7 @@ def test_a_rank_that_is_never_seen_moves_if_it_works() -> None:
             for now in range(0, 40, 2)]
     assert [line for line in said if line] == []
     said = [stall.update([rank(0, (), state="R", busy_s=40.0), rank(1, ())], float(now)) for now in range(40, 56, 2)]
-    assert [line for line in said if line] == [f"no rank has moved for 10 s ({OBSERVED_SIGNS})"]
+    assert [line for line in said if line] == [message("where/no_progress", time="10 s")]
 
 
 @pytest.mark.parametrize(("ticks", "moves"), [(2, False), (5, True)])
@@ -299,7 +333,7 @@ def test_two_ticks_of_the_kernels_clock_are_no_movement(ticks: int, moves: bool)
 def test_what_a_rank_uses_while_it_waits_at_its_end_is_no_movement() -> None:
     stall = StallDetector(10.0)
     said = [stall.update([rank(0, has_ended=True, busy_s=float(now)), rank(1)], float(now)) for now in range(0, 14, 2)]
-    assert f"no rank has moved for 10 s ({OBSERVED_SIGNS})" in said
+    assert message("where/no_progress", time="10 s") in said
 
 
 def test_for_whom_others_may_have_waited() -> None:

@@ -38,7 +38,7 @@ def make_report(error: BaseException, rank: int, host: str) -> Report:
     where = find_traceback_line(error.__traceback__)
     if origin is not None:
         where = origin.where or where
-        details = ", ".join(filter(None, (origin.by, shorten_place(origin.where))))
+        details = ", ".join(filter(None, (origin.by, os.path.basename(origin.where))))
         cause = f"{origin.cause} ({details})" if details else origin.cause
     return Report(rank, host, kind, cause, find_script_status(error), where, signal=signal)
 
@@ -49,12 +49,6 @@ def make_exit_report(status: int, frame: FrameType, rank: int, host: str) -> Rep
     error.__context__ = sys.exc_info()[1]
     report = make_report(error, rank, host)
     return report._replace(where=report.where or find_line_above(frame))
-
-
-def shorten_place(where: str) -> str:
-    """Return a report's line of code as in "deep.py:6 in load", empty for none."""
-    file, _, rest = where.rpartition(", line ")
-    return f"{os.path.basename(file)}:{rest.replace(', in ', ' in ', 1)}" if file else ""
 
 
 def find_traceback_line(traceback: TracebackType | None) -> str:
@@ -89,7 +83,7 @@ def find_script_line(frames: Sequence[tuple[FrameType, int]]) -> str:
         own = [frame for frame in frames if not is_library(frame[0].f_code.co_filename)] or frames
     script = [frame for frame in own if frame[0].f_code.co_filename == main]
     for frame, line in (script or own)[-1:]:
-        return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+        return f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}"
     return ""
 
 

@@ -90,7 +90,7 @@ def find_crash_line(stack: str) -> str:
     for kind in (FrameKind.SCRIPT, FrameKind.LIBRARY):
         for match in frames:
             if classify_file(match["file"]) is kind:
-                return f"{match['file']}, line {match['line']}, in {match['function']}"
+                return f"{match['file']}:{match['line']} {match['function']}"
     return ""
 
 

@@ -37,7 +37,7 @@ class CodeLine(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}, line {self.line}, in {self.function}"
+        return f"{self.file}:{self.line} {self.function}"
 
 
 class Origin(NamedTuple):

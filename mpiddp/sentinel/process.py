@@ -333,7 +333,7 @@ def location_of(error: Exception) -> str:
     if traceback is None:
         return "unknown line"
     code = traceback.tb_frame.f_code
-    return f"{code.co_filename}, line {traceback.tb_lineno}, in {code.co_name}"
+    return f"{code.co_filename}:{traceback.tb_lineno} {code.co_name}"
 
 
 def is_handled_by(rank: RankChannel) -> bool:

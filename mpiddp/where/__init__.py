@@ -1,1 +1,1 @@
-"""Where the ranks of a job are: stacks of all ranks, grouped, and which ranks are odd."""
+"""Where the ranks of a job are: the stacks of all ranks, grouped, and the outliers."""

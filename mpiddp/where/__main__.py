@@ -15,7 +15,7 @@ from .registry import JobEndpoint
 from .rendering import as_json, draw_svg, format_table, format_threads, has_lock_wait
 from .snapshot import Snapshot
 
-LOCK_HINT = "  a lock that another thread holds? --threads shows all threads, where py-spy is installed"
+LOCK_HINT = "  waiting for a lock that another thread holds? --threads shows all threads (needs py-spy)"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,16 +38,17 @@ def main(arguments: list[str] | None = None) -> int:
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = PlainParser("python -m mpiddp.where", description=(
-        "Tell where the ranks of a running job stand, and which of them are odd. The job goes on."))
+        "Show where the ranks of a running job are, and which of them are outliers. The job continues."))
     parser.add_argument("job", nargs="?", default="", metavar="JOB",
-                        help="number of the batch system, with Slurm's step or without, or the beginning of the job's "
-                        "own name; default: the only one that runs")
+                        help="job number of the batch system (under Slurm, optionally with the step: 48211.0), or "
+                        "the beginning of mpiddp's own name for the job; default: the only running job")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="ask again and again")
-    parser.add_argument("--threads", action="store_true", help="show all threads of the odd ranks, if py-spy is "
-                        "installed in the job's environment and the site lets it look")
-    parser.add_argument("--native", action="store_true", help="show the frames of C code, too; stops the ranks for it")
-    parser.add_argument("--svg", metavar="FILE", help="draw the ranks' calls as a tree (needs drawsvg)")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="repeat every SECONDS")
+    parser.add_argument("--threads", action="store_true", help="also show all threads of the outliers (needs py-spy in "
+                        "the job's environment, and a site that allows tracing processes)")
+    parser.add_argument("--native", action="store_true", help="like --threads, with the frames of C code; stops these "
+                        "ranks for about a second")
+    parser.add_argument("--svg", metavar="FILE", help="draw the calls of the ranks as a tree (needs drawsvg)")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     options = parser.parse_args(arguments)
     if options.watch is not None and not options.watch > 0:
@@ -56,7 +57,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def print_snapshot(endpoint: JobEndpoint, options: argparse.Namespace) -> int:
-    """Print a snapshot of a job, and draw it if that was asked for; return the exit status."""
+    """Print a snapshot of a job, and draw it with --svg; return the exit status."""
     inspect = InspectOptions(options.native) if options.threads or options.native else None
     snapshot, threads = request_snapshot(endpoint, inspect)
     title = (f"job {endpoint.name}, {endpoint.ranks:,} rank{'s' * (endpoint.ranks != 1)}"
@@ -68,7 +69,7 @@ def print_snapshot(endpoint: JobEndpoint, options: argparse.Namespace) -> int:
 
 
 def write_svg(snapshot: Snapshot, title: str, path: str) -> int:
-    """Draw a snapshot into a file, or print why that is not possible; return the exit status."""
+    """Draw a snapshot into a file, or print why that failed; return the exit status."""
     try:
         with open(open_for_writing(path), "w", encoding="utf-8") as file:
             file.write(draw_svg(snapshot, title))

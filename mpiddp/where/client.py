@@ -38,44 +38,44 @@ CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 1.0
 MAX_PROBES = 100  # at a time
 SQUEUE_TIMEOUT_S = 5.0
-MAX_JOB_AGE_S = 30 * 86400.0  # an older job that cannot be reached is taken to be over
+MAX_JOB_AGE_S = 30 * 86400.0  # older jobs that cannot be reached are considered over
 MAX_INSPECTED = 4  # ranks
 INSPECT_TIMEOUT_S = 20.0  # for all of them
 SNAPSHOT_TIMEOUT_S = 15.0  # the coordinator waits two seconds for the ranks; a busy node may take longer for the rest
-SENTINEL_KILLED = "the sentinel of its rank 0 was killed, which its output says then"
+SENTINEL_KILLED = "the sentinel of its rank 0 was killed; check the job's output"
 
 Reply = TypeVar("Reply", SnapshotReply, ThreadsReply)
 
 
 class InspectOptions(NamedTuple):
-    """Request all threads of some ranks, with the frames of C code if `native`."""
+    """Which threads to request: all of some ranks, with the frames of C code if `native`."""
 
     native: bool
 
     def choose_ranks(self, snapshot: Snapshot) -> list[int]:
-        """Return the odd ranks, or one rank of each location if none is odd; a few at most."""
-        groups = [group for group in snapshot.groups if group.is_odd] or list(snapshot.groups)
-        has_one_odd_group = len(groups) == 1 and groups[0].is_odd
-        ranks = groups[0].ranks if has_one_odd_group else [group.ranks[0] for group in groups]
+        """Return at most MAX_INSPECTED ranks: the outliers, or one rank of each location if there are none."""
+        groups = [group for group in snapshot.groups if group.is_outlier] or list(snapshot.groups)
+        has_one_outlier_group = len(groups) == 1 and groups[0].is_outlier
+        ranks = groups[0].ranks if has_one_outlier_group else [group.ranks[0] for group in groups]
         return list(ranks[:MAX_INSPECTED])
 
 
 class UnansweredError(Exception):
-    """No job answers; the text gives the reason, and what to do."""
+    """No job answers; the text has the reason, and what to do."""
 
 
 class JobState(enum.Enum):
-    """Whether a job runs, as far as can be seen from here."""
+    """Whether a job runs, as far as this host can see."""
 
     RUNS = "its coordinator answers"
-    OVER = "nobody listens on its port, or another program does"
-    UNKNOWN = "it cannot be reached, or does not answer soon"
+    OVER = "no program listens on its port, or another one does"
+    UNKNOWN = "it cannot be reached, or did not answer in time"
 
 
 def find_endpoint(job: str) -> JobEndpoint:
-    """Return the endpoint of a job by its number or the beginning of its name; if empty, of the only running job.
+    """Return the endpoint of a job by its number or the beginning of its name; of the only running job if `job` is "".
 
-    Raises UnansweredError where there is none, or more than one.
+    Raises UnansweredError if no job matches, or more than one.
     """
     endpoints = read_endpoints()
     wanted = name_job(job)
@@ -89,18 +89,18 @@ def find_endpoint(job: str) -> JobEndpoint:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise UnansweredError(f"which job? {join_names([f'{match.run_id} ({match.name})' for match in matches])}")
+        names = join_names([f"{match.run_id} ({match.name})" for match in matches])
+        raise UnansweredError(f"more than one job matches; choose one: {names}")
     if not job:
-        raise UnansweredError("no job of yours is running with mpiddp, or it is still starting")
-    others = f"; there is {join_names([endpoint.name for endpoint in endpoints.values()])}" if endpoints else ""
-    raise UnansweredError(f"no job {job} of yours is running with mpiddp{others}")
+        raise UnansweredError("no mpiddp job of yours is running, or it is still starting")
+    others = f"; jobs found: {join_names([endpoint.name for endpoint in endpoints.values()])}" if endpoints else ""
+    raise UnansweredError(f"no mpiddp job {job} of yours is running{others}")
 
 
 def select_running(endpoints: Mapping[str, JobEndpoint]) -> list[JobEndpoint]:
-    """Return the endpoints, given by their files, of jobs that run; if none is seen to run, of those that may run.
+    """Return the endpoints, given by their files, of running jobs; if none is known to run, of those that may run.
 
-    All are probed at once. The files of jobs that are over are removed. If a job cannot be reached from here, Slurm
-    knows whether it runs. Without Slurm it may run for MAX_JOB_AGE_S, until this host is booted if it ran on it.
+    Removes the files of jobs that are over. An unreachable job may run if Slurm lists it, or its file is not outdated.
     """
     with ThreadPoolExecutor(MAX_PROBES) as executor:
         states = dict(zip(endpoints, executor.map(probe_job, endpoints.values()), strict=True))
@@ -116,7 +116,7 @@ def select_running(endpoints: Mapping[str, JobEndpoint]) -> list[JobEndpoint]:
 
 
 def is_outdated(path: str, endpoint: JobEndpoint) -> bool:
-    """Return whether an endpoint is older than any job, or than this host's boot if the job ran on this host."""
+    """Return whether an endpoint file is older than any job, or, if the job ran on this host, than the last boot."""
     try:
         written_s = os.stat(path).st_mtime
     except OSError:
@@ -127,7 +127,7 @@ def is_outdated(path: str, endpoint: JobEndpoint) -> bool:
 
 
 def list_slurm_jobs() -> set[str] | None:
-    """Return the numbers of this user's jobs that run or wait in Slurm, None if it does not answer."""
+    """Return the numbers of this user's running and pending Slurm jobs, None if Slurm does not answer."""
     done = run_command("squeue", "--noheader", "--me", "--format=%A", timeout_s=SQUEUE_TIMEOUT_S)
     return set(done.stdout.split()) if done is not None and done.returncode == 0 else None
 
@@ -146,7 +146,7 @@ def probe_job(endpoint: JobEndpoint) -> JobState:
 
 
 def is_reachable(endpoint: JobEndpoint) -> bool:
-    """Return whether this host may reach a job: not if it listens on the loopback interface of another host."""
+    """Return False if a job listens on the loopback interface of another host, else True."""
     return not ipaddress.ip_address(endpoint.address).is_loopback or endpoint.host == socket.gethostname()
 
 
@@ -156,10 +156,10 @@ def request_snapshot(endpoint: JobEndpoint, options: InspectOptions | None = Non
     Raises UnansweredError if the job does not answer.
     """
     if not is_reachable(endpoint):
-        raise UnansweredError(unreachable_hint(endpoint))
+        raise UnansweredError(unreachable_hint(endpoint, "loopback interface"))
     if endpoint.version != __version__ and probe_job(endpoint) is not JobState.OVER:
         raise UnansweredError(
-            f"the job has mpiddp {endpoint.version}, this is {__version__}: use the job's environment")
+            f"the job runs mpiddp {endpoint.version}, but this is {__version__}; use the job's environment")
     is_local = endpoint.host == socket.gethostname()
     try:
         with connect((endpoint.address, endpoint.port), endpoint.token, CONNECT_TIMEOUT_S,
@@ -167,44 +167,44 @@ def request_snapshot(endpoint: JobEndpoint, options: InspectOptions | None = Non
             return exchange(endpoint, connection, options)
     except (ConnectionRefusedError, PermissionError) as error:
         if not is_local:
-            reason = ("another program listens there" if isinstance(error, PermissionError) else
-                      "nobody listens there any more, or a firewall refuses")
-            raise UnansweredError(f"{reason}: {unreachable_hint(endpoint)}") from None
+            reason = ("another program listens on its port" if isinstance(error, PermissionError) else
+                      "connection refused: the job is over, or a firewall blocks it")
+            raise UnansweredError(unreachable_hint(endpoint, reason)) from None
         remove_file(endpoint_path(endpoint))
-        raise UnansweredError(f"job {endpoint.name} is over: it was killed, and could not say so") from None
+        raise UnansweredError(f"job {endpoint.name} is no longer running: it was killed") from None
     except (EOFError, ConnectionResetError, BrokenPipeError):
         raise UnansweredError(f"job {endpoint.name} has just ended, or {SENTINEL_KILLED}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise UnansweredError(f"job {endpoint.name} gives an answer that this mpiddp does not understand") from None
+        raise UnansweredError(f"job {endpoint.name} sent an answer that this mpiddp cannot read") from None
     except TimeoutError:
-        reason = f"job {endpoint.name} does not answer: {SENTINEL_KILLED}" if is_local else unreachable_hint(endpoint)
-        raise UnansweredError(reason) from None
+        raise UnansweredError(f"job {endpoint.name} does not answer: {SENTINEL_KILLED}" if is_local else
+                              unreachable_hint(endpoint, "timed out")) from None
     except OSError as error:
-        raise UnansweredError(f"{unreachable_hint(endpoint)} ({error})") from None
+        raise UnansweredError(unreachable_hint(endpoint, str(error))) from None
 
 
 def exchange(
     endpoint: JobEndpoint, connection: socket.socket, options: InspectOptions | None
 ) -> tuple[Snapshot, dict[int, str]]:
-    """Request a snapshot over a connection, and return as request_snapshot() does.
+    """Request a snapshot over a connection; return as request_snapshot() does.
 
-    Raises EOFError if the other end hangs up, and UnansweredError at the timeout.
+    Raises EOFError if the coordinator closes the connection, and UnansweredError at the timeout.
     """
     wire = CoordinatorChannel(connection, CODEC)
     wire.send(SnapshotRequest())
     replies = receive_n(wire, SnapshotReply, 1, SNAPSHOT_TIMEOUT_S)
     if not replies:
-        raise UnansweredError(f"job {endpoint.name} has not answered for {SNAPSHOT_TIMEOUT_S:.0f} s")
+        raise UnansweredError(f"job {endpoint.name} did not answer within {SNAPSHOT_TIMEOUT_S:.0f} s")
     snapshot = from_json(replies[0].snapshot, endpoint.ranks)
     ranks = options.choose_ranks(snapshot) if options is not None else []
     for rank in ranks:
         wire.send(ThreadsRequest(rank, options is not None and options.native))
     threads = {reply.rank: reply.text for reply in receive_n(wire, ThreadsReply, len(ranks), INSPECT_TIMEOUT_S)}
-    return snapshot, {rank: threads.get(rank, f"no answer in {INSPECT_TIMEOUT_S:.0f} s") for rank in ranks}
+    return snapshot, {rank: threads.get(rank, f"no answer within {INSPECT_TIMEOUT_S:.0f} s") for rank in ranks}
 
 
 def receive_n(wire: CoordinatorChannel, kind: type[Reply], count: int, timeout_s: float) -> list[Reply]:
-    """Return so many messages of a kind, or fewer at the timeout."""
+    """Return `count` messages of a kind, or fewer at the timeout."""
     deadline = time.monotonic() + timeout_s
     replies: list[Reply] = []
     while len(replies) < count and (left_s := deadline - time.monotonic()) > 0:
@@ -213,11 +213,11 @@ def receive_n(wire: CoordinatorChannel, kind: type[Reply], count: int, timeout_s
     return replies
 
 
-def unreachable_hint(endpoint: JobEndpoint) -> str:
-    """Return what to do if a job's network cannot be reached from here."""
-    reason = f"job {endpoint.name} listens on {endpoint.address} of {endpoint.host}, which cannot be reached from here"
+def unreachable_hint(endpoint: JobEndpoint, reason: str) -> str:
+    """Return what to do if a job cannot be reached from this host."""
+    problem = f"cannot reach job {endpoint.name} at {endpoint.address} on {endpoint.host} from this host ({reason})"
     if not endpoint.by_slurm:
-        return f"{reason}; ask on {endpoint.host} itself"
+        return f"{problem}; run this command on {endpoint.host}"
     number, host = shlex.quote(endpoint.number), shlex.quote(endpoint.host)
-    return (f"{reason}; type\n  srun --jobid={number} --overlap -N1 -n1 -w {host} "
+    return (f"{problem}; run\n  srun --jobid={number} --overlap -N1 -n1 -w {host} "
             f"python -m mpiddp.where {endpoint.run_id}")

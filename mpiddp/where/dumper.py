@@ -1,4 +1,4 @@
-"""Stack dumps inside a rank: its sentinel requests its stack, and its progress."""
+"""Stack dumps inside a rank, sent with its progress when its sentinel requests them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NO_READER = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the sent
 MAX_CALLS = 100  # the innermost ones
 OUTERMOST_CALLS = ("_run_module_as_main", "_bootstrap", "<module>")  # of `python -m`, of a thread, and of a script
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-DESCENDANTS_ONLY = "1"  # there: a process may trace its descendants, and those that permit it
+DESCENDANTS_ONLY = "1"  # in that file: a process may trace its descendants, and processes that permit it
 PR_SET_PTRACER = 0x59616D61  # (linux/prctl.h)
-# What a helper thread leaves to other threads: all signals but those of a fault of its own.
+# Signals that helper threads leave to other threads: all except those of their own faults.
 NON_FAULT_SIGNALS = signal.valid_signals() - {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
@@ -37,21 +37,21 @@ NON_FAULT_SIGNALS = signal.valid_signals() - {
 class StackDumper:
     """The rank's ends of a pipe and a socket to its sentinel.
 
-    A thread of the rank answers requests that come by the socket: for the main thread's stack and a `Progress`, or to
-    flush the script's files. ASK_SIGNAL requests the stack of a process that the rank has forked, and of the rank if
-    its thread does not answer: a handler in Python writes it to the pipe. A handler in C, such as faulthandler's, may
-    crash the process: the signal comes also in the middle of a call (python/cpython#116008).
+    A thread of the rank answers requests on the socket: for the main thread's stack and a `Progress`, or to flush the
+    script's files. ASK_SIGNAL requests the stack of a process that the rank has forked, and of the rank if its thread
+    does not answer: a handler in Python writes it to the pipe. A handler in C, such as faulthandler's, could crash the
+    process, since the signal may arrive in the middle of a call (python/cpython#116008).
 
-    If native code holds the interpreter, py-spy reads the stack from outside. Where Yama forbids that (prctl(2),
-    PR_SET_PTRACER), each process permits it.
+    If native code holds the GIL, py-spy reads the stack from outside. If Yama forbids that, each process permits it
+    (prctl(2), PR_SET_PTRACER).
     """
 
     def __init__(self) -> None:
-        """Start; raise OSError if something else uses the signal, or no descriptor is left."""
+        """Start; raise OSError if another handler uses the signal, or no descriptor is left."""
         if handled_signals([ASK_SIGNAL]) or signal.getsignal(ASK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
-            raise OSError("the signal is used already")
+            raise OSError(f"signal {ASK_SIGNAL} is already in use")
         self.read_end, self.write_end = os.pipe()
-        os.set_blocking(self.write_end, False)  # what the sentinel does not read is lost: the rank never waits for it
+        os.set_blocking(self.write_end, False)  # the rank never waits for the sentinel: unread stacks are dropped
         try:
             self._socket, self.sentinel_socket = (end.detach() for end in socket.socketpair())
         except OSError:
@@ -62,24 +62,24 @@ class StackDumper:
         self._files = {descriptor: file_identity(descriptor)
                        for descriptor in (self.read_end, self.write_end, self._socket, self.sentinel_socket)}
         self._main_thread = _thread.get_ident()
-        self._signals, self._writing_pid = 0, 0  # that were received and not answered; the process whose handler writes
-        self._handler = self._on_signal  # one object, by which it is recognised
+        self._signals, self._writing_pid = 0, 0  # signals not yet answered; the process whose handler is writing
+        self._handler = self._on_signal  # one object, so that it can be compared with getsignal()
         self._permit: Callable[[], object] = bool  # lets the sentinel trace this process
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(ASK_SIGNAL, self._handler)
             signal.siginterrupt(ASK_SIGNAL, False)
         os.register_at_fork(after_in_child=lambda: self._permit())
-        self._thread_runs = _thread.allocate_lock()  # held as long as the thread runs
+        self._thread_runs = _thread.allocate_lock()  # held while the thread runs
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)  # handlers that are due run here
+            signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)  # pending handlers run here
             with contextlib.suppress(RuntimeError):  # no thread can be started
-                _thread.start_new_thread(self._serve, ())  # which a script does not find in threading.enumerate()
+                _thread.start_new_thread(self._serve, ())  # so that threading.enumerate() does not show it
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def close(self) -> None:
-        """Stop; a signal that is on its way does no harm until release_signal()."""
+        """Stop; until release_signal(), a signal that is still pending is ignored."""
         self._permit = bool
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(ASK_SIGNAL) == self._handler:
@@ -93,17 +93,17 @@ class StackDumper:
             os.close(descriptor)
 
     def release_signal(self) -> None:
-        """Restore the signal's default, since nobody is left to send it."""
+        """Restore the signal's default action; call this when no sentinel is left to send it."""
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(ASK_SIGNAL) == signal.SIG_IGN:
                 signal.signal(ASK_SIGNAL, signal.SIG_DFL)
 
     def _is_ours(self, descriptor: int) -> bool:
-        """Return whether a descriptor is still that file: a program may have closed it, and opened another."""
+        """Return whether a descriptor is still our file: a script may have closed it, and opened another."""
         try:
             return file_identity(descriptor) == self._files[descriptor]
         except OSError as error:
-            if error.errno != errno.EBADF:  # raised by a handler of the script, which has interrupted this
+            if error.errno != errno.EBADF:  # raised by a signal handler of the script
                 raise
             return False
 
@@ -113,7 +113,7 @@ class StackDumper:
 
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        with self._thread_runs, contextlib.suppress(Exception):  # a thread of ours shows no traceback
+        with self._thread_runs, contextlib.suppress(Exception):  # print no traceback into the script's output
             while poll.poll() and self._is_ours(self._socket) and (requests := os.read(self._socket, 100)):
                 if WHERE in requests:
                     self._send(self._socket, StackSample(os.getpid(), format_calls(read_frame(self._main_thread))))
@@ -125,19 +125,19 @@ class StackDumper:
                     self._permit()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
-        """Handle ASK_SIGNAL; if it comes while the handler runs, the same stack is written once more."""
+        """Handle ASK_SIGNAL; if it arrives again while the handler runs, the same stack is written once more."""
         self._signals += 1
-        while (signals := self._signals) and self._writing_pid != os.getpid():  # another process, after a fork
+        while (signals := self._signals) and self._writing_pid != os.getpid():  # else the handler is already running
             self._writing_pid = os.getpid()
             try:
-                with contextlib.suppress(RecursionError):  # the script is near its limit; all else is the script's own
+                with contextlib.suppress(RecursionError):  # near the script's limit; other errors are the script's own
                     self._send(self.write_end, fit_calls(select.PIPE_BUF - 2, frame))
             finally:
                 self._writing_pid = 0
                 self._signals -= signals
 
     def _send(self, descriptor: int, message: StackSample | Progress) -> None:
-        """Send a message to the sentinel, in a line of its own, unless it does not read."""
+        """Send a message to the sentinel on a line of its own; drop it if the sentinel does not read."""
         try:
             if self._is_ours(descriptor):
                 os.write(descriptor, b"\n" + encode(message) + b"\n")
@@ -147,10 +147,10 @@ class StackDumper:
 
 
 def make_permission(tracer: int) -> Callable[[], object]:
-    """Return a function that lets `tracer` and its descendants trace the calling process, if Yama asks for that."""
+    """Return a function that lets `tracer` and its descendants trace the calling process, if Yama requires that."""
     with contextlib.suppress(OSError), open(YAMA) as file:
         if file.read().strip() == DESCENDANTS_ONLY:
-            import ctypes  # which torch has imported
+            import ctypes  # torch has imported it
 
             return functools.partial(ctypes.CDLL(None).prctl, PR_SET_PTRACER, ctypes.c_ulong(tracer), 0, 0, 0)
     return bool
@@ -159,11 +159,11 @@ def make_permission(tracer: int) -> Callable[[], object]:
 def read_frame(thread: int) -> FrameType | None:
     """Return the innermost frame of a thread.
 
-    In CPython 3.11 a garbage collection in the meantime may never return (python/cpython#106883).
+    In CPython 3.11, a garbage collection during the call may never return (python/cpython#106883), so it is disabled.
     """
     if sys.version_info[:2] != (3, 11):
         return sys._current_frames().get(thread)
-    # One instruction makes all three calls, so that no other thread, which may set the same, comes between them.
+    # One instruction makes all three calls, so that no other thread can run between them.
     was_enabled, _, frames = map(operator.methodcaller("__call__"), (gc.isenabled, gc.disable, sys._current_frames))
     if was_enabled:
         gc.enable()
@@ -172,9 +172,9 @@ def read_frame(thread: int) -> FrameType | None:
 
 
 def format_calls(frame: FrameType | None, max_calls: int = MAX_CALLS) -> str:
-    """Return a frame and its callers, as faulthandler prints them: a line each, the innermost first.
+    """Return a frame and its callers as faulthandler prints them: one line each, the innermost first.
 
-    A thread that runs meanwhile may have left some calls: then the outermost ones are missing, too.
+    If the thread runs meanwhile and returns from some calls, the outermost ones are missing, too.
     """
     lines: list[str] = []
     outermost = ""
@@ -188,7 +188,7 @@ def format_calls(frame: FrameType | None, max_calls: int = MAX_CALLS) -> str:
 
 
 def fit_calls(max_bytes: int, frame: FrameType | None) -> StackSample:
-    """Return the innermost calls of this process that fit into a message of so many bytes."""
+    """Return the innermost calls of this process that fit into a message of `max_bytes`."""
     max_calls = MAX_CALLS
     while len(encode(calls := StackSample(os.getpid(), format_calls(frame, max_calls)))) > max_bytes and max_calls > 1:
         max_calls = max_calls * 2 // 3
@@ -196,8 +196,8 @@ def fit_calls(max_bytes: int, frame: FrameType | None) -> StackSample:
 
 
 def handled_signals(numbers: Iterable[int]) -> set[int]:
-    """Return the signals for which this process has a handler, Python's or another one."""
+    """Return which of these signals this process has a handler for, in Python or in C."""
     mask = 0
-    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:  # a name may be no text
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:  # a process name may be invalid UTF-8
         mask = next((int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:")), 0)
     return {number for number in numbers if mask >> (number - 1) & 1}

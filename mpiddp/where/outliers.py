@@ -1,4 +1,4 @@
-"""Groups ranks by location and finds those that are odd. Pure functions, made for 100,000 ranks."""
+"""Groups ranks by location and finds the outliers. Pure functions, fast enough for 100,000 ranks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from ..failure.stack import Frame, FrameKind
 from .snapshot import Activity, ChildProcess, Location, RankGroup, RankSample, Snapshot
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
-MISMATCH = "they wait in unlike calls: one of them has left a call out, or makes one that the others do not make"
-BUSY_CORES = 0.3  # a main thread that uses more works or spins
-IDLE_CORES = 0.1  # one that uses less waits
+MISMATCH = "ranks wait in different collectives: one of them skipped a call, or made an extra one"
+BUSY_CORES = 0.3  # a main thread that uses more computes or busy-waits
+IDLE_CORES = 0.1  # a main thread that uses less is waiting
 MAX_RANGES = 20  # of ranks, in a sentence
 MAX_CHILDREN_SHOWN = 3
-NATIVE = "native code, which holds the interpreter"
+NATIVE = "native code that holds the GIL"
+BUSY_WAITING = "busy-waiting for a GPU or in MPI"
 FREE = (Activity.BUSY, Activity.LOADER, Activity.ELSEWHERE, Activity.STOPPED, Activity.KERNEL)
-FAILURE_FORMAT = "{}, line {}, in {}"
-FAILURE_PATTERN = re.compile(r"(.*), line (\d+), in (.*)")
+FAILURE_FORMAT = "{}:{} {}"
+FAILURE_PATTERN = re.compile(r"(.*):(\d+) (.*)")
 
 Members = Mapping[Location, Sequence[RankSample]]
-Outliers = tuple[set[int], list[str]]  # the odd ranks, and sentences
+Outliers = tuple[set[int], list[str]]  # the ranks, and findings
 
 
 def build_snapshot(samples: Sequence[RankSample]) -> Snapshot:
-    """Return where the ranks are, and which are odd."""
-    locations: dict[tuple[object, ...], Location] = {}  # many ranks are alike: each kind is located once
+    """Return where the ranks are, and which are outliers."""
+    locations: dict[tuple[object, ...], Location] = {}  # by all that locate() reads: many ranks are alike
     members: dict[Location, list[RankSample]] = {}
     for sample in samples:
         key = (sample.frames, sample.state, sample.wchan, sample.cores >= BUSY_CORES, sample.cores < IDLE_CORES,
@@ -37,50 +38,50 @@ def build_snapshot(samples: Sequence[RankSample]) -> Snapshot:
         if key not in locations:
             locations[key] = locate(sample)
         members.setdefault(locations[key], []).append(sample)
-    odd, findings = find_outliers(members)
-    groups = [group for location, located in members.items() for group in split_by_oddity(location, located, odd)]
-    return Snapshot(tuple(sorted(groups, key=lambda group: (not group.is_odd, len(group.ranks), group.ranks))),
+    outliers, findings = find_outliers(members)
+    groups = [group for location, located in members.items() for group in split_outliers(location, located, outliers)]
+    return Snapshot(tuple(sorted(groups, key=lambda group: (not group.is_outlier, len(group.ranks), group.ranks))),
                     (*findings, *explain_hidden_stacks(samples)), format_steps(samples))
 
 
-def split_by_oddity(location: Location, samples: Sequence[RankSample], odd: set[int]) -> Iterator[RankGroup]:
-    """Yield the odd ranks at a location, then the others."""
-    for is_odd in (True, False):
-        if members := [sample for sample in samples if (sample.rank in odd) == is_odd]:
+def split_outliers(location: Location, samples: Sequence[RankSample], outliers: set[int]) -> Iterator[RankGroup]:
+    """Yield the outliers at a location, then the other ranks."""
+    for is_outlier in (True, False):
+        if members := [sample for sample in samples if (sample.rank in outliers) == is_outlier]:
             numbers = {sample.sequences[0].number if len(sample.sequences) == 1 else 0 for sample in members}
             is_common = len(numbers) == 1 and location.activity is Activity.COLLECTIVE
             yield RankGroup(location, tuple(sample.rank for sample in members),
-                            tuple(dict.fromkeys(sample.host for sample in members)), is_odd,
+                            tuple(dict.fromkeys(sample.host for sample in members)), is_outlier,
                             numbers.pop() if is_common else 0)
 
 
 def find_outliers(members: Members) -> Outliers:
-    """Return which ranks are odd, and sentences about them; `members` are the ranks at each location."""
+    """Return the outliers, and findings about them; `members` are the ranks at each location."""
     held, others = partition(members, lambda location: location.activity.is_held)
     silent, rest = partition(others, lambda location: location.activity is Activity.SILENT)
     has_no_reference = (held or silent) and len(rest) == 1
-    odd, findings = compare_running(rest) if rest and not has_no_reference else (set(), [])
-    return odd | (collect_ranks(held) if rest else set()), [*format_states({**held, **silent}), *findings]
+    outliers, findings = compare_running(rest) if rest and not has_no_reference else (set(), [])
+    return outliers | (collect_ranks(held) if rest else set()), [*format_states({**held, **silent}), *findings]
 
 
 def compare_running(members: Members) -> Outliers:
-    """Compare ranks that nothing holds; return as find_outliers() does."""
+    """Compare ranks that can run; return as find_outliers() does."""
     waiting, rest = partition(members, lambda location: location.activity.is_waiting)
     busy, others = partition(rest, lambda location: location.activity is Activity.BUSY)
     if waiting and others:
-        loading, standing = partition(others, lambda location: location.activity is Activity.LOADER)
+        loading, elsewhere = partition(others, lambda location: location.activity is Activity.LOADER)
         state = f"not {describe_wait(waiting)}"
-        return collect_ranks(others), [*format_states(loading), *format_states(standing, state)]
+        return collect_ranks(others), [*format_states(loading), *format_states(elsewhere, state)]
     if waiting and busy:
-        state = f"busy, and not {describe_wait(waiting)}: slow, or spinning as GPUs and MPI let them"
+        state = f"busy and not {describe_wait(waiting)} (slow, or {BUSY_WAITING})"
         is_minority = 2 * len(collect_ranks(busy)) <= len(collect_ranks(members))
         return collect_ranks(busy) if is_minority else set(), format_states(busy, state)
     has_settled = not busy or all(sample.spins for samples in members.values() for sample in samples)
     late, findings = find_late_ranks(members) if has_settled else (set(), [])
     if late:
         return late, findings
-    odd, more = compare_waiting(members) if waiting else compare_locations(members)
-    return odd, [*findings, *more]
+    outliers, more = compare_waiting(members) if waiting else compare_locations(members)
+    return outliers, [*findings, *more]
 
 
 def compare_waiting(members: Members) -> Outliers:
@@ -91,38 +92,38 @@ def compare_waiting(members: Members) -> Outliers:
         if len({sample.sequences for sample in samples}) > 1:
             return set(), []
         is_suspect = location.activity is Activity.COLLECTIVE
-        suspect = ": where that lasts, the network or a device stands still" if is_suspect else ""
+        suspect = "; if this persists, suspect the network or a device" if is_suspect else ""
         return set(), [f"all ranks are {describe_location(location)}{suspect}"]
-    majority, odd = partition(members, lambda location: location == common)
+    majority, rest = partition(members, lambda location: location == common)
     findings = [f"{format_ranks(collect_ranks({location: samples}))} {describe_location(location)}"
-                for group in (odd, majority) for location, samples in group.items()]
+                for group in (rest, majority) for location, samples in group.items()]
     has_pairs = any(location.collective in POINT_TO_POINT for location in members)
     if common is None or has_pairs:
         is_mismatch = not has_pairs and not any(location.activity is Activity.ENDED for location in members)
         return set(), [*findings, MISMATCH] if is_mismatch else findings
-    return collect_ranks(odd), [*findings[:-1], f"the others are {describe_location(common)}"]
+    return collect_ranks(rest), [*findings[:-1], f"the others are {describe_location(common)}"]
 
 
 def compare_locations(members: Members) -> Outliers:
-    """Compare ranks of which none waits for others in torch's own code; return as find_outliers() does."""
+    """Compare ranks if none waits for others in torch's own code; return as find_outliers() does."""
     _, others = partition(members, lambda location: location.activity is Activity.BUSY)
     if not others:
-        return set(), ["all ranks are busy: they work, or spin as GPUs and MPI let them"]
+        return set(), [f"all ranks are busy: computing, or {BUSY_WAITING}"]
     common = majority_location(members)
-    odd = {location: samples for location, samples in others.items() if common and location != common}
-    return collect_ranks(odd), format_states(odd, "not where most are")
+    outliers = {location: samples for location, samples in others.items() if common and location != common}
+    return collect_ranks(outliers), format_states(outliers, "not where most other ranks are")
 
 
 def partition(members: Members, predicate: Callable[[Location], bool]) -> tuple[Members, Members]:
-    """Return the ranks at the locations for which a predicate holds, and the other ranks."""
+    """Return the ranks at locations that satisfy a predicate, and the other ranks."""
     matches = {location: samples for location, samples in members.items() if predicate(location)}
     return matches, {location: samples for location, samples in members.items() if location not in matches}
 
 
 def find_late_ranks(members: Members) -> Outliers:
-    """Return which ranks have not entered a collective that others of their process group have, and sentences.
+    """Return the ranks that have entered fewer collectives than others of their process group, and findings.
 
-    The ranks are odd only if the sequence numbers count collectives alone, as NCCL's do, and others are ahead in each
+    They are outliers only if the sequence numbers count only collectives, as NCCL's do, and others are ahead in each
     group.
     """
     samples = [sample for located in members.values() for sample in located]
@@ -135,14 +136,13 @@ def find_late_ranks(members: Members) -> Outliers:
     groups_of_ranks = Counter(names for names, _ in groups)
     for (names, group), ranks_by_number in sorted(groups.items(), key=lambda item: sum(map(len, item[1].values()))):
         last = max(ranks_by_number)
-        of_ranks = f" of ranks {names}" if len(groups) > 1 else ""
-        of_group = f" (group {group})" if groups_of_ranks[names] > 1 else ""
-        others = f"rank {ranks_by_number[last][0]}" if len(ranks_by_number[last]) == 1 else "others"
+        where = f" in the process group of ranks {names}" if len(groups) > 1 else ""
+        where = f" in process group {group} (ranks {names})" if groups_of_ranks[names] > 1 else where
+        others = f"rank {ranks_by_number[last][0]}" if len(ranks_by_number[last]) == 1 else "other ranks"
         for number, ranks in sorted(ranks_by_number.items()):
             if number < last:
                 late.update(ranks)
-                findings.append(
-                    f"{format_ranks(ranks)} at sequence {number:,}{of_ranks}{of_group}, {others} at {last:,}")
+                findings.append(f"{format_ranks(ranks)} at sequence number {number:,}{where}, {others} at {last:,}")
     ahead = {sample.rank for sample in samples} - late
     if not all(sample.spins for sample in samples) or len(late) > len(ahead):
         late = set()
@@ -150,20 +150,21 @@ def find_late_ranks(members: Members) -> Outliers:
 
 
 def describe_wait(waiting: Iterable[Location]) -> str:
-    """Return where ranks wait for others, such as `in all_reduce, where others wait`."""
+    """Return where ranks wait for others, such as `in all_reduce, where other ranks wait`."""
     names = sorted({location.collective for location in waiting} - {""})
-    return f"in {' or '.join(names)}, where others wait" if names else "at the end of the script, where others are"
+    return (f"in {' or '.join(names)}, where other ranks wait" if names else
+            "at the end of the script, where other ranks are")
 
 
 def describe_location(location: Location) -> str:
-    """Return where ranks wait: the collective, and the script's line that calls it."""
+    """Return where ranks wait: the collective, and the line of the script that calls it."""
     if location.activity is Activity.ENDED:
         return str(location.activity.value)
     return f"in {location.collective} ({location.line.rpartition(' → ')[0].rpartition(' → ')[2]})"
 
 
 def format_states(members: Members, state: str = "") -> list[str]:
-    """Return a sentence for each activity of the ranks; `state` takes the place of its description."""
+    """Return a sentence for each activity of the ranks; `state` replaces the activity's description."""
     by_state: dict[str, list[int]] = {}
     for location, samples in members.items():
         by_state.setdefault(state or location.activity.value, []).extend(sample.rank for sample in samples)
@@ -176,7 +177,7 @@ def collect_ranks(members: Members) -> set[int]:
 
 
 def majority_location(members: Members) -> Location | None:
-    """Return the location of more than half of the ranks, if there is one."""
+    """Return the location of more than half of the ranks, None if there is none."""
     largest = max(members, key=lambda location: len(members[location]))
     return largest if 2 * len(members[largest]) > len(collect_ranks(members)) else None
 
@@ -188,23 +189,25 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def explain_hidden_stacks(samples: Iterable[RankSample]) -> Iterator[str]:
-    """Yield why native code hides the stacks of ranks, and of their children."""
+    """Yield why there is no stack of ranks, or of their children, that are in native code."""
     hidden: dict[str, list[int]] = {}
     for sample in samples:
         for reason in {sample.native, *(child.native for child in sample.children)} - {""}:
             hidden.setdefault(reason, []).append(sample.rank)
     for reason, ranks in hidden.items():
-        yield f"what native code hides of rank{'s' * (len(ranks) > 1)} {format_ranges(ranks, MAX_RANGES)}: {reason}"
+        names = f"rank{'s' * (len(ranks) > 1)} {format_ranges(ranks, MAX_RANGES)}"
+        yield f"no stack of {names} while native code holds the GIL: {reason}"
 
 
 def format_steps(samples: Iterable[RankSample]) -> str:
-    """Return at which steps the ranks are, and for how long."""
+    """Return the ranks' steps in words, and their age; empty if the script counts none."""
     stepping = [sample for sample in samples if sample.steps]
     if not stepping:
         return ""
     first, last = min(sample.steps for sample in stepping), max(sample.steps for sample in stepping)
     age = format_duration(min(sample.step_age_s for sample in stepping))
-    return f"step {first:,} for {age}" if first == last else f"steps {first:,} to {last:,}, the last one for {age}"
+    return (f"at step {first:,}, reached {age} ago" if first == last else
+            f"at steps {first:,} to {last:,}, the latest one reached {age} ago")
 
 
 def describe_locations(samples: Iterable[RankSample]) -> dict[int, str]:
@@ -214,20 +217,20 @@ def describe_locations(samples: Iterable[RankSample]) -> dict[int, str]:
 
 
 def waiting_calls(samples: Iterable[RankSample]) -> dict[int, str]:
-    """Return the script's innermost line of each rank that waits in a collective, in the format of reports."""
+    """Return the script's innermost line of each rank in a collective, formatted as in failure reports."""
     return {sample.rank: FAILURE_FORMAT.format(*lines[-1][1:]) for sample in samples
             if locate(sample).activity is Activity.COLLECTIVE
             and (lines := [frame for frame in sample.frames if frame.file == sample.frames[0].file])}
 
 
 def find_free_ranks(samples: Iterable[RankSample]) -> set[int]:
-    """Return the ranks that wait for no other rank, so that others may wait for them."""
+    """Return the ranks that do not wait for another rank: others may be waiting for them."""
     return {sample.rank for sample in samples if locate(sample).activity in FREE
             and not any(frame.kind is FrameKind.OURS for frame in stack.list_called_frames(sample.frames))}
 
 
 def move_to_failure(sample: RankSample, where: str) -> RankSample:
-    """Return a rank whose script has raised as it was at that moment; `where` is the line in the format of reports."""
+    """Return a failed rank's sample at the line at which it failed, `where`, formatted as in failure reports."""
     match = FAILURE_PATTERN.fullmatch(where)
     file, line, function = match.groups() if match else (where, "0", "")
     return sample._replace(frames=(Frame(FrameKind.SCRIPT, file, int(line), function),), state="S", wchan="", cores=0.0)
@@ -267,8 +270,8 @@ def classify_activity(sample: RankSample) -> Activity:
 
 
 def describe_child(child: ChildProcess) -> str:
-    """Return where a child is, in words."""
-    state = {"T": "stopped", "t": "stopped", "D": "held by the kernel"}.get(child.state, "")
+    """Return where a child process is, in words."""
+    state = {"T": "stopped", "t": "stopped", "D": "in uninterruptible sleep"}.get(child.state, "")
     wchan = f"{child.wchan}()" if child.wchan else ""
     line = NATIVE if child.native else stack.format_short(child.frames)
     return f"its child: {' → '.join(filter(None, (child.program, line, wchan, state)))}"

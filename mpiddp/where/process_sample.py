@@ -13,26 +13,26 @@ from typing import NamedTuple
 
 STATE, MINOR, MAJOR, USER, CHILDREN_SYSTEM, STARTED = 0, 7, 9, 11, 14, 19  # of /proc/PID/stat after the name (man 5)
 MAX_DESCENDANTS = 1000
-HANDLER_RUN_S = 0.1  # an interpreter whose main thread has run for longer has called a signal's handler
-IO_COUNTERS = ("rchar", "wchar", "read_bytes", "write_bytes")  # the last two also within a call, on some file systems
-READ_AHEAD = 128 * 1024  # bytes, by default, that a major page fault reads, and for which a read() waits at a time
-RECEIVING = ("unix_stream_", "skb_wait_")  # in functions that wait for a Unix or UDP socket, whose bytes nobody counts
-PACKET = 1000  # bytes that wake a process which waits for such a socket, at least
-SIGNAL_TURNS = 4  # of a main thread between two samples, for the signal that asks for its stack
+HANDLER_RUN_S = 0.1  # a main thread that has run for longer has called a pending signal handler
+IO_COUNTERS = ("rchar", "wchar", "read_bytes", "write_bytes")  # some file systems update the last two during a call
+READ_AHEAD = 128 * 1024  # default number of bytes read for a major page fault, and per wait within a read()
+RECEIVING = ("unix_stream_", "skb_wait_")  # in wait functions of Unix and UDP sockets; the kernel counts no bytes there
+PACKET = 1000  # least bytes assumed for each wake-up of a process that waits for such a socket
+SIGNAL_TURNS = 4  # of a main thread between two samples, spent on ASK_SIGNAL
 
 
 class ProcSample(NamedTuple):
-    """A process as /proc shows it. The last four fields are those of all its threads, and of its ended children."""
+    """A process as /proc shows it; `busy_s`, `moved_bytes`, `faults` include all threads and ended children."""
 
     state: str  # a letter (man 5 proc)
-    wchan: str  # the kernel function in which its main thread sleeps; empty if that is not shown
-    main_s: float  # for which its main thread has run or waited for a processor
-    ran_s: float  # for which it has run
-    turns: int  # in which it has run
-    busy_s: float  # processor time
+    wchan: str  # the kernel function in which its main thread sleeps; empty if not shown
+    main_s: float  # time that its main thread has run or waited for a core
+    ran_s: float  # time that its main thread has run
+    turns: int  # how often the scheduler has run its main thread
+    busy_s: float  # CPU time
     moved_bytes: int  # read and written, also for major page faults, but without recv() and send()
     faults: int = 0  # minor page faults
-    unseen: str = ""  # what of it the kernel does not show; empty for nothing
+    unseen: str = ""  # why the kernel does not show some of this; empty if it shows all
 
     @property
     def is_stopped(self) -> bool:
@@ -45,7 +45,7 @@ class ProcSample(NamedTuple):
         return self.state in "TtD"
 
     def has_slept(self, before: ProcSample) -> bool:
-        """Return whether the main thread has slept since `before`; False where the kernel does not count turns."""
+        """Return whether the main thread has slept since `before`; False if the kernel does not count turns."""
         return self.state == before.state == "S" and 0 < self.turns == before.turns
 
     def could_answer(self, before: ProcSample) -> bool:
@@ -53,10 +53,9 @@ class ProcSample(NamedTuple):
         return self.ran_s - before.ran_s > HANDLER_RUN_S
 
     def fed_bytes(self, before: ProcSample) -> int:
-        """Return the least that has come since `before` for a main thread that waited at both times.
+        """Return the least number of bytes received since `before` by a main thread that waited at both times.
 
-        /proc/PID/io counts a long read() when it is over. Meanwhile the process sleeps in the kernel, and wakes for
-        each part.
+        /proc/PID/io counts a long read() when it returns. Until then the process sleeps, and wakes up for each part.
         """
         turns = self.turns - before.turns
         if self.state == before.state == "D":
@@ -66,7 +65,7 @@ class ProcSample(NamedTuple):
 
 
 def sample_process(pid: int) -> ProcSample | None:
-    """Return a sample of a process; None if there is none."""
+    """Return a sample of a process; None if it does not exist."""
     try:
         fields = read_stat(pid)
     except OSError:
@@ -80,7 +79,7 @@ def sample_process(pid: int) -> ProcSample | None:
     except OSError as error:
         if fields[STATE] not in "ZX" and os.path.exists(f"/proc/{pid}"):
             unseen = f"/proc/{pid}/io cannot be read ({error.strerror})"
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # last, sched-stats.rst
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # last (sched-stats.rst)
         ran_ns, waited_ns, turns = map(int, file.read().split())
     busy_s = sum(map(int, fields[USER:CHILDREN_SYSTEM + 1])) / os.sysconf("SC_CLK_TCK")
     main_s = (ran_ns + waited_ns) / 1e9 or busy_s
@@ -90,13 +89,13 @@ def sample_process(pid: int) -> ProcSample | None:
 
 
 def read_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name; raise OSError where there is no such process."""
+    """Return the fields of /proc/PID/stat after the name; raise OSError if there is no such process."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].decode().split()
 
 
 def other_program_name(pid: int, reference: int) -> str:
-    """Return the name of a process's program, empty if process `reference` runs the same, or if it is not known."""
+    """Return the name of a process's program; empty if process `reference` runs the same, or if it is unknown."""
     try:
         if os.readlink(f"/proc/{pid}/exe") == os.readlink(f"/proc/{reference}/exe"):
             return ""
@@ -107,7 +106,7 @@ def other_program_name(pid: int, reference: int) -> str:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """Return the descendants of a process, of all its threads; none if the kernel does not show them."""
+    """Return the descendants of all threads of a process; none if the kernel does not show them."""
     descendants: list[int] = []
     queue = [pid]
     while queue and len(descendants) < MAX_DESCENDANTS:
@@ -121,30 +120,30 @@ def list_descendants(pid: int) -> list[int]:
 
 
 def explain_unseen(descendants: Iterable[int]) -> str:
-    """Return why descendants of a process cannot be seen, or listed at all; empty if they can."""
+    """Return why some descendants of a process are not visible; empty if all are."""
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        return "its children cannot be seen (the kernel lacks CONFIG_PROC_CHILDREN)"
+        return "its child processes are not visible (the kernel lacks CONFIG_PROC_CHILDREN)"
     for pid in descendants:
         if not os.path.exists(f"/proc/{pid}"):
             try:
                 os.kill(pid, 0)
-            except PermissionError:  # it is another user's
-                return f"its child {pid} is hidden by the mount of /proc"
+            except PermissionError:  # another user's process
+                return f"its child process {pid} is not visible (hidden by the mount options of /proc)"
             except ProcessLookupError:  # it has ended
                 continue
     return ""
 
 
 def can_handle_signal(pid: int, number: int, descriptor: int, pipe: int, min_age_s: float) -> bool:
-    """Return whether a process would handle a signal by printing with its `descriptor` into `pipe`.
+    """Return whether a process handles a signal by writing to `pipe` through its `descriptor`.
 
-    The signal would end any other process. A process younger than `min_age_s` may be about to become another program,
-    and in one that the kernel holds the signal would wait, and find another program.
+    The signal would kill any other process. So False for a process younger than `min_age_s`, which may be about to
+    execute another program, and for a stopped one or one in state D, where the signal would stay pending.
     """
     try:
         fields = read_stat(pid)
         has_pipe = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == os.fstat(pipe).st_ino
-        with open(f"/proc/{pid}/status", "rb") as file:  # a name may be no text
+        with open(f"/proc/{pid}/status", "rb") as file:  # a process name may be invalid UTF-8
             masks = {name: int(value, 16) for name, _, value in (line.partition(b":") for line in file)
                      if name in (b"SigPnd", b"ShdPnd", b"SigBlk", b"SigCgt")}
     except OSError:
@@ -173,7 +172,7 @@ REPLY_TIMEOUT_S = 0.5
 
 
 class TcpSocket(NamedTuple):
-    """A connected TCP socket; `moved_bytes` were received, or sent and acknowledged."""
+    """A connected TCP socket; `moved_bytes` are those received, or sent and acknowledged."""
 
     port: int
     peer_port: int
@@ -183,8 +182,8 @@ class TcpSocket(NamedTuple):
 class TcpCounter:
     """Counts the bytes that a rank and its descendants have received and sent by TCP since the first count.
 
-    Traffic of the job's store, on `store_port`, does not count: NCCL threads poll it each second, also in ranks that
-    wait. Rank 0 serves it by read() and write(), which the kernel counts with those of files: they are subtracted.
+    Omits traffic of the job's store, on `store_port`: NCCL's threads poll it every second, even in ranks that wait.
+    Rank 0 serves it by read() and write(), which the kernel counts like those of files: this traffic is subtracted.
     """
 
     def __init__(self, store_port: int) -> None:
@@ -193,14 +192,14 @@ class TcpCounter:
         self._total = 0
 
     def count(self, pids: Collection[int]) -> tuple[int, str]:
-        """Return the bytes that these processes have moved, and why some cannot be seen, empty if all can."""
+        """Return the bytes that these processes have moved, and why some sockets are not visible; empty if all are."""
         inodes: set[int] = set()
         try:
             for pid in pids:
                 inodes |= list_socket_inodes(pid)
             sockets = read_tcp_sockets() if inodes else {}
         except OSError as error:
-            return self._total, f"its sockets cannot be seen ({error.strerror or error})"
+            return self._total, f"its sockets are not visible ({error.strerror or error})"
         own = {inode: sockets[inode] for inode in inodes & sockets.keys()}
         for inode, connection in own.items():
             more = max(0, connection.moved_bytes - self._counts.get(inode, 0))
@@ -213,7 +212,7 @@ class TcpCounter:
 
 
 def list_socket_inodes(pid: int) -> set[int]:
-    """Return the inodes of a process's sockets; raise OSError where they cannot be seen."""
+    """Return the inodes of a process's sockets; raise OSError if they are not visible."""
     folder, inodes = f"/proc/{pid}/fd", set()
     try:
         for name in os.listdir(folder):
@@ -223,17 +222,17 @@ def list_socket_inodes(pid: int) -> set[int]:
                     inodes.add(int(inode[1:-1]))
         if inodes and os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
             raise OSError(0, f"process {pid} is in another network namespace")
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended
         return set()
     except PermissionError as error:
         if is_zombie(pid):
             return set()
-        raise OSError(error.errno, f"those of process {pid}: {error.strerror}") from error
+        raise OSError(error.errno, f"process {pid}: {error.strerror}") from error
     return inodes
 
 
 def is_zombie(pid: int) -> bool:
-    """Return whether a process has ended; it has no sockets any more then."""
+    """Return whether a process has ended, and so has closed its sockets."""
     with contextlib.suppress(OSError):
         return read_stat(pid)[STATE] in "ZX"
     return True
@@ -242,8 +241,8 @@ def is_zombie(pid: int) -> bool:
 def read_tcp_sockets() -> dict[int, TcpSocket]:
     """Return the connected TCP sockets of this network namespace, by inode.
 
-    Raises OSError where the kernel does not show them: before Linux 4.1, without its module tcp_diag, or in a container
-    that may not see them.
+    Raises OSError if the kernel does not show them: before Linux 4.1, without the module tcp_diag, or in a container
+    without permission.
     """
     sockets: dict[int, TcpSocket] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as netlink:
@@ -254,14 +253,14 @@ def read_tcp_sockets() -> dict[int, TcpSocket]:
             for reply in receive_replies(netlink):
                 port, peer_port = map(socket.ntohs, PORTS.unpack_from(reply, PORTS_OFFSET))
                 inode = int.from_bytes(reply[INODE_OFFSET:INODE_OFFSET + 4], sys.byteorder)
-                if inode:  # a process has it; one that is closed may still wait for its peer
+                if inode:  # else the socket is closed and waits for its peer
                     counters = COUNTERS.unpack_from(find_attribute(reply, INET_DIAG_INFO), COUNTERS_OFFSET)
                     sockets[inode] = TcpSocket(port, peer_port, sum(counters))
     return sockets
 
 
 def receive_replies(netlink: socket.socket) -> Iterator[bytes]:
-    """Yield the kernel's reply for each socket."""
+    """Yield the kernel's reply about each socket."""
     while True:
         data, start = netlink.recv(MAX_REPLY_BYTES), 0
         while start < len(data):
@@ -277,11 +276,11 @@ def receive_replies(netlink: socket.socket) -> Iterator[bytes]:
 
 
 def find_attribute(reply: bytes, wanted: int) -> bytes:
-    """Return an attribute of a reply; raise OSError if it is not there, or lacks the counters."""
+    """Return an attribute of a reply; raise OSError if it is missing, or lacks the counters."""
     start = REPLY_BYTES
     while start + ATTRIBUTE.size <= len(reply):
         size, kind = ATTRIBUTE.unpack_from(reply, start)
         if kind == wanted and size - ATTRIBUTE.size >= COUNTERS_OFFSET + COUNTERS.size:
             return reply[start + ATTRIBUTE.size:start + size]
         start += max(size, ATTRIBUTE.size) + 3 & ~3
-    raise OSError(0, "the kernel does not count their bytes")
+    raise OSError(0, "the kernel does not count the bytes of sockets")

@@ -1,4 +1,4 @@
-"""The progress of a rank: the steps that it has made, and the collectives that it has entered."""
+"""The progress of a rank: its steps, and the collectives that it has entered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_GROUPS = 64
 MAX_RANGES = 5  # of a group's ranks
 
 _count = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # calls of mpiddp.should_stop(), shared with the sentinel
-_step_s = 0.0  # when the last one was, on time.monotonic()'s clock
+_step_s = 0.0  # time of the last one (time.monotonic())
 
 
 def count_step() -> None:
@@ -28,12 +28,12 @@ def count_step() -> None:
 
 
 def step_count() -> int:
-    """Return how many steps this rank has made, or this sentinel's rank, even if it is gone."""
+    """Return the number of steps of this rank, or of this sentinel's rank, even after that has ended."""
     return _count[0]
 
 
 def read_progress() -> Progress:
-    """Return this rank's progress, from any of its threads."""
+    """Return this rank's progress; may be called in any thread."""
     cuda = sys.modules.get("torch.cuda")
     age_s = round(time.monotonic() - _step_s, 1) if step_count() else 0.0
     return Progress(step_count(), age_s, json.dumps([*collective_sequences()]),
@@ -43,12 +43,12 @@ def read_progress() -> Progress:
 def collective_sequences() -> Iterator[tuple[int, str, str]]:
     """Yield, for each process group, its sequence number in this rank, its ranks, and its name.
 
-    torch counts collectives itself, for gloo and NCCL alike (torch/csrc/distributed/c10d/ProcessGroup.hpp,
-    getSequenceNumberForGroup); a group that does not count is left out.
+    torch counts collectives for gloo and NCCL alike (torch/csrc/distributed/c10d/ProcessGroup.hpp,
+    getSequenceNumberForGroup). Groups that do not count are omitted.
     """
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     world: Any = getattr(c10d, "_world", None)
     for group in list(getattr(world, "pg_names", ()))[:MAX_GROUPS]:
-        with contextlib.suppress(Exception):  # a group that a program has made may raise anything
+        with contextlib.suppress(Exception):  # a group defined by the script may raise anything
             number, name = group._get_sequence_number_for_group(), world.pg_names[group]
             yield int(number), format_ranges(world.pg_group_ranks[group], MAX_RANGES), str(name)

@@ -1,31 +1,31 @@
-"""The messages that ask for stacks and progress: of a rank, of its sentinel, of the coordinator, and of a user."""
+"""The messages by which a user, the coordinator and a sentinel request stacks and progress."""
 
 from __future__ import annotations
 
 import signal
 from typing import NamedTuple
 
-ASK_SIGNAL = signal.SIGRTMAX - 2  # asks a rank, or a process that it has forked, for its `StackSample`
+ASK_SIGNAL = signal.SIGRTMAX - 2  # requests the `StackSample` of a rank, or of a process that it has forked
 
-# What a sentinel sends through the socket of `QuerySocket`: send stack and progress; flush all files; process %d may
-# trace you.
+# Requests of a sentinel on the socket of `QuerySocket`: send stack and progress; flush all files; let process %d trace
+# you.
 WHERE, FLUSH, TRACER, TRACER_END = b"?", b"!", b"+", b";"
 
-# A rank to its sentinel
+# From a rank to its sentinel
 
 
 class StackPipe(NamedTuple):
-    """Carries the reading end of the pipe into which the rank writes a `StackSample`, by its own `descriptor`."""
+    """Carries the read end of the pipe to which the rank writes `StackSample`s through its own `descriptor`."""
 
     descriptor: int
 
 
 class QuerySocket(NamedTuple):
-    """Carries the sentinel's end of the socket through which a thread of the rank is asked."""
+    """Carries the sentinel's end of the socket on which a thread of the rank takes requests."""
 
 
 class StackSample(NamedTuple):
-    """The stack of a process's main thread, read by its own interpreter; `text` is as faulthandler prints it."""
+    """The stack of a process's main thread, read by its own interpreter; `text` is in faulthandler's format."""
 
     pid: int
     text: str
@@ -34,7 +34,7 @@ class StackSample(NamedTuple):
 class InspectFds(NamedTuple):
     """The descriptors by which a sentinel inspects its rank, each -1 if there is none.
 
-    A `StackSample` comes from `pipe`, into which the rank writes by its own `descriptor`; it answers through `socket`.
+    The rank writes a `StackSample` to `pipe` through its own `descriptor`, and answers requests on `socket`.
     """
 
     pipe: int = -1
@@ -42,18 +42,18 @@ class InspectFds(NamedTuple):
     socket: int = -1
 
     def with_end(self, message: StackPipe | QuerySocket, descriptor: int) -> InspectFds:
-        """Return this with the `descriptor` that has come with the rank's message."""
+        """Return this with the `descriptor` that arrived with the rank's message."""
         if isinstance(message, StackPipe):
             return self._replace(pipe=descriptor, descriptor=message.descriptor)
         return self._replace(socket=descriptor)
 
 
 class Progress(NamedTuple):
-    """How far the rank is, as it answers to WHERE.
+    """The rank's progress, in its answer to WHERE.
 
-    It has made so many `steps`, the last one `step_age_s` ago. `entered` is JSON: of each process group how many
-    collectives the rank has entered there, the group's ranks, and its name. `spins` tells that it computes on a GPU:
-    while it waits for that, it uses a processor.
+    It has made `steps`, the last one `step_age_s` ago. `entered` is JSON: for each process group the number of
+    collectives that the rank has entered, the group's ranks, and its name. `spins`: the rank uses a GPU, and may
+    busy-wait for it.
     """
 
     steps: int
@@ -62,23 +62,23 @@ class Progress(NamedTuple):
     spins: bool
 
 
-# A user's command, and the coordinator
+# Between a user's command and the coordinator
 
 
 class SnapshotRequest(NamedTuple):
-    """Ask where the ranks are; a sentinel asks for its rank's SIGQUIT, and the coordinator prints the answer."""
+    """Request a snapshot. If a sentinel sends this, for its rank's SIGQUIT, the coordinator prints the snapshot."""
 
 
 class SnapshotReply(NamedTuple):
-    """Where the ranks are: `snapshot` is the JSON of where/rendering.py."""
+    """The answer to `SnapshotRequest`, as JSON of where/rendering.py."""
 
     snapshot: str
 
 
 class ThreadsRequest(NamedTuple):
-    """Ask for the stacks of all threads of a rank, with the frames of C code if `native`.
+    """Request the stacks of all threads of a rank, with the frames of C code if `native`.
 
-    The coordinator fills in the `asker`, sends this on to the rank's sentinel, and the answer back.
+    The coordinator sets `asker`, forwards this to the rank's sentinel, and the reply to the asker.
     """
 
     rank: int
@@ -87,29 +87,29 @@ class ThreadsRequest(NamedTuple):
 
 
 class ThreadsReply(NamedTuple):
-    """The answer to `ThreadsRequest`: what py-spy prints, or why there is nothing."""
+    """The answer to `ThreadsRequest`: the output of py-spy, or why there is none."""
 
     rank: int
     text: str
     asker: int = -1
 
 
-# The coordinator, and a sentinel
+# Between the coordinator and a sentinel
 
 
 class SampleRequest(NamedTuple):
-    """Ask where the rank is."""
+    """Request a sample of the rank."""
 
     number: int
 
 
 class Sample(NamedTuple):
-    """The answer to the `SampleRequest` of this number.
+    """The answer to the `SampleRequest` with this number.
 
-    `stack` is one of failure/stack.py, empty if there is none; `progress` is None if the rank has not sent it.
-    `busy_s`, `moved_bytes`, `faults`, `unseen` and `native` are as in where/snapshot.py. `children` is JSON: of each
-    process that the rank has forked its number, its stack, its state, the kernel's function that it sleeps in, the name
-    of the program if it is another one, and `native`.
+    `stack` is JSON of failure/stack.py, empty if there is none; `progress` is None if the rank has not sent it.
+    `busy_s`, `moved_bytes`, `faults`, `unseen` and `native` are as in where/snapshot.py. `children` is JSON: for each
+    process that the rank has forked its pid, its stack, its state, the kernel function in which it sleeps, the name of
+    its program if that is not the rank's, and `native`.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Stacks of a process, read from outside by py-spy, where a site permits that."""
+"""Stacks of a process, read from outside by py-spy if the site permits that."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ..base.stderr import STDERR
 from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import close_other_descriptors, redirect_to_devnull
 
-INSTALL_HINT = "py-spy is not installed in the job's environment: pip install py-spy"
-NATIVE = "--native"  # the frames of C code, too: the process is stopped meanwhile
-NONBLOCKING = "--nonblocking"  # the process goes on
+INSTALL_HINT = "py-spy is not installed in the job's environment (pip install py-spy)"
+NATIVE = "--native"  # also the frames of C code; stops the process meanwhile
+NONBLOCKING = "--nonblocking"  # does not stop the process
 JSON = "--json"
-REAP_DELAY_S = 0.1  # after the end of its output
+REAP_DELAY_S = 0.1  # after SIGKILL
 STDOUT = 1
 
 
 def dump_stacks(
     loop: EventLoop, pid: int, options: list[str], timeout_s: float, on_output: Callable[[str], object]
 ) -> None:
-    """Call `on_output` with what `py-spy dump` prints of a process, up to the timeout.
+    """Call `on_output` with the output of `py-spy dump` for a process, up to the timeout.
 
-    Raises OSError where it cannot be started. It is a child of this process: Yama lets it trace what this one may
-    trace.
+    Raises OSError if py-spy cannot be started. It is a child of this process, so Yama lets it trace what this process
+    may trace.
     """
     reading, writing = os.pipe()
     try:
@@ -60,17 +60,17 @@ def dump_stacks(
             loop.set_timer(f"end of {timer}", REAP_DELAY_S, partial(reap, child))
         on_output(output.decode(errors="replace") + note)
 
-    loop.set_timer(timer, timeout_s, lambda: end(f"\npy-spy has taken more than {timeout_s:.1f} s"))
+    loop.set_timer(timer, timeout_s, lambda: end(f"\npy-spy did not finish within {timeout_s:.1f} s"))
     loop.watch(reading, read)
 
 
 def reap(child: int) -> bool:
-    """Reap a child if it has ended, and return whether it has; one that a file system holds ends later."""
+    """Reap a child if it has ended, and return whether it has; a file system that hangs delays its end."""
     return bool(os.waitpid(child, os.WNOHANG)[0])
 
 
 def exec_py_spy(pid: int, options: list[str], output: int) -> None:
-    """Become py-spy, in a forked process: it waits for the files that it needs, not the parent."""
+    """Become py-spy, in a forked process: a slow file system delays that process, not the parent."""
     try:
         os.setsid()
         redirect_to_devnull(0)

@@ -1,4 +1,4 @@
-"""Registry of running jobs: one endpoint file each in the user's state folder, which nobody else can read."""
+"""Registry of running jobs: one endpoint file each in the user's state folder, readable by that user only."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Any, NamedTuple, get_type_hints
 from ..base.files import find_risk, open_checked, user_folder
 from ..discovery.schedulers import SLURM, find_job, find_scheduler
 
-MAX_FILE_BYTES = 2**16  # an endpoint has some hundred
+MAX_FILE_BYTES = 2**16  # an endpoint has a few hundred
 
 
 class JobEndpoint(NamedTuple):
-    """What the job is called, and where its coordinator listens."""
+    """The names of a job, and the address of its coordinator."""
 
-    run_id: str  # the job's own name
-    number: str  # the scheduler's; empty without one
-    by_slurm: bool  # whether that is Slurm's
-    step: str  # the number of the job's step, or of Flux's job in a batch job; empty for none
+    run_id: str  # mpiddp's own name for the job
+    number: str  # the scheduler's job number; empty without a scheduler
+    by_slurm: bool  # whether that is Slurm
+    step: str  # the number of the job's step, or of Flux's job within a batch job; empty for none
     host: str
     address: str
     port: int
-    token: str  # that a client has to know
-    ranks: int  # how many
+    token: str  # the secret by which a client authenticates
+    ranks: int  # their number
     version: str  # of mpiddp
 
     @property
     def name(self) -> str:
-        """What to call the job: its number, or its own name."""
+        """The job's name in messages: its number, or its own name."""
         return self.names[-1] if self.step not in ("", "0") else self.names[0]
 
     @property
     def names(self) -> list[str]:
-        """What the job may be called, besides the beginning of its own name."""
+        """The names by which the job is found, besides the beginning of its own name."""
         return [self.number or self.run_id, *([f"{self.number}.{self.step}"] if self.step else [])]
 
 
@@ -46,7 +46,7 @@ def registry_folder() -> str:
 
 
 def find_job_number() -> tuple[str, bool, str]:
-    """Return the number that the scheduler has given this job, empty for none; whether it is Slurm's; its step."""
+    """Return this job's number in the scheduler, empty for none; whether that is Slurm; and the step."""
     job, step = find_job(os.environ)
     return job, find_scheduler(os.environ) is SLURM, step
 
@@ -57,10 +57,9 @@ def endpoint_path(endpoint: JobEndpoint) -> str:
 
 
 def write_endpoint(endpoint: JobEndpoint) -> None:
-    """Write an endpoint; do nothing if the user's folder cannot be written, or is another user's.
+    """Write an endpoint; do nothing if the user's folder is not writable, or belongs to another user.
 
-    Others may be able to write to a folder above: a umask of 002 permits that to the user's group, which often is the
-    user alone.
+    The user's group may be able to write to a folder above, as a umask of 002 permits: the group often has one member.
     """
     path = endpoint_path(endpoint)
     new = f"{path}.new"
@@ -76,18 +75,18 @@ def write_endpoint(endpoint: JobEndpoint) -> None:
 
 
 def remove_endpoint(endpoint: JobEndpoint) -> None:
-    """Remove an endpoint, if it is there."""
+    """Remove an endpoint's file, if it exists."""
     remove_file(endpoint_path(endpoint))
 
 
 def remove_file(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file, if it exists."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 def read_endpoints() -> dict[str, JobEndpoint]:
-    """Return this user's endpoints by their files, the newest first; files that hold none are left out."""
+    """Return this user's endpoints by their files, the newest first; skip files that hold none."""
     endpoints = []
     names: list[str] = []
     with contextlib.suppress(OSError):
@@ -104,8 +103,8 @@ def read_endpoints() -> dict[str, JobEndpoint]:
 
 
 def parse_endpoint(fields: Any) -> JobEndpoint:
-    """Return the endpoint with these fields; raise TypeError or ValueError if they are not those of one."""
-    import ipaddress  # not where an endpoint is written
+    """Return the endpoint with these fields; raise TypeError or ValueError if they are invalid."""
+    import ipaddress  # not needed by a job, which only writes its endpoint
 
     endpoint = JobEndpoint(**fields)
     if [*map(type, endpoint)] != [*get_type_hints(JobEndpoint).values()]:

@@ -1,4 +1,4 @@
-"""A snapshot as JSON, as a table, and as a picture."""
+"""A snapshot as JSON, as a table, and as a drawing."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ..base.text import find_runs, fold_hosts, format_ranges
 from .snapshot import Activity, Location, RankGroup, Snapshot
 
 MAX_RANKS_WIDTH = 30  # characters
-MAX_GROUPS = 200  # and findings, in JSON; a job has few, or nothing can be said about it
+MAX_GROUPS = 200  # and findings, in JSON; a job with more gives no clear finding
 NO_HOST_CHARACTER = re.compile(r"[^\w.:-]")
 NO_THREADS: Mapping[int, str] = MappingProxyType({})
-COLUMN_STATES = ("waiting", "busy", "standing")  # what fits into a column
+COLUMN_STATES = (Activity.COLLECTIVE, Activity.BUSY, Activity.ELSEWHERE)  # whose values fit into a column
 
 
 def as_json(snapshot: Snapshot, threads: Mapping[int, str] = NO_THREADS) -> str:
     """Return a snapshot as JSON, with the threads of ranks, by rank, as py-spy prints them.
 
-    It has `step` in words, `findings`, `threads` by rank, and `groups`, each with `at`, `place`, `collective`,
-    `sequence` (null if it is not known), `hosts`, `odd` and `ranks`: pairs of the first and the last of ranks in a row.
+    It has `step` in words, `findings`, `threads` by rank, and `groups`. A group has `at`, `place`, `collective`,
+    `sequence` (null if unknown), `hosts`, `odd` (true for outliers) and `ranks`: first and last rank of each range.
     """
     groups = [{"at": activity.name.lower(), "place": line, "collective": collective, "ranks": find_runs(group.ranks),
-               "hosts": group.hosts, "odd": group.is_odd, "sequence": group.sequence or None}
+               "hosts": group.hosts, "odd": group.is_outlier, "sequence": group.sequence or None}
               for group in snapshot.groups[:MAX_GROUPS] for activity, line, collective in [group.location]]
     return json.dumps({"step": snapshot.step, "findings": snapshot.findings[:MAX_GROUPS], "groups": groups,
                        "threads": {str(rank): text for rank, text in threads.items()}})
 
 
 def from_json(text: str, world_size: int) -> Snapshot:
-    """Return the snapshot that as_json() wrote of a job of so many ranks.
+    """Return the snapshot of a job with `world_size` ranks from the output of as_json().
 
-    Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for anything else, before it makes anything
-    that is larger than `text` and the job.
+    Raises ValueError, KeyError, TypeError, AttributeError or RecursionError for anything else, before it allocates more
+    than `text` and the job need.
     """
     fields = json.loads(text)
     groups, left = [], world_size
@@ -43,7 +43,7 @@ def from_json(text: str, world_size: int) -> Snapshot:
         rows = [(parse_count(first), parse_count(last)) for first, last in group["ranks"]]
         left -= sum(last - first + 1 for first, last in rows)
         if left < 0 or not all(0 <= first <= last < world_size for first, last in rows):
-            raise ValueError("ranks that the job does not have")
+            raise ValueError("ranks outside the job")
         ranks = tuple(rank for first, last in rows for rank in range(first, last + 1))
         location = Location(Activity[parse_text(group["at"]).upper()], parse_text(group["place"]),
                             parse_text(group["collective"]))
@@ -53,28 +53,28 @@ def from_json(text: str, world_size: int) -> Snapshot:
 
 
 def parse_count(value: object) -> int:
-    """Return an integer that is a count or an index; raise TypeError or ValueError for anything else."""
+    """Return a count or an index; raise TypeError or ValueError for anything else."""
     if type(value) is not int:
-        raise TypeError(f"{value!r} in the place of a number")
+        raise TypeError(f"not an integer: {value!r}")
     if not 0 <= value < 2**63:
-        raise ValueError("a number that is too large, or negative")
+        raise ValueError(f"out of range: {value}")
     return value
 
 
 def parse_text(value: object) -> str:
     """Return a text; raise TypeError for anything else."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} in the place of a text")
+        raise TypeError(f"not a string: {value!r}")
     return value
 
 
 def parse_host(value: object) -> str:
-    """Return a hostname without what makes it stand for many, as n[0-99999999] does."""
+    """Return a hostname without characters that would expand it, as in n[0-99999999]."""
     return NO_HOST_CHARACTER.sub("_", parse_text(value))
 
 
 def format_table(snapshot: Snapshot) -> list[str]:
-    """Return a table with a line for each group, the odd ones first, and the findings."""
+    """Return a table with a line for each group, outliers first, followed by the findings."""
     table = [format_row(group) for group in snapshot.groups]
     widths = [max((len(cells[column]) for cells in table), default=0) for column in range(3)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)), cells[3]])
@@ -89,7 +89,7 @@ def format_threads(threads: Mapping[int, str]) -> list[str]:
 
 
 def has_lock_wait(snapshot: Snapshot) -> bool:
-    """Return whether a rank waits for a lock in the script's own code, or a child of a rank does."""
+    """Return whether a rank, or a child of a rank, waits for a lock outside of collectives."""
     return any(group.location.activity is Activity.ELSEWHERE and "futex" in group.location.line
                for group in snapshot.groups)
 
@@ -104,23 +104,23 @@ def format_row(group: RankGroup) -> tuple[str, str, str, str]:
     activity, line, _ = group.location
     if group.sequence:
         line = f"{line} (sequence {group.sequence:,})"
-    state = activity.value if activity.value in COLUMN_STATES else ""
+    state = activity.value if activity in COLUMN_STATES else ""
     if not state:
         line = f"{line}  ({activity.value})" if line else activity.value
-    return ranks, fold_hosts(group.hosts), "odd" if group.is_odd else state, line
+    return ranks, fold_hosts(group.hosts), "outlier" if group.is_outlier else state, line
 
 
 def make_printable(text: str) -> str:
-    """Return a text without characters that control a terminal."""
+    """Return a text in which `?` replaces characters that control a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 ROW_HEIGHT, GAP, LETTER_WIDTH = 40, 6, 7.2
-PLAIN, ODD, FILL, PAPER = "#333", "#c00", "#eef3f8", "white"
+PLAIN, OUTLIER, FILL, PAPER = "#333", "#c00", "#eef3f8", "white"
 
 
 class Box(NamedTuple):
-    """A call that the ranks of consecutive rows have made."""
+    """A call made by the ranks of consecutive rows."""
 
     column: int
     first: int
@@ -129,7 +129,7 @@ class Box(NamedTuple):
 
 
 def draw_svg(snapshot: Snapshot, title: str) -> str:
-    """Return the snapshot as a tree of calls, odd groups in red; raise ImportError if drawsvg is not installed."""
+    """Return the snapshot as a tree of calls, outliers in red; raise ImportError if drawsvg is not installed."""
     import drawsvg
 
     groups = sorted(snapshot.groups, key=call_path)
@@ -144,8 +144,8 @@ def draw_svg(snapshot: Snapshot, title: str) -> str:
     drawing.append(drawsvg.Rectangle(0, 0, drawing.width, drawing.height, fill=PAPER))
     drawing.append(drawsvg.Text(make_printable(title), 14, GAP, 24, fill=PLAIN))
     for column, first, last, text in boxes:
-        top, is_odd = ROW_HEIGHT * (first + 1), any(group.is_odd for group in groups[first:last + 1])
-        color = ODD if is_odd else PLAIN
+        top, is_outlier = ROW_HEIGHT * (first + 1), any(group.is_outlier for group in groups[first:last + 1])
+        color = OUTLIER if is_outlier else PLAIN
         drawing.append(drawsvg.Rectangle(lefts[column], top, widths[column] - GAP,
                                          ROW_HEIGHT * (last - first + 1) - GAP, fill=FILL, stroke=color))
         drawing.append(drawsvg.Text(make_printable(text), 12, lefts[column] + GAP, top + 22, fill=color))

@@ -1,4 +1,4 @@
-"""The sentinel's samples of its rank: stacks, from the rank's processes or from py-spy, and figures of the kernel."""
+"""The sentinel's samples of its rank: stacks, from the rank's processes or from py-spy, and the kernel's counters."""
 
 from __future__ import annotations
 
@@ -37,19 +37,18 @@ from .protocol import (
 )
 from .py_spy import JSON, NATIVE, NONBLOCKING, dump_stacks
 
-# Since the request:
-FIRST_CHECK_S = 0.2  # time for the interpreters, before processes are checked for native code
+# Times since the request:
+FIRST_CHECK_S = 0.2  # until then interpreters may answer; then processes are checked for native code
 INTERPRETERS_TIMEOUT_S = 0.6
 PY_SPY_TIMEOUT_S = 0.8
 STACKS_TIMEOUT_S = 0.9
-CHECK_INTERVAL_S = 0.1  # between two checks for processes that native code holds
-MIN_AGE_S = 1.0  # a younger child may be about to become another program, which the signal would end
+CHECK_INTERVAL_S = 0.1  # between two checks for processes in native code
+MIN_AGE_S = 1.0  # a younger child may be about to execute another program, which the signal would kill
 MAX_BUFFER_BYTES = 2**20
-MAX_DUMPS = 4  # processes that py-spy reads for one request
-CPU_INTERVAL_S = 0.2  # over which processor time is measured, and in which a call of the kernel may end
+MAX_DUMPS = 4  # runs of py-spy for one request
+CPU_INTERVAL_S = 0.2  # over which CPU time is measured, and in which a system call may end
 MAX_CHILDREN = 16
 THREADS_TIMEOUT_S = 15.0  # for py-spy, which may have to read the symbols of large libraries
-
 
 CODEC: Codec[RankSample] = Codec(RankSample)
 
@@ -57,23 +56,23 @@ CODEC: Codec[RankSample] = Codec(RankSample)
 class StackCollector:
     """Collects stacks, and the rank's progress, without blocking.
 
-    Each interpreter sends its own stack: the rank's by its thread, and by a signal handler in Python if the thread does
-    not answer; those of its children by that handler. A process that has slept all the time, or has run long enough to
-    call the handler, runs no Python: native code holds its interpreter, and py-spy reads the stack from outside. None
-    of this can end a process.
+    Each interpreter sends its own stack: the rank's by its thread, or by a signal handler in Python if the thread does
+    not answer; those of its children by that handler. A process without an answer that has slept all the time, or has
+    run long enough to call the handler, is in native code that holds the GIL: py-spy reads its stack from outside.
+    None of this can kill a process.
     """
 
     def __init__(self, loop: EventLoop, pid: int, sight: InspectFds) -> None:
         self._loop, self._pid, self._sight = loop, pid, sight
         self.stacks: dict[int, list[stack.Frame]] = {}
-        self.native: dict[int, str] = {}  # the processes that native code holds, and why py-spy shows no stack of them
+        self.native: dict[int, str] = {}  # the processes in native code, and why py-spy shows no stack of them
         self.progress: Progress | None = None
         self.spins = False  # as in the rank's last progress
-        self.received_bytes = 0  # in all
-        self._awaits_progress = False  # the rank has not answered, perhaps an earlier request
-        self._pending: set[int] = set()  # processes whose stack may still come
-        self._dumped: set[int] = set()  # of these, those that py-spy reads
-        self._signalled: dict[int, ProcSample] = {}  # as they were when they got the signal
+        self.received_bytes = 0  # in total
+        self._awaits_progress = False  # the rank has not answered a request, perhaps an earlier one
+        self._pending: set[int] = set()  # processes whose stack may still arrive
+        self._dumped: set[int] = set()  # those of them that py-spy reads
+        self._signalled: dict[int, ProcSample] = {}  # the signalled processes, sampled before the signal
         self._last: dict[int, ProcSample] = {}  # their last samples
         self._buffers = dict.fromkeys((sight.pipe, sight.socket), b"")  # incomplete lines
         self._began_s = 0.0
@@ -84,7 +83,7 @@ class StackCollector:
                 loop.watch(end, read)
 
     def collect(self, children: Sequence[int], on_change: Callable[[], None]) -> None:
-        """Request the stacks of the rank and its children; call `on_change` whenever `timeout_s` may have changed."""
+        """Request the stacks of the rank and its children; call `on_change` when `timeout_s` may have changed."""
         self.stacks, self.native, self.progress, self._on_change = {}, {}, None, on_change
         self._began_s = time.monotonic()
         self._pending, self._dumped, self._signalled, self._last = set(), set(), {}, {}
@@ -99,7 +98,7 @@ class StackCollector:
         self._loop.set_timer("stack", FIRST_CHECK_S if self._pending else 0.0, self._check)
 
     def _signal(self, pid: int) -> bool:
-        """Send the signal whose handler prints the stack, and return whether that is possible."""
+        """Send ASK_SIGNAL if the process handles it, and return whether it was sent."""
         sample = sample_process(pid)
         pipe, descriptor, _ = self._sight
         min_age_s = MIN_AGE_S if pid != self._pid else 0.0
@@ -111,7 +110,7 @@ class StackCollector:
         except OSError:
             return False
         self._signalled[pid] = sample
-        self._last.pop(pid, None)  # the signal wakes it
+        self._last.pop(pid, None)  # the signal wakes the process: its next sample is the first to compare with
         return True
 
     @property
@@ -121,14 +120,14 @@ class StackCollector:
 
     @property
     def timeout_s(self) -> float:
-        """How long after the request stacks or the rank's progress may still come."""
+        """The time after the request until which stacks or the rank's progress may still arrive."""
         return STACKS_TIMEOUT_S if self._pending else INTERPRETERS_TIMEOUT_S if self._awaits_progress else 0.0
 
     def _left_s(self, timeout_s: float) -> float:
         return max(0.0, self._began_s + timeout_s - time.monotonic())
 
     def _check(self) -> None:
-        """Start py-spy for processes that native code holds; repeat that until no stack is pending."""
+        """Start py-spy for processes in native code; repeat this until no stack is pending."""
         self._read_pipe()
         for pid in sorted(self._pending - self._dumped, key=lambda pid: pid != self._pid):
             if self._is_native(pid):
@@ -143,7 +142,7 @@ class StackCollector:
             self._on_change()
 
     def _is_native(self, pid: int) -> bool:
-        """Return whether a pending process runs no Python; one that is gone is no longer pending."""
+        """Return whether a pending process is in native code that holds the GIL; drop it if it has exited."""
         if (now := sample_process(pid)) is None:
             self._pending.discard(pid)
             return False
@@ -153,16 +152,16 @@ class StackCollector:
 
     def _dump(self, pid: int) -> None:
         """Start py-spy for a process, if there is time."""
-        self.native[pid] = "py-spy had no time to look: ask again"
+        self.native[pid] = "py-spy was not run, for lack of time; try again"
         if len(self._dumped) < MAX_DUMPS and (left_s := self._left_s(PY_SPY_TIMEOUT_S)):
             try:
                 dump_stacks(self._loop, pid, [NONBLOCKING, JSON], left_s, partial(self._take_dump, pid))
                 self._dumped.add(pid)
             except OSError as error:
-                self.native[pid] = f"py-spy cannot be started: {error}"
+                self.native[pid] = f"cannot start py-spy: {error}"
 
     def _take_dump(self, pid: int, output: str) -> None:
-        """Take what py-spy has printed of a process, unless that has answered meanwhile."""
+        """Take the output of py-spy about a process, unless the process has answered meanwhile."""
         if pid not in self._pending:
             return
         try:
@@ -174,25 +173,25 @@ class StackCollector:
         self._finish(pid)
 
     def _store(self, pid: int, frames: list[stack.Frame]) -> None:
-        """Store the stack of a process, if it is that of its main thread."""
+        """Store the main thread's stack of a process; ignore an empty one, which is another thread's."""
         if frames:
             self.stacks[pid] = frames
             self.native.pop(pid, None)
 
     def _finish(self, pid: int) -> None:
-        """Note that nothing more comes from a process."""
+        """Stop waiting for a process."""
         self._pending.discard(pid)
         if not self._pending:
             self._loop.cancel_timers("stack")
             self._on_change()
 
     def _read(self, end: int) -> bytes:
-        """Return what can be read; close an end whose other end is closed."""
+        """Return what can be read; close this end if the other one is closed."""
         try:
             data = os.read(end, 65536)
         except BlockingIOError:
             return b""
-        except ConnectionError:  # the rank is gone, and had not read a request
+        except ConnectionError:  # the rank has exited without reading a request
             data = b""
         self.received_bytes += len(data)
         if not data:
@@ -207,7 +206,7 @@ class StackCollector:
         return [line for line in lines if line]
 
     def _read_pipe(self) -> None:
-        """Take what signal handlers have written."""
+        """Take the messages of signal handlers."""
         if self._sight.pipe >= 0:
             for line in self._read_lines(self._sight.pipe):
                 self._take_stack(CODEC.decode(line))
@@ -218,7 +217,7 @@ class StackCollector:
             self._finish(message.pid)
 
     def _read_socket(self) -> None:
-        """Take what the rank's thread has sent."""
+        """Take the messages of the rank's thread."""
         for line in self._read_lines(self._sight.socket):
             self._take_stack(message := CODEC.decode(line))
             if isinstance(message, Progress):
@@ -228,8 +227,8 @@ class StackCollector:
 
 
 def extract_error(output: str) -> str:
-    """Return the line in which py-spy says why it shows no stack; a backtrace of its own may follow that."""
-    lines = output.strip().splitlines() or ["py-spy has printed nothing"]
+    """Return the error line of py-spy's output; py-spy's own backtrace may follow it."""
+    lines = output.strip().splitlines() or ["py-spy printed nothing"]
     return truncate_middle(next((line for line in lines if line.startswith("Error")), lines[-1]))
 
 
@@ -242,7 +241,7 @@ class ProcessSampler:
         self._loop, self._pid, self._reply = loop, pid, reply
         self._collector, self._tcp = StackCollector(loop, pid, sight), TcpCounter(store_port)
         self._last: dict[int, ProcSample] = {}
-        self._fed_bytes = 0  # that came for processes which waited
+        self._fed_bytes = 0  # sum of ProcSample.fed_bytes()
         self._request: SampleRequest | None = None
         self._has_ended = False
         self._descendants: list[int] = []
@@ -255,7 +254,7 @@ class ProcessSampler:
         return self._collector.socket
 
     def sample(self, request: SampleRequest, has_ended: bool) -> None:
-        """Take a sample, and reply with it; a request that comes meanwhile gets the same sample."""
+        """Take a sample, and reply with it; a request that arrives meanwhile gets the same sample."""
         is_busy, self._request, self._has_ended = self._request is not None, request, has_ended
         if is_busy:
             return
@@ -265,7 +264,7 @@ class ProcessSampler:
         self._schedule_end()
 
     def _schedule_end(self) -> None:
-        """End the sample when all stacks have come and processor time can be measured, or at the timeout."""
+        """End the sample when all stacks have arrived and CPU time can be measured, or at the timeout."""
         if self._request is not None:
             length_s = max(CPU_INTERVAL_S, self._collector.timeout_s)
             self._loop.set_timer("sample", max(0.0, self._began_s + length_s - time.monotonic()), self._end)
@@ -297,7 +296,7 @@ class ProcessSampler:
             collector.native.get(self._pid, "")))
 
     def _is_shown(self, pid: int, sample: ProcSample) -> bool:
-        """Return whether a child is shown: it is held, runs no Python, or has a stack that is no idle worker's."""
+        """Return whether to show a child: it is held, runs no Python, or its stack is not that of an idle worker."""
         if pid in self._collector.stacks:
             return sample.is_held or not stack.is_idle_worker(self._collector.stacks[pid])
         return sample.is_held or pid in self._collector.native or bool(other_program_name(pid, self._pid))
@@ -309,7 +308,7 @@ class ProcessSampler:
 
 
 def inspect_threads(loop: EventLoop, pid: int, request: ThreadsRequest, reply: Callable[[ThreadsReply], None]) -> None:
-    """Reply with all threads of a rank as soon as py-spy has printed them, or with why it has not."""
+    """Reply with all threads of a rank when py-spy has printed them, or with the reason why it has not."""
     def send(text: str) -> None:
         reply(ThreadsReply(request.rank, truncate_middle(text, MAX_STACK_CHARS), request.asker))
 

@@ -1,4 +1,4 @@
-"""The coordinator's snapshot service: it samples all ranks through their sentinels, and answers the requesters."""
+"""The coordinator's snapshot service: samples all ranks through their sentinels, and answers the requesters."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .stall import DeadlockDetector, StallDetector, find_deadlock
 
 NO_PROGRESS = Progress(0, 0.0, "", False)
 
-Outgoing = list[tuple[int, SampleRequest | SnapshotReply]]  # messages, and the links that they go to
+Outgoing = list[tuple[int, SampleRequest | SnapshotReply]]  # links, and the messages to send there
 
 
 class SnapshotCollector:
-    """Sends a request to each sentinel, and gathers their answers."""
+    """Requests a sample from each sentinel, and gathers the answers."""
 
     def __init__(self) -> None:
         self._number = 0  # of the current request
         self._requesters: list[int] = []
-        self._hosts: dict[int, str] = {}  # of the ranks that are sampled
+        self._hosts: dict[int, str] = {}  # of the ranks being sampled
         self._answers: dict[int, Sample] = {}
         self.samples: list[RankSample] = []  # of the last snapshot
 
     def request(self, requester: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Outgoing:
-        """Return the requests for the `links` of all ranks, by rank; none if they have been sent already.
+        """Return the requests to send to `links`; none if a snapshot is already being taken.
 
-        `hosts` are those of the ranks. A `requester` below 0 has no link: it reads `samples`.
+        `links` and `hosts` are by rank. A `requester` below 0 has no link: it reads `samples`.
         """
         is_pending = bool(self._requesters)
         if requester not in self._requesters:
@@ -44,17 +44,17 @@ class SnapshotCollector:
         return [(link, SampleRequest(self._number)) for link in links.values()]
 
     def take(self, rank: int, answer: Sample) -> Outgoing:
-        """Take a rank's answer, unless it comes too late; return the snapshot if no other answer is missing."""
+        """Take a rank's answer, unless it is too late; return the snapshot if this is the last answer."""
         if answer.number == self._number:
             self._answers[rank] = answer
         return self.finish() if self._hosts.keys() <= self._answers.keys() else []
 
     def forget(self, requester: int) -> None:
-        """Send nothing to a requester that is gone."""
+        """Remove a requester that has disconnected."""
         self._requesters = [other for other in self._requesters if other != requester]
 
     def finish(self) -> Outgoing:
-        """Return the snapshot of the answers that have come, for each requester."""
+        """Return the snapshot of the answers received so far, for each requester."""
         requesters, self._requesters = self._requesters, []
         if not requesters:
             return []
@@ -63,7 +63,7 @@ class SnapshotCollector:
         return [(requester, shown) for requester in requesters]
 
     def _decode_answers(self) -> list[RankSample]:
-        stacks: dict[str, tuple[Frame, ...]] = {"": ()}  # decoded once: the stacks of most ranks are alike
+        stacks: dict[str, tuple[Frame, ...]] = {"": ()}  # a cache: the stacks of most ranks are alike
         sequences: dict[str, tuple[CollectiveSeq, ...]] = {}
         samples = []
         for rank in sorted(self._hosts):
@@ -78,7 +78,7 @@ class SnapshotCollector:
                 if groups not in sequences:
                     sequences[groups] = parse_sequences(groups)
                 children = parse_children(answer.children)
-            except (ValueError, TypeError, RecursionError):  # the other ranks are shown nevertheless
+            except (ValueError, TypeError, RecursionError):  # still show the other ranks
                 samples.append(RankSample(rank, host, has_answered=False))
                 continue
             samples.append(RankSample(
@@ -101,11 +101,11 @@ def parse_children(text: str) -> tuple[ChildProcess, ...]:
 
 
 class StallReport(NamedTuple):
-    """Ranks do not move, or move again."""
+    """The job hangs, or its ranks make progress again."""
 
     text: str  # to print
-    cause: str  # of the job's end, empty if the ranks move
-    rank: int  # the first odd one, NOBODY if none is
+    cause: str  # for the failure report, empty if the ranks make progress
+    rank: int  # the first outlier, NOBODY if there is none
 
 
 class SnapshotService:
@@ -121,33 +121,33 @@ class SnapshotService:
         return self._stall.interval_s
 
     def format_table(self) -> str:
-        """Return where the ranks are, as a table."""
+        """Return the last snapshot as a table."""
         return "\n".join(format_table(build_snapshot(self.collector.samples)))
 
     def observe(self, failures: Mapping[int, str]) -> JobActivity:
-        """Return where the ranks are for root-cause analysis; `failures` are the lines at which ranks have failed."""
+        """Return the last snapshot for root-cause analysis; `failures` are the lines at which ranks have failed."""
         samples = [move_to_failure(sample, failures[sample.rank]) if failures.get(sample.rank) else sample
                    for sample in self.collector.samples]
         snapshot = build_snapshot(samples)
-        is_telling = snapshot.odd_group is not None or all(
+        has_result = snapshot.outlier_group is not None or all(
             group.location.activity.is_waiting for group in snapshot.groups)
-        table = "\n".join(format_table(snapshot)) if is_telling else ""
+        table = "\n".join(format_table(snapshot)) if has_result else ""
         has_groups = any(len(sample.sequences) > 1 for sample in samples)
         return JobActivity(describe_locations(samples), find_free_ranks(samples), waiting_calls(samples), table,
                            has_groups=has_groups, deadlock=find_deadlock(samples))
 
     def find_deadlock(self, now_s: float) -> Report | None:
-        """Return a report if ranks wait for one that has ended, as DeadlockDetector.update() does."""
+        """Return a report if ranks wait for a rank that has ended, as DeadlockDetector.update() does."""
         return self._deadlock.update(self.collector.samples, now_s)
 
     def find_stall(self, now_s: float) -> StallReport | None:
-        """Return what to report at `now_s`, on any monotonic clock, None for nothing."""
+        """Return what to report at `now_s`, on any monotonic clock; None for nothing."""
         line = self._stall.update(self.collector.samples, now_s)
         if not line:
             return None
         if not self._stall.stalled_s:
             return StallReport(line, "", NOBODY)
         snapshot = build_snapshot(self.collector.samples)
-        odd = snapshot.odd_group
+        outliers = snapshot.outlier_group
         return StallReport("\n".join([line, *format_table(snapshot)]), "; ".join([line, *snapshot.findings]),
-                           odd.ranks[0] if odd else NOBODY)
+                           outliers.ranks[0] if outliers else NOBODY)

@@ -1,4 +1,4 @@
-"""A snapshot of a job: a sample of each rank, and the ranks at one location as a group."""
+"""A snapshot of a job: one sample per rank, and the ranks at the same location as a group."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ..failure.stack import Frame
 
 
 class Activity(enum.Enum):
-    """What a rank does, as seen from outside. The names are part of `--json`."""
+    """What a rank does, as seen from outside. `--json` has the names."""
 
-    LOST = "out of reach: the sentinel does not answer"
-    GONE = "gone"
-    STOPPED = "stopped, by SIGSTOP or a debugger"
-    KERNEL = "held by the kernel"
-    SILENT = "silent: no stack came, ask again"
+    LOST = "unreachable: the sentinel does not answer"
+    GONE = "gone: its process has exited"
+    STOPPED = "stopped by SIGSTOP or a debugger"
+    KERNEL = "in uninterruptible sleep, usually I/O"
+    SILENT = "silent: no stack received, try again"
     ENDED = "at the end of the script"
     COLLECTIVE = "waiting"
     BUSY = "busy"
-    LOADER = "waiting for a worker of its DataLoader"
-    ELSEWHERE = "standing"
+    LOADER = "waiting for a DataLoader worker"
+    ELSEWHERE = "sleeping"
 
     @property
     def is_held(self) -> bool:
-        """Whether something outside the script keeps the rank from running."""
+        """Whether something outside the script prevents the rank from running."""
         return self in (Activity.LOST, Activity.GONE, Activity.STOPPED, Activity.KERNEL)
 
     @property
@@ -34,9 +34,9 @@ class Activity(enum.Enum):
 
 
 class ChildProcess(NamedTuple):
-    """A process that a rank has forked, such as a DataLoader's worker. Fields as in RankSample.
+    """A process forked by a rank, such as a DataLoader worker. Fields as in RankSample.
 
-    `program` is the name of what it runs, empty if that is what its rank runs.
+    `program` is the name of its program, empty if that is the rank's.
     """
 
     pid: int
@@ -48,9 +48,9 @@ class ChildProcess(NamedTuple):
 
 
 class CollectiveSeq(NamedTuple):
-    """Torch's sequence number of a process group in a rank, and the group's ranks and name.
+    """Torch's sequence number of a process group in a rank, with the group's ranks and name.
 
-    NCCL counts collectives only. gloo also counts sends and receives between two ranks.
+    NCCL counts only collectives; gloo also counts sends and receives.
     """
 
     number: int
@@ -59,30 +59,30 @@ class CollectiveSeq(NamedTuple):
 
 
 class RankSample(NamedTuple):
-    """The state of a rank, as its sentinel has sampled it."""
+    """The state of a rank, sampled by its sentinel."""
 
     rank: int
     host: str
-    frames: tuple[Frame, ...] = ()  # the main thread's stack, outermost first; empty if none came
+    frames: tuple[Frame, ...] = ()  # the main thread's stack, outermost first; empty if none was received
     state: str = ""  # the letter in /proc/PID/stat; empty for a process that is gone
     wchan: str = ""  # the kernel function in which the main thread sleeps
-    cores: float = 0.0  # the share of a processor that the main thread used or waited for, while it was sampled
-    busy_s: float = 0.0  # processor time of it and its descendants since their start; without its own if it `spins`
-    moved_bytes: int = 0  # that they read, wrote, sent and received; without the job's store, and what the sentinel got
-    has_answered: bool = True  # whether the sentinel has
-    has_ended: bool = False  # whether the script has come to its end
+    cores: float = 0.0  # share of a core that the main thread used or waited for, while it was sampled
+    busy_s: float = 0.0  # CPU time of the rank and its descendants since they started; without the rank's if it `spins`
+    moved_bytes: int = 0  # bytes they read, wrote, sent and received, except to the job's store and to the sentinel
+    has_answered: bool = True  # whether the sentinel answered
+    has_ended: bool = False  # whether the script has reached its end
     children: tuple[ChildProcess, ...] = ()
     steps: int = 0  # calls of mpiddp.should_stop()
     step_age_s: float = 0.0  # since the last one
     sequences: tuple[CollectiveSeq, ...] = ()
-    spins: bool = False  # whether it uses a processor while it waits for its GPU
-    faults: int = 0  # minor page faults of it and its descendants
-    unseen: str = ""  # which of these figures the kernel does not show; empty for none
-    native: str = ""  # why there are no frames while native code holds the interpreter
+    spins: bool = False  # whether it busy-waits for its GPU
+    faults: int = 0  # minor page faults of the rank and its descendants
+    unseen: str = ""  # why the kernel does not show some of these figures; empty if it shows all
+    native: str = ""  # why there are no frames while native code holds the GIL
 
 
 class Location(NamedTuple):
-    """Where ranks are: `line` is their stack in one line, `collective` what they wait in, empty for none."""
+    """Where ranks are: `line` is their stack in one line, `collective` the collective they wait in, or empty."""
 
     activity: Activity
     line: str
@@ -90,19 +90,19 @@ class Location(NamedTuple):
 
 
 class RankGroup(NamedTuple):
-    """Ranks at one location; `sequence` is their common number if they have one process group, else 0."""
+    """Ranks at one location; `sequence` is their common sequence number if they have one process group, else 0."""
 
     location: Location
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
-    is_odd: bool = False
+    is_outlier: bool = False
     sequence: int = 0
 
 
 class Snapshot(NamedTuple):
-    """Where the ranks of a job are: groups, odd ones first, then small ones; and sentences about them.
+    """Where the ranks of a job are: groups (outliers first, then small ones), and findings in sentences.
 
-    `step` says at which steps the ranks are; empty if they count none.
+    `step` is the ranks' step in words; empty if the script counts none.
     """
 
     groups: tuple[RankGroup, ...]
@@ -110,6 +110,6 @@ class Snapshot(NamedTuple):
     step: str = ""
 
     @property
-    def odd_group(self) -> RankGroup | None:
-        """The first group that is odd, if there is one."""
-        return self.groups[0] if self.groups and self.groups[0].is_odd else None
+    def outlier_group(self) -> RankGroup | None:
+        """The first group of outliers, if there is one."""
+        return self.groups[0] if self.groups and self.groups[0].is_outlier else None

@@ -1,7 +1,4 @@
-"""Finds jobs that make no progress: no rank has moved for some time, or ranks wait for one that has ended.
-
-No I/O, no clock.
-"""
+"""Detects hangs: no rank makes progress, or ranks wait for a rank that has ended. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -16,25 +13,25 @@ from .snapshot import Activity, RankSample
 
 MAX_INTERVAL_S = 10.0  # between two snapshots
 SNAPSHOTS_PER_LIMIT = 5  # within the time after which a stall is reported
-# A rank that uses more than this between two snapshots has moved:
-IDLE_CORES = 0.02  # processor time of the rank and its descendants
-CLOCK_GRAIN_S = 0.02  # the kernel counts a process's own time and the kernel's in hundredths of a second, each
+# A rank that uses more than this between two snapshots has made progress:
+IDLE_CORES = 0.02  # CPU time of the rank and its descendants
+CLOCK_GRAIN_S = 0.02  # the kernel counts user and system time in hundredths of a second, each
 IDLE_BYTES_PER_S = 4096
-IDLE_FAULTS_PER_S = 20  # and as many more: one that waits and answers a sentinel has up to 10
-OBSERVED_SIGNS = "stacks, processor time, page faults, files, TCP"  # of all ranks and their children
-DEADLOCK_STATUS = 1  # as at --exit-timeout
+IDLE_FAULTS_PER_S = 20  # plus 20: a waiting rank that answers its sentinel has up to 10
+OBSERVED_SIGNS = "stacks, CPU time, page faults, file I/O, TCP"  # of all ranks and their children
+DEADLOCK_STATUS = 1  # as of --exit-timeout
 
 
 class StallDetector:
     """Compares each snapshot of all ranks with the one before."""
 
     def __init__(self, limit_s: float) -> None:
-        """Report a stall when it has lasted for `limit_s`, and again whenever its length has doubled."""
+        """Report a stall when it has lasted for `limit_s`, and again when its length has doubled."""
         self._limit_s = self._next_s = limit_s
         self._samples: dict[int, RankSample] = {}
         self._updated_s = self._moved_s = 0.0
-        self._reported: dict[int, str] = {}  # what cannot be seen of a rank
-        self.stalled_s = 0.0  # length of the stall as reported last; 0 while the ranks move
+        self._reported: dict[int, str] = {}  # why a rank's progress is not visible
+        self.stalled_s = 0.0  # length of the stall when it was last reported; 0 while ranks make progress
 
     @property
     def interval_s(self) -> float:
@@ -50,7 +47,7 @@ class StallDetector:
                 has_moved(before[rank], sample, passed_s) for rank, sample in self._samples.items()):
             self._moved_s, self._next_s = now_s, self._limit_s
             stalled_s, self.stalled_s = self.stalled_s, 0.0
-            return f"the ranks move again, after {format_duration(stalled_s)}" if stalled_s else ""
+            return f"ranks make progress again after {format_duration(stalled_s)}" if stalled_s else ""
         stalled_s = now_s - self._moved_s
         if stalled_s < self._next_s:
             return ""
@@ -59,10 +56,10 @@ class StallDetector:
         if hidden:
             return self._report_hidden(hidden)
         self._next_s, self.stalled_s = 2 * stalled_s, stalled_s
-        return f"no rank has moved for {format_duration(stalled_s)} ({OBSERVED_SIGNS})"
+        return f"no rank has made progress for {format_duration(stalled_s)} ({OBSERVED_SIGNS})"
 
     def _report_hidden(self, hidden: Sequence[RankSample]) -> str:
-        """Return once per rank and reason that a stall cannot be detected."""
+        """Return that hangs cannot be detected, once for each rank and reason."""
         reasons = {sample.rank: sample.unseen if sample.has_answered else "its sentinel does not answer"
                    for sample in hidden}
         new = {rank: reason for rank, reason in reasons.items() if self._reported.get(rank) != reason}
@@ -70,8 +67,8 @@ class StallDetector:
             return ""
         self._reported.update(new)
         (first, reason), more = next(iter(new.items())), len(new) - 1
-        others = f", and so it is with {more:,} more rank{'s' * (more > 1)}" if more else ""
-        return f"--stall cannot tell whether the ranks move: of rank {first}, {reason}{others}"
+        others = f"; also affected: {more:,} more rank{'s' * (more > 1)}" if more else ""
+        return f"--stall cannot detect hangs, because of rank {first}: {reason}{others}"
 
 
 def merge_sample(before: RankSample, now: RankSample) -> RankSample:
@@ -83,8 +80,8 @@ def merge_sample(before: RankSample, now: RankSample) -> RankSample:
 
 
 def has_moved(before: RankSample, now: RankSample, passed_s: float) -> bool:
-    """Return whether a rank is elsewhere than in its sample `passed_s` ago, or has worked since."""
-    if now.has_ended and before.has_ended:  # it polls for the others
+    """Return whether a rank is at another place than in its sample `passed_s` ago, or has made progress since."""
+    if now.has_ended and before.has_ended:  # it only polls for the others
         return False
     is_elsewhere = make_stall_fingerprint(now.frames) != make_stall_fingerprint(before.frames)
     return (now.has_ended != before.has_ended or is_elsewhere
@@ -104,7 +101,7 @@ class DeadlockDetector:
     def update(self, samples: Sequence[RankSample], now_s: float) -> Report | None:
         """Take samples of all ranks at `now_s`, on any monotonic clock.
 
-        Return a report if two snapshots without a movement between them show a deadlock, else None.
+        Return a report if two snapshots without progress between them show a deadlock, else None.
         """
         before, passed_s = self._samples, now_s - self._updated_s
         self._samples, self._updated_s = {sample.rank: sample for sample in samples}, now_s
@@ -116,7 +113,7 @@ class DeadlockDetector:
 def find_deadlock(samples: Sequence[RankSample]) -> Report | None:
     """Return a report if each rank waits in a collective or has ended, and one waits for a rank that has ended.
 
-    A rank that computes or saves a file rules that out, since others may wait for it; so does one that cannot be seen.
+    A rank that computes or saves a file, or that did not answer, rules that out: others may wait for it.
     """
     ended = [sample for sample in samples if classify_activity(sample) is Activity.ENDED]
     living = [sample for sample in samples if classify_activity(sample) is not Activity.ENDED]
@@ -132,28 +129,28 @@ def find_deadlock(samples: Sequence[RankSample]) -> Report | None:
     awaited = missed[first.rank]
     wait, have = "waits" if len(waiting) == 1 else "wait", "has" if len(awaited) == 1 else "have"
     cause = (f"{describe_ranks(waiting)} {wait} in {name} for {describe_ranks(awaited)}, "
-             f"which {have} come to the end of the script")
+             f"which {have} finished the script")
     call = waiting_calls([first]).get(first.rank, "")
     return Report(NOBODY, "", ReportKind.UNREACHABLE, cause, DEADLOCK_STATUS, call)
 
 
 def is_in_collective(sample: RankSample) -> bool:
-    """Return whether a rank waits in a collective; one that computes on a GPU may do so in any function of torch."""
+    """Return whether a rank waits in a collective; a rank that uses a GPU may do so in any function of torch."""
     return classify_activity(sample) is Activity.COLLECTIVE or (
         sample.has_answered and sample.spins and stack.is_in_torch(sample.frames))
 
 
 def has_missed_call(ended: RankSample, waiting: RankSample) -> bool:
-    """Return whether a rank that has ended has not made a call for which another rank waits."""
+    """Return whether a rank has ended without making a call for which another rank waits."""
     if stack.find_collective(waiting.frames) == "should_stop":
         return ended.steps < waiting.steps
     numbers = {(names, group): number for number, names, group in ended.sequences}
     return any(numbers.get((names, group), number) < number if numbers else ended.rank in parse_ranks(names)
-               for number, names, group in waiting.sequences)  # a rank that has ended may have destroyed its groups
+               for number, names, group in waiting.sequences)  # without numbers, it has destroyed its groups
 
 
 def parse_ranks(names: str) -> set[int]:
-    """Return the ranks in the text of base.text.ranges(), without those that it only counts."""
+    """Return the ranks in the output of format_ranges(), without those that it only counts."""
     pairs = [part.partition("-") for part in names.partition(" and ")[0].split(",") if part]
     return {rank for first, _, last in pairs for rank in range(int(first), int(last or first) + 1)}
 

@@ -128,7 +128,7 @@ class Month:
         }
         reported, cause = as_reported[kind]
         silent, device = (NAMES[node],) if kind == "lost" else (), cause if kind == "device" else ""
-        return Attempt(tuple(map(NAMES.__getitem__, self.used)), hours * 3600, 1, reported, cause, "train.py, line 9",
+        return Attempt(tuple(map(NAMES.__getitem__, self.used)), hours * 3600, 1, reported, cause, "train.py:9 step",
                        rank, NAMES[node], device=device, silent=silent, steps=steps), hours
 
     def leave_out(self, nodes: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
-"""Train on scikit-learn's digits, with all that may look like standing still: training.py SECONDS PAUSE CHECKPOINT.
+"""Train on scikit-learn's digits, with everything that may look like a hang: training.py SECONDS PAUSE CHECKPOINT.
 
-Each epoch ends with a validation on rank 0 alone, and a checkpoint; a worker of rank 1's DataLoader stands still for
-PAUSE seconds once in each tenth of the time. Workers are forked once: beside gloo's threads, one that is forked by
-Python 3.8 to 3.11 may stand still for ever (python/cpython#112275).
+Each epoch ends with a validation on rank 0 alone, and a checkpoint; a worker of rank 1's DataLoader sleeps for PAUSE
+seconds once in each tenth of the time. Workers are forked once: beside gloo's threads, a worker forked by Python 3.8 to
+3.11 may hang for ever (python/cpython#112275).
 """
 
 import sys
@@ -25,7 +25,7 @@ TRAINED = 1500
 
 
 class Digits(Dataset):
-    """Images and labels; a worker stands still at the index `stops`."""
+    """Images and labels; a worker sleeps at the index `stops`."""
 
     def __len__(self) -> int:
         return TRAINED

@@ -128,7 +128,7 @@ def compute() -> None:
         pass
 
 
-def let_network_stand_still() -> None:
+def stop_network() -> None:
     """Stop the thread by which gloo sends and receives, of this process alone: its network answers no more."""
     pid = os.getpid()
     ready, told = os.pipe()
@@ -154,7 +154,7 @@ EVERYWHERE: dict[str, Callable[[], None]] = {"order": reduce_in_unlike_order}
 KINDS: dict[str, Callable[[], None]] = {
     "python": sleep_in_python, "c": sleep_in_c, "mismatch": broadcast, "left": leave, "lock": lock_against_each_other,
     "fork": fork_with_lock, "pool": lose_pool_worker, "stop": stop, "disk": read_from_stuck_file, "input": ask,
-    "slow": compute, "native": sleep_in_native_code, "network": let_network_stand_still,
+    "slow": compute, "native": sleep_in_native_code, "network": stop_network,
 }
 
 
