@@ -9,7 +9,7 @@ import pytest
 from mpiddp.failure.root_cause import OUT_OF_MEMORY
 from tests import processes
 from tests.faults.matrix import FAULT
-from tests.messages import find
+from tests.messages import find, message
 from tests.support import DEADLINE_S, EXAMPLES, PROGRAMS, ROOT, Mpi, check, mpiexec_command, need, single_node_environ
 
 
