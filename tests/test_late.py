@@ -8,6 +8,7 @@ import pytest
 
 from mpiddp.base.config import Script
 from mpiddp.runner.late_variables import find_late_variables
+from tests.messages import find, message
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
 SETS = """\
@@ -24,8 +25,14 @@ THREADS = 'import os\nos.environ["OMP_NUM_THREADS"] = "3"\nimport torch\n'
 
 def names(source: str, device: str = "cpu", backend: str = "gloo", **environ: str) -> list[str]:
     """Return the variables that a warning names, with their lines."""
-    found = find_late_variables(Script(source, is_code=True), environ, device, backend)
-    return found[0].partition(" sets ")[2].partition(", but ")[0].split(", ") if found else []
+    return warned_of(find_late_variables(Script(source, is_code=True), environ, device, backend))
+
+
+def warned_of(lines: list[str]) -> list[str]:
+    """Return the variables that a warning names, with their lines."""
+    return [name for line in lines
+            for fields in find("launch/late_variable", f"mpiddp: warning: {line}") for name in
+            fields["variables"].split(", ")]
 
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
@@ -33,10 +40,9 @@ def test_a_variable_that_comes_too_late_is_named_once(mpi: Mpi, tmp_path: Path) 
     (script := tmp_path / "train.py").write_text(SETS)
     done = check(mpiexec(mpi, 2, script))
     assert done.stdout == "OFF\nOFF\n"
-    (line,) = [line for line in done.stderr.splitlines() if "late-variable" in line]
-    assert line == (
-        "mpiddp: warning: late-variable: the script sets TORCH_DISTRIBUTED_DEBUG (line 2), but torch is imported and "
-        "set up before it begins: this has no effect on that; set it in the job script")
+    assert [line for line in done.stderr.splitlines() if "late-variable" in line] == [message(
+        "launch/late_variable", variables="TORCH_DISTRIBUTED_DEBUG (line 2)",
+        reason="torch was imported and initialised")]
     done = check(mpiexec(mpi, 2, script, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
     assert done.stdout == "DETAIL\nDETAIL\n"
     assert "late-variable" not in done.stderr
@@ -82,5 +88,5 @@ def test_what_depends_on_the_device_and_the_group() -> None:
     assert names(of_nccl, "cuda", "cpu:gloo,cuda:nccl") == ["NCCL_DEBUG (line 2)", "TORCH_NCCL_BLOCKING_WAIT (line 3)"]
     assert names(of_nccl, "cuda", "") == []  # --no-init
     (words,) = find_late_variables(Script(of_nccl, is_code=True), {}, "cuda", "nccl")
-    assert words.endswith("set it in the job script, or let the script make the group (--no-init)")
+    assert words.endswith(message("launch/create_the_group_yourself"))
     assert names("import os\nos.environ['GLOO_SOCKET_IFNAME'] = 'lo'") == ["GLOO_SOCKET_IFNAME (line 2)"]

@@ -26,6 +26,7 @@ from mpiddp.failure.root_cause import (
 from mpiddp.ipc.channel import MAX_LINE_BYTES
 from mpiddp.ipc.codec import encode
 from mpiddp.sentinel.protocol import Failed
+from tests.messages import message
 
 HOSTS = {rank: f"n{rank // 2}" for rank in range(6)}
 
@@ -342,7 +343,8 @@ def test_the_block_names_all_there_is() -> None:
 
 def test_the_block_on_a_killed_rank_says_where_to_look() -> None:
     killed = Report(5, "n2", ReportKind.PROCESS_EXIT, "ended by SIGKILL (Killed)", 137, signal="SIGKILL")
-    assert "\n  do       look at the memory (dmesg on the node): fewer" in format_failure(RootCause(killed), None, 1.0)
+    advice = message("launch/check_memory", commands="dmesg on the node")
+    assert f"\n  do       {advice}" in format_failure(RootCause(killed), None, 1.0)
     assert "\n  do  " not in format_failure(RootCause(killed._replace(signal="SIGSEGV")), None, 1.0)
 
 

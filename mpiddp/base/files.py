@@ -82,9 +82,9 @@ def find_risk(step: PathStep, job_folder: bool = False) -> str:
     """Return why a file must not be written because of a name in its path (see open_for_writing()); empty if it may."""
     is_strict = step.folder.st_mode & stat.S_IWOTH or (job_folder and step.names_left < 2)
     if step.has_open_folder and step.is_foreign and (is_strict or stat.S_ISLNK(step.entry.st_mode)):
-        return f"belongs to {user_name(step.entry.st_uid)}, and others than you can write to its folder"
+        return f"belongs to {user_name(step.entry.st_uid)}, and other users can write to its folder"
     if step.has_open_folder and stat.S_ISREG(step.entry.st_mode) and step.entry.st_nlink > 1:
-        return "has a second name (a hard link), and others than you can write to its folder"
+        return "has a second name (a hard link), and other users can write to its folder"
     return ""
 
 
@@ -100,9 +100,9 @@ def check_protected(path: str) -> None:
     """
     def check(step: PathStep) -> str:
         if step.folder.st_uid not in step.trusted:
-            return f"lies in a folder of {user_name(step.folder.st_uid)}"
+            return f"is in a folder of {user_name(step.folder.st_uid)}"
         if step.has_open_folder and not step.folder.st_mode & stat.S_ISVTX:
-            return "can be replaced by others than you, who can write to its folder"
+            return "can be replaced by other users, who can write to its folder"
         return f"belongs to {user_name(step.entry.st_uid)}" if step.has_open_folder and step.is_foreign else ""
 
     with walk_path(path, check) as opened:
@@ -127,7 +127,7 @@ def open_checked(path: str, flags: int, check: PathCheck, folder_mode: int = 0, 
                 return os.dup(opened.file)
             if not stat.S_ISREG(state.st_mode) and os.major(state.st_rdev) != MEMORY_DEVICES:
                 kind = FILE_KINDS.get(stat.S_IFMT(state.st_mode), "a device")
-                raise OSError(errno.EINVAL, f"it is {kind}, and no regular file")
+                raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
             return os.open(f"/proc/self/fd/{opened.file}", flags & ~os.O_CREAT | os.O_CLOEXEC)
 
 

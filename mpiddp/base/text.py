@@ -37,8 +37,8 @@ def memory_advice(use: str = "", option: str = "") -> str:
     `use` is the scheduler's command that shows a job's use of memory, `option` the one that asks for more; both may be
     empty.
     """
-    return (f"look at the memory ({use}{'; ' * bool(use)}dmesg on the node): fewer DataLoader workers, or ask for more"
-            + f" ({option})" * bool(option))
+    return (f"check the memory use ({use}{'; ' * bool(use)}dmesg on the node): start fewer DataLoader workers, or ask "
+            "for more memory" + f" ({option})" * bool(option))
 
 
 def fold_hosts(hosts: Iterable[str]) -> str:

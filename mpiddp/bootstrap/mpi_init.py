@@ -83,7 +83,8 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
         MPI.Finalize()
         raise
     if without_gpus and MPI.COMM_WORLD.rank == 0:
-        line = f"gpu-aware-mpi: {GPU_SUPPORT}={gpu_support} was set to 0: {GPU_SUPPORT_RISKS}; --gpu-aware-mpi keeps it"
+        line = (f"gpu-aware-mpi: changed {GPU_SUPPORT}={gpu_support} to 0: {GPU_SUPPORT_RISKS}; "
+                "--gpu-aware-mpi keeps it")
         warn([line])
     return MPI
 

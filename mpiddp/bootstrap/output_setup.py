@@ -168,5 +168,5 @@ def begin_index(ranks: Sequence[OpenedLog], hosts: Sequence[str]) -> list[bool]:
         write_index(path, logs)
         return [True] * len(logs)
     except OSError as error:
-        write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}; the job goes on without it")
+        write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}; continuing without it")
         return [False] * len(logs)

@@ -126,7 +126,7 @@ class AddressProber:
             except OSError as error:
                 return ProbeResult(error=error.strerror or str(error))
             if answer != self._target.token.encode():
-                return ProbeResult(error="another host answers there")
+                return ProbeResult(error="answered by another host")
             return ProbeResult(self._interface_names.get(connection.getsockname()[0], ""))
 
 

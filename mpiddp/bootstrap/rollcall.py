@@ -44,14 +44,14 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
     rank = f"rank {comm.rank} of {comm.size}"
     error = LocalLaunchError(
         "startup-timeout",
-        actual=f"not all ranks had called init_process_group() {timeout_s:g} s after {rank}",
-        needed="the same call by every rank of the communicator",
-        do="look for a rank that failed before, or that takes another way; more time: MPIDDP_STARTUP_TIMEOUT",
+        actual=f"{rank} timed out after {timeout_s:g} s in init_process_group(), which not all ranks have called",
+        needed="a call of init_process_group() by every rank of the communicator",
+        do="look for a rank that failed earlier or skips the call, or allow more time: MPIDDP_STARTUP_TIMEOUT=SECONDS",
     )
 
     def remind(waited_s: float) -> None:
         if comm.rank == 0:
-            write_line(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others")
+            write_line(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for the other ranks")
 
     deadline = began_s + timeout_s + min(comm.rank, MAX_STAGGER_S)
     poll_until(lambda: barrier.Test() or None, deadline, lambda: error, remind, REMIND_AFTER_S)
@@ -108,9 +108,8 @@ class Rendezvous:
     @contextmanager
     def abort_after(self, stage: str, give_up: Callable[[LocalLaunchError], object]) -> Iterator[None]:
         """Run a block in which this rank waits inside a library; at the deadline call `give_up` in another thread."""
-        error = f"{self.name(self.rank)} waits for the others ({stage})"
-        seconds = self.remaining_s + min(self.rank, MAX_STAGGER_S)
-        timer = threading.Timer(seconds, lambda: give_up(self._timeout_error(error)))
+        error = self._timeout_error(f"the other ranks ({stage}); reported by {self.name(self.rank)}")
+        timer = threading.Timer(self.remaining_s + min(self.rank, MAX_STAGGER_S), lambda: give_up(error))
         timer.daemon = True
         timer.start()
         try:
@@ -185,7 +184,7 @@ class Rendezvous:
     def _receive_plan(self) -> Any:
         deadline = self._deadline + min(self.rank, MAX_STAGGER_S)
         _, result = poll_until(lambda: receive_message(self.comm, TAG, 0), deadline,
-                               lambda: self._timeout_error("rank 0 has not answered"))
+                               lambda: self._timeout_error("the plan from rank 0"))
         return result
 
     def _await_ranks(self, stage: str, find_missing: Callable[[], Collection[int]]) -> None:
@@ -201,15 +200,16 @@ class Rendezvous:
             names = [f"{self.name(rank)} ({stage})" for rank in sorted(missing)]
             return f"{len(names)} of {self.size} ranks: {join_names(names)}"
 
-        poll_until(poll, lambda: self._deadline, lambda: self._timeout_error(f"waited for {describe()}"),
-                   lambda waited_s: write_line(f"mpiddp: waiting {waited_s:.0f} s for {describe()}"), REMIND_AFTER_S)
+        poll_until(poll, lambda: self._deadline, lambda: self._timeout_error(describe()),
+                   lambda waited_s: write_line(f"mpiddp: still waiting after {waited_s:.0f} s for {describe()}"),
+                   REMIND_AFTER_S)
 
-    def _timeout_error(self, actual: str) -> LocalLaunchError:
+    def _timeout_error(self, awaited: str) -> LocalLaunchError:
         return LocalLaunchError(
             "startup-timeout",
-            actual=f"{actual} after {self.timeout_s:g} s",
-            needed="every rank at the start in time",
-            do="look at those hosts (a slow file system, a broken node); more time: --startup-timeout SECONDS",
+            actual=f"timed out after {self.timeout_s:g} s waiting for {awaited}",
+            needed="all ranks ready before the startup timeout",
+            do="check those hosts (slow file system, broken node), or allow more time: --startup-timeout SECONDS",
         )
 
 

@@ -114,7 +114,7 @@ def find_gpu_evidence(environ: Mapping[str, str]) -> str:
         return ""
     given = max(schedulers.count_slurm_gpus_on_node(environ), schedulers.count_slurm_gpus_of_task(environ))
     if given:
-        return f"{given} GPU{'s' * (given > 1)} given by Slurm"
+        return f"{given} GPU{'s' * (given > 1)} from Slurm"
     if openable := describe_openable_gpus():
         return openable
     if schedulers.find_scheduler(environ) is schedulers.SLURM and not any(map(environ.get, SLURM_GPUS)):

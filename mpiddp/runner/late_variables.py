@@ -48,10 +48,10 @@ def find_late_variables(script: Script, environ: Mapping[str, str], device: str,
         return []
     lines = ", ".join(f"{setting.name} (line {setting.line})" for setting in late)
     by_group = backend and all(setting.name.startswith(find_group_prefixes(backend)) for setting in late)
-    before = "the process group is made" if by_group else "torch is imported and set up"
-    cure = ", or let the script make the group (--no-init)" if by_group else ""
-    words = f"the script sets {lines}, but {before} before it begins: this has no effect on that"
-    return [f"late-variable: {words}; set it in the job script{cure}"]
+    done = "the process group was created" if by_group else "torch was imported and initialised"
+    cure = ", or create the group in the script (--no-init)" if by_group else ""
+    reason = f"setting {lines} in the script has no effect, because {done} before the script started"
+    return [f"late-variable: {reason}; set it in the job script{cure}"]
 
 
 def is_late(setting: Setting, environ: Mapping[str, str], device: str, backend: str) -> bool:
