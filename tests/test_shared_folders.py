@@ -189,7 +189,7 @@ def test_a_folder_that_others_can_replace_is_not_protected(mode: int, safe: bool
         check_protected(str(shared / "ours"))
     check_protected(str(shared))
     given_to(OTHER, shared / "ours")
-    refused = pytest.raises(PermissionError, match="by other users|belongs to")
+    refused = pytest.raises(PermissionError, match=r"by other users|belongs to")
     with contextlib.nullcontext() if mode == 0o755 else refused:
         check_protected(str(shared / "ours"))
     given_to(OTHER, shared)
