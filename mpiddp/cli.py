@@ -47,7 +47,7 @@ MISSING_SCRIPT_ERRORS = {"": "no script given; name a script, or a module after 
 
 def main() -> int:
     """Run one rank of a job from the command line and return its exit status."""
-    os.environ.pop("_MPIDDP_STAGED_BY", None)  # set by a job that has started this one, whose mirror ends with it
+    os.environ.pop("_MPIDDP_STAGED_BY", None)  # of a job that started this one; its mirror ends with it
     try:
         job = read_config(sys.argv[1:], os.environ)
     except argparse.ArgumentTypeError as error:

@@ -65,7 +65,7 @@ class OpenedPath(NamedTuple):
 def open_for_writing(path: str, append: bool = False, keep: bool = False, job_folder: bool = False) -> int:
     """Open a file, which is made if need be and emptied unless `append` or `keep`, and return its descriptor.
 
-    With `job_folder` the file's folder is the job's own: it is made, too, and so are those above it. Raises OSError:
+    With `job_folder` the file's folder is the job's own: it is created, with those above it. Raises OSError:
 
     - as os.open() does;
     - for anything but a regular file, a device such as /dev/null, and a standard stream: a FIFO may block for ever;
@@ -89,7 +89,7 @@ def find_risk(step: PathStep, job_folder: bool = False) -> str:
 
 
 def open_for_reading(path: str) -> int:
-    """Open a file, whoever has written it, and return its descriptor; raise OSError, for a FIFO, too."""
+    """Open any user's file and return its descriptor; raise OSError, also for a FIFO."""
     return open_checked(path, os.O_RDONLY, lambda _: "")
 
 

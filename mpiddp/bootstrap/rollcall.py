@@ -1,8 +1,8 @@
-"""The roll call: bring all ranks' facts to rank 0, and its plans back. Each wait has a deadline and names late ranks.
+"""The roll call: gather all ranks' facts on rank 0, and scatter its plans. A wait has a deadline and names late ranks.
 
 MPI makes progress only inside MPI calls, and a send may complete while its message still waits at the sender for room:
-for one of MPICH's 64 cells for a rank's messages to its node, or in a network's queue. So whoever has sent calls MPI
-until all of it is received, before it does anything else, such as to wait for the same ranks inside torch.
+for one of MPICH's 64 cells for a rank's messages to its node, or in a network's queue. So a rank that has sent
+a message stays in MPI until it is received, before it does anything else, such as waiting inside torch.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
 class Rendezvous:
     """The ranks of a communicator during their start, which may take `timeout_s` from `began_s` on.
 
-    The sentinels count from that time, too (time.monotonic()); rank 0 goes by the earliest start of the ranks that wait
-    for it. `hosts` are the ranks' hostnames on rank 0, once it knows them, and empty elsewhere. `job_ranks` are the
+    The sentinels use the same start time (time.monotonic()); rank 0 uses the earliest start of the ranks that wait for
+    it. `hosts` are the ranks' hostnames on rank 0, once it knows them, and empty elsewhere. `job_ranks` are the
     ranks' numbers in the job, if the communicator has only some of its ranks.
     """
 
@@ -88,7 +88,7 @@ class Rendezvous:
     def exchange(self, stage: str, facts: Facts, plan: Callable[[Sequence[Facts]], Sequence[Plan]]) -> Plan:
         """Send this rank's facts to rank 0, where `plan` makes a plan for each rank, and return this rank's plan.
 
-        `stage` is what a rank is doing that has not sent its facts. A LaunchError of `plan` is raised on every rank and
+        `stage` is what a rank that has not sent its facts is doing. A LaunchError of `plan` is raised on every rank and
         closes the communicator. At the deadline each rank that still waits raises LocalLaunchError.
         """
         begin_stage(f"{WAIT_PREFIX}{stage}")
@@ -116,7 +116,7 @@ class Rendezvous:
             yield
         finally:
             timer.cancel()
-            timer.join()  # no thread of ours is left when the script runs
+            timer.join()  # no thread is left when the script runs
 
     def await_end(
         self, own: Sequence[int], timeout_s: float | None, name_missing: Callable[[], str],

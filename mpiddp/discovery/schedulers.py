@@ -210,7 +210,7 @@ def describe_unknown_end(environ: Mapping[str, str]) -> str:
 
 
 def find_end(environ: Mapping[str, str], asks: bool) -> float | None:
-    """Return when the scheduler will end this job, as a time of time.time(), None if it does not say.
+    """Return when the scheduler will end this job, as a time of time.time(), None if unknown.
 
     Newer versions of Slurm set SLURM_JOB_END_TIME. If it is missing, or has passed because the job's limit was raised,
     the rank that `asks` calls a command.

@@ -230,7 +230,7 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def consumes_value(details: Mapping[str, Any], word: str) -> bool:
-    """Return whether a word is the value of the option before it, whose value is optional, and not the script."""
+    """Return whether a word is the optional value of the option before it, and not the script."""
     parse = details["type"]
     if parse is parse_check_mode:
         return word in (CheckMode.WARN, CheckMode.STRICT)

@@ -67,7 +67,7 @@ def parse_stage_folder(text: str) -> str:
 
 
 def parse_port(text: str) -> int:
-    """Return a port that is not the last one: the next port is used, too."""
+    """Return a port that is not the last one, because the next port is also used."""
     if not text.isdecimal() or not 0 < int(text) < 65535:
         raise argparse.ArgumentTypeError(f"must be a port from 1 to 65534, got {text!r}")
     return int(text)

@@ -77,7 +77,7 @@ def check_shared_memory(library: Library, why_not: str, host: str) -> None:
 
 
 def is_lone_task(started_by: LaunchFacts | None, library: Library) -> bool:
-    """Tell whether this process is a launcher's only task, without an interface that the library can use.
+    """Return whether this process is a launcher's only task, without an interface that the library can use.
 
     Such a process is a world of one, and its library must not look for that launcher.
     """
@@ -87,7 +87,7 @@ def is_lone_task(started_by: LaunchFacts | None, library: Library) -> bool:
 
 
 def is_pmi_library_missing(started_by: LaunchFacts, library: Library) -> bool:
-    """Tell whether srun started Intel MPI without naming Slurm's PMI library to it."""
+    """Return whether srun started Intel MPI without naming Slurm's PMI library to it."""
     return started_by.launcher is SRUN and library.name == "Intel MPI" and not started_by.has_pmi_library
 
 

@@ -81,7 +81,7 @@ def count_requested_threads(host: HostFacts, mask: frozenset[int], topology: Top
 
 
 def is_launcher_binding_good(node: Sequence[HostFacts], topology: Topology) -> bool:
-    """Tell whether the launcher gave each rank of a node enough cores of its own, and none of another job."""
+    """Return whether the launcher gave each rank of a node enough cores of its own, and none of another job."""
     given = frozenset().union(*(host.cpus for host in node))
     if count_cores(given, topology) > find_cpu_limit(node):
         return False
@@ -98,7 +98,7 @@ def is_launcher_binding_good(node: Sequence[HostFacts], topology: Topology) -> b
 
 
 def is_launcher_binding_kept(node: Sequence[HostFacts], policy: Binding) -> bool:
-    """Tell whether the ranks of a node stay on the cores that their launcher gave them."""
+    """Return whether the ranks of a node stay on the cores that their launcher gave them."""
     assert node[0].topology
     return not node[0].alone and (
         policy == Binding.LAUNCHER or (policy == Binding.AUTO and is_launcher_binding_good(node, node[0].topology)))
@@ -122,7 +122,7 @@ def choose_window(cpus: frozenset[int], most: int, job: int, topology: Topology)
     """Return at most `most` of the CPUs, neighbours; the next `job` gets the next ones, if there are enough.
 
     They belong to as many cores as possible: a scheduler's CPU is a core on some clusters and a hardware thread on
-    others, and nothing tells which.
+    others, and no variable shows which.
     """
     cores = [[cpu for cpu in core if cpu in cpus] for core in topology.cores]
     ordered = [cpu for thread in zip_longest(*cores) for cpu in thread if cpu is not None]

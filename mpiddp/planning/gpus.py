@@ -116,7 +116,7 @@ def match_gpus(node: Sequence[RankGpus]) -> list[Gpu | None]:
 
 @functools.lru_cache
 def match_numbers(ranks: tuple[tuple[tuple[int, bool, bool], ...], ...]) -> list[int | None]:
-    """Return the number of a GPU for each rank, None for a rank that gets none, as match_gpus() says.
+    """Return the number of a GPU for each rank, None for a rank that gets none; see match_gpus().
 
     `ranks` has, for each rank and each GPU that it sees, the GPU's number, whether it is far from the rank's cores, and
     whether it is near. The result is cached, since the nodes of a job are mostly alike.
@@ -196,7 +196,7 @@ def make_duplicate_error(rank: int, other: int, gpu: Gpu, host: str, advice: Adv
 
 
 def has_shared_gpu(choices: Iterable[GpuChoice]) -> bool:
-    """Tell whether a GPU is chosen for more than one rank."""
+    """Return whether a GPU is chosen for more than one rank."""
     uuids = [choice.gpu.uuid for choice in choices]
     return len(set(uuids)) < len(uuids)
 
@@ -235,7 +235,7 @@ def distinguish_gpus(node: Sequence[Sequence[Gpu]], host: str, first: int) -> li
 
 
 def is_unambiguous(node: Sequence[Sequence[tuple[str, str]]]) -> bool:
-    """Tell whether each name of a GPU, paired with its PCI address, is there and of one GPU."""
+    """Return whether each name of a GPU, paired with its PCI address, is there and of one GPU."""
     pairs = {pair for gpus in node for pair in gpus}
     return len({name for name, _ in pairs} - {""}) == len(pairs) and all(len(set(gpus)) == len(gpus) for gpus in node)
 
@@ -291,12 +291,12 @@ def check_unseen_gpus(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> Non
         return
     first = facts[blind[0]]
     assert first.unseen
-    given, built_for, says, driver = first.unseen
+    given, built_for, reason, driver = first.unseen
     build = f"torch {first.torch_version}, built for {built_for or 'CPUs only'},"
     raise LaunchError(
         "no-gpu-seen",
         actual=f"{given} on {fold_hosts(hosts[rank] for rank in blind)}, but {build} sees no GPU"
-        + f"\ntorch reports: {says}" * bool(says) + f"\ndriver: {driver}" * bool(driver),
+        + f"\ntorch reports: {reason}" * bool(reason) + f"\ndriver: {driver}" * bool(driver),
         needed="a torch that sees these GPUs",
         do=f"{UPDATE_DRIVER if built_for else INSTALL_TORCH};\n--device=cpu trains on the CPU",
     )
@@ -317,7 +317,7 @@ def warn_unlimited_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> 
 
 
 def is_stack_too_small(facts: DeviceFacts) -> bool:
-    """Tell whether a rank has an NVIDIA GPU and an NCCL that leaves the size of its threads' stacks to GNU libc."""
+    """Return whether a rank has an NVIDIA GPU and an NCCL that leaves the size of its threads' stacks to GNU libc."""
     version = tuple(int(part) for part in facts.nccl_version.split(".") if part.isdigit())
     return bool(version) and version < (2, 28) and any(not gpu.name.startswith("AMD") for gpu in facts.gpus)
 

@@ -1,4 +1,4 @@
-"""The address where the ranks meet, and the interface that leads there from each node."""
+"""The address at which the job's nodes connect to rank 0, and the interface that leads there from each node."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rank_addresses(facts: Sequence[HostFacts], constraint: NetworkConstraint = A
 
     On one node that is loopback. Across nodes, interfaces whose subnet every node is on come before others. Among
     these, bridges of containers and virtual machines come last, then IPv4 comes before IPv6, then the faster interface
-    comes first. Of several interfaces of a kind, such as eight rails of which each may lead only to its like, the
+    comes first. Of several interfaces of a kind, such as eight rails that may each reach only their own kind, the
     second comes after the first of every other kind. Raises LaunchError `no-network`.
     """
     nodes: dict[int, HostFacts] = {}
@@ -150,7 +150,7 @@ def apply_constraint(constraint: NetworkConstraint, master: HostFacts, others: S
 
 
 def is_same_address(address: str, other: str) -> bool:
-    """Tell whether two texts are the same address; those of IPv6 have several forms."""
+    """Return whether two texts are the same address; those of IPv6 have several forms."""
     if ":" not in address:
         return address == other
     import ipaddress  # seldom needed
@@ -249,9 +249,9 @@ def list_external(interfaces: Iterable[Interface]) -> list[Interface]:
 
 
 def is_subnet_shared(interface: Interface, other: HostFacts) -> bool:
-    """Tell whether another node is on an interface's subnet, with an address of its own.
+    """Return whether another node is on an interface's subnet, with a different address.
 
-    An address that both nodes have (each one's docker0, say) leads from neither to the other.
+    An address that both nodes have (as docker0 often does) does not connect them.
     """
     addresses = [peer.address for peer in list_external(other.interfaces) if peer.network == interface.network]
     return bool(addresses) and interface.address not in addresses

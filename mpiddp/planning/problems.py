@@ -1,4 +1,4 @@
-"""What prevents a job's start or is worth a warning, by the facts of all its ranks; the options that messages name."""
+"""Refusals and warnings from the facts of all ranks, and the launcher's options that these messages name."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> N
 
 
 def check_idle_gpus(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `idle-gpus` if Slurm gave the only rank of a node several GPUs, of which it would use one."""
+    """Raise LaunchError `idle-gpus` if Slurm gave several GPUs to the only rank of a node."""
     ranks = Counter(host.node for host in facts)
     idle = [host for host in facts if not host.alone and ranks[host.node] == 1 < max(host.given_gpus, host.task_gpus)]
     if idle:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Stages = list[tuple[str, int]]  # the name and begin (ns) of each stage, which ends when the next one begins
-# Stages whose time is not mpiddp's own: Python, MPI and torch, the script and what follows, and waiting.
+# Stages that mpiddp does not count as its own: Python, MPI, torch, the script and what follows, and waiting.
 FOREIGN_STAGES = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective",
                   "script", "exit", WAIT_PREFIX)
 ROUND_TRIPS = 20
@@ -87,7 +87,7 @@ def make_chrome_trace(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
 
 
 def describe_slowest(ranks: list[tuple[str, int, Stages]]) -> str:
-    """Return in words the slowest stage of the start, its rank, and the time of mpiddp's own part.
+    """Describe the slowest stage of the start, its rank, and the time of mpiddp itself.
 
     The script, the exit and waiting for other ranks do not count as the start.
     """
