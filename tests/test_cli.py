@@ -14,7 +14,7 @@ from mpiddp import __version__
 from mpiddp.base.config import DryRunShape, LaunchConfig, OutputFilter, Script
 from mpiddp.cli import read_config
 from mpiddp.options.table import options_to_variables
-from tests.messages import message
+from tests.messages import find, message
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, mpiexec, noise
 
 
@@ -144,8 +144,8 @@ def test_dry_run_needs_neither_mpi_nor_torch(quick: Mpi) -> None:
                f"sys.argv[1:] = {arguments}; import runpy; "
                "runpy.run_module('mpiddp', run_name='__main__', alter_sys=True)")
     done = check(alone(quick, "-c", blocked, env={"SLURM_JOB_NODELIST": "n[07-08]"}))
-    assert "  n07: ranks 0 to 3" in done.stdout
-    assert "  n08: ranks 4 to 7" in done.stdout
+    for host, first in (("n07", 0), ("n08", 4)):
+        assert message("launch/planned_ranks", host=host, first=first, last=first + 3) in done.stdout
     last = done.stdout.split("rank 7:\n")[1]
     for line in ("RANK=7", "WORLD_SIZE=8", "LOCAL_RANK=3", "NODE_RANK=1", "MASTER_ADDR=<address of n07>"):
         assert f"  {line}\n" in last
@@ -161,8 +161,9 @@ def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "--explain=1", EXAMPLES / "hello_world.py",
                          env={"MASTER_PORT": "29500", "OMP_NUM_THREADS": "3"}))
     head, *rest = done.stdout.splitlines()
-    assert re.fullmatch(r"runs on cpu with Python 3\.\S+, torch 2\.\S+, MPICH \S+, mpi4py \S+, mpiddp \S+; "
-                        r"\S+/hello_world.py at git \S+", head), head
+    (found,) = find("launch/explained_software", head, device="cpu")
+    assert re.fullmatch(r"Python 3\.\S+, torch 2\.\S+, MPICH \S+, mpi4py \S+, mpiddp \S+; "
+                        r"\S+/hello_world.py at git \S+", found["software"])
     lines = {line.split("=")[0]: line for line in rest}
     rank = message("launch/explained_variable", name="RANK", value=1, source="MPI (rank in the job)")
     assert lines["RANK"] == rank + message("launch/launcher_agrees", variables="PMI_RANK")

@@ -71,8 +71,8 @@ def open_for_writing(path: str, append: bool = False, keep: bool = False, job_fo
     - for anything but a regular file, a device such as /dev/null, and a standard stream: a FIFO may block for ever;
     - if other users can write to a folder, for an entry of theirs that is a link or a hard link, which may lead to a
       file of ours; if everybody can write, for any file or folder of another user. The job's own folder, and what is
-      in it, must be this user's. Entries of root's are as good as this user's, and so are those of the user to whom a
-      file system gives this user's files.
+      in it, must be this user's. Entries of root count as this user's, and so do those of the user to whom a file
+      system assigns this user's files.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0 if keep else os.O_TRUNC)
     return open_checked(path, flags, functools.partial(find_risk, job_folder=job_folder), FOLDER_MODE * job_folder)

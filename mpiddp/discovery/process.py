@@ -98,7 +98,7 @@ class WatchedProcess:
 
 
 def read_wait_status(pidfd: int) -> int:
-    """Return the wait status of a process that its parent has taken; raise ProcessLookupError if the kernel has lost it."""
+    """Return a wait status that the parent has taken; raise ProcessLookupError if the kernel has lost it."""
     info = bytearray(struct.pack("Q", PIDFD_INFO_EXIT) + bytes(PIDFD_INFO_BYTES - 8))
     try:
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, info)

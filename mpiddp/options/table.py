@@ -114,7 +114,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "log-max-bytes": {
         "default": 0, "type": parse_byte_count, "metavar": "N",
-        "help": "rotate a log to .log.1 when it reaches N bytes, or 100M with a unit (K, M, G); one old file is kept "
+        "help": "rotate a log to .log.1 when it reaches N bytes (units K, M and G, as in 100M); one old file is kept "
                 "(default: no limit)",
     },
     "prefix": {
@@ -157,8 +157,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stage": {
         "default": "", "type": parse_stage_folder, "nargs": "?", "const": AUTO_FOLDER, "metavar": "DIR",
-        "help": "read the files of Python's environment that a start opens from shared file systems once for the whole "
-                "job, and mirror them in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or "
+        "help": "read the files that a start opens in Python's environment from shared file systems only once for the "
+                "whole job, and mirror them in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or "
                 "/dev/shm); the first run only records which files to stage",
     },
     "trace": {
@@ -196,7 +196,7 @@ FLAGS = {
     "stage-keep": "with --stage, keep the staged files on the nodes for the next job",
     "stall-abort": "end the job if no rank has made progress for --stall seconds; --error-file has status 124",
     "quiet": "do not print the start line and the map",
-    "allow-idle-gpus": "allow several GPUs for the only rank of a node: the script uses more than one itself",
+    "allow-idle-gpus": "let the only rank of a node have several GPUs: the script itself uses more than one",
     "share-gpus": "let several ranks share a GPU, with gloo",
     "gpu-aware-mpi": "with Cray MPICH, keep MPICH_GPU_SUPPORT_ENABLED: the script passes GPU buffers to MPI itself",
     "virtual-local-rank": "show each rank only its own GPU and set LOCAL_RANK=0, like torchrun's option",
