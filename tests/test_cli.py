@@ -165,12 +165,12 @@ def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
     assert re.fullmatch(r"Python 3\.\S+, torch 2\.\S+, MPICH \S+, mpi4py \S+, mpiddp \S+; "
                         r"\S+/hello_world.py at git \S+", found["software"])
     lines = {line.split("=")[0]: line for line in rest}
-    rank = message("launch/explained_variable", name="RANK", value=1, source="MPI (rank in the job)")
+    rank = message("launch/explained_variable", variable="RANK", value=1, source="MPI (rank in the job)")
     assert lines["RANK"] == rank + message("launch/launcher_agrees", variables="PMI_RANK")
     assert lines["MASTER_PORT"].endswith(message(
         "launch/overridden_value", former="MASTER_PORT=29500 in the environment"))
     assert lines["OMP_NUM_THREADS"] == message(
-        "launch/explained_variable", name="OMP_NUM_THREADS", value=3, source="the environment (set by the user)")
+        "launch/explained_variable", variable="OMP_NUM_THREADS", value=3, source="the environment (set by the user)")
     assert "hello from" not in done.stdout
     assert "MASTER_PORT=29500 on rank 0" in done.stderr
 
