@@ -19,9 +19,10 @@ from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 HELLO = EXAMPLES / "hello_world.py"
 STAGES = [
     "interpreter", "import mpiddp", "sentinel", "import mpi4py", "check launcher", "MPI_Init", "facts",
-    "wait: MPI ready", "plan: MPI ready", "variables and cores", "import torch", "devices", "wait: importing torch",
-    "plan: importing torch", "store", "wait: devices and store", "plan: devices and store", "sentinels meet",
-    "process group", "wait: process group", "plan: process group", "first collective", "ready", "script", "exit",
+    "wait: collecting host facts", "plan: collecting host facts", "variables and cores", "import torch", "devices",
+    "wait: importing torch", "plan: importing torch", "store", "wait: connecting to the store",
+    "plan: connecting to the store", "connecting sentinels", "process group", "wait: process group",
+    "plan: process group", "first collective", "ready", "script", "exit",
 ]
 
 

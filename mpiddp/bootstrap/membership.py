@@ -59,7 +59,7 @@ def connect(rendezvous: Rendezvous, endpoint: Endpoint) -> dist.Store:
     After this, ranks wait for each other inside torch, where a late rank cannot be named.
     """
     store, error = job_store.connect_store(endpoint, rendezvous.remaining_s)
-    rendezvous.exchange("devices and store", error,
+    rendezvous.exchange("connecting to the store", error,
                         lambda errors: check_store_reached(errors, rendezvous.hosts, endpoint))
     assert store is not None
     return store
